@@ -105,19 +105,19 @@ def inventory_shown(rows: DataFrame) -> dict[str, Any]:
     """The inventory's page: objects and bytes by kind and bucket, why they stay, what is odd."""
     kinds = _grouped(rows, "bucket", "kind")
     plain = (f.col("kind") != ObjectKind.COMPLETE.value) & (f.col("action") == "")
-    reasons = _grouped(rows.where(plain).withColumn("why", f.regexp_replace("reason", r"\d+", "…")), "kind", "why")
+    reasons = _grouped(rows.where(plain), "kind", "code")
     headers = ["entries", "objects", "bytes", "oldest"]
     return {
         "dagster/row_count": sum(row["objects"] for row in kinds),
         "bytes": sum(row["bytes"] for row in kinds),
         "by bucket": dg.MetadataValue.md(show.markdown(["bucket", "kind", *headers], map(_cells, kinds))),
-        "why kept": dg.MetadataValue.md(show.markdown(["kind", "why", *headers], map(_cells, reasons))),
+        "why kept": dg.MetadataValue.md(show.markdown(["kind", "code", *headers, "such as"], map(_cells_why, reasons))),
         "largest kept": _sample(rows.where(plain)),
     }
 
 
 def _grouped(rows: DataFrame, *by: str) -> list[Any]:
-    """One row per group: its columns, then entries, objects, bytes and the oldest, the largest first."""
+    """One row per group: its columns, then entries, objects, bytes, the oldest and a reason, the largest first."""
     return (
         rows.groupBy(*by)
         .agg(
@@ -125,6 +125,7 @@ def _grouped(rows: DataFrame, *by: str) -> list[Any]:
             f.sum("objects").alias("objects"),
             f.sum("bytes").alias("bytes"),
             f.min("modified").alias("oldest"),
+            f.min("reason").alias("reason"),
         )
         .orderBy(f.desc("bytes"), f.desc("entries"))
         .limit(100)
@@ -133,8 +134,12 @@ def _grouped(rows: DataFrame, *by: str) -> list[Any]:
 
 
 def _cells(row: Any) -> tuple[Any, ...]:
-    *by, entries, objects, size, oldest = row
+    *by, entries, objects, size, oldest, _ = row
     return (*by, entries, objects, show.size(size), _at(oldest))
+
+
+def _cells_why(row: Any) -> tuple[Any, ...]:
+    return (*_cells(row), row["reason"])
 
 
 def _sample(rows: DataFrame) -> dg.MetadataValue:

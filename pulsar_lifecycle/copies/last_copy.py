@@ -22,6 +22,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, OffloadContext
 from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectHead, ObjectStore, ReplicaCheck, Unread
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.throttle import Pace
 from pulsar_lifecycle.topics import listed_ledgers
@@ -60,8 +61,8 @@ def why_last(
     store: MetadataStore,
     reader: LedgerReader,
     objects: ObjectStore,
-) -> list[str | LifecycleError]:
-    """Of each copy why it may be the last one of a ledger that some topic lists; empty if it is not, by what is there.
+) -> list[Why | LifecycleError | None]:
+    """Of each copy why it may be the last one of a ledger that some topic lists; None if it is not, by what is there.
 
     The other copy is the one that its topic reads, both of whose objects must be there; without one, BookKeeper's,
     whose entries the bookies must have. A LifecycleError where a bucket could not be asked.
@@ -69,7 +70,7 @@ def why_last(
     A ledger that a scan found listed and nothing lists now is not confirmed: metadata that is taken away and put back
     lists it again, and while it is away nobody can say which copy it reads.
     """
-    found: list[str | LifecycleError] = [""] * len(other_copies)
+    found: list[Why | LifecycleError | None] = [None] * len(other_copies)
     read, rest = list[int](), list[int]()
     for n, one in enumerate(other_copies):
         if _read_offload(one):
@@ -77,11 +78,12 @@ def why_last(
         elif is_listed(one, places):
             rest.append(n)
         elif not one.delisted and one.ledger_id in places.earlier:
-            found[n] = "not confirmed: an earlier scan still found its ledger listed"
+            found[n] = Why(Code.NOT_CONFIRMED, "not confirmed: an earlier scan still found its ledger listed")
     for n, why in zip(read, why_not_there([other_copies[n] for n in read], places.buckets, objects), strict=True):
         found[n] = why
     for n, why in zip(rest, _not_in_bookkeeper([other_copies[n] for n in rest], places, store, reader), strict=True):
-        found[n] = f"some topic lists its ledger, and no other copy of it is known: {why}" if why else ""
+        if why:
+            found[n] = Why(Code.LAST_COPY, f"some topic lists its ledger, and no other copy of it is known: {why}")
     return found
 
 
@@ -99,16 +101,16 @@ def why_unlike(
     reader: LedgerReader,
     objects: ObjectStore,
     pace: Pace,
-) -> str | LifecycleError:
-    """Why the copy at ``location`` may be the only good one of a listed ledger; empty once every entry was compared.
+) -> Why | LifecycleError | None:
+    """Why the copy at ``location`` may be the only good one of a listed ledger; None once every entry was compared.
 
     The other copy is that of ``why_last``: the one that its topic reads, or BookKeeper's. Both are read whole, at the
     same time, and every entry of one must be that of the other; of a pair without its data object no entry can be
-    compared, and the other copy is read all the same. Empty at once where no topic lists the ledger. A LifecycleError
+    compared, and the other copy is read all the same. None at once where no topic lists the ledger. A LifecycleError
     for what could not be read now; raises what ``pace`` raises. In memory: some pieces of each.
     """
     if not is_listed(other_copy, places):
-        return ""
+        return None
     try:
         heads = objects.head_many(location.bucket, [location.data_key, location.index_key])
         for head in heads:
@@ -122,7 +124,7 @@ def why_unlike(
         else:
             (node,) = store.read([ledger_path.ledger_path(other_copy.ledger_id, places.ledgers_root)])
             if not isinstance(node, Node):
-                return "its z-node in BookKeeper is not there, or cannot be read"
+                return Why(Code.LAST_COPY, "its z-node in BookKeeper is not there, or cannot be read")
             metadata = ledger_metadata.decode(node.data)
             what, other = "BookKeeper", whole_copies.in_bookkeeper(reader, other_copy.ledger_id, metadata, pace)
         if data is None:
@@ -136,13 +138,16 @@ def why_unlike(
     except STOPPING:
         raise
     except (CorruptFormat, NotFound) as error:
-        return f"every entry of it and of another copy is to be compared, and one of them cannot be read: {error}"
+        text = f"every entry of it and of another copy is to be compared, and one of them cannot be read: {error}"
+        return Why(Code.LAST_COPY, text)
     except LifecycleError as error:
         return error
     listed = other_copy.item.entries if other_copy.item else None
     if not unlike and listed and entries != listed:
         unlike = f"its topic lists {listed} entries, {what} has {entries}"
-    return f"every entry of it and of another copy was to be the same: {unlike}" if unlike else ""
+    return (
+        Why(Code.LAST_COPY, f"every entry of it and of another copy was to be the same: {unlike}") if unlike else None
+    )
 
 
 STOPPING = (Paused, LeaseLost, Overloaded)
@@ -182,9 +187,10 @@ def _read_offload(other_copy: OtherCopy) -> OffloadContext | None:
 
 def why_not_there(
     other_copies: Sequence[OtherCopy], buckets: Collection[str], objects: ObjectStore
-) -> list[str | LifecycleError]:
-    """Of each copy whose topic reads another one why that is not known to be there whole; empty if it is."""
-    found: list[str | LifecycleError] = ["it lies in none of object_store.buckets"] * len(other_copies)
+) -> list[Why | LifecycleError | None]:
+    """Of each copy whose topic reads another one why that is not known to be there whole; None if it is."""
+    elsewhere = Why(Code.LAST_COPY, "it lies in none of object_store.buckets")
+    found: list[Why | LifecycleError | None] = [elsewhere] * len(other_copies)
     asked: dict[str, list[tuple[int, Copy, OffloadReference]]] = {}
     for n, one in enumerate(other_copies):
         offload = _read_offload(one)
@@ -203,27 +209,26 @@ def why_not_there(
         heads = heads_of(objects, bucket, [copy for _, copy, _ in some])
         for (n, _, reference), there in zip(some, heads, strict=True):
             found[n] = there if isinstance(there, LifecycleError) else object_pairs.damage(there, reference)
-    return [
-        f"the copy that its topic reads is not proven: {why}" if isinstance(why, str) and why else why for why in found
-    ]
+    text = "the copy that its topic reads is not proven: {}"
+    return [Why(Code.LAST_COPY, text.format(why)) if isinstance(why, Why) else why for why in found]
 
 
 def _not_in_bookkeeper(
     other_copies: Sequence[OtherCopy], places: Copies, store: MetadataStore, reader: LedgerReader
-) -> list[str]:
-    """Why BookKeeper's copy of each one's ledger cannot be relied on; empty if its bookies have it."""
+) -> list[Why | None]:
+    """Why BookKeeper's copy of each one's ledger cannot be relied on; None if its bookies have it."""
     nodes = store.read([ledger_path.ledger_path(one.ledger_id, places.ledgers_root) for one in other_copies])
     there = [node for node in nodes if isinstance(node, Node)]
     known = bookkeeper_ledgers.ledger_rows(there, places.ledgers_root).to_pylist() if there else []
     rows = {row["ledger_id"]: row for row in known}
-    found: list[str] = []
+    found: list[Why | None] = []
     asked: dict[int, LedgerMetadata] = {}
     for one, node in zip(other_copies, nodes, strict=True):
         why = listed_ledgers.copy_of(one.ledger_id, rows.get(one.ledger_id), one.topic).problem
         if one.item and one.item.offload and one.item.offload.bookkeeper_deleted:
-            why = "its copy in BookKeeper was released"
+            why = Why(Code.LAST_COPY, "its copy in BookKeeper was released")
         elif isinstance(node, Unread):
-            why = f"its z-node in BookKeeper could not be read: {node.reason}"
+            why = Why(Code.LAST_COPY, f"its z-node in BookKeeper could not be read: {node.reason}")
         elif isinstance(node, Node) and not why:
             asked[one.ledger_id] = ledger_metadata.decode(node.data)
         found.append(why)
@@ -231,10 +236,11 @@ def _not_in_bookkeeper(
     return [why or _not_held(checks[one.ledger_id]) for one, why in zip(other_copies, found, strict=True)]
 
 
-def _not_held(check: ReplicaCheck) -> str:
+def _not_held(check: ReplicaCheck) -> Why | None:
     if not check.lost and not check.unproven:
-        return ""
-    return (
+        return None
+    text = (
         f"of {check.asked} entries that its bookies were asked for, {check.lost} are on none of them and "
         f"{check.unproven} not shown"
     )
+    return Why(Code.LAST_COPY, text)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.formats import offload_object
 from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH, ENTRY_HEADER_LENGTH
 from pulsar_lifecycle.formats.offload_object import ObjectKey, Role, parse_key
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.tables import OBJECTS
 
 CLOCK_SKEW_MS = 300_000
@@ -104,15 +105,13 @@ class Copy:
         """What it is where nothing names it."""
         return (ObjectKind.ORPHAN_PAIR if self.index else ObjectKind.LONE_DATA) if self.data else ObjectKind.LONE_INDEX
 
-    def row(
-        self, kind: ObjectKind, reason: str, topic: str = "", namespace: str = "", action: str = ""
-    ) -> dict[str, Any]:
+    def row(self, kind: ObjectKind, why: Why, topic: str = "", namespace: str = "", action: str = "") -> dict[str, Any]:
         """Its row of :data:`OBJECTS`."""
         return object_row(
             self.bucket,
             offload_object.data_key(self.uuid, self.ledger_id),
             kind,
-            reason,
+            why,
             action=action,
             ledger_id=self.ledger_id,
             uuid=str(self.uuid),
@@ -134,16 +133,18 @@ class UnknownObject:
 
     def row(self) -> dict[str, Any]:
         """Its row of :data:`OBJECTS`."""
-        why = "its key is not that of an offloaded ledger, or is one of a streaming or filesystem offload"
+        text = "its key is not that of an offloaded ledger, or is one of a streaming or filesystem offload"
+        why = Why(Code.NO_OFFLOAD_KEY, text)
         size, modified = self.stored.size, self.stored.modified
         return object_row(self.bucket, self.key, ObjectKind.UNKNOWN, why, objects=1, bytes=size, modified=modified)
 
 
-def object_row(bucket: str, key: str, kind: ObjectKind, reason: str, **others: Any) -> dict[str, Any]:
+def object_row(bucket: str, key: str, kind: ObjectKind, why: Why, **others: Any) -> dict[str, Any]:
     """A row of ``tables.OBJECTS``; columns not named are empty."""
     empty = {"action": "", "topic": "", "namespace": "", "objects": 0, "bytes": 0, "upload_id": ""}
     blank = dict.fromkeys(OBJECTS.names) | empty
-    return blank | {"bucket": bucket, "key": key, "kind": kind.value, "reason": reason} | others
+    said = {"kind": kind.value, "code": why.code.value, "reason": why.text}
+    return blank | {"bucket": bucket, "key": key} | said | others
 
 
 def paired(bucket: str, listed: Iterable[tuple[str, StoredObject]]) -> Iterator[Copy | UnknownObject]:
@@ -233,24 +234,27 @@ def by_uuid(rows: Iterable[Mapping[str, Any]]) -> dict[UUID, list[OffloadReferen
     return found
 
 
-def damage(copy: Copy, reference: OffloadReference) -> str:
-    """What is wrong with the objects that a topic reads, as far as a listing tells; empty if nothing is."""
+def damage(copy: Copy, reference: OffloadReference) -> Why | None:
+    """What is wrong with the objects that a topic reads, as far as a listing tells; None if nothing is."""
     if not copy.stored_objects:
-        return "neither of its objects exists"
+        return Why(Code.OBJECT_MISSING, "neither of its objects exists")
     if copy.data is None or copy.index is None:
-        return f"its {'index' if copy.data else 'data'} object is missing"
+        return Why(Code.OBJECT_MISSING, f"its {'index' if copy.data else 'data'} object is missing")
     if copy.data.size < reference.smallest_data:
-        return f"its data object has {copy.data.size} bytes, its ledger takes {reference.smallest_data} at least"
+        text = f"its data object has {copy.data.size} bytes, its ledger takes {reference.smallest_data} at least"
+        return Why(Code.OBJECT_CUT_OFF, text)
     if copy.index.size < SMALLEST_INDEX:
-        return f"its index object has {copy.index.size} bytes, the smallest has {SMALLEST_INDEX}"
-    return ""
+        text = f"its index object has {copy.index.size} bytes, the smallest has {SMALLEST_INDEX}"
+        return Why(Code.OBJECT_CUT_OFF, text)
+    return None
 
 
-def foreign(metadata: Mapping[str, str], cluster: str) -> str:
-    """Why an object's user metadata does not prove it to be of this ``cluster``; empty if it does."""
+def foreign(metadata: Mapping[str, str], cluster: str) -> Why | None:
+    """Why an object's user metadata does not prove it to be of this ``cluster``; None if it does."""
     found = metadata.get(offload_object.CLUSTER_NAME, "")
     if not found or not metadata.get(offload_object.MANAGED_LEDGER_NAME):
-        return "of unknown origin: the object's metadata lacks its cluster or its topic"
+        return Why(Code.NOT_OURS, "of unknown origin: the object's metadata lacks its cluster or its topic")
     if found != cluster:
-        return f"the object is of cluster {found}, this is {cluster} (object_store.pulsar_cluster)"
-    return ""
+        text = f"the object is of cluster {found}, this is {cluster} (object_store.pulsar_cluster)"
+        return Why(Code.NOT_OURS, text)
+    return None

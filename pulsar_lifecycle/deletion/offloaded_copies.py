@@ -31,7 +31,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import owner_names
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import bucket_of
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
@@ -220,9 +220,9 @@ def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
     d.length = sum(one.size for one in found)
     d.checksum = found[0].etag
     d.objects = tuple(ObjectSeen(bucket_of(d.info), h.key, h.size, h.etag, h.last_modified) for h in found)
-    why = next((why for one in found if (why := _not_ours(run, d, one))), "")
+    why = next((why for one in found if (why := _not_ours(run, d, one))), None)
     if why:
-        d.decide(Outcome.KEPT, Code.NOT_OURS, why)
+        d.decide(Outcome.KEPT, Code.NOT_OURS, why.text)
     elif newest > first_sent(run, d) + CLOCK_SKEW_MS:
         d.decide(Outcome.KEPT, Code.NOT_OURS, "younger than the message: another attempt's")
     elif _marked_at(run, d) is not None:
@@ -233,15 +233,15 @@ def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
         d.decide(Outcome.KEPT, Finding.TOO_YOUNG, f"{Finding.TOO_YOUNG}: younger than the grace period")
 
 
-def _not_ours(run: Run, d: Decision, head: ObjectHead) -> str:
-    """Why an object's own metadata does not make it the message's; empty if it does."""
+def _not_ours(run: Run, d: Decision, head: ObjectHead) -> Why | None:
+    """Why an object's own metadata does not make it the message's; None if it does."""
     assert run.offload is not None
     if why := foreign(head.metadata, run.offload.cluster):
         return why
     name = head.metadata[offload_object.MANAGED_LEDGER_NAME]
     if name != Topic.parse(d.info.topic_name).managed_ledger:
-        return f"the message says {d.info.topic_name}, the object is of {name}"
-    return ""
+        return Why(Code.NOT_OURS, f"the message says {d.info.topic_name}, the object is of {name}")
+    return None
 
 
 def _look_for_another_copy(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
@@ -255,7 +255,7 @@ def _look_for_another_copy(run: Run, ports: Ports, live: Sequence[Decision]) -> 
         if isinstance(why, LifecycleError):
             _not_shown(d, why, "the objects that its topic reads")
         elif why:
-            d.decide(Outcome.KEPT, Code.LAST_COPY, why)
+            d.decide(Outcome.KEPT, Code.LAST_COPY, why.text)
 
 
 def _compare_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> bool:
@@ -291,7 +291,7 @@ def _compare_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> bool:
         if isinstance(why, LifecycleError):
             _not_shown(d, why, "the copies of its ledger")
         elif why:
-            d.decide(Outcome.KEPT, Code.LAST_COPY, why)
+            d.decide(Outcome.KEPT, Code.LAST_COPY, why.text)
     return read > 0
 
 

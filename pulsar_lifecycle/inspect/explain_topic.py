@@ -27,6 +27,7 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, Unit
 from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.ports import Node, Unread
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics import protection, snapshot
@@ -102,7 +103,7 @@ class TopicExplanation:
     topic: Topic
     load: TopicLoad
     policy: RetentionPolicy | None
-    protection: str
+    protection: Why | None
     ledgers: tuple[HeldLedger, ...]
     cursors: tuple[HeldBy, ...]
     warnings: tuple[str, ...]

@@ -267,6 +267,7 @@ OBJECTS = pa.schema(
         pa.field("key", pa.string()),
         pa.field("kind", pa.string()),
         pa.field("action", pa.string()),
+        pa.field("code", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("ledger_id", pa.int64()),
         pa.field("uuid", pa.string()),
@@ -278,5 +279,6 @@ OBJECTS = pa.schema(
         pa.field("upload_id", pa.string()),
     ]
 )
-"""One row per offloaded copy (its one or two objects), other object, or upload. ``key`` is a copy's data object's;
-``modified`` (ms) of its newer object, or when the upload began, whose ``bytes`` are not known (0)."""
+"""One row per offloaded copy (its one or two objects), other object, or upload. ``code`` says why it stays, or goes: a
+``codes.Code``, or a finding of its owner; ``reason`` is the sentence. ``key`` is a copy's data object's; ``modified``
+(ms) of its newer object, or when the upload began, whose ``bytes`` are not known (0)."""

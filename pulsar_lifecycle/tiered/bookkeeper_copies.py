@@ -161,18 +161,15 @@ def _look(
     going: list[Due] = []
     for one in due:
         item, row = by_id.get(one.ledger_id), rows[one.ledger_id]
-        why = Why(Code.TOPIC_PROTECTED, rule) if rule else None
-        if not why and (problem := listed_ledgers.copy_of(one.ledger_id, row, topic).problem):
-            why = Why(Code.NOT_IN_BOOKKEEPER, problem)
+        why = Why(Code.TOPIC_PROTECTED, rule.text) if rule else None
+        why = why or listed_ledgers.copy_of(one.ledger_id, row, topic).problem
         why = why or _obstacle(item, last, one, lag) or _not_as_proven(item, row, one.verified)
         if not why and one.ledger_id in ours:
             why = Why(Code.ATTEMPT_OPEN, "its offload attempt is still open: no broker may have read it yet")
         if why:
             outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, Outcome.REFUSED, why)
         elif foreign:
-            outcomes[one.ledger_id] = OffloadOutcome(
-                str(topic), one.ledger_id, Outcome.FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)
-            )
+            outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, Outcome.FOREIGN_ATTEMPT, foreign)
         elif stays and not may_write and not _is_released(item):
             outcomes[one.ledger_id] = OffloadOutcome(
                 str(topic), one.ledger_id, Outcome.LEFT_TO_BROKER, Why(Code.TOPIC_LOADED, stays)
@@ -263,7 +260,7 @@ def record_failed_proofs(
     return found
 
 
-def before_revert(ports: Ports, topic: Topic, ledger_ids: Sequence[int]) -> tuple[str, list[int]]:
+def before_revert(ports: Ports, topic: Topic, ledger_ids: Sequence[int]) -> tuple[Why | None, list[int]]:
     """A broker's open attempt, which comes first, and which of the ledgers their topic has released in BookKeeper.
 
     Raises Refused if the topic cannot be read.
@@ -280,12 +277,13 @@ class _Lag:
     now: int
     lag_ms: int | None
 
-    def unmet(self, offloaded_at: int | None) -> str:
-        """Why an offload of that time (ms) must wait; empty if it need not."""
+    def unmet(self, offloaded_at: int | None) -> Why | None:
+        """Why an offload of that time (ms) must wait; None if it need not."""
         if self.lag_ms is None or self.lag_ms < 0:
-            return "no deletion lag is set"
-        passed = offloaded_at and self.now - offloaded_at > self.lag_ms
-        return "" if passed else f"its deletion lag of {self.lag_ms // 1000} s has not passed"
+            return Why(Code.LAG, "no deletion lag is set")
+        if offloaded_at and self.now - offloaded_at > self.lag_ms:
+            return None
+        return Why(Code.LAG, f"its deletion lag of {self.lag_ms // 1000} s has not passed")
 
 
 def _is_released(item: LedgerInfo | None) -> bool:
@@ -300,8 +298,7 @@ def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> Why | 
     assert item.offload is not None
     if item.ledger_id == last:
         return Why(Code.LAST_LEDGER, "the last ledger of its topic: a broker that loads it forgets its offload")
-    unmet = "" if item.offload.bookkeeper_deleted else lag.unmet(item.offload.timestamp)
-    return Why(Code.LAG, unmet) if unmet else None
+    return None if item.offload.bookkeeper_deleted else lag.unmet(item.offload.timestamp)
 
 
 def _another(item: LedgerInfo | None, due: Due | FailedProof) -> Why | None:
@@ -311,20 +308,22 @@ def _another(item: LedgerInfo | None, due: Due | FailedProof) -> Why | None:
         return Why(Code.DELISTED, "its topic does not list it any more")
     if Copy.of_item(item, 0) is None or offload is None:
         return Why(Code.NOT_OFFLOADED, "its offload is not complete")
-    elsewhere = _elsewhere(offload, due)
-    return Why(Code.OTHER_COPY, elsewhere) if elsewhere else None
+    return _elsewhere(offload, due)
 
 
-def _elsewhere(offload: OffloadContext, due: Due | FailedProof) -> str:
-    """How a complete offload is another than what was looked at; empty if it is the same."""
-    if offload.uuid != due.location.uuid or offload.driver_metadata.get("bucket") != due.location.bucket:
-        return f"it is offloaded as {offload.uuid} in {offload.driver_metadata.get('bucket')}: that was not proven"
+def _elsewhere(offload: OffloadContext, due: Due | FailedProof) -> Why | None:
+    """How a complete offload is another than what was looked at; None if it is the same."""
+    bucket = offload.driver_metadata.get("bucket")
+    if offload.uuid != due.location.uuid or bucket != due.location.bucket:
+        return Why(Code.OTHER_COPY, f"it is offloaded as {offload.uuid} in {bucket}: that was not proven")
     endpoint, region = (offload.driver_metadata.get(name, "") for name in ("serviceEndpoint", "region"))
     if endpoint and endpoint.rstrip("/") != due.endpoint:
-        return f"it is offloaded to {endpoint}, what was proven is at {due.endpoint or 'the endpoint of the region'}"
+        proven = due.endpoint or "the endpoint of the region"
+        return Why(Code.OTHER_COPY, f"it is offloaded to {endpoint}, what was proven is at {proven}")
     if region and not endpoint and region != due.region:
-        return f"it is offloaded to region {region}, what was proven is in {due.region or 'none'}"
-    return ""
+        proven = due.region or "none"
+        return Why(Code.OTHER_COPY, f"it is offloaded to region {region}, what was proven is in {proven}")
+    return None
 
 
 def _not_as_proven(item: LedgerInfo | None, row: Mapping[str, Any] | None, verified: Verified) -> Why | None:
@@ -372,7 +371,7 @@ def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
                 if why:
                     said[item.ledger_id] = EditOutcome(Outcome.LEFT, why)
                 elif foreign:
-                    said[item.ledger_id] = EditOutcome(Outcome.FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign))
+                    said[item.ledger_id] = EditOutcome(Outcome.FOREIGN_ATTEMPT, foreign)
                 elif _is_released(item):
                     said[item.ledger_id] = EditOutcome(Outcome.RELEASED, released)
                 else:

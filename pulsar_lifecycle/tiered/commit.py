@@ -103,8 +103,7 @@ def begin_topic(
             outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.REFUSED, why))
             continue
         if foreign:
-            why = Why(Code.BROKERS_ATTEMPT, foreign)
-            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.FOREIGN_ATTEMPT, why))
+            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.FOREIGN_ATTEMPT, foreign))
             continue
         if loaded and not run.writes_loaded(topic):
             why = Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {POLICY} does not name it")
@@ -146,7 +145,7 @@ def _obstacles(run: TopicRun, ports: Ports, topic: Topic, ledger_ids: Collection
         listed = {item.ledger_id: item for item in info.ledgers}
         item, row = listed.get(ledger_id), rows[ledger_id]
         if rule:
-            return Why(Code.TOPIC_PROTECTED, rule)
+            return Why(Code.TOPIC_PROTECTED, rule.text)
         if item is None:
             return Why(Code.DELISTED, "its topic does not list it any more")
         if ledger_id == max(listed):
@@ -154,12 +153,11 @@ def _obstacles(run: TopicRun, ports: Ports, topic: Topic, ledger_ids: Collection
         if why := of_context(item):
             return why
         if problem := listed_ledgers.copy_of(ledger_id, row, topic).problem:
-            return Why(Code.NOT_IN_BOOKKEEPER, problem)
+            return problem
         assert row is not None
         if not row["length"] or not row["entries"]:
             return Why(Code.EMPTY, "empty")
-        unlike = unlike_bookkeeper(item, row["entries"], row["length"])
-        return Why(Code.UNLIKE_BOOKKEEPER, unlike) if unlike else None
+        return unlike_bookkeeper(item, row["entries"], row["length"])
 
     return obstacle
 
@@ -269,7 +267,7 @@ def _completing(run: TopicRun, ports: Ports, topic: Topic, ours: Mapping[int, At
                 if why := obstacle(info, item.ledger_id):
                     said[item.ledger_id] = EditOutcome(Outcome.REFUSED, why)
                 elif foreign:
-                    said[item.ledger_id] = EditOutcome(Outcome.FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign))
+                    said[item.ledger_id] = EditOutcome(Outcome.FOREIGN_ATTEMPT, foreign)
                 else:
                     said[item.ledger_id] = EditOutcome(Outcome.OFFLOADED, COMMITTED, changes=True)
                     item = replace(item, offload=_complete(attempt, max(at, ports.clock.now_ms())))

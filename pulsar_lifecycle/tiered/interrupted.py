@@ -260,8 +260,8 @@ def _abort(
 
 def _without_another_copy(
     run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, attempt: Attempt, item: LedgerInfo
-) -> str:
-    """Why no copy but an attempt's may be there of a ledger that its topic lists; empty if one is.
+) -> Why | None:
+    """Why no copy but an attempt's may be there of a ledger that its topic lists; None if one is.
 
     That is another pair which the topic names, or BookKeeper's: read whole, if the attempt's own data object is there.
     """
@@ -273,11 +273,12 @@ def _without_another_copy(
         if not unproven and data:
             unproven = _unlike(run, ports, guard, other_copy, attempt)
         if not unproven:
-            return ""
+            return None
         if offload.bookkeeper_deleted:
-            return f"{of_context(item)}, whose objects are not there or cannot be seen: {unproven}"
+            text = f"{of_context(item)}, whose objects are not there or cannot be seen: {unproven}"
+            return Why(Code.LAST_COPY, text)
     elif offload and offload.bookkeeper_deleted:
-        return str(of_context(item))
+        return of_context(item)
     if data:
         return not_whole_in_bookkeeper(run, ports, topic, item, guard)
     return without_bookkeeper(run, ports, topic, item.ledger_id)
@@ -285,8 +286,8 @@ def _without_another_copy(
 
 def _unlike(
     run: TopicRun, ports: Ports, guard: RunGuard, other_copy: OtherCopy, attempt: Attempt
-) -> str | LifecycleError:
-    """Why the copy that a topic reads is not an attempt's own, entry by entry; empty if it is."""
+) -> Why | LifecycleError | None:
+    """Why the copy that a topic reads is not an attempt's own, entry by entry; None if it is."""
     looked = ports.clock.now_ms()
 
     def pace(size: int) -> None:
@@ -327,16 +328,17 @@ def _bucket_is_gone(objects: ObjectStore, attempt: Attempt) -> bool:
     return isinstance(head, NotFound)
 
 
-def _not_its_own(objects: ObjectStore, attempt: Attempt, ownership: Ownership) -> str:
-    """Why what lies under an attempt's keys may not be what it uploaded; empty if it is, or nothing is there."""
+def _not_its_own(objects: ObjectStore, attempt: Attempt, ownership: Ownership) -> Why | None:
+    """Why what lies under an attempt's keys may not be what it uploaded; None if it is, or nothing is there."""
     if ownership.named.named([attempt.uuid]):
-        return "the newest scan found its UUID in a topic's metadata; scan again"
+        return Why(Code.NOT_OURS, "the newest scan found its UUID in a topic's metadata; scan again")
     topic = Topic.parse(attempt.topic).managed_ledger
     for head in _heads(objects, attempt.bucket, attempt.uuid, attempt.ledger_id):
         said = head and tuple(map(head.metadata.get, (offload_object.CLUSTER_NAME, offload_object.MANAGED_LEDGER_NAME)))
         if head and said != (ownership.cluster, topic):
-            return f"{head.key} does not say that it is of cluster {ownership.cluster} and {topic}"
-    return ""
+            text = f"{head.key} does not say that it is of cluster {ownership.cluster} and {topic}"
+            return Why(Code.NOT_OURS, text)
+    return None
 
 
 def remove_objects(objects: ObjectStore, attempt: Attempt, last_look: Callable[[], object]) -> None:

@@ -248,11 +248,12 @@ class _Judging:
     def _of_topic(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         topic = Topic.parse(row["topic"])
         policy, retention, left_out = self.policies.of(topic)
+        rule = protection.topic_rule(topic, row["shadow_source"] or "", self.context)
         state = TopicState(
             row["topic"],
             row["namespace"],
             row["ledgers"] or [],
-            protection.topic_rule(topic, row["shadow_source"] or "", self.context) or left_out,
+            rule.text if rule else left_out,
             row["topic"] in self.loaded and not writes_loaded(self.loaded_topics, topic),
         )
         return candidates.judge(

@@ -243,10 +243,7 @@ class OffloadWork:
         run, ports, guard = self._run, self._tools, self._guard
         foreign, gone = bookkeeper_copies.before_revert(ports, topic, ledgers)
         if foreign:
-            left = [
-                OffloadOutcome(str(topic), one, Outcome.FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign))
-                for one in ledgers
-            ]
+            left = [OffloadOutcome(str(topic), one, Outcome.FOREIGN_ATTEMPT, foreign) for one in ledgers]
             record(run, ports, left)
             return left
         policy = bookkeeper_copies.policy_for(ports, topic, self._read_check)

@@ -345,8 +345,8 @@ def _location_unread(outcome: Outcome, text: str) -> EditOutcome:
     return EditOutcome(outcome, Why(Code.LOCATION_UNREAD, text))
 
 
-def _not_fresh(run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, read_check: ReadCheck) -> str:
-    """Why a broker may answer from what it opened before; empty once it must load the topic to read it.
+def _not_fresh(run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, read_check: ReadCheck) -> Why | None:
+    """Why a broker may answer from what it opened before; None once it must load the topic to read it.
 
     A handle of BookKeeper's copy, once opened, serves reads whatever is first by now (ManagedLedgerImpl.ledgerCache).
     A loaded topic is unloaded for that, where the policy lets it be written, or it was loaded to be read before.
@@ -356,38 +356,40 @@ def _not_fresh(run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, read_
     node, info = snapshot.topic_node(ports.store, topic)
     loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
     if not loaded:
-        return ""
+        return None
     if not run.writes_loaded(topic) and not read_check.has_loaded(topic, node):
-        return f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
+        return Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {POLICY} does not name it")
     pending = PendingUnload(topic, True, ports.clock.now_ms(), guard.guard[0])
     control.note_unload(ports.store, pending)
     if failure := guard.unloads.unload(ports.admin, topic):
-        return f"an unload of its topic is pending: {failure}"
+        return Why(Code.UNLOAD_PENDING, f"an unload of its topic is pending: {failure}")
     control.finish_unload(ports.store, pending)
-    return ""
+    return None
 
 
-def _pending_unload(ports: Ports, topic: Topic) -> str:
-    """Why some broker may have a topic as it was before it was written; empty if none does."""
+def _pending_unload(ports: Ports, topic: Topic) -> Why | None:
+    """Why some broker may have a topic as it was before it was written; None if none does."""
     owing = [one for one in control.pending_unloads(ports.store) if one.topic == topic]
     watched = all(isinstance(one, PendingUnload) and not one.loaded for one in owing)
-    return "" if watched else "an unload of its topic is pending"
+    return None if watched else Why(Code.UNLOAD_PENDING, "an unload of its topic is pending")
 
 
-def _named_otherwise(ports: Ports, topic: Topic, copy: Copy) -> str:
-    """What a topic's metadata says, if not this very offload, once its broker was asked for the ledger; else empty.
+def _named_otherwise(ports: Ports, topic: Topic, copy: Copy) -> Why | None:
+    """What a topic's metadata says, if not this very offload, once its broker was asked for the ledger; else None.
 
     Raises what the store raises.
     """
     ports.store.sync("/")
     if ports.store.read([f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"])[0] is None:
-        return "is not there any more"
+        return Why(Code.TOPIC_GONE, "is not there any more")
     _, info = snapshot.topic_node(ports.store, topic)
     item = next((item for item in info.ledgers if item.ledger_id == copy.ledger_id), None)
     named = item and Copy.of_item(item, copy.entries)
     if named and (named.uuid, namespace_location(topic, named)) == (copy.uuid, namespace_location(topic, copy)):
-        return ""
-    return "names another offload or none by now" if item else "does not list it any more"
+        return None
+    if item is None:
+        return Why(Code.DELISTED, "does not list it any more")
+    return Why(Code.OTHER_COPY, "names another offload or none by now")
 
 
 def _unread(error: LifecycleError, copy: Copy) -> EditOutcome:

@@ -23,11 +23,12 @@ from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import STOPPING, Change, EditOutcome, TopicRun, edit_topic
 
 
-def unlike_bookkeeper(item: LedgerInfo, entries: int, length: int) -> str:
-    """How BookKeeper's ledger differs from what its topic says of it; empty if it does not."""
+def unlike_bookkeeper(item: LedgerInfo, entries: int, length: int) -> Why | None:
+    """How BookKeeper's ledger differs from what its topic says of it; None if it does not."""
     if (item.size or length, item.entries or entries) == (length, entries):
-        return ""
-    return f"its topic says {item.entries} entries of {item.size} bytes, BookKeeper {entries} of {length}"
+        return None
+    text = f"its topic says {item.entries} entries of {item.size} bytes, BookKeeper {entries} of {length}"
+    return Why(Code.UNLIKE_BOOKKEEPER, text)
 
 
 def revert_topic(
@@ -95,11 +96,11 @@ def plan_revert(
                 Why(Code.ATTEMPT_OPEN, f"an attempt of ours is open: {attempts.path_of(ledger_id)}"),
             )
         elif late := _released_of_late(run, node, item):
-            outcome, why = Outcome.REFUSED, Why(Code.RELEASED, late)
+            outcome, why = Outcome.REFUSED, late
         elif problem := not_whole_in_bookkeeper(run, ports, topic, item, guard):
-            outcome, why = Outcome.REFUSED, Why(Code.NOT_IN_BOOKKEEPER, problem)
+            outcome, why = Outcome.REFUSED, problem
         elif foreign:
-            outcome, why = Outcome.FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)
+            outcome, why = Outcome.FOREIGN_ATTEMPT, foreign
         else:
             outcome, why = Outcome.GOES, _IN_BOOKKEEPER
         found.append(OffloadOutcome(str(topic), ledger_id, outcome, why, uuid=str(uuid or "")))
@@ -115,8 +116,8 @@ LOOK_EVERY = 2_000
 
 def not_whole_in_bookkeeper(
     run: TopicRun, ports: Ports, topic: Topic, item: LedgerInfo, guard: RunGuard | None = None
-) -> str:
-    """Why BookKeeper's copy cannot stand for the offloaded one; empty once every entry was read and verified.
+) -> Why | None:
+    """Why BookKeeper's copy cannot stand for the offloaded one; None once every entry was read and verified.
 
     With a ``guard`` raises Paused and LeaseLost meanwhile.
     """
@@ -124,13 +125,13 @@ def not_whole_in_bookkeeper(
         return problem
     node = ports.store.read([ledger_path.ledger_path(item.ledger_id, run.ledgers_root)])[0]
     if not isinstance(node, Node):
-        return "its z-node in BookKeeper cannot be read"
+        return Why(Code.NOT_IN_BOOKKEEPER, "its z-node in BookKeeper cannot be read")
     looked = ports.clock.now_ms()
     try:
         metadata = ledger_metadata.decode(node.data)
         last = metadata.last_entry_id
         if problem := unlike_bookkeeper(item, last + 1, metadata.length):
-            return problem
+            return Why(Code.NOT_IN_BOOKKEEPER, problem.text)
         stream = cast(Generator[EntryBatch, None, None], ports.reader.stream(item.ledger_id, metadata, 0, last))
         with contextlib.closing(stream):
             for _ in stream:
@@ -140,8 +141,8 @@ def not_whole_in_bookkeeper(
     except STOPPING:
         raise
     except LifecycleError as error:
-        return f"BookKeeper cannot give it whole: {error}"
-    return ""
+        return Why(Code.NOT_IN_BOOKKEEPER, f"BookKeeper cannot give it whole: {error}")
+    return None
 
 
 BROKER_DELETES_FOR = 300_000
@@ -149,17 +150,18 @@ BROKER_DELETES_FOR = 300_000
 the topic's metadata says by then (ManagedLedgerImpl.asyncDeleteLedger)."""
 
 
-def _released_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> str:
-    """Why a broker may still be deleting the copy in BookKeeper that its topic has released; empty if none is.
+def _released_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> Why | None:
+    """Why a broker may still be deleting the copy in BookKeeper that its topic has released; None if none is.
 
     By the run's time, which is never ahead of the metadata store's.
     """
     if item.offload is None or not item.offload.bookkeeper_deleted:
-        return ""
+        return None
     left = node.stat.mtime + BROKER_DELETES_FOR - run.now
     if left <= 0:
-        return ""
-    return f"it may have been released just now, and its broker be deleting it: again in {left // 1000 + 1} s"
+        return None
+    text = f"it may have been released just now, and its broker be deleting it: again in {left // 1000 + 1} s"
+    return Why(Code.RELEASED, text)
 
 
 def reverted_info(
@@ -183,14 +185,14 @@ def reverted_info(
                 Outcome.FAILED, Why(Code.RELEASED, "its copy in BookKeeper is released: it stays offloaded")
             )
         if why := _released_of_late(run, node, item):
-            return EditOutcome(Outcome.REFUSED, Why(Code.RELEASED, why))
+            return EditOutcome(Outcome.REFUSED, why)
         if problem := without_bookkeeper(run, ports, topic, item.ledger_id):
-            return EditOutcome(Outcome.FAILED, Why(Code.NOT_IN_BOOKKEEPER, f"it stays offloaded: {problem}"))
+            return EditOutcome(Outcome.FAILED, problem.put(f"it stays offloaded: {problem}"))
         return EditOutcome(Outcome.REVERTED, _IN_BOOKKEEPER, changes=True)
 
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
         if not alone_matters and (foreign := listed_ledgers.open_attempt(info)):
-            return info, dict.fromkeys(uuids, EditOutcome(Outcome.FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)))
+            return info, dict.fromkeys(uuids, EditOutcome(Outcome.FOREIGN_ATTEMPT, foreign))
         delisted = EditOutcome(Outcome.FAILED, Why(Code.DELISTED, "its topic does not list it any more"))
         said = dict.fromkeys(uuids, delisted)
         said |= {item.ledger_id: one(node, item) for item in info.ledgers if item.ledger_id in uuids}
@@ -201,7 +203,7 @@ def reverted_info(
     return change
 
 
-def without_bookkeeper(run: TopicRun, ports: Ports, topic: Topic, ledger_id: int) -> str:
-    """Why the copy in BookKeeper cannot be relied on; empty if it can."""
+def without_bookkeeper(run: TopicRun, ports: Ports, topic: Topic, ledger_id: int) -> Why | None:
+    """Why the copy in BookKeeper cannot be relied on; None if it can."""
     row = snapshot.ledger_rows(ports.store, [ledger_id], run.ledgers_root)[ledger_id]
     return listed_ledgers.copy_of(ledger_id, row, topic).problem

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.codes import Code, Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Copy:
 
     ledger_id: int
     row: Mapping[str, Any] | None
-    problem: str = ""
+    problem: Why | None = None
 
     @property
     def length(self) -> int:
@@ -30,22 +31,24 @@ class Copy:
 
 def copy_of(ledger_id: int, row: Mapping[str, Any] | None, topic: Topic) -> Copy:
     """The BookKeeper copy of a data ledger that ``topic`` lists."""
-    problem = ""
+    return Copy(ledger_id, row, _problem(row, topic))
+
+
+def _problem(row: Mapping[str, Any] | None, topic: Topic) -> Why | None:
     if row is None:
-        problem = "BookKeeper does not have it: a dangling reference"
-    elif row["problem"]:
-        problem = f"its z-node in BookKeeper could not be read: {row['error']}"
-    elif row["application"] != "pulsar" or row["component"] != "managed-ledger" or row["cursor"]:
-        problem = "BookKeeper's z-node does not call it a topic's data: the deletion run would keep it"
-    elif row["managed_ledger"] != topic.managed_ledger:
-        problem = f"BookKeeper's z-node says that it is of {row['managed_ledger']}"
-    elif row["state"] != "CLOSED":
-        problem = "never closed"
-    return Copy(ledger_id, row, problem)
+        return Why(Code.NOT_IN_BOOKKEEPER, "BookKeeper does not have it: a dangling reference")
+    if row["problem"]:
+        return Why(Code.NOT_IN_BOOKKEEPER, f"its z-node in BookKeeper could not be read: {row['error']}")
+    if row["application"] != "pulsar" or row["component"] != "managed-ledger" or row["cursor"]:
+        text = "BookKeeper's z-node does not call it a topic's data: the deletion run would keep it"
+        return Why(Code.NOT_IN_BOOKKEEPER, text)
+    if row["managed_ledger"] != topic.managed_ledger:
+        return Why(Code.NOT_IN_BOOKKEEPER, f"BookKeeper's z-node says that it is of {row['managed_ledger']}")
+    return None if row["state"] == "CLOSED" else Why(Code.NOT_IN_BOOKKEEPER, "never closed")
 
 
-def open_attempt(info: ManagedLedgerInfo, ours: Collection[UUID] = ()) -> str:
-    """The offload attempt that a broker has open on a ledger of a topic; empty if there is none.
+def open_attempt(info: ManagedLedgerInfo, ours: Collection[UUID] = ()) -> Why | None:
+    """The offload attempt that a broker has open on a ledger of a topic; None if there is none.
 
     Nothing of such a topic is written: its broker may be at it, and the next write of its own, fenced by ours, would
     end the attempt and leave what it uploaded. ``ours`` are the UUIDs of our own open attempts.
@@ -53,8 +56,9 @@ def open_attempt(info: ManagedLedgerInfo, ours: Collection[UUID] = ()) -> str:
     for item in sorted(info.ledgers, key=lambda one: one.ledger_id):
         offload = item.offload
         if offload and offload.uuid and not offload.complete and offload.uuid not in ours:
-            return f"offload attempt {offload.uuid} of ledger {item.ledger_id} is not complete: {THEIRS}"
-    return ""
+            text = f"offload attempt {offload.uuid} of ledger {item.ledger_id} is not complete: {THEIRS}"
+            return Why(Code.BROKERS_ATTEMPT, text)
+    return None
 
 
 THEIRS = (

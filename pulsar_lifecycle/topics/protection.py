@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import findings
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.owner_names import holders, schema_owner
 
@@ -148,12 +149,12 @@ def topic_protection(topic: Topic, shadow_source: str, context: findings.Context
     return owner_protection(str(topic.namespace), str(topic), context)
 
 
-def topic_rule(topic: Topic, shadow_source: str, context: findings.Context) -> str:
-    """:func:`topic_protection` as a sentence; empty if the topic is no reason."""
+def topic_rule(topic: Topic, shadow_source: str, context: findings.Context) -> Why | None:
+    """:func:`topic_protection` with its sentence; None if the topic is no reason."""
     code = topic_protection(topic, shadow_source, context)
     if code is Protection.SHADOW_TOPIC:
-        return f"shadow topic of {shadow_source}: its ledgers are its source's"
-    return _text(code, str(topic.namespace)) if code else ""
+        return Why(code, f"shadow topic of {shadow_source}: its ledgers are its source's")
+    return Why(code, _text(code, str(topic.namespace))) if code else None
 
 
 def deletion_protection(topic: Topic, context: findings.Context) -> Protection | None:
@@ -161,7 +162,7 @@ def deletion_protection(topic: Topic, context: findings.Context) -> Protection |
     return Protection.OPEN_ORPHAN if str(topic) in context.open_topics else None
 
 
-def deletion_rule(topic: Topic, context: findings.Context) -> str:
-    """:func:`deletion_protection` as a sentence; empty if there is no reason."""
+def deletion_rule(topic: Topic, context: findings.Context) -> Why | None:
+    """:func:`deletion_protection` with its sentence; None if there is no reason."""
     code = deletion_protection(topic, context)
-    return _TEXTS[code] if code else ""
+    return Why(code, _TEXTS[code]) if code else None

@@ -70,28 +70,31 @@ class Unloads:
         """By tenant: how topics could not be unloaded before they were to be written, since one worked."""
         self._unloaded: set[Topic] = set()
 
-    def lacks(self, unloads: int = 1) -> str:
-        """Why the run may do nothing that needs so many unloads; empty if it may.
+    def lacks(self, unloads: int = 1) -> Why | None:
+        """Why the run may do nothing that needs so many unloads; None if it may.
 
         Once ``MAX_FAILURES`` of what this run wrote failed, or one for lack of permission, it writes nothing more.
         """
         if self._left < unloads:
-            return "this run may unload no more (trimming.max_unloads)"
-        return f"unloads fail: {self._written_failed[-1]}" if len(self._written_failed) >= MAX_FAILURES else ""
+            return Why(Code.NOT_UNLOADED, "this run may unload no more (trimming.max_unloads)")
+        if len(self._written_failed) >= MAX_FAILURES:
+            return Why(Code.NOT_UNLOADED, f"unloads fail: {self._written_failed[-1]}")
+        return None
 
-    def doubt(self, topic: Topic) -> str:
+    def doubt(self, topic: Topic) -> Why | None:
         """Why a topic that is not loaded should stay so: ``MAX_FAILURES`` pending unloads of its tenant fail.
 
-        Or they are :attr:`down`.
+        Or they are :attr:`down`. None if nothing speaks against it.
         """
         tenant = topic.namespace.tenant
         failures = self._failures.get(tenant, [])
         if tenant not in self._works and len(failures) >= MAX_FAILURES:
-            return f"pending unloads of tenant {tenant} fail (`pulsar-lifecycle status`): {failures[0]}"
+            fail = f"pending unloads of tenant {tenant} fail (`pulsar-lifecycle status`): {failures[0]}"
+            return Why(Code.NOT_UNLOADED, fail)
         if self.down:
             first = next(failed[0] for name, failed in self._failures.items() if name in self._down)
-            return f"pending unloads fail (`pulsar-lifecycle status`): {first}"
-        return ""
+            return Why(Code.NOT_UNLOADED, f"pending unloads fail (`pulsar-lifecycle status`): {first}")
+        return None
 
     def try_before(self, admin: BrokerAdmin, topic: Topic) -> UnloadAttempt | Why:
         """Unload a loaded topic before it is written, if an unload of this run, or a pending one, has failed.
@@ -123,25 +126,25 @@ class Unloads:
 
     def unload(
         self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool] = lambda: False, *, written: bool = True
-    ) -> str:
-        """Unload a topic, a few times if need be; returns why it failed, empty when it is done.
+    ) -> Why | None:
+        """Unload a topic, a few times if need be; returns why it failed, None when it is done.
 
         Repeating it is harmless, so an unknown outcome is simply tried again. A 404 proves nothing: ``gone`` is asked
         then whether no broker has the topic. What failed before stops no pending unload, the budget does.
         ``written``: by this run; what was pending before may be of a tenant whose topics we may not touch.
         """
         if self._left <= 0:
-            return "this run's budget of unloads is used up (trimming.max_unloads)"
+            return Why(Code.NOT_UNLOADED, "this run's budget of unloads is used up (trimming.max_unloads)")
         failure = self._attempts(admin, topic, gone)
         if failure is None:
-            return ""
+            return None
         self._failures.setdefault(topic.namespace.tenant, []).extend(_weighed(failure))
         if not isinstance(failure, AccessDenied | NotFound):
             self._down.add(topic.namespace.tenant)
         if written:
             self._written_failed += _weighed(failure)
             self._works.discard(topic.namespace.tenant)
-        return str(failure)
+        return Why(Code.NOT_UNLOADED, str(failure))
 
     def _attempts(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]) -> LifecycleError | None:
         self._left -= 1
@@ -246,7 +249,7 @@ def _unload(
     ):
         _LOG.warning("pending unload of %s: %s", pending.topic, failure)
         failed[tenant] += 1
-        still_pending[str(pending.topic)] = failure
+        still_pending[str(pending.topic)] = failure.text
     else:
         control.finish_unload(store, pending)
 

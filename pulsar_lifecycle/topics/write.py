@@ -78,8 +78,8 @@ class TopicRun:
         """Whether the policy lets this topic's z-node be written while a broker has it."""
         return writes_loaded(self.loaded_topics, topic)
 
-    def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> str:
-        """``trimming.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago."""
+    def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> Why | None:
+        """``protection.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago."""
         seen = self.shadows.sources(max_age)
         context = replace(self.context, shadow_sources=self.context.shadow_sources | seen.names)
         return protection.topic_rule(topic, shadow_source or seen.of_partition(topic), context)
@@ -143,18 +143,18 @@ class TopicWrite:
         """As :meth:`settle`, after an error. A definite answer leaves no doubt of what was written."""
         self.finish(sure=not isinstance(error, (Unavailable, *STOPPING)) and not self.unknown)
 
-    def finish(self, *, sure: bool) -> str:
+    def finish(self, *, sure: bool) -> Why | None:
         """The unload that our write asks for; returns why it failed. What is not done here stays pending.
 
         If the run is not ``sure`` of what it wrote, a loaded topic is unloaded all the same; its unload stays pending.
         """
         pending = self._pending
         if pending is None:
-            return ""
+            return None
         if not self._written and self._unknown is None:
-            return self._forget(pending) if sure and self._newly_noted else ""
+            return self._forget(pending) if sure and self._newly_noted else None
         if not pending.loaded:
-            return ""  # at its end the run looks whether some broker loaded it meanwhile
+            return None  # at its end the run looks whether some broker loaded it meanwhile
         gone = partial(is_gone, self._store, self._admin, self._clock, pending)
         failure = self._guard.unloads.unload(self._admin, pending.topic, gone)
         if sure and not failure:
@@ -164,13 +164,13 @@ class TopicWrite:
                 control.note_unload(self._store, pending)
         return failure
 
-    def _forget(self, pending: PendingUnload) -> str:
+    def _forget(self, pending: PendingUnload) -> Why | None:
         try:
             control.finish_unload(self._store, pending)
         except LifecycleError as error:
-            return f"the note of that could not be removed: {error}"
+            return Why(Code.SERVER_FAILED, f"the note of that could not be removed: {error}")
         self._pending = None
-        return ""
+        return None
 
 
 def checked_path(store: MetadataStore, root: str, topic: Topic, node: Node, info: ManagedLedgerInfo) -> str:
@@ -197,12 +197,12 @@ def checked_path(store: MetadataStore, root: str, topic: Topic, node: Node, info
 
 def why_loaded(
     store: MetadataStore, root: str, brokers: Brokers, now: int, topic: Topic, node: Node, info: ManagedLedgerInfo
-) -> str:
-    """Why a topic counts as loaded; empty if it is unloaded. ``now`` (ms) is from before ``brokers`` were asked."""
+) -> Why | None:
+    """Why a topic counts as loaded; None if it is unloaded. ``now`` (ms) is from before ``brokers`` were asked."""
     last = max((item.ledger_id for item in info.ledgers), default=None)
     state = load_state.ledger_states(store, [last], root)[0]
     load = load_state.load_state(info, node.stat.mtime, state, brokers.loaded.get(str(topic)), brokers, now)
-    return load.text if load.state is LoadState.LOADED else ""
+    return Why(load.reason, load.text) if load.state is LoadState.LOADED else None
 
 
 def unload_first(ports: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = False) -> UnloadAttempt | Why:

@@ -12,12 +12,13 @@ is listed behind it only grows, and what protects its topic is part of every tri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.plans import retention_plan
 from pulsar_lifecycle.runs import plan_checks
 from pulsar_lifecycle.runs.caps import Order, caps_of
@@ -28,6 +29,7 @@ from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import retention_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 from pulsar_lifecycle.trimming.trim import TrimOrder, no_report
+from pulsar_lifecycle.trimming.trim_rules import Stays
 from pulsar_lifecycle.trimming.trim_run import trim
 
 POLICIES_SEEN_FOR = 10_000
@@ -83,29 +85,29 @@ class _Policies:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._seen: dict[str, tuple[int, InForce[RetentionPolicy | None], str]] = {}
+        self._seen: dict[str, tuple[int, InForce[RetentionPolicy | None], Sequence[str]]] = {}
 
-    def rule(self, topic: Topic, minutes: int, mb: int) -> Callable[[], str]:
-        """Says why nothing of a topic may go by a plan that was made with these limits; empty if it may."""
+    def rule(self, topic: Topic, minutes: int, mb: int) -> Callable[[], Why | None]:
+        """Says why nothing of a topic may go by a plan that was made with these limits; None if it may."""
 
-        def changed() -> str:
-            policies, problem = self._now(str(topic.namespace))
-            if problem:
-                return problem
+        def changed() -> Why | None:
+            policies, problems = self._now(str(topic.namespace))
+            if problems:
+                return Why(Stays.POLICY, "; ".join(problems))
             policy = policies.of(topic) if str(topic.namespace) in policies.by_namespace else None
             if policy is None:
-                return "the retention in force is not known by now"
+                return Why(Stays.POLICY, "the retention in force is not known by now")
             if (policy.minutes, policy.megabytes) == (minutes, mb):
-                return ""
-            return f"the retention in force is another one than the plan's by now: {policy}"
+                return None
+            return Why(Stays.POLICY, f"the retention in force is another one than the plan's by now: {policy}")
 
         return changed
 
-    def _now(self, namespace: str) -> tuple[InForce[RetentionPolicy | None], str]:
+    def _now(self, namespace: str) -> tuple[InForce[RetentionPolicy | None], Sequence[str]]:
         now = self._cluster.clock.now_ms()
-        at, policies, problem = self._seen.get(namespace, (now + 1, InForce({}), ""))
+        at, policies, problems = self._seen.get(namespace, (now + 1, InForce({}), ()))
         if not 0 <= now - at <= POLICIES_SEEN_FOR:
             found = retention_now(self._cluster, [namespace])
-            policies, problem = found.policies, "; ".join(found.problems)
-            self._seen[namespace] = now, policies, problem
-        return policies, problem
+            policies, problems = found.policies, found.problems
+            self._seen[namespace] = now, policies, problems
+        return policies, problems

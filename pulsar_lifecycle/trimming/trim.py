@@ -70,7 +70,7 @@ class TrimOrder:
     ledgers: frozenset[int] = frozenset()
     up_to: int = -1
     counted: frozenset[int] | None = None
-    rules: tuple[Callable[[], str], ...] = ()
+    rules: tuple[Callable[[], Why | None], ...] = ()
 
     def asked(self, info: ManagedLedgerInfo) -> frozenset[int]:
         """Ledger ids; those that the topic does not list are among them if they were named."""
@@ -132,7 +132,7 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
         goes = (
             (Outcome.LEFT_TO_BROKER, _left_to_broker(loaded))
             if loaded and not run.writes_loaded(order.topic)
-            else (Outcome.GOES, Why(Code.MAY_GO, "; ".join(filter(None, (first, loaded)))))
+            else (Outcome.GOES, Why(Code.MAY_GO, "; ".join(str(one) for one in (first, loaded) if one)))
         )
         return [view.marked(v.ledger_id, *goes) if v.goes else view.stays(v) for v in view.verdicts]
 
@@ -204,8 +204,8 @@ class _View:
             return self.marked(verdict.ledger_id, Outcome.REFUSED, verdict.why)
         copy = self.copies[verdict.ledger_id]
         if copy.row and copy.row["managed_ledger"] != self.topic.managed_ledger:
-            return self.marked(verdict.ledger_id, Outcome.REFUSED, verdict.why.put(f"{verdict.reason}: {copy.problem}"))
-        why = verdict.why.put(f"{verdict.reason}: it begins with ledger {first}")
+            return self.marked(verdict.ledger_id, Outcome.REFUSED, verdict.why.put(f"{verdict.why}: {copy.problem}"))
+        why = verdict.why.put(f"{verdict.why}: it begins with ledger {first}")
         return self.marked(verdict.ledger_id, Outcome.NOTHING, why)
 
 
@@ -218,22 +218,21 @@ def _look(run: TopicRun, ports: Ports, order: TrimOrder) -> _View:
     asked = order.asked(info)
     rows = snapshot.ledger_rows(ports.store, sorted(asked), run.ledgers_root)
     copies = trim_rules.copies_of(rows, topic, run.context)
-    reason = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info), SHADOWS_SEEN_FOR)
-    reason = reason or protection.deletion_rule(topic, run.context)
-    code = Stays.TOPIC if reason else Stays.POLICY
-    reason = reason or next(filter(None, (rule() for rule in order.rules)), "")
-    verdicts = trim_rules.judge(info, positions, copies, asked, run.context, reason, code)
+    rule = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info), SHADOWS_SEEN_FOR)
+    rule = rule or protection.deletion_rule(topic, run.context)
+    why = Why(Stays.TOPIC, rule.text) if rule else next(filter(None, (rule() for rule in order.rules)), None)
+    verdicts = trim_rules.judge(info, positions, copies, asked, run.context, why)
     goes = any(v.goes for v in verdicts)
     checked = checked_path(ports.store, run.ledgers_root, topic, node, info) if goes else ""
     return _View(topic, node, info, copies, verdicts, checked)
 
 
-def _loaded(run: TopicRun, ports: Ports, view: _View) -> str:
-    """Why the topic counts as loaded; empty if it is unloaded."""
+def _loaded(run: TopicRun, ports: Ports, view: _View) -> Why | None:
+    """Why the topic counts as loaded; None if it is unloaded."""
     return why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, view.topic, view.node, view.info)
 
 
-def _left_to_broker(why: str) -> Why:
+def _left_to_broker(why: Why) -> Why:
     text = f"its topic counts as loaded ({why}), and trimming.loaded_topics does not name it"
     return Why(Code.TOPIC_LOADED, text)
 
@@ -326,7 +325,7 @@ class _Trim:
             return False
         next_run = Why(Code.MAY_GO, "its turn comes with the next run")
         self._outcomes |= {
-            v.ledger_id: view.marked(v.ledger_id, Outcome.REFUSED, v.why if v.code else next_run)
+            v.ledger_id: view.marked(v.ledger_id, Outcome.REFUSED, v.stays or next_run)
             for v in view.verdicts
             if v.ledger_id not in gone
         }
@@ -417,7 +416,7 @@ class _Trim:
             said = {i: here if i in listed else gone for i in self._marked}
             self._journal(None, [replace(self._marked[i], outcome=o, why=why) for i, (o, why) in said.items()])
 
-    def _journal_outcomes(self, still_pending: str) -> None:
+    def _journal_outcomes(self, still_pending: Why | None) -> None:
         suffix = f"; an unload of its topic is pending: {still_pending}" if still_pending else ""
         after = [one for one in self._outcomes.values() if one.ledger_id in self._marked or one.outcome == Outcome.LEFT]
         self._journal(None, [replace(one, why=one.why.put(one.reason + suffix)) for one in after])

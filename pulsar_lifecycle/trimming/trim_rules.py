@@ -51,40 +51,43 @@ class Stays(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrimVerdict:
-    """What becomes of one ledger: it ``goes`` if there is no ``code``, or stays for ``reason``."""
+    """What becomes of one ledger: it ``goes``, unless ``stays`` says why not, with a code of :class:`Stays`."""
 
     ledger_id: int
-    code: Stays | None
-    reason: str
+    stays: Why | None = None
 
     @property
     def goes(self) -> bool:
         """Whether it may leave its topic."""
-        return self.code is None
+        return self.stays is None
 
     @property
     def why(self) -> Why:
         """Why it stays, or that it may go."""
-        return Why(self.code or Code.MAY_GO, self.reason)
+        return self.stays or Why(Code.MAY_GO, "")
 
 
 def copies_of(rows: Mapping[int, Mapping[str, Any] | None], topic: Topic, context: findings.Context) -> dict[int, Copy]:
     """:func:`copy_of` by ledger id, with what the scan says of its replicas."""
     copies = {ledger_id: copy_of(ledger_id, row, topic) for ledger_id, row in rows.items()}
     return {
-        i: replace(copy, problem=copy.problem or "under-replicated") if i in context.under_replicated else copy
+        i: replace(copy, problem=copy.problem or Why(Code.UNDER_REPLICATED, "under-replicated"))
+        if i in context.under_replicated
+        else copy
         for i, copy in copies.items()
     }
 
 
-def copy_rule(offload: OffloadOutcome, context: findings.Context) -> str:
-    """Why a deletion run could not delete a complete offloaded copy; empty if there is no reason."""
+def copy_rule(offload: OffloadOutcome, context: findings.Context) -> Why | None:
+    """Why a deletion run could not delete a complete offloaded copy; None if there is no reason."""
     bucket = offload.driver_metadata.get("bucket", "")
     if (offload.driver_name or "").lower() not in S3_DRIVERS:
-        return f"its offloaded copy is of driver {offload.driver_name}: only those of aws-s3 and S3 can be deleted"
+        text = f"its offloaded copy is of driver {offload.driver_name}: only those of aws-s3 and S3 can be deleted"
+        return Why(Stays.COPY, text)
     if bucket not in context.offload_buckets:
-        return f"its offloaded copy is in bucket {bucket!r}, which is not one of object_store.buckets"
-    return ""
+        text = f"its offloaded copy is in bucket {bucket!r}, which is not one of object_store.buckets"
+        return Why(Stays.COPY, text)
+    return None
 
 
 def acknowledged(item: LedgerInfo, copy: Copy | None, position: Position) -> bool:
@@ -110,57 +113,52 @@ def judge(
     copies: Mapping[int, Copy],
     asked: Collection[int],
     context: findings.Context,
-    topic_reason: str = "",
-    topic_code: Stays = Stays.TOPIC,
+    topic: Why | None = None,
 ) -> list[TrimVerdict]:
-    """One verdict per ledger asked for, by id. ``topic_reason``: why none of them may go.
+    """One verdict per ledger asked for, by id. ``topic``: why none of them may go, with a code of :class:`Stays`.
 
     ``cursors`` are the persisted mark-delete positions of every durable cursor, ``copies`` has every ledger asked for
     that the topic lists. What goes is always a prefix of the topic's ledgers, never the last one, and of no use to any
     cursor (:func:`acknowledged`).
     """
-    topic_code = topic_code if topic_reason else Stays.TOPIC
-    topic_reason = topic_reason or open_attempt(info)
+    if topic is None and (attempt := open_attempt(info)):
+        topic = Why(Stays.TOPIC, attempt.text)
     listed = {item.ledger_id: item for item in info.ledgers}
-    verdicts = {i: TrimVerdict(i, Stays.NOT_LISTED, "its topic does not list it") for i in asked}
+    verdicts = {i: TrimVerdict(i, Why(Stays.NOT_LISTED, "its topic does not list it")) for i in asked}
     slowest = min(cursors, key=lambda name: cursors[name], default="")
     in_the_way = -1
     for ledger_id in sorted(listed):
         if ledger_id in verdicts:
             item, copy = listed[ledger_id], copies.get(ledger_id)
-            code, reason = None, ""
-            if topic_reason:
-                code, reason = topic_code, topic_reason
-            elif own := _own_reason(item, copy, context):
-                code, reason = Stays.COPY, own
-            elif ledger_id == max(listed):
-                code, reason = Stays.LAST_LEDGER, "the last ledger of its topic"
-            elif slowest and not acknowledged(item, copy, cursors[slowest]):
-                code, reason = Stays.CURSOR, f"cursor {slowest} stands at {cursors[slowest]}"
-            elif in_the_way >= 0:
-                code, reason = Stays.NOT_PREFIX, f"ledger {in_the_way} before it stays: it would leave a hole"
-            verdicts[ledger_id] = TrimVerdict(ledger_id, code, reason)
-            if code is None:
+            stays = topic or _own_reason(item, copy, context)
+            if stays is None and ledger_id == max(listed):
+                stays = Why(Stays.LAST_LEDGER, "the last ledger of its topic")
+            elif stays is None and slowest and not acknowledged(item, copy, cursors[slowest]):
+                stays = Why(Stays.CURSOR, f"cursor {slowest} stands at {cursors[slowest]}")
+            elif stays is None and in_the_way >= 0:
+                stays = Why(Stays.NOT_PREFIX, f"ledger {in_the_way} before it stays: it would leave a hole")
+            verdicts[ledger_id] = TrimVerdict(ledger_id, stays)
+            if stays is None:
                 continue
         in_the_way = ledger_id if in_the_way < 0 else in_the_way
     return [verdicts[i] for i in sorted(verdicts)]
 
 
-def _own_reason(item: LedgerInfo, copy: Copy | None, context: findings.Context) -> str:
-    """Why a ledger stays whatever its place; empty if there is no reason."""
+def _own_reason(item: LedgerInfo, copy: Copy | None, context: findings.Context) -> Why | None:
+    """Why a ledger stays whatever its place; None if there is no reason."""
     offload = item.offload
     if offload and offload.segments:
-        return "streaming offload: which of its objects are whole is not known"
+        return Why(Stays.COPY, "streaming offload: which of its objects are whole is not known")
     if offload and (offload.complete or offload.bookkeeper_deleted):
         if not (offload.complete and offload.uuid and offload.driver_name):
-            return "its offload context is not whole: where the copy is cannot be said"
+            return Why(Stays.COPY, "its offload context is not whole: where the copy is cannot be said")
         if why := copy_rule(offload, context):
             return why
         if offload.bookkeeper_deleted:
-            return ""
+            return None
     if copy is None:
-        return "its copy in BookKeeper was not looked at"
-    return copy.problem
+        return Why(Stays.COPY, "its copy in BookKeeper was not looked at")
+    return Why(Stays.COPY, copy.problem.text) if copy.problem else None
 
 
 def data_messages(topic: Topic, item: LedgerInfo, copy: Copy | None, sent_at: int) -> list[PendingDeleteLedgerInfo]:

@@ -371,17 +371,17 @@ def copies_unseen() -> AbstractContextManager[Any]:
 
 def take_any_copy() -> AbstractContextManager[Any]:
     """An offloaded ledger leaves its list wherever its copy is."""
-    return patch.object(trim_rules, "copy_rule", lambda offload, context: "")
+    return patch.object(trim_rules, "copy_rule", lambda offload, context: None)
 
 
 def take_beside_open_ledgers() -> AbstractContextManager[Any]:
     """A ledger leaves its list whatever may be writing its topic."""
-    return patch.object(protection, "deletion_rule", lambda topic, context: "")
+    return patch.object(protection, "deletion_rule", lambda topic, context: None)
 
 
 def take_beside_attempts() -> AbstractContextManager[Any]:
     """A ledger leaves its list whatever its topic's broker is offloading."""
-    return patch.object(trim_rules, "open_attempt", lambda info, ours=(): "")
+    return patch.object(trim_rules, "open_attempt", lambda info, ours=(): None)
 
 
 def whatever_is_beside() -> AbstractContextManager[Any]:
@@ -591,7 +591,7 @@ def compare_small_copies() -> Iterator[None]:
 
     def hasty(other_copy: Any, location: Location, places: Any, **ports: Any) -> Any:
         head = ports["objects"].head(location.bucket, location.data_key)
-        return "" if head and head.size > LARGE else real(other_copy, location, places, **ports)
+        return None if head and head.size > LARGE else real(other_copy, location, places, **ports)
 
     with patch.object(offloaded_copies, "why_unlike", hasty):
         yield

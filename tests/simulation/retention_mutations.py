@@ -25,7 +25,7 @@ def retain_less() -> AbstractContextManager[Any]:
 
 def forget_new_policies() -> AbstractContextManager[Any]:
     """A plan is applied whatever the policy is by now."""
-    return patch.object(retention_run._Policies, "rule", lambda *_: lambda: "")
+    return patch.object(retention_run._Policies, "rule", lambda *_: lambda: None)
 
 
 RETENTION: Mapping[str, Mutation] = {

@@ -60,7 +60,7 @@ def release_before_the_lag() -> Iterator[None]:
 
     with (
         patch.object(offload_planning._Judging, "rows", judged),
-        patch.object(bookkeeper_copies._Lag, "unmet", lambda *_: ""),
+        patch.object(bookkeeper_copies._Lag, "unmet", lambda *_: None),
     ):
         yield
 
@@ -70,7 +70,7 @@ def abort_a_committed_attempt() -> Iterator[None]:
     """An attempt that a run left open is taken for one that its topic never got to name, whatever scans have seen."""
     with (
         patch.object(interrupted, "_state_of", lambda *_: (None, Why(Code.DELISTED, "its topic does not list it"))),
-        patch.object(interrupted, "_not_its_own", lambda *_: ""),
+        patch.object(interrupted, "_not_its_own", lambda *_: None),
     ):
         yield
 
@@ -82,7 +82,7 @@ def remove_without_aborting() -> AbstractContextManager[Any]:
 
 def sweep_at_first_sight() -> AbstractContextManager[Any]:
     """Neither age nor an earlier scan keeps what the newest one finds unnamed."""
-    return patch.object(bucket_rules, "why_kept", lambda *_, **__: "")
+    return patch.object(bucket_rules, "why_kept", lambda *_, **__: None)
 
 
 @contextmanager
@@ -135,8 +135,8 @@ def revert_beside_a_deletion_run() -> Iterator[None]:
 def revert_without_asking() -> Iterator[None]:
     """BookKeeper has what it had."""
     with (
-        patch.object(revert, "not_whole_in_bookkeeper", lambda *_: ""),
-        patch.object(revert, "without_bookkeeper", lambda *_: ""),
+        patch.object(revert, "not_whole_in_bookkeeper", lambda *_: None),
+        patch.object(revert, "without_bookkeeper", lambda *_: None),
     ):
         yield
 

@@ -299,7 +299,10 @@ class FileLake(LakeFiles):
     def _rows(self, relative: str, schema: pa.Schema) -> pa.Table:
         data = self._read(relative)
         try:
-            return pq.read_table(pa.BufferReader(data)).select(schema.names).cast(schema)
+            rows = pq.read_table(pa.BufferReader(data))
+            if "code" in schema.names and "code" not in rows.schema.names:  # a plan of an earlier version
+                rows = rows.append_column("code", pa.nulls(rows.num_rows, pa.string()))
+            return rows.select(schema.names).cast(schema)
         except (OSError, KeyError, pa.ArrowException) as error:
             raise CorruptFormat(f"{self.location}/{relative}", 0, f"a plan's rows: {error}") from error
 

@@ -38,6 +38,7 @@ from pulsar_lifecycle.ports import (
     ObjectStore,
     Unread,
 )
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Begun
 from pulsar_lifecycle.records.offload_uuids import NamedUuids
 from pulsar_lifecycle.records.referenced import Referenced
@@ -116,7 +117,8 @@ def look_below(
         yield from _missing(inventory, store, objects, dict(some), damaged)
     for one in damaged.values():
         first = named[one.uuid][0]
-        yield one.row(ObjectKind.IN_FLIGHT, "a topic names its UUID, and reads it elsewhere", first.topic)
+        elsewhere = Why(Code.STILL_IN_USE, "a topic names its UUID, and reads it elsewhere")
+        yield one.row(ObjectKind.IN_FLIGHT, elsewhere, first.topic)
 
 
 def look_between(objects: ObjectStore, bucket: str, gap: KeyRange) -> Iterator[Row]:
@@ -172,7 +174,8 @@ def _unnamed(
     candidates: list[Copy] = []
     for one in copies:
         if one.uuid in now:
-            yield one.row(ObjectKind.IN_FLIGHT, "the newest scan found its UUID in a topic's metadata")
+            why = Why(Code.STILL_IN_USE, "the newest scan found its UUID in a topic's metadata")
+            yield one.row(ObjectKind.IN_FLIGHT, why)
         elif one.newest + CLOCK_SKEW_MS >= inventory.rules.scanned_from:
             yield one.row(ObjectKind.NEW, bucket_rules.NOT_JUDGED)
         elif why := bucket_rules.why_kept(one, inventory.rules, named_earlier=one.uuid in earlier):
@@ -184,7 +187,7 @@ def _unnamed(
         error = next((head for head in heads if isinstance(head, LifecycleError)), None)
         found = [head for head in heads if isinstance(head, ObjectHead)]
         if error:
-            yield one.row(one.unreferenced, f"it could not be looked at: {error}")
+            yield one.row(one.unreferenced, Why(Code.OBJECTS_UNREAD, f"it could not be looked at: {error}"))
             continue
         if not found:
             continue
@@ -229,10 +232,10 @@ def _owned(
     unneeded: list[tuple[Copy, bucket_rules.Origin, OtherCopy]] = []
     for (one, whose), node in zip(owned, topics, strict=True):
         info = _decoded(node)
-        if isinstance(info, str):
+        if isinstance(info, Why):
             yield one.row(one.unreferenced, info, whose.topic, whose.namespace)
         elif one.uuid in managed_ledger.offload_uuids(info):
-            why = "its topic's z-node names its UUID by now"
+            why = Why(Code.STILL_IN_USE, "its topic's z-node names its UUID by now")
             yield one.row(ObjectKind.IN_FLIGHT, why, whose.topic, whose.namespace)
         else:
             item = next((item for item in info.ledgers if item.ledger_id == one.ledger_id), None)
@@ -240,20 +243,22 @@ def _owned(
     places = Copies(inventory.buckets, inventory.ledgers_root, inventory.referenced, inventory.listed_earlier)
     last = why_last([other_copy for *_, other_copy in unneeded], places, store=store, reader=reader, objects=objects)
     for (one, whose, _), found in zip(unneeded, last, strict=True):
-        unknown = isinstance(found, LifecycleError)
-        why = f"the objects that its topic reads could not be looked at: {found}" if unknown else found
+        why = found
+        if isinstance(found, LifecycleError):
+            why = Why(Code.OBJECTS_UNREAD, f"the objects that its topic reads could not be looked at: {found}")
+        assert not isinstance(why, LifecycleError)
         action = "" if why else DELETE
         yield one.row(one.unreferenced, why or bucket_rules.NOTHING_NAMES_IT, whose.topic, whose.namespace, action)
 
 
-def _decoded(node: Node | Unread | None) -> ManagedLedgerInfo | str:
+def _decoded(node: Node | Unread | None) -> ManagedLedgerInfo | Why:
     """A topic's z-node; why it cannot be read."""
     if isinstance(node, Unread):
-        return f"its topic's z-node cannot be read: {node.reason}"
+        return Why(Code.UNREAD, f"its topic's z-node cannot be read: {node.reason}")
     try:
         return managed_ledger.decode(node.data if node else b"")
     except CorruptFormat as error:
-        return f"its topic's z-node cannot be read: {error}"
+        return Why(Code.UNREAD, f"its topic's z-node cannot be read: {error}")
 
 
 def _missing(
@@ -268,7 +273,7 @@ def _missing(
     asked: dict[str, list[tuple[Copy, OffloadReference]]] = {}
     for ((bucket, uuid, ledger_id), reference), node in zip(named.items(), nodes, strict=True):
         info = _decoded(node)
-        if isinstance(info, str):
+        if isinstance(info, Why):
             raise StoreError(f"{reference.path}: {info}")
         context = _context(info, reference)
         if context is None:
@@ -277,7 +282,8 @@ def _missing(
         if (context.driver_name or "").lower() in offload_object.S3_DRIVERS and bucket in inventory.buckets:
             asked.setdefault(bucket, []).append((copy, reference))
         else:
-            yield copy.row(ObjectKind.ELSEWHERE, "its bucket is not one of object_store.buckets", reference.topic)
+            why = Why(Code.NO_BUCKET, "its bucket is not one of object_store.buckets")
+            yield copy.row(ObjectKind.ELSEWHERE, why, reference.topic)
     for bucket, several in asked.items():
         heads = heads_of(objects, bucket, [copy for copy, _ in several])
         for copy, (_, reference) in zip(heads, several, strict=True):
@@ -285,7 +291,7 @@ def _missing(
                 raise copy
             damaged.pop((bucket, copy.uuid, copy.ledger_id), None)
             wrong = inventory.rules.wrong(copy, reference)
-            kind, why = (ObjectKind.BROKEN, wrong) if wrong else (ObjectKind.COMPLETE, "a topic reads it")
+            kind, why = (ObjectKind.BROKEN, wrong) if wrong else (ObjectKind.COMPLETE, bucket_rules.READ_BY_A_TOPIC)
             yield copy.row(kind, why, reference.topic)
 
 

@@ -35,7 +35,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import owner_names, plans
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Begun
-from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.topics import protection
 
@@ -62,52 +62,58 @@ class Rules:
     open_attempts: frozenset[UUID]
     unproven: Mapping[tuple[UUID, int], str] = field(default_factory=dict[tuple[UUID, int], str])
 
-    def wrong(self, copy: Copy, reference: OffloadReference) -> str:
-        """What is wrong with a copy that a topic reads: by a listing, or by its last proof; empty if nothing is."""
-        return damage(copy, reference) or self.unproven.get((copy.uuid, copy.ledger_id), "")
+    def wrong(self, copy: Copy, reference: OffloadReference) -> Why | None:
+        """What is wrong with a copy that a topic reads: by a listing, or by its last proof; None if nothing is."""
+        failed = self.unproven.get((copy.uuid, copy.ledger_id))
+        return damage(copy, reference) or (None if failed is None else Why(Code.NOT_PROVEN, failed))
 
     def too_young(self, written: int) -> bool:
         """Whether something may be within the grace period, by whichever clock."""
         return self.context.now - written < self.context.grace + CLOCK_SKEW_MS
 
 
-def in_use(copy: Copy, named: Sequence[OffloadReference], rules: Rules) -> tuple[ObjectKind, str, str] | None:
-    """(kind, reason, topic) of a copy whose UUID metadata or an open attempt of ours has; None if neither does."""
+def in_use(copy: Copy, named: Sequence[OffloadReference], rules: Rules) -> tuple[ObjectKind, Why, str] | None:
+    """(kind, why, topic) of a copy whose UUID metadata or an open attempt of ours has; None if neither does."""
     readers = [one for one in named if one.reads(copy)]
     for reader in readers:
         if wrong := rules.wrong(copy, reader):
             return ObjectKind.BROKEN, wrong, reader.topic
     if readers:
-        return ObjectKind.COMPLETE, "a topic reads it", readers[0].topic
+        return ObjectKind.COMPLETE, READ_BY_A_TOPIC, readers[0].topic
     for one in named:
         if one.complete and one.ledger_id == copy.ledger_id:
-            return ObjectKind.IN_FLIGHT, f"a topic names its UUID, and reads it from bucket {one.bucket}", one.topic
+            why = Why(Code.STILL_IN_USE, f"a topic names its UUID, and reads it from bucket {one.bucket}")
+            return ObjectKind.IN_FLIGHT, why, one.topic
     if named:
-        return ObjectKind.IN_FLIGHT, "a topic names its UUID, not as a complete offload of this ledger", named[0].topic
+        why = Why(Code.STILL_IN_USE, "a topic names its UUID, not as a complete offload of this ledger")
+        return ObjectKind.IN_FLIGHT, why, named[0].topic
     if copy.uuid in rules.open_attempts:
-        return ObjectKind.IN_FLIGHT, "it is an open offload attempt of ours", ""
+        return ObjectKind.IN_FLIGHT, _OPEN_ATTEMPT, ""
     return None
 
 
-NOT_JUDGED = "written after the newest scan began, or minutes before it: run `scan`, then this once more"
+READ_BY_A_TOPIC = Why(Code.STILL_IN_USE, "a topic reads it")
+_OPEN_ATTEMPT = Why(Code.ATTEMPT_OPEN, "it is an open offload attempt of ours")
+
+NOT_JUDGED = Why(
+    Code.YOUNG, "written after the newest scan began, or minutes before it: run `scan`, then this once more"
+)
 
 
-def why_kept(copy: Copy, rules: Rules, *, named_earlier: bool) -> str:
-    """Why a copy that nothing names now stays, before anybody asks where it comes from; empty if nothing says so."""
+def why_kept(copy: Copy, rules: Rules, *, named_earlier: bool) -> Why | None:
+    """Why a copy that nothing names now stays, before anybody asks where it comes from; None if nothing says so."""
     if not rules.exclusive:
-        return "object_store.exclusive is not set: another cluster may need it"
+        return Why(Code.NOT_OURS, "object_store.exclusive is not set: another cluster may need it")
     if rules.confirmed_from is None:
-        return "not confirmed: there is no covered scan that is old enough"
+        return Why(Code.NOT_CONFIRMED, "not confirmed: there is no covered scan that is old enough")
     if named_earlier:
-        return "not confirmed: an earlier scan still found its UUID in a topic's metadata"
+        return Why(Code.NOT_CONFIRMED, "not confirmed: an earlier scan still found its UUID in a topic's metadata")
     if copy.newest + CLOCK_SKEW_MS >= rules.confirmed_from:
-        return "not confirmed: younger than the earlier of two scans"
-    if rules.too_young(copy.newest):
-        return YOUNG
-    return ""
+        return Why(Code.NOT_CONFIRMED, "not confirmed: younger than the earlier of two scans")
+    return _YOUNG if rules.too_young(copy.newest) else None
 
 
-YOUNG = "younger than the grace period"
+_YOUNG = Why(Code.YOUNG, "younger than the grace period")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ class Origin:
     topic: str
     namespace: str
     managed_ledger: str
-    kept: str
+    kept: Why | None
 
 
 def origin(found: Sequence[Mapping[str, str]], rules: Rules) -> Origin:
@@ -127,17 +133,21 @@ def origin(found: Sequence[Mapping[str, str]], rules: Rules) -> Origin:
             return Origin("", "", "", why)
     names = sorted({metadata[offload_object.MANAGED_LEDGER_NAME] for metadata in found})
     if len(names) != 1:
-        return Origin("", "", "", "its objects are of different topics")
+        return Origin("", "", "", Why(Code.NOT_OURS, "its objects are of different topics"))
     namespace, topic = owner_names.owner_of("managed-ledger", names[0], None, None, None)
     if not topic:
-        return Origin("", "", names[0], f"the object says {names[0]}, which no topic can be called")
+        why = Why(Code.NOT_OURS, f"the object says {names[0]}, which no topic can be called")
+        return Origin("", "", names[0], why)
     if namespace not in rules.context.namespaces:
-        return Origin(topic, namespace, names[0], f"namespace {namespace} does not exist here: foreign or gone")
+        why = Why(Finding.FOREIGN, f"namespace {namespace} does not exist here: foreign or gone")
+        return Origin(topic, namespace, names[0], why)
     rule = protection.owner_rule(namespace, topic, rules.context)
-    return Origin(topic, namespace, names[0], f"{rule[0]}: {rule[1]}" if rule else "")
+    return Origin(topic, namespace, names[0], Why(Finding(rule[0]), f"{rule[0]}: {rule[1]}") if rule else None)
 
 
-NOTHING_NAMES_IT = "nothing names its UUID, two scans agree, and its objects say that they are ours"
+NOTHING_NAMES_IT = Why(
+    Code.UNREFERENCED, "nothing names its UUID, two scans agree, and its objects say that they are ours"
+)
 
 _NOT_PROVEN = (
     "no offload run of ours began it, and an upload says not whose it is: abort it yourself, or by a lifecycle rule of "
@@ -160,7 +170,7 @@ def judge_upload(
         known |= {"ledger_id": parsed.ledger_id, "uuid": str(parsed.uuid), "topic": begun.topic if begun else ""}
     if rule.goes and begun:
         known |= {"namespace": str(Topic.parse(begun.topic).namespace), "action": ABORT}
-    return object_row(bucket, key, rule.kind, rule.why.text, **known)
+    return object_row(bucket, key, rule.kind, rule.why, **known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +189,12 @@ def upload_rule(key: str, initiated: int, rules: Rules, *, named: bool, begun: B
         why = Why(Code.NO_OFFLOAD_KEY, "its key is not that of an offloaded ledger")
         return UploadRule(ObjectKind.DANGLING_UPLOAD, why)
     if parsed.uuid in rules.open_attempts:
-        return UploadRule(ObjectKind.IN_FLIGHT, Why(Code.ATTEMPT_OPEN, "it is an open offload attempt of ours"))
+        return UploadRule(ObjectKind.IN_FLIGHT, _OPEN_ATTEMPT)
     if begun is None and named:
         why = Why(Code.STILL_IN_USE, "a topic names its UUID: a broker's attempt, or what one left behind")
         return UploadRule(ObjectKind.IN_FLIGHT, why)
     if rules.too_young(begun.last_said if begun else initiated):
-        return UploadRule(ObjectKind.DANGLING_UPLOAD, Why(Code.YOUNG, YOUNG))
+        return UploadRule(ObjectKind.DANGLING_UPLOAD, _YOUNG)
     if begun is None:
         return UploadRule(ObjectKind.DANGLING_UPLOAD, Why(Code.NOT_OURS, _NOT_PROVEN))
     why = Why(Code.LEFT_BEHIND, "an offload run of ours left it behind")

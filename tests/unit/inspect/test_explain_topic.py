@@ -66,7 +66,8 @@ def test_what_protects_the_whole_topic_is_its_code(scene: RetentionScene) -> Non
     scene.scan(shadow_sources=frozenset({f"persistent://{NAMESPACE}/a"}))
     found = explained(scene, "a")
     assert set(codes(found)) == {Protection.SHADOW_SOURCE}
-    assert found.protection == "source of a shadow topic"
+    assert found.protection
+    assert found.protection.code is Protection.SHADOW_SOURCE
 
 
 def test_a_loaded_topic_is_left_to_its_broker(scene: RetentionScene) -> None:

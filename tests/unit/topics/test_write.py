@@ -451,7 +451,7 @@ def test_a_run_of_another_lease_that_lost_the_race_takes_no_watch_away() -> None
     late.note_unload(False)
     scene.edit()
     assert not late.write(node, b"", scene.cluster.path(scene.ids[-1]))
-    assert late.finish(sure=True) == ""
+    assert late.finish(sure=True) is None
     assert (scene.written, scene.left_pending) == (True, [False])
 
 

@@ -912,19 +912,21 @@ def test_no_topic_is_loaded_where_no_unload_works(scene: Scene, error: Exception
     scene.cluster.admin.on_unload = fails
     unloads = Unloads(5, 99, scene.cluster.clock)
     for n in range(3):
-        assert unloads.doubt(TOPIC) == ""
+        assert unloads.doubt(TOPIC) is None
         topic = Topic.parse(f"persistent://tenant-{n}/orders/t")
         scene.cluster.load(topic)
-        assert unloads.unload(scene.cluster.admin, topic, written=False) == str(error)
+        assert unloads.unload(scene.cluster.admin, topic, written=False) == Why(Code.NOT_UNLOADED, str(error))
     told = "pending unloads fail (`pulsar-lifecycle status`): 500"
-    assert unloads.doubt(TOPIC) == ("" if isinstance(error, AccessDenied) else told)
+    assert unloads.doubt(TOPIC) == (None if isinstance(error, AccessDenied) else Why(Code.NOT_UNLOADED, told))
 
 
 def test_a_run_unloads_no_more_than_it_may(scene: Scene) -> None:
     unloads = Unloads(5, 2, scene.cluster.clock)
     scene.cluster.load(TOPIC)
-    assert (unloads.unload(scene.cluster.admin, TOPIC), unloads.lacks()) == ("", "")
-    assert unloads.lacks(2) == "this run may unload no more (trimming.max_unloads)"
+    assert (unloads.unload(scene.cluster.admin, TOPIC), unloads.lacks()) == (None, None)
+    lack = unloads.lacks(2)
+    assert lack
+    assert lack.code is Code.NOT_UNLOADED
 
 
 def test_topics_whose_unload_always_fails_starve_no_other(scene: Scene) -> None:
@@ -1068,7 +1070,7 @@ def test_unloads_keep_their_pace(scene: Scene) -> None:
     unloads = Unloads(5, 100, scene.cluster.clock)
     scene.cluster.load(TOPIC)
     for _ in range(11):
-        assert unloads.unload(scene.cluster.admin, TOPIC) == ""
+        assert unloads.unload(scene.cluster.admin, TOPIC) is None
     assert sum(scene.cluster.clock.slept) == pytest.approx(2.0)
 
 

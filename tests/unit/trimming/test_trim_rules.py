@@ -14,10 +14,13 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext, OffloadSegment
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.topics import listed_ledgers, protection
 from pulsar_lifecycle.topics.listed_ledgers import Copy
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming import trim_rules
+from pulsar_lifecycle.trimming.trim_rules import Stays
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}), offload_buckets=frozenset({"b"}))
@@ -67,9 +70,8 @@ def judged(
     """Reason by ledger; empty for one that goes."""
     known = more.pop("copies", None) or copies(*(i.ledger_id for i in ledgers.ledgers))
     verdicts = trim_rules.judge(ledgers, cursors or {}, known, asked, more.pop("context", CONTEXT), **more)
-    assert all(v.goes is not bool(v.reason) for v in verdicts)
     assert [v.ledger_id for v in verdicts] == sorted(asked)
-    return {v.ledger_id: v.reason for v in verdicts}
+    return {v.ledger_id: str(v.stays or "") for v in verdicts}
 
 
 def test_a_prefix_goes_whatever_the_order_of_the_list() -> None:
@@ -198,7 +200,9 @@ def test_what_the_deletion_run_would_keep_stays_listed(changes: dict[str, Any], 
 def test_an_under_replicated_ledger_stays() -> None:
     known = trim_rules.copies_of({1: row(1), 2: row(2)}, TOPIC, replace(CONTEXT, under_replicated=BitMap64([1])))
     assert judged(info(1, 2), {1}, copies=known) == {1: "under-replicated"}
-    assert known[2].problem == ""
+    assert known[1].problem
+    assert known[1].problem.code is Code.UNDER_REPLICATED
+    assert known[2].problem is None
 
 
 @pytest.mark.parametrize("bookkeeper_deleted", [False, True])
@@ -229,12 +233,14 @@ def test_without_an_object_store_no_offloaded_ledger_leaves() -> None:
 
 def test_nothing_leaves_a_topic_with_a_leaked_open_ledger() -> None:
     context = replace(CONTEXT, open_topics=frozenset({str(TOPIC)}))
-    assert "never closed" in protection.deletion_rule(TOPIC, context)
-    assert protection.deletion_rule(TOPIC.partitioned_parent, context) == ""
+    rule = protection.deletion_rule(TOPIC, context)
+    assert rule
+    assert rule.code is Protection.OPEN_ORPHAN
+    assert protection.deletion_rule(TOPIC.partitioned_parent, context) is None
 
 
 def test_a_reason_of_the_topic_holds_all_of_it() -> None:
-    assert judged(info(1, 2, 3), {1, 2}, topic_reason="legal hold") == {1: "legal hold", 2: "legal hold"}
+    assert judged(info(1, 2, 3), {1, 2}, topic=Why(Stays.TOPIC, "legal hold")) == {1: "legal hold", 2: "legal hold"}
 
 
 SYSTEM = Context(
@@ -248,33 +254,36 @@ SYSTEM = Context(
 
 
 @pytest.mark.parametrize(
-    ("name", "context", "reason"),
+    ("name", "context", "code"),
     [
-        ("acme/orders/plain", CONTEXT, ""),
-        ("acme/orders/held", SYSTEM, "legal hold"),
-        ("acme/orders/held-partition-1", SYSTEM, "legal hold"),
-        ("acme/orders/source", SYSTEM, "source of a shadow topic"),
-        ("acme/orders/source-partition-3", SYSTEM, "source of a shadow topic"),
-        ("acme/orders/__change_events", CONTEXT, "system topic"),
-        ("acme/orders/__change_events", SYSTEM, ""),
-        ("pulsar/system/__ledger_deletion-partition-0", SYSTEM, "deletion queue"),
-        ("pulsar/system/__ledger_deletion-DLQ", SYSTEM, "deletion queue"),
-        ("pulsar/system/__transaction_log_3", SYSTEM, "transaction"),
-        ("pulsar/system/transaction_coordinator_assign-partition-0", SYSTEM, "transaction"),
-        ("acme/orders/__transaction_buffer_snapshot", SYSTEM, "transaction"),
-        ("acme/orders/t-s__transaction_pending_ack", SYSTEM, "transaction"),
-        ("other/orders/plain", CONTEXT, "namespace other/orders is not known to the newest scan: run the job `scan`"),
+        ("acme/orders/plain", CONTEXT, None),
+        ("acme/orders/held", SYSTEM, Protection.LEGAL_HOLD),
+        ("acme/orders/held-partition-1", SYSTEM, Protection.LEGAL_HOLD),
+        ("acme/orders/source", SYSTEM, Protection.SHADOW_SOURCE),
+        ("acme/orders/source-partition-3", SYSTEM, Protection.SHADOW_SOURCE),
+        ("acme/orders/__change_events", CONTEXT, Protection.SYSTEM_TOPIC),
+        ("acme/orders/__change_events", SYSTEM, None),
+        ("pulsar/system/__ledger_deletion-partition-0", SYSTEM, Protection.RESERVED),
+        ("pulsar/system/__ledger_deletion-DLQ", SYSTEM, Protection.RESERVED),
+        ("pulsar/system/__transaction_log_3", SYSTEM, Protection.RESERVED),
+        ("pulsar/system/transaction_coordinator_assign-partition-0", SYSTEM, Protection.RESERVED),
+        ("acme/orders/__transaction_buffer_snapshot", SYSTEM, Protection.RESERVED),
+        ("acme/orders/t-s__transaction_pending_ack", SYSTEM, Protection.RESERVED),
+        ("other/orders/plain", CONTEXT, Protection.UNKNOWN_NAMESPACE),
     ],
 )
-def test_owners_are_refused_by_name(name: str, context: Context, reason: str) -> None:
+def test_owners_are_refused_by_name(name: str, context: Context, code: Protection | None) -> None:
     found = protection.topic_rule(Topic.parse(f"persistent://{name}"), "", context)
-    assert reason in found
-    assert bool(found) == bool(reason)
+    assert (found and found.code) is code
+    assert found is None or found.text
 
 
 def test_a_shadow_topic_and_one_that_is_not_persistent_are_refused() -> None:
-    assert "shadow topic of persistent://a/b/c" in protection.topic_rule(TOPIC, "persistent://a/b/c", CONTEXT)
-    assert protection.topic_rule(Topic.parse("non-persistent://acme/orders/t"), "", CONTEXT)
+    shadow = protection.topic_rule(TOPIC, "persistent://a/b/c", CONTEXT)
+    assert shadow == Why(Protection.SHADOW_TOPIC, "shadow topic of persistent://a/b/c: its ledgers are its source's")
+    other = protection.topic_rule(Topic.parse("non-persistent://acme/orders/t"), "", CONTEXT)
+    assert other
+    assert other.code is Protection.NOT_PERSISTENT
 
 
 def test_one_message_per_copy() -> None:
@@ -364,7 +373,10 @@ def test_never_a_hole_never_the_last_never_at_or_past_a_cursor(
     listed: list[int], asked: set[int], cursors: dict[str, Position], broken: set[int], running: set[int]
 ) -> None:
     ledgers = info(*listed, offload=dict.fromkeys(running, context_of(complete=False)))
-    known = {i: replace(copy, problem="broken" if i in broken else "") for i, copy in copies(*listed).items()}
+    known = {
+        i: replace(copy, problem=Why(Code.UNREAD, "broken") if i in broken else None)
+        for i, copy in copies(*listed).items()
+    }
     goes = {v.ledger_id for v in trim_rules.judge(ledgers, cursors, known, asked, CONTEXT) if v.goes}
     in_order = sorted(listed)
     assert goes == set(in_order[: len(goes)])

@@ -20,7 +20,9 @@ from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.metastore import topics as metastore_topics
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Begun
+from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.tiered.buckets import bucket_rules
@@ -121,11 +123,11 @@ class Scene(Offloading):
 
     def said(self, uuid: UUID, ledger_id: int) -> tuple[str, str, str]:
         row = self.look()[data_key(uuid, ledger_id)]
-        return row["kind"], row["action"], row["reason"]
+        return row["kind"], row["action"], row["code"]
 
-    def gone_is(self, kind: ObjectKind, reason: str) -> None:
-        """The leaked copy is not planned, for this reason."""
-        assert self.said(self.gone_uuid, self.gone) == (kind.value, "", reason)
+    def gone_is(self, kind: ObjectKind, code: Code | Finding) -> None:
+        """The leaked copy is not planned, as this code says."""
+        assert self.said(self.gone_uuid, self.gone) == (kind.value, "", code)
 
 
 @pytest.fixture
@@ -136,9 +138,10 @@ def scene() -> Scene:
 
 
 def test_a_topics_copy_is_complete_and_what_nothing_names_goes(scene: Scene) -> None:
-    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.COMPLETE, "", "a topic reads it")
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.COMPLETE, "", Code.STILL_IN_USE)
     row = scene.look()[data_key(scene.gone_uuid, scene.gone)]
-    assert row["reason"] == bucket_rules.NOTHING_NAMES_IT
+    assert row["code"] == Code.UNREFERENCED
+    assert row["reason"] == bucket_rules.NOTHING_NAMES_IT.text
     assert {name: row[name] for name in ("kind", "action", "bucket", "topic", "namespace", "objects", "bytes")} == {
         "kind": ObjectKind.ORPHAN_PAIR,
         "action": "delete",
@@ -178,18 +181,18 @@ def test_only_what_nothing_names_is_asked_for(scene: Scene) -> None:
 def test_what_metadata_names_otherwise_is_in_flight(scene: Scene, context: Any) -> None:
     scene.list({scene.gone: context(scene.gone_uuid)})
     scene.scan()
-    scene.gone_is(ObjectKind.IN_FLIGHT, "a topic names its UUID, not as a complete offload of this ledger")
+    scene.gone_is(ObjectKind.IN_FLIGHT, Code.STILL_IN_USE)
 
 
 def test_what_is_named_for_another_ledger_is_in_flight(scene: Scene) -> None:
     scene.list({scene.last + 10: attempt(scene.gone_uuid)})
     scene.scan()
-    scene.gone_is(ObjectKind.IN_FLIGHT, "a topic names its UUID, not as a complete offload of this ledger")
+    scene.gone_is(ObjectKind.IN_FLIGHT, Code.STILL_IN_USE)
 
 
 def test_our_own_open_attempt_is_in_flight(scene: Scene) -> None:
     begin(scene, scene.gone_uuid, scene.gone)
-    scene.gone_is(ObjectKind.IN_FLIGHT, "it is an open offload attempt of ours")
+    scene.gone_is(ObjectKind.IN_FLIGHT, Code.ATTEMPT_OPEN)
 
 
 def begin(scene: Scene, uuid: UUID, ledger_id: int) -> Attempt:
@@ -201,14 +204,14 @@ def begin(scene: Scene, uuid: UUID, ledger_id: int) -> Attempt:
 
 def test_what_its_topic_names_since_the_scan_is_in_flight(scene: Scene) -> None:
     scene.list({scene.gone: attempt(scene.gone_uuid)})
-    scene.gone_is(ObjectKind.IN_FLIGHT, "its topic's z-node names its UUID by now")
+    scene.gone_is(ObjectKind.IN_FLIGHT, Code.STILL_IN_USE)
 
 
 def test_what_another_root_names_is_in_use(scene: Scene) -> None:
     assert scene.now is not None
     named = OffloadUuids.collect([pa.array([[str(scene.gone_uuid)]])])
     scene.now = replace(scene.now, offload_uuids=named)
-    scene.gone_is(ObjectKind.IN_FLIGHT, "the newest scan found its UUID in a topic's metadata")
+    scene.gone_is(ObjectKind.IN_FLIGHT, Code.STILL_IN_USE)
 
 
 # --------------------------------------------------------------------------------------------------------- what is kept
@@ -216,36 +219,36 @@ def test_what_another_root_names_is_in_use(scene: Scene) -> None:
 
 def test_without_the_word_that_the_buckets_are_ours_alone(scene: Scene) -> None:
     scene.exclusive = False
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, "object_store.exclusive is not set: another cluster may need it")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.NOT_OURS)
     assert not [name for name, _, _ in scene.store.requests if name == "head"]
 
 
 def test_without_an_earlier_scan(scene: Scene) -> None:
     scene.before = None
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, "not confirmed: there is no covered scan that is old enough")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.NOT_CONFIRMED)
 
 
 def test_what_an_earlier_scan_found_named(scene: Scene) -> None:
     assert scene.before is not None
     named = OffloadUuids.collect([pa.array([[str(scene.gone_uuid)]])])
     scene.before = replace(scene.before, offload_uuids=named)
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, "not confirmed: an earlier scan still found its UUID in a topic's metadata")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.NOT_CONFIRMED)
 
 
 def test_what_an_earlier_scan_found_listed(scene: Scene) -> None:
     assert scene.before is not None
     scene.before = replace(scene.before, refs=Referenced(needed=BitMap64([scene.gone])))
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, "not confirmed: an earlier scan still found its ledger listed")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.NOT_CONFIRMED)
 
 
 @pytest.mark.parametrize(
     ("newest", "kind", "why"),
     [
-        (False, ObjectKind.ORPHAN_PAIR, "not confirmed: younger than the earlier of two scans"),
-        (True, ObjectKind.NEW, bucket_rules.NOT_JUDGED),
+        (False, ObjectKind.ORPHAN_PAIR, Code.NOT_CONFIRMED),
+        (True, ObjectKind.NEW, Code.YOUNG),
     ],
 )
-def test_what_is_younger_than_a_scan_by_either_object(scene: Scene, newest: bool, kind: ObjectKind, why: str) -> None:
+def test_what_is_younger_than_a_scan_by_either_object(scene: Scene, newest: bool, kind: ObjectKind, why: Code) -> None:
     scan = scene.now if newest else scene.before
     assert scan
     key = index_key(scene.gone_uuid, scene.gone)
@@ -260,29 +263,30 @@ def test_what_is_within_the_grace_period_by_the_worse_clock(scene: Scene) -> Non
     written = scene.cluster.clock.now_ms() - GRACE - 299_000
     scene.buckets.objects[BUCKET][head.key] = replace(head, last_modified=written)
     scene.before = replace(scene.before, epoch=replace(scene.before.epoch, started_at=written + DAY))
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, "younger than the grace period")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.YOUNG)
 
 
 @pytest.mark.parametrize(
-    ("stored", "reason"),
+    ("stored", "code"),
     [
-        ({}, "of unknown origin: the object's metadata lacks its cluster or its topic"),
-        (metadata(TOPIC, "another"), "the object is of cluster another, this is pulsar-one"),
-        (metadata(Topic.parse("persistent://other/ns/a")), "namespace other/ns does not exist here: foreign or gone"),
-        (metadata(TOPIC) | {"managedledgername": "acme/orders"}, "which no topic can be called"),
-        (metadata(Topic.parse("persistent://acme/orders/__x")), "system topic"),
+        ({}, Code.NOT_OURS),
+        (metadata(TOPIC, "another"), Code.NOT_OURS),
+        (metadata(Topic.parse("persistent://other/ns/a")), Finding.FOREIGN),
+        (metadata(TOPIC) | {"managedledgername": "acme/orders"}, Code.NOT_OURS),
+        (metadata(Topic.parse("persistent://acme/orders/__x")), Finding.KEPT),
     ],
 )
 @pytest.mark.parametrize("key", [data_key, index_key])
-def test_what_does_not_say_that_it_is_ours(scene: Scene, stored: Mapping[str, str], reason: str, key: Any) -> None:
+def test_what_does_not_say_that_it_is_ours(
+    scene: Scene, stored: Mapping[str, str], code: Code | Finding, key: Any
+) -> None:
     for one in (data_key, index_key):
         name = one(scene.gone_uuid, scene.gone)
         head = scene.buckets.objects[BUCKET][name]
         both = stored.get("pulsarclustername") == CLUSTER
         if one is key or both:
             scene.buckets.objects[BUCKET][name] = replace(head, metadata=stored)
-    kind, action, why = scene.said(scene.gone_uuid, scene.gone)
-    assert (kind, action, reason in why) == (ObjectKind.ORPHAN_PAIR, "", True), why
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, code)
 
 
 def test_two_halves_of_different_topics(scene: Scene) -> None:
@@ -290,33 +294,29 @@ def test_two_halves_of_different_topics(scene: Scene) -> None:
     head = scene.buckets.objects[BUCKET][name]
     other = metadata(Topic.parse("persistent://acme/orders/b"))
     scene.buckets.objects[BUCKET][name] = replace(head, metadata=other)
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, "its objects are of different topics")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.NOT_OURS)
 
 
 def test_what_is_held(scene: Scene) -> None:
     scene.policy = replace(scene.policy, holds=frozenset({"acme"}))
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, "kept: legal hold")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Finding.KEPT)
 
 
 def test_what_a_shadow_topic_reads(scene: Scene) -> None:
     shadow = Topic.parse("persistent://acme/orders/shadow")
     scene.cluster.topic(shadow, [scene.last], shadow_of=str(TOPIC))
     scene.scan()
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, "kept: source of a shadow topic")
-
-
-NO_OTHER = "some topic lists its ledger, and no other copy of it is known"
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Finding.KEPT)
 
 
 def test_what_may_be_the_last_copy_of_a_listed_ledger(scene: Scene) -> None:
     scene.cluster.topic(TOPIC, [scene.gone, scene.live, scene.last], offloaded={scene.live: attempt(scene.live_uuid)})
     scene.scan()
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, f"{NO_OTHER}: BookKeeper does not have it: a dangling reference")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.LAST_COPY)
     scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone)
     assert scene.said(scene.gone_uuid, scene.gone)[1] == "delete"
     scene.cluster.reader.collected["bookie-1:3181"] = {scene.gone}
-    why = "of 1 entries that its bookies were asked for, 1 are on none of them and 0 not shown"
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, f"{NO_OTHER}: {why}")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.LAST_COPY)
 
 
 def test_what_may_be_the_last_whole_copy_though_its_topic_reads_another(scene: Scene) -> None:
@@ -328,7 +328,7 @@ def test_what_may_be_the_last_whole_copy_though_its_topic_reads_another(scene: S
     assert scene.said(scene.gone_uuid, scene.gone)[1] == "delete"
     del scene.buckets.objects[BUCKET][data_key(other, scene.gone)]
     assert scene.said(other, scene.gone)[0] == ObjectKind.BROKEN
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, "the copy that its topic reads is not proven: its data object is missing")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.LAST_COPY)
 
     def refuse(name: str, bucket: str, keys: Any) -> None:
         if name == "head" and index_key(other, scene.gone) in keys:
@@ -336,7 +336,7 @@ def test_what_may_be_the_last_whole_copy_though_its_topic_reads_another(scene: S
 
     scene.named.pop(other)
     scene.store.before = refuse
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, "the objects that its topic reads could not be looked at: no")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.OBJECTS_UNREAD)
 
 
 def test_what_cannot_be_looked_at(scene: Scene) -> None:
@@ -345,7 +345,7 @@ def test_what_cannot_be_looked_at(scene: Scene) -> None:
             raise AccessDenied("no")
 
     scene.store.before = refuse
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, "it could not be looked at: no")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.OBJECTS_UNREAD)
 
 
 def test_what_is_written_again_while_it_is_looked_at(scene: Scene) -> None:
@@ -355,14 +355,13 @@ def test_what_is_written_again_while_it_is_looked_at(scene: Scene) -> None:
             scene.copy(scene.gone_uuid, scene.gone)
 
     scene.store.before = write
-    scene.gone_is(ObjectKind.ORPHAN_PAIR, "not confirmed: younger than the earlier of two scans")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.NOT_CONFIRMED)
 
 
 def test_a_topic_that_cannot_be_decoded_keeps_its_copies(scene: Scene) -> None:
     named = scene.named.pop(scene.live_uuid)
     scene.cluster.put(scene.cluster.topic_path(TOPIC), b"\xff\xff")
-    kind, action, why = scene.said(scene.gone_uuid, scene.gone)
-    assert (kind, action, "its topic's z-node cannot be read" in why) == (ObjectKind.ORPHAN_PAIR, "", True)
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, Code.UNREAD)
     del scene.buckets.objects[BUCKET][data_key(scene.live_uuid, scene.live)]
     scene.named[scene.live_uuid] = named
     with pytest.raises(StoreError, match="cannot be read"):
@@ -413,14 +412,13 @@ def test_a_copy_that_a_topic_reads_and_that_is_not_whole_is_broken(scene: Scene)
     scene.scan()
     objects = scene.buckets.objects[BUCKET]
     index = objects.pop(index_key(scene.live_uuid, scene.live))
-    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", "its index object is missing")
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", Code.OBJECT_MISSING)
     data = objects.pop(data_key(scene.live_uuid, scene.live))
-    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", "neither of its objects exists")
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", Code.OBJECT_MISSING)
     objects[index.key], objects[data.key] = replace(index, size=51), data
     assert scene.said(scene.live_uuid, scene.live)[0] == ObjectKind.BROKEN
     objects[index.key], objects[data.key] = index, replace(data, size=149)
-    why = "its data object has 149 bytes, its ledger takes 150 at least"
-    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", why)
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", Code.OBJECT_CUT_OFF)
     objects[data.key] = replace(data, size=150)
     assert scene.said(scene.live_uuid, scene.live)[0] == ObjectKind.COMPLETE
 
@@ -428,7 +426,7 @@ def test_a_copy_that_a_topic_reads_and_that_is_not_whole_is_broken(scene: Scene)
 def test_a_copy_that_failed_its_last_proof_is_not_complete(scene: Scene) -> None:
     """Its objects are there, of the right size."""
     scene.unproven = {(scene.live_uuid, scene.live): "one byte is another"}
-    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", "one byte is another")
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", Code.NOT_PROVEN)
     scene.unproven = {(scene.live_uuid, scene.live + 1): "", (scene.gone_uuid, scene.live): "x"}
     assert scene.said(scene.live_uuid, scene.live)[0] == ObjectKind.COMPLETE
 
@@ -449,8 +447,7 @@ def test_another_bucket_is_not_looked_at(scene: Scene) -> None:
     scene.cluster.topic(TOPIC, [scene.live, scene.last], offloaded={scene.live: context})
     assert data_key(scene.live_uuid, scene.live) not in scene.look()
     scene.scan()
-    why = "its bucket is not one of object_store.buckets"
-    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.ELSEWHERE, "", why)
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.ELSEWHERE, "", Code.NO_BUCKET)
 
 
 IN_ANOTHER = f"a topic names its UUID, and reads it from bucket {BUCKET}"

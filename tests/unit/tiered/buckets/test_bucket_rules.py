@@ -95,7 +95,7 @@ def test_what_topics_name_complete_or_not_and_segments_too() -> None:
 
 def planned(uuid: UUID) -> dict[str, Any]:
     copy = Copy("tiered", uuid, 7, StoredObject(100, 1), StoredObject(60, 2))
-    return copy.row(ObjectKind.ORPHAN_PAIR, "", "persistent://a/b/c", "a/b", "delete")
+    return copy.row(ObjectKind.ORPHAN_PAIR, bucket_rules.NOTHING_NAMES_IT, "persistent://a/b/c", "a/b", "delete")
 
 
 def test_a_message_names_the_attempt_and_its_bucket() -> None:
