@@ -29,10 +29,10 @@ from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.tiered.offload_planning import TABLE, make_offload_plan
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
-from pulsar_lifecycle.tiered.run_selection import chosen
+from pulsar_lifecycle.tiered.planning.offload_planning import TABLE, make_offload_plan
+from pulsar_lifecycle.tiered.planning.run_selection import chosen
 from resources.lifecycle import LifecycleResource
 
 CHECK = "no_failed_proofs"

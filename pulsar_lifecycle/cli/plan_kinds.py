@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.deletion import deletion_planning
+from pulsar_lifecycle.deletion.planning import deletion_planning
 from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase

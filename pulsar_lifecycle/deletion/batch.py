@@ -2,7 +2,7 @@
 # pyarrow.compute makes its functions at import.
 """The second phase: decide every message of the deletion queue afresh, archive, delete, confirm, journal, acknowledge.
 
-Belongs here: the order of these steps for one batch. The rule itself is ``deletion/orphans.py``, the same one that made
+Belongs here: the order of these steps for one batch. The rule itself is ``planning/orphans.py``, the same one that made
 the plan: a message only proposes. Nothing here trusts what a message says beyond which ledger to look at.
 
 A batch that is killed at any point repeats harmlessly: an archived ledger that still exists is decided again, a deleted
@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.deletion import offloaded_copies, orphans
+from pulsar_lifecycle.deletion import offloaded_copies
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.deletion.owner_check import in_use, look_at_owners
+from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.deletion.released import look_at_copies
 from pulsar_lifecycle.deletion.waiting import STAYS, send_back, stay
 from pulsar_lifecycle.errors import LifecycleError

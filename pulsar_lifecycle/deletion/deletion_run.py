@@ -15,8 +15,8 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.deletion import deletion_planning
 from pulsar_lifecycle.deletion.decision import Run
+from pulsar_lifecycle.deletion.planning import deletion_planning
 from pulsar_lifecycle.deletion.run_evidence import Evidence, OffloadEvidence, OffloadPolicy
 from pulsar_lifecycle.deletion.workers import OutcomeCount, delete_directly, delete_from_queue
 from pulsar_lifecycle.errors import NotFound, Refused

@@ -1,7 +1,7 @@
 """The owner's own word: whether the topic, cursor or schema that a ledger belongs to knows it now.
 
 Belongs here: reading the owner's z-nodes afresh and asking the broker that holds it in memory. Not here: the orphan
-rule itself (``deletion/orphans.py``), and what is done with the answer (``deletion/batch.py``).
+rule itself (``planning/orphans.py``), and what is done with the answer (``deletion/batch.py``).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from pulsar_lifecycle.copies.location import Copy, location_of
-from pulsar_lifecycle.deletion import orphans
 from pulsar_lifecycle.deletion.decision import Decision, Run
+from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger

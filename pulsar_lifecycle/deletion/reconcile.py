@@ -3,7 +3,7 @@
 """Deriving intents again for some namespaces: after a rollback of brokers or a restore of ZooKeeper.
 
 Belongs here: choosing rows for a plan like any other, and applying it. Not here: the rules
-(``deletion/deletion_planning.py``, ``journal/intents.py``), making and applying plans (``deletion/deletion_run.py``).
+(``planning/deletion_planning.py``, ``journal/intents.py``), making and applying plans (``deletion/deletion_run.py``).
 """
 
 from __future__ import annotations

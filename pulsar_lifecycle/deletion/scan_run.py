@@ -2,7 +2,7 @@
 
 BookKeeper is listed first and references are read second, so that references can only grow for newer ledgers; then
 coverage is proven and the epoch closed; then every ledger is judged. Belongs here: the steps as the assets take them,
-and all of them in a row. Not here: what a step does (``scan/read.py``, ``scan/epochs.py``, ``orphan_findings.py``).
+and all of them in a row. Not here: what a step does (``scan/read.py``, ``scan/epochs.py``, ``planning/``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from pulsar_lifecycle.deletion.orphan_findings import build_findings
+from pulsar_lifecycle.deletion.planning.orphan_findings import build_findings
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.reading import TABLES
 from pulsar_lifecycle.records.epoch import Census, Epoch

@@ -3,8 +3,9 @@
 """Why one ledger is kept or may go: what its owners say now, joined with what the lake remembers of it.
 
 Belongs here: looking one ledger up afresh through the ports, and the answer. Not here: the rule, which is that of
-``deletion/orphans.py``; reading the lake; printing. Nothing is written, no broker is asked and no topic is loaded, so
-what brokers hold in memory is not seen: an answer never deletes anything, and the deletion run asks for itself.
+``deletion/planning/orphans.py``; reading the lake; printing. Nothing is written, no broker is asked and no topic is
+loaded, so what brokers hold in memory is not seen: an answer never deletes anything, and the deletion run asks for
+itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.deletion import orphans
+from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.inspect.history import History

@@ -4,7 +4,7 @@
 # pyarrow and pyroaring have no types.
 """What a scan found of a ledger, and the context in which that is judged.
 
-Belongs here: the values. Not here: the rule (``deletion/orphans.py``).
+Belongs here: the values. Not here: the rule (``deletion/planning/orphans.py``).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 # pyarrow and pyroaring have no types.
 """What several scans say together: what one of them found in use is not confirmed by the others.
 
-Belongs here: joining what scans found. Not here: one scan's own rule (``deletion/orphans.py``), which scans are asked.
-Metadata that is taken away and put back, by an operator or a half-done restore, may be away at the first and at the
-last of them: only those in between tell.
+Belongs here: joining what scans found. Not here: one scan's own rule (``deletion/planning/orphans.py``), which
+scans are asked. Metadata that is taken away and put back, by an operator or a half-done restore, may be away at the
+first and at the last of them: only those in between tell.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Offloading the ledgers of a topic: begun, committed once they are proven, reverted.
 
 Belongs here: what may be offloaded as its topic is now, the order of steps, what a crash at any of them leaves. Not
-here: which ledgers an operator wants (``tiered/candidates.py``), copying and verifying one (``tiered/upload.py``),
+here: which ledgers an operator wants (``planning/candidates.py``), copying and verifying one (``tiered/upload.py``),
 attempts that earlier runs left open (``tiered/interrupted.py``).
 
 Order: note the attempt, copy, read back, journal ``verified``, one compare-and-set per topic with its unload, journal

@@ -3,7 +3,7 @@
 """An offload run as a whole: attempts opened on the driver, ledgers copied and proven on executors, topics committed.
 
 Belongs here: composing plan, leases, effects and tasks. Not here: the rules and the effects (``tiered/commit.py``,
-``tiered/upload.py``, ``tiered/bookkeeper_copies.py``), which rows of the plan (``tiered/run_selection.py``), what one
+``tiered/upload.py``, ``tiered/bookkeeper_copies.py``), which rows of the plan (``planning/run_selection.py``), what one
 task does (``tiered/offload_tasks.py``). Ledgers go in waves, the topics with the most bytes first, so that a topic is
 committed at once and a crash costs at most one wave's work.
 """
@@ -40,11 +40,10 @@ from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.interrupted import Ownership
-from pulsar_lifecycle.tiered.offload_planning import policies_now
 from pulsar_lifecycle.tiered.offload_work import OffloadWork, still_pending
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, record_topics
-from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
-from pulsar_lifecycle.tiered.run_selection import (
+from pulsar_lifecycle.tiered.planning.offload_planning import policies_now
+from pulsar_lifecycle.tiered.planning.run_selection import (
     Row,
     Waiting,
     chosen,
@@ -52,6 +51,7 @@ from pulsar_lifecycle.tiered.run_selection import (
     in_agreement,
     waves,
 )
+from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun

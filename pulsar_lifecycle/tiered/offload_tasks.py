@@ -32,11 +32,11 @@ from pulsar_lifecycle.throttle import RateBudget
 from pulsar_lifecycle.tiered.commit import OffloadRequest
 from pulsar_lifecycle.tiered.interrupted import drop_uploads
 from pulsar_lifecycle.tiered.outcome import journal_row, outcome_of
-from pulsar_lifecycle.tiered.proof import Origin, OriginalUnread, disproves, find_copy, verify
-from pulsar_lifecycle.tiered.run_selection import (
+from pulsar_lifecycle.tiered.planning.run_selection import (
     Row,
     driver_metadata,
 )
+from pulsar_lifecycle.tiered.proof import Origin, OriginalUnread, disproves, find_copy, verify
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from pulsar_lifecycle.topics.write import judges
 

@@ -37,13 +37,13 @@ from pulsar_lifecycle.tiered.commit import OffloadRequest, Proven, ReadCheckFail
 from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts
 from pulsar_lifecycle.tiered.offload_tasks import Answer, Item, as_attempt, offload_request, spread
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record
-from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, Unheld
-from pulsar_lifecycle.tiered.run_selection import (
+from pulsar_lifecycle.tiered.planning.run_selection import (
     Row,
     by_topic,
     grouped_by,
     location_of,
 )
+from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, Unheld
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import STOPPING, TopicRun
 

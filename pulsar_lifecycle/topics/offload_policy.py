@@ -1,7 +1,7 @@
 """The offload policy in force of a topic, and whether it makes sense beside its retention.
 
 Belongs here: how topic, namespace and broker settings become one policy, as brokers compute it. Not here: reading them
-(``io/pulsar/admin.py``, ``metastore/walk.py``), which ledgers it means (``tiered/candidates.py``).
+(``io/pulsar/admin.py``, ``metastore/walk.py``), which ledgers it means (``tiered/planning/candidates.py``).
 Upstream: ``OffloadPoliciesImpl.mergeConfiguration`` and ``TieredStorageConfiguration.getKeys``, Pulsar 4.0.7; the rule
 about retention is PIP-17's.
 """

@@ -1,7 +1,7 @@
 """What protects a topic's data: legal holds, settings, system topics, shadow topics, unknown namespaces.
 
 Belongs here: the rules, as codes, and the sentence of each. Not here: reading what they judge by, what protects one
-ledger (``trimming/trim_rules.py``, ``deletion/orphans.py``).
+ledger (``trimming/trim_rules.py``, ``deletion/planning/orphans.py``).
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources.offloaded import PulsarOffload
-from pulsar_lifecycle.tiered.offload_planning import make_offload_plan
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
+from pulsar_lifecycle.tiered.planning.offload_planning import make_offload_plan
 from pulsar_lifecycle.tiered.proof import verify
 from pulsar_lifecycle.tiered.upload import Source
 from sandbox import znodes

@@ -17,7 +17,7 @@ from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.settings import Settings, load_settings
-from pulsar_lifecycle.tiered.offload_planning import policies_now
+from pulsar_lifecycle.tiered.planning.offload_planning import policies_now
 from pulsar_lifecycle.topics.change_events import read_namespace
 from pulsar_lifecycle.topics.policies import NamespacePolicies
 from sandbox import topics

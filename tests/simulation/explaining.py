@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from pulsar_lifecycle.deletion.orphans import NEEDS_OWNER
+from pulsar_lifecycle.deletion.planning.orphans import NEEDS_OWNER
 from pulsar_lifecycle.inspect.explain import Explanation, Verdict, explain
 from pulsar_lifecycle.inspect.history import history_of
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint

@@ -20,12 +20,12 @@ from pulsar_lifecycle.tiered import (
     bookkeeper_copies,
     commit,
     interrupted,
-    offload_planning,
     offload_tasks,
     offload_work,
     revert,
 )
 from pulsar_lifecycle.tiered.buckets import bucket_listing, bucket_rules
+from pulsar_lifecycle.tiered.planning import offload_planning
 from pulsar_lifecycle.tiered.upload import Source
 
 Mutation = Callable[[], AbstractContextManager[Any]]

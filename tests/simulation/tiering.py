@@ -18,9 +18,10 @@ from pulsar_lifecycle.errors import AccessDenied, LifecycleError, StoreError, Un
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs.apply import Order
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.tiered import offload_planning, offload_run
+from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.tiered.buckets import bucket_runs
 from pulsar_lifecycle.tiered.buckets.bucket_rules import DELETE
+from pulsar_lifecycle.tiered.planning import offload_planning
 from tests.simulation.laws import Violation
 from tests.simulation.offloaded import BUCKET, CLUSTER
 from tests.simulation.operator import Operator

@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.cli import main, show
 from pulsar_lifecycle.copies import unread_locations
-from pulsar_lifecycle.deletion import deletion_planning
+from pulsar_lifecycle.deletion.planning import deletion_planning
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.deletion import workers
-from pulsar_lifecycle.deletion.orphans import FINDINGS
+from pulsar_lifecycle.deletion.planning.orphans import FINDINGS
 from pulsar_lifecycle.deletion.workers import OutcomeCount, PlanQueue, RunEnd, _Worker, not_handed_out
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.records.outcomes import Outcome

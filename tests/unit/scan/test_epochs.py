@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.deletion.orphan_findings import Judging, damaged_row, dangling_row
+from pulsar_lifecycle.deletion.planning.orphan_findings import Judging, damaged_row, dangling_row
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.io.lake.journal import FileJournal

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.deletion import deletion_planning
+from pulsar_lifecycle.deletion.planning import deletion_planning
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message, encode_deletion_message
 from pulsar_lifecycle.records import plans

@@ -3,7 +3,7 @@
 """Which ledgers are to be offloaded: the policies in force by now, over the tables of the newest scan.
 
 Belongs here: gathering what the rule needs, spreading it, storing candidates and plan. Not here: the rule
-(``tiered/candidates.py``), doing it (``tiered/offload_run.py``). Writes nothing to the cluster.
+(``tiered/planning/candidates.py``), doing it (``tiered/offload_run.py``). Writes nothing to the cluster.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import history_check
 from pulsar_lifecycle.scan.coverage import history_gap
 from pulsar_lifecycle.settings import ObjectStoreSettings
-from pulsar_lifecycle.tiered import candidates
-from pulsar_lifecycle.tiered.candidates import TopicState
+from pulsar_lifecycle.tiered.planning import candidates
+from pulsar_lifecycle.tiered.planning.candidates import TopicState
 from pulsar_lifecycle.topics import offload_policy, protection, retention_policy
 from pulsar_lifecycle.topics.change_events import read_namespaces
 from pulsar_lifecycle.topics.offload_policy import (

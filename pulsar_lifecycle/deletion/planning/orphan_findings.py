@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.deletion import orphans
+from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.ports import Lake

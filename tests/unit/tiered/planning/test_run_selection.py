@@ -18,7 +18,15 @@ from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
-from pulsar_lifecycle.tiered.run_selection import LOOKED_AT, Row, Waiting, chosen, held_back, in_agreement, waves
+from pulsar_lifecycle.tiered.planning.run_selection import (
+    LOOKED_AT,
+    Row,
+    Waiting,
+    chosen,
+    held_back,
+    in_agreement,
+    waves,
+)
 from pulsar_lifecycle.topics.offload_policy import DELETION_LAG, DRIVER, OffloadPolicy, in_force
 from tests.kit.builders import some_why
 from tests.kit.offload_scene import OffloadScene as Scene

@@ -1,7 +1,7 @@
 """Which rows of an offload plan one run works on, and in which order.
 
 Belongs here: what counts against the caps, what what is in force by now speaks against, what waits because its topic
-may not be written now, the waves. Not here: the plan's own rule (``tiered/candidates.py``), doing it
+may not be written now, the waves. Not here: the plan's own rule (``tiered/planning/candidates.py``), doing it
 (``tiered/offload_run.py``).
 """
 

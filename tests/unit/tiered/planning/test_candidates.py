@@ -16,7 +16,7 @@ from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans import offload_plan
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadPlan
-from pulsar_lifecycle.tiered.candidates import TopicState, judge
+from pulsar_lifecycle.tiered.planning.candidates import TopicState, judge
 from pulsar_lifecycle.topics.offload_policy import OffloadPolicy
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.deletion import orphans
-from pulsar_lifecycle.deletion.orphans import PENDING
+from pulsar_lifecycle.deletion.planning import orphans
+from pulsar_lifecycle.deletion.planning.orphans import PENDING
 from pulsar_lifecycle.records import owner_names
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.referenced import Referenced

@@ -18,7 +18,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Waiting
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.settings import ObjectStoreSettings
-from pulsar_lifecycle.tiered.offload_planning import (
+from pulsar_lifecycle.tiered.planning.offload_planning import (
     Policies,
     broker_layer,
     in_flight,
