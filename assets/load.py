@@ -117,7 +117,7 @@ def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
     cells = [(name, topics[name], show.size(size)) for name, size in sizes.most_common(show.SAMPLE)]
     then = (
         "What is left then goes by jobs `plan_retention` and `apply_retention`, once its retention time has passed "
-        f"again: from {_at(min(later))} to {_at(max(later))}, had it been loaded now."
+        f"again: from {at(min(later))} to {at(max(later))}, had it been loaded now."
         if later
         else ""
     )
@@ -135,7 +135,7 @@ def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         "actionable": summary.actionable,
         "bytes": summary.logical_bytes,
         "bytes at once": at_once,
-        "second visit": f"{len(later)} topics, the last at {_at(max(later))}" if later else "none",
+        "second visit": f"{len(later)} topics, the last at {at(max(later))}" if later else "none",
         "how to apply": how,
         "by namespace": dg.MetadataValue.md(show.markdown(["namespace", "topics", "bytes"], cells)),
         "sample": _sample(listed),
@@ -148,12 +148,13 @@ def _sample(rows: list[dict[str, Any]]) -> dg.MetadataValue:
         | {
             "needs": ", ".join(row["needs"]),
             "monitors": ", ".join(row["monitors"]),
-            "second visit": _at(row["second_visit_at"]),
+            "second visit": at(row["second_visit_at"]),
         }
         for row in rows[: show.SAMPLE]
     ]
     return show.table(some, COLUMNS)
 
 
-def _at(ms: int | None) -> str:
+def at(ms: int | None) -> str:
+    """A time as pages show it; empty for none."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else ""

@@ -24,7 +24,7 @@ from assets.tiered import offload_assets
 from orchestration.bookies import collect_bookies_job, report_storage_job
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
-from orchestration.load import plan_load_job
+from orchestration.load import load_topics_job, plan_load_job
 from orchestration.reconcile import reconcile_job
 from orchestration.retention import apply_retention_job, plan_retention_job
 from orchestration.schedules import dead_letter_sensor, queue_sensors, scan_schedule
@@ -77,6 +77,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             plan_retention_job(cluster),
             apply_retention_job,
             plan_load_job(cluster),
+            load_topics_job,
             collect_bookies_job,
             report_storage_job(cluster),
         ],

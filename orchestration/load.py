@@ -1,9 +1,30 @@
 """Jobs ``plan_load`` and ``load_topics``: which topics need a broker, and have brokers load, trim and unload them."""
 
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from assets import show
+from assets.load import at
 from assets.names import key
+from orchestration.failures import wrong_configuration_fails
+from orchestration.jobs import PlanConfig
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.lifecycle.load.load_run import load_topics
+from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadOutcome
+from resources.lifecycle import LifecycleResource
+
+COLUMNS = {
+    "topic": "string",
+    "outcome": "string",
+    "code": "string",
+    "freed": "int",
+    "second visit": "string",
+    "why": "string",
+}
 
 
 def plan_load_job(cluster: str) -> UnresolvedAssetJobDefinition:
@@ -15,3 +36,70 @@ def plan_load_job(cluster: str) -> UnresolvedAssetJobDefinition:
         "besides, and the plan. Loads no topic, and writes nothing to the cluster.",
         executor_def=dg.in_process_executor,
     )
+
+
+class LoadConfig(PlanConfig):
+    """Which plan, how much of it, under which caps. Without ``dry_run = false``, nothing is loaded or written."""
+
+    dry_run: bool = True
+
+
+@dg.op(
+    name="load",
+    description="Load each planned topic at its broker, expire its messages by their TTL, trim it, and unload it.",
+)
+@wrong_configuration_fails()
+def load_op(context: dg.OpExecutionContext, config: LoadConfig, lifecycle: LifecycleResource) -> None:
+    """Refuses a stale, report-only or foreign plan. A topic that changed since is left alone, and shown with its code.
+
+    Fails where a step failed; a run that is stopped says what had become of the topics until then.
+    """
+    where, dry_run = lifecycle.cluster(), config.dry_run
+    done: list[LoadedTopic] = []
+    try:
+        load_topics(where, context.run_id, config.order(), dry_run=dry_run, report=done.extend)
+    except LifecycleError as error:
+        if not done:
+            raise
+        raise dg.Failure(f"stopped: {error}; the metadata has what was done before", shown(done, dry_run)) from error
+    failed = [one for one in done if one.outcome is LoadOutcome.FAILED]
+    if failed:
+        first = f"{failed[0].topic}: {failed[0].why}"
+        raise dg.Failure(f"{len(failed)} of {len(done)} topics failed, the first: {first}", shown(done, dry_run))
+    context.add_output_metadata(shown(done, dry_run))
+
+
+def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
+    """What became of the topics: totals by outcome and code, what left their lists, when more is due, and a sample."""
+    totals = Counter((one.outcome.value, one.why.code.value) for one in done)
+    later = [one.second_visit_at for one in done if one.second_visit_at]
+    first = {LoadOutcome.FAILED: 0, LoadOutcome.LEFT: 1}
+    rows = [
+        {
+            "topic": one.topic,
+            "outcome": one.outcome.value,
+            "code": one.why.code.value,
+            "freed": one.freed,
+            "second visit": at(one.second_visit_at),
+            "why": one.why.text,
+        }
+        for one in sorted(done, key=lambda one: (first.get(one.outcome, 2), one.topic))
+    ]
+    cells = [(*group, number) for group, number in totals.most_common()]
+    return {
+        "dry run": dry_run,
+        "freed": sum(one.freed for one in done),
+        "second visit": f"{len(later)} topics, the last at {at(max(later))}" if later else "none",
+        "by outcome": dg.MetadataValue.md(show.markdown(["outcome", "code", "topics"], cells)),
+        "sample": show.table(rows, COLUMNS),
+    }
+
+
+@dg.job(
+    name="load_topics",
+    executor_def=dg.in_process_executor,
+    description="Apply a load plan: its topics are loaded, trimmed by their brokers and unloaded. Dry run by default.",
+)
+def load_topics_job() -> None:
+    """One op."""
+    load_op()

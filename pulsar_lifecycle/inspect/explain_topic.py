@@ -41,7 +41,7 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
     RetentionVerdict.EXPIRED_BY_SIZE: "jobs plan_retention and apply_retention",
     RetentionVerdict.NO_RETENTION: "jobs plan_retention and apply_retention",
     RetentionVerdict.EMPTY: "jobs plan_retention and apply_retention",
-    RetentionVerdict.LAST_LEDGER: "a broker that loads the topic closes it; its retention time begins then",
+    RetentionVerdict.LAST_LEDGER: "a load (jobs plan_load and load_topics); its retention time begins then",
     RetentionVerdict.CURSOR: "its consumers, or `pulsar-admin topics skip-all`, `expire-messages` or `unsubscribe`",
     RetentionVerdict.WITHIN_TIME: "time",
     RetentionVerdict.WITHIN_SIZE: "more data behind it, or a smaller retention size",

@@ -86,6 +86,28 @@ class BrokerAdmin(Protocol):
         """Broker id -> its runtime configuration: what broker.conf and dynamic settings come to, as text."""
         ...
 
+    def usage(self) -> dict[str, float]:
+        """Broker id -> how much it uses of its scarcest resource: CPU, direct memory or network; 1.0 is all of it."""
+        ...
+
+    def owner(self, topic: Topic) -> str:
+        """The broker id of who serves a topic's bundle. One without an owner gets one, which loads all its topics."""
+        ...
+
+    def expire_messages(self, topic: Topic, subscription: str, seconds: int) -> None:
+        """Have a subscription acknowledge all messages older than that; answers before it is done. Loads the topic.
+
+        Where an expiry is under way, or nothing is to be expired, nothing is done. Raises NotFound, OutcomeUnknown.
+        """
+        ...
+
+    def trim(self, topic: Topic) -> None:
+        """Have a topic trimmed by its retention; answers before it is done. Loads the topic.
+
+        Raises NotFound, OutcomeUnknown.
+        """
+        ...
+
     def read_entry(self, topic: Topic, position: Position) -> None:
         """Have the topic's broker read one stored entry. Loads the topic. Raises NotFound where it has no such one."""
         ...

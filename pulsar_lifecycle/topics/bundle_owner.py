@@ -50,16 +50,27 @@ class Owners:
         return known.get(bundles(store, [topic])[topic], "") if known else ""
 
 
-def _locked(store: MetadataStore, topic: Topic) -> str:
+def owned_since(store: MetadataStore, topic: Topic) -> int | None:
+    """When (ms) the owner of a topic's bundle took it; None where no lock says so."""
+    node = _lock(store, topic)
+    return node.stat.ctime if node else None
+
+
+def _lock(store: MetadataStore, topic: Topic) -> Node | None:
     root = f"{LOCKS_ROOT}/{topic.namespace}"
     listing = store.children([root])[0]
     if listing is None or isinstance(listing, Unread):
-        return ""
+        return None
     place = zlib.crc32(str(topic).encode())
     found = next((name for name in listing.names if _covers(name, place)), "")
     node = store.read([f"{root}/{found}"])[0] if found else None
+    return node if isinstance(node, Node) else None
+
+
+def _locked(store: MetadataStore, topic: Topic) -> str:
+    node = _lock(store, topic)
     try:
-        document = json.loads(node.data) if isinstance(node, Node) else {}
+        document = json.loads(node.data) if node else {}
         return urlsplit(document.get("httpUrl") or document.get("httpUrlTls") or "").netloc
     except (ValueError, AttributeError, TypeError):
         return ""

@@ -66,6 +66,28 @@ class BrokerAdminContract:
         assert sorted(found) == admin.brokers()
         assert all(one["clusterName"] for one in found.values())
 
+    def test_every_broker_tells_how_much_it_uses(self, admin):
+        found = admin.usage()
+        assert sorted(found) == admin.brokers()
+        assert all(share >= 0 for share in found.values())
+
+    def test_a_topic_is_served_by_a_broker(self, admin, topic):
+        admin.create_topic(topic)
+        assert admin.owner(topic) in admin.brokers()
+
+    def test_a_topic_without_messages_has_none_to_expire_and_nothing_to_trim(self, admin, topic):
+        admin.create_topic(topic)
+        admin.create_subscription(topic, "a+b c~%25*")
+        admin.expire_messages(topic, "a+b c~%25*", 1)
+        admin.trim(topic)
+        assert admin.backlog(topic, "a+b c~%25*") == 0
+        with pytest.raises(NotFound):
+            admin.expire_messages(topic, "none", 1)
+
+    def test_a_missing_topic_is_not_trimmed(self, admin, topic):
+        with pytest.raises(NotFound):
+            admin.trim(topic)
+
     def test_an_entry_that_is_not_stored_cannot_be_read(self, admin, topic):
         admin.create_topic(topic)
         with pytest.raises(LifecycleError):

@@ -7,6 +7,7 @@ ledger. Nothing is repeated: the caller decides by the class of the error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -36,6 +37,8 @@ TOO_MANY_REQUESTS = 429
 INTERNAL_ERROR = 500
 FAILED_AT_IT = (INTERNAL_ERROR, 502, 504)
 """Answers of a broker that failed, and of a proxy whose broker did."""
+_RESOURCES = ("cpu", "directMemory", "bandwidthIn", "bandwidthOut")
+"""What brokers are overloaded by."""
 _RUNTIME = "/admin/v2/brokers/configuration/runtime"
 
 
@@ -113,6 +116,22 @@ class HttpBrokerAdmin:
             if not isinstance(answer, dict):
                 raise _unexpected(url, "the runtime configuration as an object")
             found[broker] = {name: str(value) for name, value in answer.items() if value is not None}
+        return found
+
+    def usage(self) -> dict[str, float]:
+        """Broker id -> share of its scarcest resource, as its load report says; any failure raises.
+
+        A resource without a limit does not count, heap neither (``LocalBrokerData.getMaxResourceUsage``).
+        """
+        found: dict[str, float] = {}
+        for broker in self.brokers():
+            url = self._web_url(broker).join("/admin/v2/broker-stats/load-report")
+            answer = self._get(url)
+            try:
+                used = [(float(answer[name]["usage"]), float(answer[name]["limit"])) for name in _RESOURCES]
+            except (KeyError, TypeError, ValueError) as error:
+                raise _unexpected(url, f"{', '.join(_RESOURCES)} with usage and limit") from error
+            found[broker] = max((usage / limit for usage, limit in used if limit > 0), default=0.0)
         return found
 
     def _web_url(self, broker: str) -> httpx.URL:
@@ -247,6 +266,26 @@ class HttpBrokerAdmin:
             return int(answer["subscriptions"][subscription]["msgBacklog"])
         except (KeyError, TypeError, ValueError) as error:
             raise _unexpected(path, "TopicStats") from error
+
+    def owner(self, topic: Topic) -> str:
+        """The broker id of who serves a topic's bundle, by a lookup; one without an owner gets one."""
+        path = f"/lookup/v2/topic/{topic.domain}/{topic.namespace}/{quote(topic.local, safe='')}"
+        answer = self._get(path)
+        found = (answer.get("httpUrl") or answer.get("httpUrlTls")) if isinstance(answer, dict) else None
+        if not isinstance(found, str):
+            raise _unexpected(path, "httpUrl")
+        url = _url(found, path)
+        return f"{url.host}:{url.port}"
+
+    def expire_messages(self, topic: Topic, subscription: str, seconds: int) -> None:
+        """Have a subscription acknowledge older messages; 409 says that there are none, or that it is at it."""
+        name = quote(encode_name(subscription), safe="")
+        with contextlib.suppress(Conflict):
+            self._request("POST", _path(topic, "subscription", name, "expireMessages", str(seconds)))
+
+    def trim(self, topic: Topic) -> None:
+        """Have a topic trimmed by its retention; failures show only in the broker's log."""
+        self._request("POST", _path(topic, "trim"))
 
     def read_entry(self, topic: Topic, position: Position) -> None:
         """Have the topic's broker read one stored entry."""

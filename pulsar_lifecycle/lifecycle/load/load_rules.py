@@ -4,7 +4,7 @@
 """Which topics need a broker that loads them, what it would free, and what keeps a topic from being loaded.
 
 Belongs here: the rule, as codes. Pure: tables and policies come in, rows of ``TOPICS_TO_LOAD`` come out. Not here:
-retention itself (``lifecycle/retention.py``), loading anything. What a load changes:
+retention itself (``lifecycle/retention.py``), loading anything (``lifecycle/load/visits.py``). What a load changes:
 the last ledger becomes a closed one of that moment, whatever its age; messages past their TTL count as acknowledged.
 """
 
@@ -55,6 +55,17 @@ class LoadKept(StrEnum):
     """What its broker would do by TTL, subscription expiry and inactivity is not known."""
     LITTLE_TO_FREE = "little_to_free"
     """A load would free less than `load.min_bytes`."""
+
+    CHANGED_SINCE_PLAN = "changed_since_plan"
+    """Its ledgers, its cursors or the policies in force are others than when the plan was made. Only at apply."""
+    BUNDLE_SHARED = "bundle_shared"
+    """No broker owns its bundle: who takes it loads all its topics, and not all of them may be loaded. At apply."""
+    BUNDLE_MOVED = "bundle_moved"
+    """Its bundle changed its owner within `load.settled_for`: load shedding may be at it. Only at apply."""
+    BROKER_BUSY = "broker_busy"
+    """Its broker uses more than `load.max_broker_load`. Only at apply."""
+    BUDGET_SPENT = "budget_spent"
+    """This run has loaded as many topics of its broker or bundle as it may: launch again. Only at apply."""
 
 
 @dataclass(frozen=True, slots=True)

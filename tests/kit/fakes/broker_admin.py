@@ -24,7 +24,9 @@ class FakeBrokerAdmin:
 
     ``failure``, when set, is raised by every call. ``touched`` lists the topics that a call has loaded, for tests that
     prove that looking does not touch; a touched topic then is in ``loaded``. ``connected`` are topics with clients.
-    ``on_unload``, ``on_delete`` and ``on_read`` are called before the effect: they may fail, or be a test's own broker.
+    ``on_load`` (of a topic that is not loaded), ``on_expire``, ``on_trim``, ``on_unload``, ``on_delete`` and
+    ``on_read`` are called before the effect: they may fail, or be a test's own broker. ``owners`` of topics that
+    another broker than the first serves; ``used`` by broker id is what :meth:`usage` says.
     ``configuration`` by broker id is what they say. ``silent`` topics are answered with an error by ``internal_stats``.
     ``failing`` brokers fail at everything about those.
     """
@@ -50,6 +52,11 @@ class FakeBrokerAdmin:
         self.connected: set[Topic] = set()
         self.on_unload: Callable[[Topic], None] = lambda topic: None
         self.on_delete: Callable[[Topic], None] = lambda topic: None
+        self.on_load: Callable[[Topic], None] = lambda topic: None
+        self.on_expire: Callable[[Topic, str, int], None] = lambda topic, subscription, seconds: None
+        self.on_trim: Callable[[Topic], None] = lambda topic: None
+        self.owners: dict[Topic, str] = {}
+        self.used: dict[str, float] = {}
         self.on_read: Callable[[Topic, Position], None] = _nothing_stored
 
     def brokers(self) -> list[str]:
@@ -79,6 +86,22 @@ class FakeBrokerAdmin:
     def configurations(self) -> dict[str, Mapping[str, str]]:
         self._answer()
         return {broker: {"clusterName": "fake", **self.configuration.get(broker, {})} for broker in self.broker_ids}
+
+    def usage(self) -> dict[str, float]:
+        self._answer()
+        return {broker: self.used.get(broker, 0.0) for broker in self.broker_ids}
+
+    def owner(self, topic: Topic) -> str:
+        self._answer()
+        return self.owners.get(topic, self.broker_ids[0])
+
+    def expire_messages(self, topic: Topic, subscription: str, seconds: int) -> None:
+        self._subscription(topic, subscription)
+        self.on_expire(topic, subscription, seconds)
+
+    def trim(self, topic: Topic) -> None:
+        self._load(topic)
+        self.on_trim(topic)
 
     def read_entry(self, topic: Topic, position: Position) -> None:
         self._load(topic)
@@ -151,7 +174,9 @@ class FakeBrokerAdmin:
         if topic not in self.topics and topic not in self.internals:
             raise NotFound(f"{topic}: no such topic")
         self.touched.append(topic)
-        self.loaded.setdefault(str(topic), self.broker_ids[0])
+        if str(topic) not in self.loaded:
+            self.on_load(topic)
+        self.loaded.setdefault(str(topic), self.owners.get(topic, self.broker_ids[0]))
         return self.topics.setdefault(topic, {})
 
     def _subscription(self, topic: Topic, subscription: str) -> FakeSubscription:

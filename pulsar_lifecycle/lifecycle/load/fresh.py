@@ -1,0 +1,143 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""Some topics as they are now, read out of metadata for the rules of retention and of loading.
+
+Belongs here: reading a handful of topics into the tables that a plan takes from a scan. Not here: the rules
+(``lifecycle/load/load_rules.py``, ``lifecycle/retention.py``). Loads no topic, writes nothing, recovers no ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.lifecycle.load.load_rules import TopicTables
+from pulsar_lifecycle.lifecycle.retention import judge
+from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, policy_columns, retention_topics
+from pulsar_lifecycle.metastore import load_state, topics
+from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, Unit
+from pulsar_lifecycle.model import Position, Topic, cursor_name
+from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.topic_load import LoadReason, LoadState
+from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNow:
+    """A topic's z-node, whose last ledger has ``last_state`` in BookKeeper, and its durable cursors by name."""
+
+    info: ManagedLedgerInfo
+    node: Node
+    last_state: str
+    rows: Mapping[int, Mapping[str, Any] | None]
+    cursors: Mapping[str, Position | None]
+
+    @property
+    def ids(self) -> list[int]:
+        """The ledgers that it lists."""
+        return sorted(item.ledger_id for item in self.info.ledgers)
+
+
+@dataclass(frozen=True, slots=True)
+class FreshTopics:
+    """What was read: each topic that there is and that can be read, and the tables of all of them."""
+
+    topics: Mapping[Topic, TopicNow]
+    listed: pa.Table
+    cursors: pa.Table
+    positions: pa.Table
+    bookkeeper: pa.Table
+
+    def for_loading(
+        self, policies: InForce[RetentionPolicy | None], context: Context, brokers: Brokers, now: int
+    ) -> TopicTables:
+        """The tables of ``load_rules.topics_to_load``. ``now`` (ms) is from before ``brokers`` were asked."""
+        loaded: list[str] = []
+        idle: list[str] = []
+        for topic, one in self.topics.items():
+            state = load_state.load_state(
+                one.info, one.node.stat.mtime, one.last_state, brokers.loaded.get(str(topic)), brokers, now
+            )
+            if state.state is not LoadState.UNLOADED:
+                loaded.append(str(topic))
+            if state.reason is LoadReason.LAST_LEDGER_NOT_CLOSED:
+                idle.append(topic.managed_ledger)
+        inputs = retention_topics(self.listed, self.positions, self.bookkeeper, policies, context, loaded)
+        *_, level = policy_columns(self.listed, policies)
+        return TopicTables(self.listed, inputs, self.bookkeeper, self.cursors, pa.array(idle, pa.string()), level)
+
+    def trimmed_by_broker(
+        self, policies: InForce[RetentionPolicy | None], context: Context, now: int
+    ) -> dict[Topic, set[int]]:
+        """By topic, the ledgers that its broker, which has it loaded, trims at ``now`` (ms)."""
+        inputs = retention_topics(self.listed, self.positions, self.bookkeeper, policies, context)
+        found: dict[Topic, set[int]] = {topic: set() for topic in self.topics}
+        for row in judge(inputs, now).to_pylist():
+            if row["goes_when_loaded"]:
+                found[Topic.from_managed_ledger(row["managed_ledger"])].add(row["ledger_id"])
+        return found
+
+
+def read_now(ports: Ports, root: str, wanted: Collection[Topic]) -> FreshTopics:
+    """Read topics afresh; one that is gone, or cannot be read, is missing in what is returned."""
+    store = ports.store
+    store.sync("/")
+    units = [Unit(*_split(topic), 0) for topic in wanted]
+    listed = _table(topics.read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
+    listed = listed.filter(listed.column("problem").is_null())
+    names = [Topic.parse(name) for name in listed.column("topic").to_pylist()]
+    nodes = dict(zip(names, store.read(["/".join(_path(topic)) for topic in names]), strict=True))
+    infos = {topic: managed_ledger.decode(node.data) for topic, node in nodes.items() if isinstance(node, Node)}
+    units = [unit for topic, unit in zip(wanted, units, strict=True) if topic in infos]
+    cursors = _table(topics.read_cursors(store, units), tables.MANAGED_CURSORS)
+    positions = persisted_positions(store, ports.reader, cursors, root)
+    ids = [item.ledger_id for info in infos.values() for item in info.ledgers]
+    rows = snapshot.ledger_rows(store, ids, root)
+    standing = _standing(cursors, positions)
+    found: dict[Topic, TopicNow] = {}
+    for topic, info in infos.items():
+        node, own = nodes[topic], {item.ledger_id: rows[item.ledger_id] for item in info.ledgers}
+        last = own[max(own)] if own else None
+        assert isinstance(node, Node)
+        found[topic] = TopicNow(info, node, (last or {}).get("state") or "", own, standing.get(str(topic), {}))
+    bookkeeper = pa.Table.from_pylist([row for row in rows.values() if row], tables.BOOKKEEPER_LEDGERS)
+    there = pa.array([name in found for name in names], pa.bool_())
+    return FreshTopics(found, listed.filter(there), cursors, positions, bookkeeper)
+
+
+def _standing(cursors: pa.Table, positions: pa.Table) -> dict[str, dict[str, Position | None]]:
+    """By topic, where its cursors stand; None where that is unknown."""
+    found: dict[str, dict[str, Position | None]] = {}
+    pairs: Sequence[tuple[Any, Any]] = list(zip(cursors.to_pylist(), positions.to_pylist(), strict=True))
+    for cursor, at in pairs:
+        if cursor["topic"] and cursor["path"]:
+            known = at["ledger_id"] is not None and at["entry_id"] is not None
+            name = cursor_name(cursor["path"].rpartition("/")[2])
+            found.setdefault(cursor["topic"], {})[name] = Position(at["ledger_id"], at["entry_id"]) if known else None
+    return found
+
+
+def _table(batches: Any, schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_batches(batches, schema)
+
+
+def _path(topic: Topic) -> tuple[str, str]:
+    parent, _, name = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}".rpartition("/")
+    return parent, name
+
+
+def _split(topic: Topic) -> tuple[str, tuple[str, ...]]:
+    parent, name = _path(topic)
+    return parent, (name,)

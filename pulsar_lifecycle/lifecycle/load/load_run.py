@@ -1,0 +1,339 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""Applying a load plan: which of its topics are loaded now, how many of which broker together, what is left alone.
+
+Belongs here: whether the plan may be applied, judging its topics afresh, budgets, the order of waves. Not here: making
+it (``lifecycle/load/load_planning.py``), what is done to loaded topics (``lifecycle/load/visits.py``).
+
+A broker that takes a bundle loads all its topics. So topics of a bundle without an owner are loaded together, and only
+if each of them may be loaded; brokers load ``__change_events`` by themselves wherever they load a topic.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
+from pulsar_lifecycle.journal import operator_words
+from pulsar_lifecycle.journal.prometheus import published
+from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, read_now
+from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, topics_to_load
+from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
+from pulsar_lifecycle.lifecycle.load.visits import LOAD_TOPIC, LoadedTopic, LoadOutcome, Visit, Visits
+from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
+from pulsar_lifecycle.metastore import load_state
+from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import MetadataStore, Unread
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.plans import load_plan
+from pulsar_lifecycle.run_settings import LoadSettings
+from pulsar_lifecycle.runs import control, plan_checks
+from pulsar_lifecycle.runs.caps import Order, caps_of
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.bundle_owner import Owners, owned_since
+from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.topics.retention_now import policies_now
+from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
+from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
+from pulsar_lifecycle.topics.unloads import RunGuard, bundles, finish_unloads
+from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun
+
+Report = Callable[[Sequence[LoadedTopic]], None]
+"""Hears what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
+
+SAME = (
+    *("ledger_id", "retention_minutes", "retention_mb", "ttl_seconds"),
+    *("durable_cursors", "slowest_ledger_id", "slowest_entry_id"),
+)
+"""What must be as the plan has it."""
+
+
+def load_topics(
+    cluster: Cluster, run_id: str, order: Order, *, dry_run: bool, report: Report = lambda _: None
+) -> list[LoadedTopic]:
+    """Load the topics of a plan for as long as it takes to free what their retention and TTL let go; then unload them.
+
+    A topic is left alone, by code, if anything changed since the plan, or a rule or a budget keeps it. A dry run writes
+    nothing and loads nothing. Raises Refused for a plan that is stale, report-only, of another cluster or beyond the
+    caps, and when another run acts; NotFound, UsageError, Paused, LeaseLost, Overloaded.
+    """
+    rows, plan_id = _checked(cluster, order, dry_run=dry_run)
+    planned = {Topic.parse(row["topic"]): row for row in rows.to_pylist()}
+    if dry_run:
+        with topic_tools(cluster, read_only=True) as ports:
+            fingerprint = evidence.check_store(cluster, ports.store)
+            run = _LoadRun(cluster, _topic_run(cluster, run_id, ports, fingerprint), ports, plan_id, planned)
+            return run.look(report)
+    with _acting(cluster, run_id) as (run, ports, guard):
+        finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
+        return _LoadRun(cluster, run, ports, plan_id, planned).all(guard, report)
+
+
+def _checked(cluster: Cluster, order: Order, *, dry_run: bool) -> tuple[pa.Table, str]:
+    settings = cluster.settings
+    caps, now = caps_of(settings, order), cluster.clock.now_ms()
+    with cluster.ports(read_only=True) as ports:
+        fingerprint = (evidence.check_store if dry_run else evidence.check_may_act)(cluster, ports.store)
+    summary, rows = cluster.lake.load_plan(order.plan_id)
+    valid = int(settings.orphans.plan_valid_for * 1000)
+    plans.check_applicable(
+        summary,
+        load_plan.digest(rows, summary.to_json()),
+        digest_given=order.digest,
+        fingerprint=fingerprint,
+        now=now,
+        valid_for_ms=valid,
+    )
+    plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, settings.words_in_force(now))
+    some = rows.slice(0, order.limit or rows.num_rows)
+    plan_checks.check_caps(summary, some.append_column("physical_bytes", some.column("bytes")), caps)
+    return some, summary.plan_id
+
+
+def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) -> TopicRun:
+    settings, now = cluster.settings, ports.clock.now_ms()
+    epoch = evidence.newest_epoch(cluster, fingerprint)
+    evidence.refuse_old_evidence(epoch, now, int(settings.orphans.plan_valid_for * 1000))
+    return topic_run(cluster, run_id, ports, owners_rules(cluster, epoch, now), now, False)
+
+
+@contextmanager
+def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports, RunGuard]]:
+    """Check that we may act, and hold the lease of those who take ledgers off topics: nobody writes them meanwhile."""
+    settings = cluster.settings
+    with published(cluster), topic_tools(cluster) as ports:
+        fingerprint = evidence.check_may_act(cluster, ports.store)
+        with control.held_lease(settings, ports.store, ports.clock, f"load run {run_id}") as lease:
+            operator_words.note_words(cluster, run_id)
+            run = _topic_run(cluster, run_id, ports, fingerprint)
+            yield run, ports, RunGuard(lease.guard, unloads_of(settings, ports.clock))
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Topics as they are now: why one is left alone, or what a visit of it needs. And by which policies."""
+
+    left: Mapping[Topic, Why]
+    now: Mapping[Topic, TopicNow]
+    owners: Mapping[Topic, str]
+    policies: InForce[RetentionPolicy | None]
+    monitors: Monitors
+
+
+@dataclass
+class _LoadRun:
+    """One launch. ``planned``: the plan's rows by topic."""
+
+    cluster: Cluster
+    run: TopicRun
+    ports: Ports
+    plan_id: str
+    planned: Mapping[Topic, Mapping[str, Any]]
+    _by_broker: Counter[str] = field(default_factory=Counter[str])
+    _by_bundle: Counter[str] = field(default_factory=Counter[str])
+
+    @property
+    def _settings(self) -> LoadSettings:
+        return self.cluster.settings.load
+
+    def look(self, report: Report) -> list[LoadedTopic]:
+        """What would become of each topic."""
+        found: list[LoadedTopic] = []
+        for topics in self._waves():
+            left = self._judge(topics).left
+            would = Why(Code.MAY_GO, "nothing keeps it from being loaded")
+            said = [
+                LoadedTopic(str(one), LoadOutcome.LEFT if one in left else LoadOutcome.WOULD_LOAD, left.get(one, would))
+                for one in topics
+            ]
+            report(said)
+            found += said
+        return found
+
+    def all(self, guard: RunGuard, report: Report) -> list[LoadedTopic]:
+        """Wave after wave."""
+        found: list[LoadedTopic] = []
+        for topics in self._waves():
+            guard.check(self.ports.store)
+            judged = self._judge(topics)
+            going = [topic for topic in topics if topic not in judged.left]
+            left = dict(judged.left)
+            if lack := guard.unloads.lacks(len(going)):
+                left |= {topic: Why(Code.NOT_UNLOADED, lack) for topic in going}
+                going = []
+            said = self._left(left)
+            if going:
+                said += self._visits(guard, judged).make([self._visit(topic, judged) for topic in going])
+            report(said)
+            found += said
+        return found
+
+    def _visits(self, guard: RunGuard, judged: _Judged) -> Visits:
+        return Visits(
+            writer=Writer(self.run.run_id, self.run.cluster, self.plan_id),
+            ports=self.ports,
+            guard=guard,
+            ledgers_root=self.run.ledgers_root,
+            context=self.run.context,
+            policies=judged.policies,
+            monitors=judged.monitors,
+            timeout_ms=int(self._settings.timeout * 1000),
+        )
+
+    def _visit(self, topic: Topic, judged: _Judged) -> Visit:
+        row = self.planned[topic]
+        return Visit(topic, judged.owners[topic], judged.now[topic], row["retention_minutes"], row["ttl_seconds"])
+
+    def _left(self, left: Mapping[Topic, Why]) -> list[LoadedTopic]:
+        now, step = self.ports.clock.now_ms(), Step(LOAD_TOPIC, "load")
+        writer = Writer(self.run.run_id, self.run.cluster, self.plan_id)
+        rows = [
+            writer.row(step, Subject(-1, "", str(topic)), LoadOutcome.LEFT, why, now) for topic, why in left.items()
+        ]
+        if rows:
+            self.ports.journal.record(rows)
+        return [LoadedTopic(str(topic), LoadOutcome.LEFT, why) for topic, why in left.items()]
+
+    # --------------------------------------------------------------------------------------------------- which together
+
+    def _waves(self) -> Iterator[list[Topic]]:
+        """So many topics of each broker at once; those of a bundle without an owner together, one bundle at a time."""
+        owners = Owners()
+        place = bundles(self.ports.store, list(self.planned))
+        by_broker: dict[str, list[list[Topic]]] = {}
+        unowned: dict[str, list[Topic]] = {}
+        for topic in self.planned:
+            broker = owners.of(self.ports.store, self.run.brokers, topic)
+            if broker:
+                by_broker.setdefault(broker, []).append([topic])
+            else:
+                unowned.setdefault(place[topic], []).append(topic)
+        yield from unowned.values()
+        at_once = self._settings.at_once
+        for start in range(0, max(map(len, by_broker.values()), default=0), at_once):
+            yield [topic for some in by_broker.values() for one in some[start : start + at_once] for topic in one]
+
+    # ---------------------------------------------------------------------------------------------------------- judging
+
+    def _judge(self, topics: Sequence[Topic]) -> _Judged:
+        now = self.ports.clock.now_ms()
+        brokers = load_state.fetch_brokers(self.ports.store, self.ports.admin)
+        layers, differing = policies_now(self.cluster, {str(topic.namespace) for topic in topics}, BROKER_NAMES)
+        policies, monitors = policies_in_force(layers), monitors_in_force(layers)
+        fresh = read_now(self.ports, self.run.ledgers_root, topics)
+        tables = fresh.for_loading(policies, self.run.context, brokers, now)
+        rows = {
+            Topic.parse(row["topic"]): row
+            for row in topics_to_load(tables, monitors, choice_of(self._settings), now).to_pylist()
+        }
+        left: dict[Topic, Why] = {}
+        for topic in topics:
+            why = self._why_left(topic, rows.get(topic), fresh.topics.get(topic), differing)
+            if why:
+                left[topic] = why
+        owners = Owners()
+        owned = {topic: owners.of(self.ports.store, brokers, topic) for topic in topics if topic not in left}
+        left |= self._crowded(topics, left, owned, brokers)
+        return _Judged(left, fresh.topics, owned, policies, monitors)
+
+    def _why_left(
+        self, topic: Topic, row: Mapping[str, Any] | None, now: TopicNow | None, differing: Sequence[str]
+    ) -> Why | None:
+        planned = self.planned[topic]
+        if row is None or now is None:
+            return Why(LoadKept.CHANGED_SINCE_PLAN, "it needs no broker any more, is gone, or cannot be read")
+        changed = [name for name in SAME if row[name] != planned[name]]
+        if changed:
+            said = ", ".join(f"{name} is {row[name]}, was {planned[name]}" for name in changed)
+            return Why(LoadKept.CHANGED_SINCE_PLAN, said)
+        if row["kept"]:
+            return Why(_code(row["kept"]), f"kept by {row['kept']}")
+        if differing:
+            return Why(LoadKept.MONITORS_UNKNOWN, differing[0])
+        source = snapshot.shadow_source(self.ports.store, topic, now.info)
+        if reason := self.run.topic_rule(topic, source, SHADOWS_SEEN_FOR):
+            return Why(Code.TOPIC_PROTECTED, reason)
+        if control.has_pending_unload(self.ports.store, topic):
+            return Why(Code.UNLOAD_PENDING, "an unload of it is pending")
+        return None
+
+    def _crowded(
+        self, topics: Sequence[Topic], left: Mapping[Topic, Why], owned: Mapping[Topic, str], brokers: Brokers
+    ) -> dict[Topic, Why]:
+        """What keeps topics because of their bundle, their broker or this run's budget for these."""
+        store, settings = self.ports.store, self._settings
+        place, usage, now = bundles(store, topics), self.ports.admin.usage(), self.ports.clock.now_ms()
+        found: dict[Topic, Why] = {}
+        going = [topic for topic in topics if topic not in left]
+        for topic in going:
+            broker, since = owned[topic], owned_since(store, topic)
+            if not broker:
+                others = _others_of_bundle(store, topic, set(going))
+                if others:
+                    found[topic] = Why(LoadKept.BUNDLE_SHARED, f"nobody owns its bundle, which has {others[0]}, too")
+            elif since is not None and now - since < settings.settled_for * 1000:
+                found[topic] = Why(LoadKept.BUNDLE_MOVED, f"{broker} has its bundle for {(now - since) // 1000} s only")
+            elif usage.get(broker, 1.0) > settings.max_broker_load:
+                used = usage.get(broker)
+                found[topic] = Why(LoadKept.BROKER_BUSY, f"{broker} uses {'?' if used is None else f'{used:.0%}'}")
+        if not all(owned[topic] for topic in going) and max(usage.values(), default=1.0) > settings.max_broker_load:
+            busy = Why(LoadKept.BROKER_BUSY, "nobody owns its bundle, and the broker that takes it may be a busy one")
+            found |= {topic: busy for topic in going if not owned[topic] and topic not in found}
+        for topic in going:
+            if topic in found:
+                continue
+            broker, bundle = owned[topic], place[topic]
+            if self._by_broker[broker] >= settings.max_per_broker:
+                found[topic] = Why(LoadKept.BUDGET_SPENT, f"load.max_per_broker is {settings.max_per_broker}")
+            elif self._by_bundle[bundle] >= settings.max_per_bundle:
+                found[topic] = Why(LoadKept.BUDGET_SPENT, f"load.max_per_bundle is {settings.max_per_bundle}")
+            else:
+                self._by_broker[broker] += 1
+                self._by_bundle[bundle] += 1
+        return found | _whole_or_nothing(going, owned, found)
+
+
+def _whole_or_nothing(
+    going: Collection[Topic], owned: Mapping[Topic, str], found: Mapping[Topic, Why]
+) -> dict[Topic, Why]:
+    """Of a bundle without an owner all topics go, or none."""
+    kept = next((topic for topic in going if not owned[topic] and topic in found), None)
+    if kept is None:
+        return {}
+    why = Why(LoadKept.BUNDLE_SHARED, f"nobody owns its bundle, which has {kept}, too")
+    return {topic: why for topic in going if not owned[topic] and topic not in found}
+
+
+def _others_of_bundle(store: MetadataStore, topic: Topic, going: Collection[Topic]) -> list[Topic | str]:
+    """Topics that a broker would load with it, and that are not going; something where they cannot be listed."""
+    path = f"{MANAGED_LEDGERS_ROOT}/{topic.namespace}/{topic.domain}"
+    listing = store.children([path])[0]
+    if listing is None or isinstance(listing, Unread) or len(listing.names) != listing.num_children:
+        return [f"topics that cannot be listed ({path})"]
+    named = [Topic.from_managed_ledger(f"{topic.namespace}/{topic.domain}/{name}") for name in listing.names]
+    theirs = [one for one in named if one.partitioned_parent.local != CHANGE_EVENTS and one not in going]
+    place = bundles(store, [topic, *theirs])
+    return [one for one in theirs if place[one] == place[topic]]
+
+
+def _code(kept: str) -> Any:
+    for codes in (LoadKept, RetentionVerdict, Protection):
+        if kept in set(codes):
+            return codes(kept)
+    raise ValueError(kept)

@@ -1,0 +1,324 @@
+"""Have brokers load some topics, expire their messages, trim and unload them: one step for all of them, then the next.
+
+Belongs here: the order of steps, waiting until metadata says that one is done, and the journal. Not here: which topics
+(``lifecycle/load/load_run.py``), by which rule (``lifecycle/load/load_rules.py``). A note of each topic is written
+before its load and goes once it is unloaded; a run that dies leaves the note, and whoever comes next unloads what some
+broker still has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, read_now
+from pulsar_lifecycle.lifecycle.load.monitors import Monitors
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.control import PendingUnload
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE, RetentionPolicy
+from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
+from pulsar_lifecycle.topics.write import STOPPING
+
+LOAD_TOPIC = "load-topic"
+"""Action: on a topic that its broker loads for a while; its phases are `load`, `expire`, `trim` and `unload`."""
+POLL = 0.5
+"""Seconds between two looks at the metadata of topics that brokers have been told something."""
+AGAIN = 5.0
+"""Seconds after which a broker is told again to trim."""
+
+
+class LoadOutcome(StrEnum):
+    """What became of a topic that was to be loaded: column ``outcome`` of a journal row."""
+
+    BEGUN = "begun"
+    """The step of column ``phase`` is about to be taken."""
+    DONE = "done"
+    """Metadata says that the step is done. Of the last one, `unload`: the topic is through."""
+    LEFT = "left-alone"
+    """The topic was not loaded."""
+    FAILED = "failed"
+    """The step was not done, or not in time; the topic is unloaded all the same."""
+    WOULD_LOAD = "would-load"
+    """A dry run: nothing keeps it."""
+
+
+class LoadStep(StrEnum):
+    """Why of a step's outcome."""
+
+    VERIFIED = "verified"
+    """Metadata says so."""
+    NOT_IN_TIME = "not_in_time"
+    """Not within `load.timeout`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTopic:
+    """What became of one topic. ``freed``: bytes that left its list; ``second_visit_at`` (ms): when more is due."""
+
+    topic: str
+    outcome: LoadOutcome
+    why: Why
+    freed: int = 0
+    second_visit_at: int | None = None
+
+
+@dataclass
+class Visit:
+    """A topic that is to be loaded by ``broker``; empty: whoever takes its bundle. ``before``: as it was judged."""
+
+    topic: Topic
+    broker: str
+    before: TopicNow
+    retention_minutes: int
+    ttl_seconds: int
+    pending: PendingUnload | None = None
+    loaded_at: int = 0
+    failure: Why | None = None
+    going: set[int] = field(default_factory=set[int])
+    targets: Mapping[str, Position] = field(default_factory=dict[str, Position])
+    told_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Visits:
+    """What every wave of visits needs. ``policies`` and ``monitors`` are those by which the topics were judged."""
+
+    writer: Writer
+    ports: Ports
+    guard: RunGuard
+    ledgers_root: str
+    context: Context
+    policies: InForce[RetentionPolicy | None]
+    monitors: Monitors
+    timeout_ms: int
+
+    def make(self, visits: Sequence[Visit]) -> list[LoadedTopic]:
+        """Load, expire, trim and unload these topics together. Raises Paused, LeaseLost, Overloaded at once.
+
+        What is loaded then has its note, and whoever comes next unloads it.
+        """
+        self.guard.check(self.ports.store)
+        for visit in visits:
+            now = self.ports.clock.now_ms()
+            visit.pending = PendingUnload(visit.topic, False, now, self.guard.guard[0])
+            control.note_unload(self.ports.store, visit.pending)
+        try:
+            self._free(visits)
+        except STOPPING:
+            raise
+        except LifecycleError as error:
+            for visit in visits:
+                visit.failure = visit.failure or Why(Code.SERVER_FAILED, str(error))
+        return self._unload_all(visits)
+
+    # ------------------------------------------------------------------------------------------------------- the steps
+
+    def _free(self, visits: Sequence[Visit]) -> None:
+        self._step("load", visits, self._load, self._is_loaded)
+        alive = [visit for visit in visits if not visit.failure]
+        self._aim(alive)
+        self._step("expire", [visit for visit in alive if visit.targets], self._expire, self._is_expired)
+        alive = [visit for visit in alive if not visit.failure]
+        self._expect(alive)
+        self._step("trim", [visit for visit in alive if visit.going], self._trim, self._is_trimmed)
+
+    def _step(
+        self,
+        phase: str,
+        visits: Sequence[Visit],
+        tell: Callable[[Visit], None],
+        done: Callable[[Visit, TopicNow], bool],
+    ) -> None:
+        """Tell each broker, then look until metadata says that it is done, or time is up."""
+        self._journal(phase, visits, LoadOutcome.BEGUN, lambda _: Why(Code.ABOUT_TO, f"{phase} next"))
+        for visit in visits:
+            self._told(visit, tell)
+        waiting = [visit for visit in visits if not visit.failure]
+        deadline = self.ports.clock.now_ms() + self.timeout_ms
+        while waiting:
+            self.guard.check(self.ports.store)
+            now = self._read(waiting)
+            waiting = [one for one in waiting if one.topic not in now or not done(one, now[one.topic])]
+            if not waiting or self.ports.clock.now_ms() >= deadline:
+                break
+            self.ports.clock.sleep(POLL)
+            if phase == "trim":
+                self._tell_again(waiting, tell)
+        for visit in waiting:
+            visit.failure = Why(LoadStep.NOT_IN_TIME, f"{phase} was not done within {self.timeout_ms // 1000} s")
+        well = [visit for visit in visits if not visit.failure]
+        self._journal(phase, well, LoadOutcome.DONE, lambda _: Why(LoadStep.VERIFIED, f"{phase} is done"))
+        wrong = [visit for visit in visits if visit.failure]
+        self._journal(phase, wrong, LoadOutcome.FAILED, lambda one: one.failure or _UNSAID)
+
+    def _told(self, visit: Visit, tell: Callable[[Visit], None]) -> None:
+        self.guard.check(self.ports.store)
+        visit.told_at = self.ports.clock.now_ms()
+        try:
+            tell(visit)
+        except STOPPING:
+            raise
+        except LifecycleError as error:
+            visit.failure = Why(Code.SERVER_FAILED, str(error))
+
+    def _tell_again(self, waiting: Sequence[Visit], tell: Callable[[Visit], None]) -> None:
+        """A trim that met another write of its broker is forgotten."""
+        for visit in waiting:
+            if self.ports.clock.now_ms() - visit.told_at >= AGAIN * 1000:
+                self._told(visit, tell)
+                visit.failure = None
+
+    def _load(self, visit: Visit) -> None:
+        owner = self.ports.admin.owner(visit.topic)
+        if visit.broker and owner != visit.broker:
+            visit.failure = Why(Code.CHANGED_MEANWHILE, f"broker {owner} has its bundle, not {visit.broker} any more")
+            return
+        visit.loaded_at = self.ports.clock.now_ms()
+        self.ports.admin.internal_stats(visit.topic)
+
+    def _is_loaded(self, visit: Visit, now: TopicNow) -> bool:
+        """A load puts a new ledger behind the last one."""
+        return bool(now.ids) and now.ids[-1] > max(visit.before.ids, default=-1)
+
+    def _aim(self, visits: Sequence[Visit]) -> None:
+        """Where each subscription is once what is past its TTL in closed ledgers is expired."""
+        for visit in visits:
+            limit = self.ports.clock.now_ms() - visit.ttl_seconds * 1000
+            end = _end_of_expired(visit.before, limit) if visit.ttl_seconds > 0 else None
+            visit.targets = {
+                name: end
+                for name, at in visit.before.cursors.items()
+                if end is not None and at is not None and at < end and self.monitors.expires_messages(name)
+            }
+
+    def _expire(self, visit: Visit) -> None:
+        for name in visit.targets:
+            self.ports.admin.expire_messages(visit.topic, name, visit.ttl_seconds)
+
+    def _is_expired(self, visit: Visit, now: TopicNow) -> bool:
+        standing = ((now.cursors.get(name), target) for name, target in visit.targets.items())
+        return all(at is not None and at >= target for at, target in standing)
+
+    def _expect(self, visits: Sequence[Visit]) -> None:
+        """What the broker trims is what the rule of retention says of the topic as it is now, loaded."""
+        fresh = self._fresh(visits)
+        going = fresh.trimmed_by_broker(self.policies, self.context, self.ports.clock.now_ms())
+        for visit in visits:
+            visit.going = going.get(visit.topic, set())
+
+    def _trim(self, visit: Visit) -> None:
+        self.ports.admin.trim(visit.topic)
+
+    def _is_trimmed(self, visit: Visit, now: TopicNow) -> bool:
+        return visit.going.isdisjoint(now.ids)
+
+    # ------------------------------------------------------------------------------------------------------- the end
+
+    def _unload_all(self, visits: Sequence[Visit]) -> list[LoadedTopic]:
+        store = self.ports.store
+        self._journal("unload", visits, LoadOutcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "unload next"))
+        found: list[LoadedTopic] = []
+        for visit in visits:
+            self.guard.check(store)
+            assert visit.pending is not None
+            gone = partial(is_gone, store, self.ports.admin, self.ports.clock, visit.pending)
+            if failure := self.guard.unloads.unload(self.ports.admin, visit.topic, gone):
+                visit.failure = Why(Code.NOT_UNLOADED, f"it could not be unloaded: {failure}")
+        unloaded = [visit for visit in visits if not (visit.failure and visit.failure.code is Code.NOT_UNLOADED)]
+        closed = self._closed(unloaded)
+        for visit in visits:
+            if visit in unloaded and visit.topic not in closed:
+                open_ = Why(LoadStep.NOT_IN_TIME, "its last ledger is not closed after the unload, or it is gone")
+                visit.failure = visit.failure or open_
+            elif visit in unloaded and visit.pending is not None:
+                control.finish_unload(store, visit.pending)
+            found.append(self._through(visit, closed.get(visit.topic)))
+        for visit, one in zip(visits, found, strict=True):
+            self._journal("unload", [visit], one.outcome, lambda _, one=one: one.why, one.freed)
+        return found
+
+    def _closed(self, visits: Sequence[Visit]) -> dict[Topic, TopicNow]:
+        """The topics whose last ledger an unload has closed, or that are gone or loaded by somebody else since."""
+        deadline = self.ports.clock.now_ms() + self.timeout_ms
+        last = {topic: now.ids[-1] for topic, now in self._read(visits).items() if now.ids}
+        while True:
+            now = self._read(visits)
+            closed = {
+                topic: one
+                for topic, one in now.items()
+                if one.last_state == LedgerState.CLOSED.name or (one.ids and one.ids[-1] > last.get(topic, -1))
+            }
+            if len(closed) == len(now) or self.ports.clock.now_ms() >= deadline:
+                return closed
+            self.ports.clock.sleep(POLL)
+            self.guard.check(self.ports.store)
+
+    def _through(self, visit: Visit, after: TopicNow | None) -> LoadedTopic:
+        listed = set(after.ids) if after else set(visit.before.ids)
+        sizes = {item.ledger_id: item.size or 0 for item in visit.before.info.ledgers}
+        stored = {i: (row or {}).get("length") or 0 for i, row in visit.before.rows.items()}
+        freed = sum(sizes[i] or stored[i] for i in visit.before.ids if i not in listed)
+        last = max(visit.before.ids, default=-1)
+        later = visit.loaded_at + visit.retention_minutes * MS_PER_MINUTE
+        second = later if last in listed and visit.retention_minutes > 0 and visit.loaded_at else None
+        if visit.failure:
+            return LoadedTopic(str(visit.topic), LoadOutcome.FAILED, visit.failure, freed, second)
+        why = Why(LoadStep.VERIFIED, f"it is unloaded; {len(set(visit.before.ids) - listed)} ledgers left its list")
+        return LoadedTopic(str(visit.topic), LoadOutcome.DONE, why, freed, second)
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def _fresh(self, visits: Sequence[Visit]) -> FreshTopics:
+        return read_now(self.ports, self.ledgers_root, [visit.topic for visit in visits])
+
+    def _read(self, visits: Sequence[Visit]) -> Mapping[Topic, TopicNow]:
+        return self._fresh(visits).topics
+
+    def _journal(
+        self,
+        phase: str,
+        visits: Sequence[Visit],
+        outcome: LoadOutcome,
+        why: Callable[[Visit], Why],
+        nbytes: int = 0,
+    ) -> None:
+        now, step = self.ports.clock.now_ms(), Step(LOAD_TOPIC, phase)
+        rows = [
+            self.writer.row(step, Subject(-1, "", str(one.topic), nbytes, detail=_detail(one)), outcome, why(one), now)
+            for one in visits
+        ]
+        if rows:
+            self.ports.journal.record(rows)
+
+
+_UNSAID = Why(Code.SERVER_FAILED, "nobody said why")
+
+
+def _detail(visit: Visit) -> Mapping[str, object]:
+    return {"broker": visit.broker, "ledgers": visit.before.ids, "going": sorted(visit.going)}
+
+
+def _end_of_expired(topic: TopicNow, limit: int) -> Position | None:
+    """The last entry of the ledgers, from the first on, that were closed before ``limit`` (ms); None without any."""
+    end: Position | None = None
+    for item in sorted(topic.info.ledgers, key=lambda item: item.ledger_id):
+        row = topic.rows.get(item.ledger_id) or {}
+        closed = item.timestamp or (row.get("mtime") if row.get("state") == LedgerState.CLOSED.name else None)
+        entries = item.entries or row.get("entries") or 0
+        if item.ledger_id == topic.ids[-1]:
+            closed = row.get("mtime") if row.get("state") == LedgerState.CLOSED.name else None
+            entries = row.get("entries") or 0
+        if closed is None or closed >= limit:
+            break
+        end = Position(item.ledger_id, entries - 1) if entries else end
+    return end

@@ -1,0 +1,389 @@
+"""Applying a load plan: topics are loaded, freed and unloaded again; what changed since stays, and what is not ours."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, Refused, StoreError
+from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
+from pulsar_lifecycle.lifecycle.load.load_run import load_topics
+from pulsar_lifecycle.lifecycle.load.visits import LOAD_TOPIC, LoadedTopic, LoadOutcome, LoadStep
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Lowered, Order
+from tests.kit.crash import Crash
+from tests.kit.load_scene import LoadScene
+from tests.kit.retention_scene import MINUTE, NAMESPACE
+
+OWN = f"persistent://{NAMESPACE}/"
+A = Topic.parse(f"{OWN}a")
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadScene:
+    scene = LoadScene(tmp_path, monkeypatch)
+    scene.work()
+    return scene
+
+
+def planned(scene: LoadScene, *names: str) -> PlanSummary:
+    scene.servers.wait(1)
+    summary, rows = make_load_plan(scene.cluster, scene.scan())
+    scene.ready(*names)
+    assert sorted(rows.column("topic").to_pylist()) == [f"{OWN}{name}" for name in sorted(names)]
+    return summary
+
+
+def applied(scene: LoadScene, plan: PlanSummary, *, dry_run: bool = False, **order: Any) -> list[LoadedTopic]:
+    return load_topics(scene.cluster, "run", Order(plan.plan_id, plan.digest, **order), dry_run=dry_run)
+
+
+def expired(scene: LoadScene, name: str = "a") -> list[int]:
+    """A topic whose only subscription has read everything, and whose last ledger will be past its retention."""
+    return scene.topic(name, 100, 90, cursor=1)
+
+
+def pending(scene: LoadScene) -> list[str]:
+    root = control.PENDING_UNLOADS[control.LEASE]
+    return list(scene.servers.zookeeper.names(root)) if root in scene.servers.zookeeper._nodes else []
+
+
+def test_a_last_ledger_becomes_one_before_the_last_and_the_topic_is_unloaded(scene: LoadScene) -> None:
+    first, last = expired(scene)
+    plan = planned(scene, "a")
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (LoadOutcome.DONE, LoadStep.VERIFIED)
+    now = scene.info("a").ledgers
+    assert [item.ledger_id for item in now][:-1] == [last]
+    assert scene.trimmed == [first]
+    assert not scene.is_loaded("a")
+    assert pending(scene) == []
+    assert one.second_visit_at == (now[0].timestamp or 0) + 60 * MINUTE
+
+
+def test_the_second_visit_goes_by_metadata_when_the_plan_says(scene: LoadScene) -> None:
+    from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
+
+    _, last = expired(scene)
+    (one,) = applied(scene, planned(scene, "a"))
+    assert one.second_visit_at is not None
+    scene.servers.clock.advance((one.second_visit_at - scene.now) / 1000 - 3600)  # the scan lets an hour pass
+    assert make_retention_plan(scene.cluster, scene.scan())[1].num_rows == 0
+    scene.servers.clock.advance(-3600 + 60)
+    _, rows = make_retention_plan(scene.cluster, scene.scan())
+    assert rows.column("ledger_id").to_pylist() == [last]
+
+
+def test_each_step_is_journalled_before_and_after(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    applied(scene, plan)
+    rows = [(row.phase, row.outcome, row.code) for row in scene.servers.journal.rows if row.action == LOAD_TOPIC]
+    assert rows == [
+        (phase, outcome, code)
+        for phase in ("load", "trim", "unload")
+        for outcome, code in (("begun", "about_to"), ("done", "verified"))
+    ]
+    assert {row.plan_id for row in scene.servers.journal.rows if row.action == LOAD_TOPIC} == {plan.plan_id}
+
+
+def test_an_open_ledger_is_closed(scene: LoadScene) -> None:
+    ledger = scene.open_topic("a")
+    scene.servers.wait(2)
+    (one,) = applied(scene, planned(scene, "a"))
+    assert one.outcome is LoadOutcome.DONE
+    assert scene.info("a").ledgers[0].ledger_id == ledger
+    assert scene.servers.reader.payloads[ledger]
+    assert one.second_visit_at is not None
+
+
+def test_what_is_past_its_ttl_is_expired_and_goes(scene: LoadScene) -> None:
+    ids = scene.topic("a", 330, 240, 0)
+    scene.servers.cursor(A, "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=3 * 3600)
+    plan = planned(scene, "a")
+    (one,) = applied(scene, plan)
+    assert one.outcome is LoadOutcome.DONE
+    assert scene.listed("a")[0] == ids[2]
+    assert one.freed == 2 << 20
+
+
+def test_a_subscription_that_brokers_never_expire_keeps_its_messages(scene: LoadScene) -> None:
+    scene.configure(additionalSystemCursorNames="[s]")
+    ids = scene.topic("a", 330, 240, 0)
+    scene.servers.cursor(A, "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=3 * 3600)
+    told: list[str] = []
+    scene.servers.admin.on_expire = lambda topic, name, seconds: told.append(name)
+    applied(scene, planned(scene, "a"))
+    assert told == []
+    assert scene.listed("a")[:3] == ids
+
+
+def test_a_dry_run_writes_and_loads_nothing(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    before = scene.servers.zookeeper.zxid
+    (one,) = applied(scene, plan, dry_run=True)
+    assert (one.outcome, one.why.code) == (LoadOutcome.WOULD_LOAD, Code.MAY_GO)
+    assert scene.servers.zookeeper.zxid == before
+    assert scene.servers.admin.touched == []
+
+
+def kept(scene: LoadScene, plan: PlanSummary) -> object:
+    """Why the only topic is left alone, by a dry run and by a run; nothing was loaded."""
+    (dry,) = applied(scene, plan, dry_run=True)
+    (one,) = applied(scene, plan)
+    assert (dry.outcome, one.outcome) == (LoadOutcome.LEFT, LoadOutcome.LEFT)
+    assert dry.why.code is one.why.code
+    assert scene.servers.admin.touched == []
+    assert pending(scene) == []
+    return one.why.code
+
+
+def test_a_policy_that_changed_keeps_the_topic(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.retention(59, -1)
+    assert kept(scene, plan) is LoadKept.CHANGED_SINCE_PLAN
+
+
+def test_a_ttl_that_changed_keeps_the_topic(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.namespace(message_ttl_in_seconds=1)
+    assert kept(scene, plan) is LoadKept.CHANGED_SINCE_PLAN
+
+
+def test_a_cursor_that_moved_back_keeps_the_topic(scene: LoadScene) -> None:
+    ids = expired(scene)
+    plan = planned(scene, "a")
+    scene.position("a", Position(ids[0], 0))
+    assert kept(scene, plan) is LoadKept.CHANGED_SINCE_PLAN
+
+
+def test_a_topic_that_is_gone_is_left(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    store = scene.servers.open_store()
+    path = scene.servers.topic_path(A)
+    for child in [f"{path}/s", path]:
+        store.delete(child, -1)
+    assert kept(scene, plan) is LoadKept.CHANGED_SINCE_PLAN
+
+
+def test_a_topic_that_somebody_has_loaded_is_left_to_him(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.servers.load(A)
+    assert str(kept(scene, plan)) == "loaded"
+
+
+def test_a_legal_hold_since_the_plan_keeps_the_topic(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    orphans = scene.settings.orphans.model_copy(update={"legal_holds": type(scene.settings.orphans)(
+        legal_holds=("acme",)  # type: ignore[arg-type]
+    ).legal_holds})  # fmt: skip
+    object.__setattr__(scene.cluster, "settings", scene.settings.model_copy(update={"orphans": orphans}))
+    assert str(kept(scene, plan)) == "legal_hold"
+
+
+def test_what_brokers_would_do_is_asked_again(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.namespace(subscription_expiration_time_minutes=10)
+    assert kept(scene, plan) is LoadKept.SUBSCRIPTION_WOULD_EXPIRE
+
+
+def test_a_broker_that_is_busy_gets_nothing_to_load(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.servers.admin.used = dict.fromkeys(scene.servers.admin.broker_ids, 0.71)
+    assert kept(scene, plan) is LoadKept.BROKER_BUSY
+
+
+def test_a_bundle_that_was_moved_lately_is_left(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    store = scene.servers.open_store()
+    store.delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
+    scene.own()
+    assert kept(scene, plan) is LoadKept.BUNDLE_MOVED
+
+
+@pytest.mark.parametrize("others", [(), ("b",)])
+def test_a_bundle_without_an_owner_is_loaded_whole_or_not_at_all(scene: LoadScene, others: tuple[str, ...]) -> None:
+    expired(scene)
+    for name in others:
+        expired(scene, name)
+    scene.servers.topic(Topic.parse(f"{OWN}young"))
+    plan = planned(scene, "a", *others)
+    scene.servers.open_store().delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
+    assert {one.why.code for one in applied(scene, plan)} == {LoadKept.BUNDLE_SHARED}
+    assert scene.servers.admin.touched == []
+    scene.servers.open_store().delete(scene.servers.topic_path(Topic.parse(f"{OWN}young")), -1)
+    assert {one.outcome for one in applied(scene, plan)} == {LoadOutcome.DONE}
+    assert not scene.is_loaded("a")
+
+
+def test_budgets_of_brokers_and_bundles_hold(scene: LoadScene) -> None:
+    for name in "abc":
+        expired(scene, name)
+    plan = planned(scene, *"abc")
+    scene.change(max_per_bundle=2, at_once=1)
+    found = applied(scene, plan)
+    assert [one.outcome for one in found] == [LoadOutcome.DONE, LoadOutcome.DONE, LoadOutcome.LEFT]
+    assert found[-1].why.code is LoadKept.BUDGET_SPENT
+
+
+def test_a_broker_that_fails_at_a_load_leaves_nothing_loaded(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.servers.admin.silent[A] = StoreError("500")
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (LoadOutcome.FAILED, Code.SERVER_FAILED)
+    assert not scene.is_loaded("a")
+    assert pending(scene) == []
+
+
+@pytest.mark.parametrize("error", [NotFound("404"), OutcomeUnknown("no answer"), StoreError("403")])
+def test_a_trim_that_fails_leaves_nothing_loaded(scene: LoadScene, error: Exception) -> None:
+    first, *_ = expired(scene)
+    plan = planned(scene, "a")
+
+    def fail(topic: Topic) -> None:
+        raise error
+
+    scene.servers.admin.on_trim = fail
+    (one,) = applied(scene, plan)
+    assert one.outcome is LoadOutcome.FAILED
+    assert not scene.is_loaded("a")
+    assert scene.listed("a")[0] == first
+    assert pending(scene) == []
+
+
+def test_a_trim_that_is_never_done_is_told_again_and_given_up(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    told: list[Topic] = []
+    scene.servers.admin.on_trim = told.append
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (LoadOutcome.FAILED, LoadStep.NOT_IN_TIME)
+    assert len(told) > 10
+    assert not scene.is_loaded("a")
+
+
+def test_an_unload_that_fails_stays_noted_and_the_next_run_makes_it(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+
+    def fail(topic: Topic) -> None:
+        raise StoreError("500")
+
+    scene.servers.admin.on_unload = fail
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (LoadOutcome.FAILED, Code.NOT_UNLOADED)
+    assert scene.is_loaded("a")
+    assert len(pending(scene)) == 1
+    scene.work()
+    applied(scene, plan)
+    assert not scene.is_loaded("a")
+    assert pending(scene) == []
+
+
+def test_a_pause_stops_at_once_and_what_is_loaded_is_unloaded_by_the_next_run(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.servers.admin.on_trim = lambda topic: control.pause(scene.servers.open_store(), "stop")
+    with pytest.raises(Paused):
+        applied(scene, plan)
+    assert scene.is_loaded("a")
+    assert len(pending(scene)) == 1
+    with pytest.raises(Paused):
+        applied(scene, plan)
+    control.resume(scene.servers.open_store())
+    applied(scene, plan)
+    assert not scene.is_loaded("a")
+    assert pending(scene) == []
+
+
+def test_a_run_refuses_while_another_one_acts(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    other = scene.servers.open_store()
+    control.take_lease(other, "other", scene.servers.clock, 0)
+    with pytest.raises(Refused, match="another run is at it"):
+        applied(scene, plan)
+
+
+def test_caps_hold(scene: LoadScene) -> None:
+    expired(scene)
+    expired(scene, "b")
+    plan = planned(scene, "a", "b")
+    with pytest.raises(Refused, match="max_ledgers"):
+        applied(scene, plan, caps=Lowered(max_ledgers=1))
+    assert len(applied(scene, plan, caps=Lowered(max_ledgers=1), limit=1)) == 1
+
+
+def test_another_digest_or_an_old_plan_is_refused(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    with pytest.raises(Refused, match="digest"):
+        load_topics(scene.cluster, "run", Order(plan.plan_id, "other"), dry_run=False)
+    scene.servers.wait(25)
+    with pytest.raises(Refused, match="minutes old"):
+        applied(scene, plan)
+
+
+def test_a_run_that_is_killed_at_any_step_is_settled_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before any request to the metadata store or to a broker: afterwards nothing is loaded, nothing noted."""
+    for step in count():
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        scene = LoadScene(folder, monkeypatch)
+        scene.work()
+        first, last = expired(scene)
+        plan = planned(scene, "a")
+        if not _killed(scene, plan, step):
+            assert step > 40
+            break
+        scene.before = lambda operation: None
+        scene.work()
+        scene.servers.clock.advance(300)
+        for session in range(1, scene.servers.zookeeper.sessions + 1):
+            scene.servers.zookeeper.end_session(session)
+        applied(scene, plan)
+        assert not scene.is_loaded("a"), step
+        assert pending(scene) == [], step
+        assert set(scene.listed("a")) >= {last}, step
+        assert set(scene.trimmed) <= {first}, step
+
+
+def _killed(scene: LoadScene, plan: PlanSummary, at: int) -> bool:
+    """Whether a run came to its step ``at``, where it was killed."""
+    left = iter(range(at, -2, -1))
+
+    def tell(*_: object) -> None:
+        if next(left, -1) <= 0:
+            raise Crash(str(at))
+
+    scene.before = tell
+    admin = scene.servers.admin
+    real = {name: getattr(admin, name) for name in ("on_load", "on_trim", "on_unload")}
+    for name, hook in real.items():
+        setattr(admin, name, lambda *given, hook=hook: (tell(), hook(*given)))
+    try:
+        applied(scene, plan)
+    except Crash:
+        return True
+    return False
