@@ -73,7 +73,6 @@ ENUMS = (
     ("Why a ledger is on the bookies' disks", "pulsar_lifecycle.lifecycle.reasons.Reason"),
     ("What a topic needs a broker for", "pulsar_lifecycle.lifecycle.load.load_rules.LoadNeed"),
     ("Why a topic that needs a broker is not loaded", "pulsar_lifecycle.lifecycle.load.load_rules.LoadKept"),
-    ("What became of a topic that was to be loaded", "pulsar_lifecycle.lifecycle.load.visits.LoadOutcome"),
     ("Why a step of a load ended so", "pulsar_lifecycle.lifecycle.load.visits.LoadStep"),
     ("Where a retention policy is set", "pulsar_lifecycle.topics.retention_policy.Level"),
     ("What protects a whole topic", "pulsar_lifecycle.topics.protection.Protection"),

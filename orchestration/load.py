@@ -14,7 +14,8 @@ from orchestration.failures import wrong_configuration_fails
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
-from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadOutcome
+from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
+from pulsar_lifecycle.records.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
 COLUMNS = {
@@ -62,7 +63,7 @@ def load_op(context: dg.OpExecutionContext, config: LoadConfig, lifecycle: Lifec
         if not done:
             raise
         raise dg.Failure(f"stopped: {error}; the metadata has what was done before", shown(done, dry_run)) from error
-    failed = [one for one in done if one.outcome is LoadOutcome.FAILED]
+    failed = [one for one in done if one.outcome is Outcome.FAILED]
     if failed:
         first = f"{failed[0].topic}: {failed[0].why}"
         raise dg.Failure(f"{len(failed)} of {len(done)} topics failed, the first: {first}", shown(done, dry_run))
@@ -73,7 +74,7 @@ def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
     """What became of the topics: totals by outcome and code, what left their lists, when more is due, and a sample."""
     totals = Counter((one.outcome.value, one.why.code.value) for one in done)
     later = [one.second_visit_at for one in done if one.second_visit_at]
-    first = {LoadOutcome.FAILED: 0, LoadOutcome.LEFT: 1}
+    first = {Outcome.FAILED: 0, Outcome.LEFT: 1}
     rows = [
         {
             "topic": one.topic,

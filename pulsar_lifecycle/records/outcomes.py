@@ -32,6 +32,8 @@ class Action(StrEnum):
     """Having a bookie compact nothing by itself; ``detail`` has its id."""
     RESUME_COMPACTION = "resume-compaction"
     """Having a bookie compact by itself again; ``detail`` has its id."""
+    LOAD_TOPIC = "load-topic"
+    """Having a broker load a topic for a while, so that it frees what only it can."""
     OPERATOR_WORD = "operator-word"
     """A run met, or missed, a word of the operator; ``component`` is its kind, ``detail`` all of it."""
 
@@ -70,6 +72,14 @@ class Phase(StrEnum):
     """The only one of its action."""
     RESUME_COMPACTION = "resume-compaction"
     """The only one of its action."""
+    LOAD = "load"
+    """Action ``load-topic``: its broker loads it. So is what is decided about it before."""
+    EXPIRE = "expire"
+    """Action ``load-topic``: its subscriptions acknowledge what is past its TTL."""
+    TRIM = "trim"
+    """Action ``load-topic``: its broker trims it."""
+    UNLOAD = "unload"
+    """Action ``load-topic``: its broker unloads it; the row after it is the last word on the topic."""
     OPERATOR_WORD = "operator-word"
     """The only one of its action."""
 
@@ -106,14 +116,14 @@ class Outcome(StrEnum):
     MARKED = "marked"
     """Phase ``mark``: a ledger is leaving its topic's metadata by our own compare-and-set."""
     LEFT = "left"
-    """Phase ``mark``: it stayed in its topic's metadata. Offload: this run did nothing about it, the reason says why.
-    """
+    """Phase ``mark``: it stayed in its topic's metadata. Offload, action ``load-topic``: this run did nothing about it,
+    the reason says why."""
     REMOVED = "removed"
     """Phase ``mark``: its topic lists it no more."""
     NOTHING = "nothing-to-do"
     """Trims: its topic's list begins behind the ledger that is asked for, or is empty."""
     GOES = "goes"
-    """What a dry run says of a ledger that would be removed, or reverted."""
+    """What a dry run says of a ledger that would be removed, or reverted, and of a topic that would be loaded."""
     FAILED = "failed"
     """Something did not do its part, and the reason says what: run again."""
 
@@ -192,6 +202,11 @@ class Outcome(StrEnum):
     NOT_TOLD = "not-told"
     """Actions ``suspend-compaction``, ``resume-compaction``: it did not answer, or refused; whether it was told is not
     known. Say it again."""
+
+    BEGUN = "begun"
+    """Action ``load-topic``: the broker is about to be told."""
+    DONE = "done"
+    """Action ``load-topic``: the topic's metadata says that the broker has done it."""
 
     IN_FORCE = "in-force"
     """Action ``operator-word``: it holds, new or changed."""

@@ -27,7 +27,7 @@ from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, read_now
 from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
-from pulsar_lifecycle.lifecycle.load.visits import LOAD_TOPIC, LoadedTopic, LoadOutcome, Visit, Visits
+from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, Visit, Visits
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import Brokers
@@ -37,6 +37,7 @@ from pulsar_lifecycle.ports import MetadataStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.run_settings import LoadSettings
 from pulsar_lifecycle.runs import control, plan_checks
@@ -159,7 +160,7 @@ class _LoadRun:
             left = self._judge(topics).left
             would = Why(Code.MAY_GO, "nothing keeps it from being loaded")
             said = [
-                LoadedTopic(str(one), LoadOutcome.LEFT if one in left else LoadOutcome.WOULD_LOAD, left.get(one, would))
+                LoadedTopic(str(one), Outcome.LEFT if one in left else Outcome.GOES, left.get(one, would))
                 for one in topics
             ]
             report(said)
@@ -201,14 +202,12 @@ class _LoadRun:
         return Visit(topic, judged.owners[topic], judged.now[topic], row["retention_minutes"], row["ttl_seconds"])
 
     def _left(self, left: Mapping[Topic, Why]) -> list[LoadedTopic]:
-        now, step = self.ports.clock.now_ms(), Step(LOAD_TOPIC, "load")
+        now, step = self.ports.clock.now_ms(), Step(Action.LOAD_TOPIC, Phase.LOAD)
         writer = Writer(self.run.run_id, self.run.cluster, self.plan_id)
-        rows = [
-            writer.row(step, Subject(-1, "", str(topic)), LoadOutcome.LEFT, why, now) for topic, why in left.items()
-        ]
+        rows = [writer.row(step, Subject(-1, "", str(topic)), Outcome.LEFT, why, now) for topic, why in left.items()]
         if rows:
             self.ports.journal.record(rows)
-        return [LoadedTopic(str(topic), LoadOutcome.LEFT, why) for topic, why in left.items()]
+        return [LoadedTopic(str(topic), Outcome.LEFT, why) for topic, why in left.items()]
 
     # --------------------------------------------------------------------------------------------------- which together
 

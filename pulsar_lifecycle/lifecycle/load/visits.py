@@ -21,6 +21,7 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
@@ -29,27 +30,10 @@ from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE, RetentionPol
 from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
 from pulsar_lifecycle.topics.write import STOPPING
 
-LOAD_TOPIC = "load-topic"
-"""Action: on a topic that its broker loads for a while; its phases are `load`, `expire`, `trim` and `unload`."""
 POLL = 0.5
 """Seconds between two looks at the metadata of topics that brokers have been told something."""
 AGAIN = 5.0
 """Seconds after which a broker is told again to trim."""
-
-
-class LoadOutcome(StrEnum):
-    """What became of a topic that was to be loaded: column ``outcome`` of a journal row."""
-
-    BEGUN = "begun"
-    """The step of column ``phase`` is about to be taken."""
-    DONE = "done"
-    """Metadata says that the step is done. Of the last one, `unload`: the topic is through."""
-    LEFT = "left-alone"
-    """The topic was not loaded."""
-    FAILED = "failed"
-    """The step was not done, or not in time; the topic is unloaded all the same."""
-    WOULD_LOAD = "would-load"
-    """A dry run: nothing keeps it."""
 
 
 class LoadStep(StrEnum):
@@ -66,7 +50,7 @@ class LoadedTopic:
     """What became of one topic. ``freed``: bytes that left its list; ``second_visit_at`` (ms): when more is due."""
 
     topic: str
-    outcome: LoadOutcome
+    outcome: Outcome
     why: Why
     freed: int = 0
     second_visit_at: int | None = None
@@ -124,23 +108,23 @@ class Visits:
     # ------------------------------------------------------------------------------------------------------- the steps
 
     def _free(self, visits: Sequence[Visit]) -> None:
-        self._step("load", visits, self._load, self._is_loaded)
+        self._step(Phase.LOAD, visits, self._load, self._is_loaded)
         alive = [visit for visit in visits if not visit.failure]
         self._aim(alive)
-        self._step("expire", [visit for visit in alive if visit.targets], self._expire, self._is_expired)
+        self._step(Phase.EXPIRE, [visit for visit in alive if visit.targets], self._expire, self._is_expired)
         alive = [visit for visit in alive if not visit.failure]
         self._expect(alive)
-        self._step("trim", [visit for visit in alive if visit.going], self._trim, self._is_trimmed)
+        self._step(Phase.TRIM, [visit for visit in alive if visit.going], self._trim, self._is_trimmed)
 
     def _step(
         self,
-        phase: str,
+        phase: Phase,
         visits: Sequence[Visit],
         tell: Callable[[Visit], None],
         done: Callable[[Visit, TopicNow], bool],
     ) -> None:
         """Tell each broker, then look until metadata says that it is done, or time is up."""
-        self._journal(phase, visits, LoadOutcome.BEGUN, lambda _: Why(Code.ABOUT_TO, f"{phase} next"))
+        self._journal(phase, visits, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, f"{phase} next"))
         for visit in visits:
             self._told(visit, tell)
         waiting = [visit for visit in visits if not visit.failure]
@@ -152,14 +136,14 @@ class Visits:
             if not waiting or self.ports.clock.now_ms() >= deadline:
                 break
             self.ports.clock.sleep(POLL)
-            if phase == "trim":
+            if phase is Phase.TRIM:
                 self._tell_again(waiting, tell)
         for visit in waiting:
             visit.failure = Why(LoadStep.NOT_IN_TIME, f"{phase} was not done within {self.timeout_ms // 1000} s")
         well = [visit for visit in visits if not visit.failure]
-        self._journal(phase, well, LoadOutcome.DONE, lambda _: Why(LoadStep.VERIFIED, f"{phase} is done"))
+        self._journal(phase, well, Outcome.DONE, lambda _: Why(LoadStep.VERIFIED, f"{phase} is done"))
         wrong = [visit for visit in visits if visit.failure]
-        self._journal(phase, wrong, LoadOutcome.FAILED, lambda one: one.failure or _UNSAID)
+        self._journal(phase, wrong, Outcome.FAILED, lambda one: one.failure or _UNSAID)
 
     def _told(self, visit: Visit, tell: Callable[[Visit], None]) -> None:
         self.guard.check(self.ports.store)
@@ -226,7 +210,7 @@ class Visits:
 
     def _unload_all(self, visits: Sequence[Visit]) -> list[LoadedTopic]:
         store = self.ports.store
-        self._journal("unload", visits, LoadOutcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "unload next"))
+        self._journal(Phase.UNLOAD, visits, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "unload next"))
         found: list[LoadedTopic] = []
         for visit in visits:
             self.guard.check(store)
@@ -244,7 +228,7 @@ class Visits:
                 control.finish_unload(store, visit.pending)
             found.append(self._through(visit, closed.get(visit.topic)))
         for visit, one in zip(visits, found, strict=True):
-            self._journal("unload", [visit], one.outcome, lambda _, one=one: one.why, one.freed)
+            self._journal(Phase.UNLOAD, [visit], one.outcome, lambda _, one=one: one.why, one.freed)
         return found
 
     def _closed(self, visits: Sequence[Visit]) -> dict[Topic, TopicNow]:
@@ -272,9 +256,9 @@ class Visits:
         later = visit.loaded_at + visit.retention_minutes * MS_PER_MINUTE
         second = later if last in listed and visit.retention_minutes > 0 and visit.loaded_at else None
         if visit.failure:
-            return LoadedTopic(str(visit.topic), LoadOutcome.FAILED, visit.failure, freed, second)
+            return LoadedTopic(str(visit.topic), Outcome.FAILED, visit.failure, freed, second)
         why = Why(LoadStep.VERIFIED, f"it is unloaded; {len(set(visit.before.ids) - listed)} ledgers left its list")
-        return LoadedTopic(str(visit.topic), LoadOutcome.DONE, why, freed, second)
+        return LoadedTopic(str(visit.topic), Outcome.DONE, why, freed, second)
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -286,13 +270,13 @@ class Visits:
 
     def _journal(
         self,
-        phase: str,
+        phase: Phase,
         visits: Sequence[Visit],
-        outcome: LoadOutcome,
+        outcome: Outcome,
         why: Callable[[Visit], Why],
         nbytes: int = 0,
     ) -> None:
-        now, step = self.ports.clock.now_ms(), Step(LOAD_TOPIC, phase)
+        now, step = self.ports.clock.now_ms(), Step(Action.LOAD_TOPIC, phase)
         rows = [
             self.writer.row(step, Subject(-1, "", str(one.topic), nbytes, detail=_detail(one)), outcome, why(one), now)
             for one in visits

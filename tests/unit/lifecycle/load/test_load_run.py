@@ -12,9 +12,10 @@ from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, Refused, S
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
-from pulsar_lifecycle.lifecycle.load.visits import LOAD_TOPIC, LoadedTopic, LoadOutcome, LoadStep
+from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
@@ -59,7 +60,7 @@ def test_a_last_ledger_becomes_one_before_the_last_and_the_topic_is_unloaded(sce
     first, last = expired(scene)
     plan = planned(scene, "a")
     (one,) = applied(scene, plan)
-    assert (one.outcome, one.why.code) == (LoadOutcome.DONE, LoadStep.VERIFIED)
+    assert (one.outcome, one.why.code) == (Outcome.DONE, LoadStep.VERIFIED)
     now = scene.info("a").ledgers
     assert [item.ledger_id for item in now][:-1] == [last]
     assert scene.trimmed == [first]
@@ -85,20 +86,20 @@ def test_each_step_is_journalled_before_and_after(scene: LoadScene) -> None:
     expired(scene)
     plan = planned(scene, "a")
     applied(scene, plan)
-    rows = [(row.phase, row.outcome, row.code) for row in scene.servers.journal.rows if row.action == LOAD_TOPIC]
+    rows = [(row.phase, row.outcome, row.code) for row in scene.servers.journal.rows if row.action is Action.LOAD_TOPIC]
     assert rows == [
         (phase, outcome, code)
         for phase in ("load", "trim", "unload")
         for outcome, code in (("begun", "about_to"), ("done", "verified"))
     ]
-    assert {row.plan_id for row in scene.servers.journal.rows if row.action == LOAD_TOPIC} == {plan.plan_id}
+    assert {row.plan_id for row in scene.servers.journal.rows if row.action is Action.LOAD_TOPIC} == {plan.plan_id}
 
 
 def test_an_open_ledger_is_closed(scene: LoadScene) -> None:
     ledger = scene.open_topic("a")
     scene.servers.wait(2)
     (one,) = applied(scene, planned(scene, "a"))
-    assert one.outcome is LoadOutcome.DONE
+    assert one.outcome is Outcome.DONE
     assert scene.info("a").ledgers[0].ledger_id == ledger
     assert scene.servers.reader.payloads[ledger]
     assert one.second_visit_at is not None
@@ -110,7 +111,7 @@ def test_what_is_past_its_ttl_is_expired_and_goes(scene: LoadScene) -> None:
     scene.namespace(message_ttl_in_seconds=3 * 3600)
     plan = planned(scene, "a")
     (one,) = applied(scene, plan)
-    assert one.outcome is LoadOutcome.DONE
+    assert one.outcome is Outcome.DONE
     assert scene.listed("a")[0] == ids[2]
     assert one.freed == 2 << 20
 
@@ -132,7 +133,7 @@ def test_a_dry_run_writes_and_loads_nothing(scene: LoadScene) -> None:
     plan = planned(scene, "a")
     before = scene.servers.zookeeper.zxid
     (one,) = applied(scene, plan, dry_run=True)
-    assert (one.outcome, one.why.code) == (LoadOutcome.WOULD_LOAD, Code.MAY_GO)
+    assert (one.outcome, one.why.code) == (Outcome.GOES, Code.MAY_GO)
     assert scene.servers.zookeeper.zxid == before
     assert scene.servers.admin.touched == []
 
@@ -141,7 +142,7 @@ def kept(scene: LoadScene, plan: PlanSummary) -> object:
     """Why the only topic is left alone, by a dry run and by a run; nothing was loaded."""
     (dry,) = applied(scene, plan, dry_run=True)
     (one,) = applied(scene, plan)
-    assert (dry.outcome, one.outcome) == (LoadOutcome.LEFT, LoadOutcome.LEFT)
+    assert (dry.outcome, one.outcome) == (Outcome.LEFT, Outcome.LEFT)
     assert dry.why.code is one.why.code
     assert scene.servers.admin.touched == []
     assert pending(scene) == []
@@ -230,7 +231,7 @@ def test_a_bundle_without_an_owner_is_loaded_whole_or_not_at_all(scene: LoadScen
     assert {one.why.code for one in applied(scene, plan)} == {LoadKept.BUNDLE_SHARED}
     assert scene.servers.admin.touched == []
     scene.servers.open_store().delete(scene.servers.topic_path(Topic.parse(f"{OWN}young")), -1)
-    assert {one.outcome for one in applied(scene, plan)} == {LoadOutcome.DONE}
+    assert {one.outcome for one in applied(scene, plan)} == {Outcome.DONE}
     assert not scene.is_loaded("a")
 
 
@@ -240,7 +241,7 @@ def test_budgets_of_brokers_and_bundles_hold(scene: LoadScene) -> None:
     plan = planned(scene, *"abc")
     scene.change(max_per_bundle=2, at_once=1)
     found = applied(scene, plan)
-    assert [one.outcome for one in found] == [LoadOutcome.DONE, LoadOutcome.DONE, LoadOutcome.LEFT]
+    assert [one.outcome for one in found] == [Outcome.DONE, Outcome.DONE, Outcome.LEFT]
     assert found[-1].why.code is LoadKept.BUDGET_SPENT
 
 
@@ -249,7 +250,7 @@ def test_a_broker_that_fails_at_a_load_leaves_nothing_loaded(scene: LoadScene) -
     plan = planned(scene, "a")
     scene.servers.admin.silent[A] = StoreError("500")
     (one,) = applied(scene, plan)
-    assert (one.outcome, one.why.code) == (LoadOutcome.FAILED, Code.SERVER_FAILED)
+    assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.SERVER_FAILED)
     assert not scene.is_loaded("a")
     assert pending(scene) == []
 
@@ -264,7 +265,7 @@ def test_a_trim_that_fails_leaves_nothing_loaded(scene: LoadScene, error: Except
 
     scene.servers.admin.on_trim = fail
     (one,) = applied(scene, plan)
-    assert one.outcome is LoadOutcome.FAILED
+    assert one.outcome is Outcome.FAILED
     assert not scene.is_loaded("a")
     assert scene.listed("a")[0] == first
     assert pending(scene) == []
@@ -276,7 +277,7 @@ def test_a_trim_that_is_never_done_is_told_again_and_given_up(scene: LoadScene) 
     told: list[Topic] = []
     scene.servers.admin.on_trim = told.append
     (one,) = applied(scene, plan)
-    assert (one.outcome, one.why.code) == (LoadOutcome.FAILED, LoadStep.NOT_IN_TIME)
+    assert (one.outcome, one.why.code) == (Outcome.FAILED, LoadStep.NOT_IN_TIME)
     assert len(told) > 10
     assert not scene.is_loaded("a")
 
@@ -290,7 +291,7 @@ def test_an_unload_that_fails_stays_noted_and_the_next_run_makes_it(scene: LoadS
 
     scene.servers.admin.on_unload = fail
     (one,) = applied(scene, plan)
-    assert (one.outcome, one.why.code) == (LoadOutcome.FAILED, Code.NOT_UNLOADED)
+    assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.NOT_UNLOADED)
     assert scene.is_loaded("a")
     assert len(pending(scene)) == 1
     scene.work()
