@@ -176,7 +176,7 @@ class _LoadRun:
             going = [topic for topic in topics if topic not in judged.left]
             left = dict(judged.left)
             if lack := guard.unloads.lacks(len(going)):
-                left |= {topic: Why(Code.NOT_UNLOADED, lack) for topic in going}
+                left |= dict.fromkeys(going, lack)
                 going = []
             said = self._left(left)
             if going:
@@ -266,8 +266,8 @@ class _LoadRun:
         if differing:
             return Why(LoadKept.MONITORS_UNKNOWN, differing[0])
         source = snapshot.shadow_source(self.ports.store, topic, now.info)
-        if reason := self.run.topic_rule(topic, source, SHADOWS_SEEN_FOR):
-            return Why(Code.TOPIC_PROTECTED, reason)
+        if protected := self.run.topic_rule(topic, source, SHADOWS_SEEN_FOR):
+            return protected
         if control.has_pending_unload(self.ports.store, topic):
             return Why(Code.UNLOAD_PENDING, "an unload of it is pending")
         return None
