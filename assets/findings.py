@@ -16,6 +16,7 @@ from assets.epochs import epoch_to_read
 from assets.names import EPOCH, FINDINGS, key
 from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
 
@@ -46,6 +47,10 @@ _SHOWS: dict[str, tuple[str, tuple[Finding, ...]]] = {
         ),
     ),
 }
+NO_DANGLING, LOADABLE = "no_dangling_references", "topics_can_load"
+"""Checks of ``dangling_references``."""
+NAMED = 100
+"""Topics that a check names."""
 COLUMNS = {
     "ledger_id": "int",
     "topic": "string",
@@ -59,7 +64,7 @@ COLUMNS = {
 
 
 def findings_assets(cluster: str) -> dg.AssetsDefinition:
-    """The four findings, computed together."""
+    """The four findings, computed together, with the checks of one of them."""
     specs = [
         dg.AssetSpec(
             key(cluster, name),
@@ -71,8 +76,20 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
         for name in FINDINGS
     ]
 
-    @dg.multi_asset(name=f"{cluster}_findings", specs=specs)
-    def findings(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    asset_key = key(cluster, "dangling_references")
+    checks = {
+        NO_DANGLING: "Fails where metadata refers to ledgers that BookKeeper does not have: what was in them is lost.",
+        LOADABLE: "Fails where a topic's z-node cannot be decoded: no broker can load that topic.",
+    }
+
+    @dg.multi_asset(
+        name=f"{cluster}_findings",
+        specs=specs,
+        check_specs=[
+            dg.AssetCheckSpec(name, asset=asset_key, description=description) for name, description in checks.items()
+        ],
+    )
+    def findings(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[Any]:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
@@ -84,8 +101,27 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
             yield dg.MaterializeResult(
                 asset_key=key(cluster, name), metadata={EPOCH: epoch_id, "dagster/uri": uri, **_shown(wanted)}
             )
+        missing = rows.where(f.col("finding") == Finding.DANGLING.value).select("topic", f.col("reason").alias("why"))
+        yield _check(asset_key, NO_DANGLING, missing)
+        topics = where.table(epoch_id, "managed_ledgers").where(f.col("problem") == Problem.CORRUPT.value)
+        why = f.coalesce("error", f.lit(""))
+        yield _check(asset_key, LOADABLE, topics.select(f.col("managed_ledger").alias("topic"), why.alias("why")))
 
     return findings
+
+
+def _check(asset_key: dg.AssetKey, name: str, wrong: DataFrame) -> dg.AssetCheckResult:
+    """Passes where there are no such rows; ``wrong``: topic, why."""
+    found, count = wrong.orderBy("topic").limit(NAMED).collect(), wrong.count()
+    more = f", {NAMED} are named" if count > NAMED else ""
+    return dg.AssetCheckResult(
+        asset_key=asset_key,
+        check_name=name,
+        passed=not count,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=f"{count} rows{more}" if count else "",
+        metadata={"topics": dg.MetadataValue.md(show.markdown(["topic", "why"], [tuple(row) for row in found]))},
+    )
 
 
 def _shown(rows: DataFrame) -> dict[str, Any]:

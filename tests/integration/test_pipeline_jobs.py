@@ -31,19 +31,27 @@ def instance() -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
+def checks_of(result: dg.ExecuteInProcessResult) -> dict[str, dg.AssetCheckEvaluation]:
+    return {one.check_name: one for one in result.get_asset_check_evaluations()}
+
+
 def test_an_operator_scans_applies_what_the_page_says_and_deletes(
     sandbox: Cluster, pipelines: Callable[..., Pipeline], instance: dg.DagsterInstance
 ) -> None:
     namespace = new_namespace(sandbox, "jobs")
     leaked = f"persistent://{namespace}/leaked"
     orphans = {entry.ledger_id for entry in plant.orphan_data(sandbox, leaked)}
-    wait_unlisted(sandbox, [leaked])
+    lost = f"persistent://{namespace}/lost"
+    plant.dangling(sandbox, lost)
+    wait_unlisted(sandbox, [leaked, lost])
     pipeline = pipelines({"apply": {"max_share": 1.0}})
     jobs = Jobs(pipeline, instance)
     jobs.run("scan")
-    scanned = jobs.run("scan")
-    (check,) = scanned.get_asset_check_evaluations()
-    assert check.passed, check.description
+    checks = checks_of(jobs.run("scan"))
+    assert checks["coverage"].passed, checks["coverage"].description
+    assert checks["topics_can_load"].passed, checks["topics_can_load"].description
+    assert not checks["no_dangling_references"].passed
+    assert lost in str(checks["no_dangling_references"].metadata["topics"].value)
     page = jobs.page("deletion_plan")
     assert page["actionable"]
     assert page["dagster/row_count"] >= len(orphans)
@@ -71,7 +79,7 @@ def test_the_coverage_check_says_what_is_missing_and_the_plan_says_report_only(
     pipelines: Callable[..., Pipeline], instance: dg.DagsterInstance
 ) -> None:
     jobs = Jobs(pipelines({"bookkeeper": {"shared_with": None}}), instance)
-    (check,) = jobs.run("scan").get_asset_check_evaluations()
+    check = checks_of(jobs.run("scan"))["coverage"]
     assert not check.passed
     assert "bookkeeper.shared_with" in (check.description or "")
     page = jobs.page("deletion_plan")
