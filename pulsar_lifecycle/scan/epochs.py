@@ -267,7 +267,11 @@ def _lost(cluster: Cluster, epoch_id: str, last: Epoch, refs: Referenced, limits
     """Too much that the ``last`` covered epoch saw listed is listed by nothing now; ``refs`` are this epoch's."""
     lake, settings = cluster.lake, cluster.settings
     referenced, before = refs.needed | refs.offloaded, lake.referenced(last.epoch_id)
+    unnamed = (before.needed | before.offloaded) - referenced
+    if not unnamed:
+        return []
     ours = BitMap64(taken_off(cluster.journal_reader, settings.cluster, last.started_at - DAY_MS))
+    unnamed -= ours
     ledgers, there = cluster.parts(epoch_id, "bookkeeper_ledgers"), pc.field("problem").is_null()
     here = listed_by(lake.batches(ledgers, ["ledger_id"], there))
     newer = (pc.field("czxid") > last.max_czxid) & (pc.field("component") == "managed-ledger")
@@ -278,7 +282,6 @@ def _lost(cluster: Cluster, epoch_id: str, last: Epoch, refs: Referenced, limits
         )
         for row in outside(batch, referenced).to_pylist()
     }
-    unnamed = (before.needed | before.offloaded) - referenced - ours
     if not unnamed or not (unnamed & here or written):
         return []
     sizes = Sizes(lake.batches(ledgers, ["ledger_id", "length"], there))
