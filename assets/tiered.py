@@ -199,19 +199,18 @@ def _candidates_shown(rows: DataFrame) -> dict[str, Any]:
         .collect()
     )
     reasons = (
-        rows.withColumn("why", f.regexp_replace("reason", r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\b\d+\b", "…"))
-        .groupBy("action", "why")
-        .agg(f.count("*").alias("ledgers"), f.sum("bytes").alias("bytes"))
+        rows.groupBy("action", "code")
+        .agg(f.count("*").alias("ledgers"), f.sum("bytes").alias("bytes"), f.min("reason").alias("reason"))
         .orderBy(f.desc("bytes"))
         .limit(50)
         .collect()
     )
     by_namespace = [(g["namespace"], g["action"], g["ledgers"], show.size(g["bytes"] or 0)) for g in groups]
-    by_reason = [(r["action"], r["why"], r["ledgers"], show.size(r["bytes"] or 0)) for r in reasons]
+    by_code = [(r["action"], r["code"], r["ledgers"], show.size(r["bytes"] or 0), r["reason"]) for r in reasons]
     return {
         "dagster/row_count": sum(g["ledgers"] for g in groups),
         "by namespace": dg.MetadataValue.md(show.markdown(["namespace", "action", "ledgers", "bytes"], by_namespace)),
-        "by reason": dg.MetadataValue.md(show.markdown(["action", "reason", "ledgers", "bytes"], by_reason)),
+        "by reason": dg.MetadataValue.md(show.markdown(["action", "code", "ledgers", "bytes", "such as"], by_code)),
     }
 
 

@@ -64,6 +64,7 @@ ENUMS = (
     ("Why: the code of a journal row", "pulsar_lifecycle.records.codes.Code"),
     ("What a deletion run says of itself", "pulsar_lifecycle.deletion.workers.RunEnd"),
     ("What an offload plan does with a ledger", "pulsar_lifecycle.records.plans.offload_plan.OffloadChoice"),
+    ("Why an offload plan does that", "pulsar_lifecycle.records.plans.offload_plan.OffloadCode"),
     ("What a message waits for", "pulsar_lifecycle.records.outcomes.Waiting"),
     ("Problems of a scanned row", "pulsar_lifecycle.records.tables.Problem"),
     ("How a scan knows whether a topic is loaded", "pulsar_lifecycle.records.topic_load.LoadReason"),

@@ -14,6 +14,8 @@ from typing import Any
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 
 ACTING_DRIVERS = {"aws-s3": "AWS_S3", "s3": "S3"}
@@ -185,30 +187,30 @@ def _of_namespace(policies: Mapping[str, Any]) -> Mapping[str, Any]:
     return said | {name: value for name, value in {**brought, **own}.items() if value is not None}
 
 
-def refusal(policy: OffloadPolicy, retention: RetentionPolicy) -> str:
-    """Why offloading by this policy makes no sense: retention would delete first. Empty if it does make sense."""
+def refusal(policy: OffloadPolicy, retention: RetentionPolicy) -> Why | None:
+    """Why offloading by this policy makes no sense: retention would delete first. None if it does make sense."""
     if policy.threshold_seconds >= 0 and retention.minutes > 0 and policy.threshold_seconds >= retention.minutes * 60:
-        return (
-            f"{THRESHOLD_SECONDS} is {policy.threshold_seconds}, retentionTimeInMinutes {retention.minutes}: "
-            "the threshold must be below the retention, or ledgers are deleted before they are offloaded"
-        )
+        limits = f"{THRESHOLD_SECONDS} is {policy.threshold_seconds}, retentionTimeInMinutes {retention.minutes}"
+        return Why(OffloadCode.RETENTION_FIRST, f"{limits}: {_BELOW}")
     if policy.threshold_bytes >= 0 and retention.megabytes > 0 and policy.threshold_bytes >= retention.megabytes << 20:
-        return (
-            f"{THRESHOLD_BYTES} is {policy.threshold_bytes}, retentionSizeInMB {retention.megabytes}: "
-            "the threshold must be below the retention, or ledgers are deleted before they are offloaded"
-        )
-    return ""
+        limits = f"{THRESHOLD_BYTES} is {policy.threshold_bytes}, retentionSizeInMB {retention.megabytes}"
+        return Why(OffloadCode.RETENTION_FIRST, f"{limits}: {_BELOW}")
+    return None
 
 
-def competing(policy: OffloadPolicy) -> str:
-    """Why we release nothing by this policy: brokers would beside us, and without a proof. Empty if they do not."""
+_BELOW = "the threshold must be below the retention, or ledgers are deleted before they are offloaded"
+
+
+def competing(policy: OffloadPolicy) -> Why | None:
+    """Why we release nothing by this policy: brokers would beside us, and without a proof. None if they do not."""
     if not policy.brokers_release:
-        return ""
+        return None
     said = "nobody says" if policy.deletion_lag_ms is None else f"is {policy.deletion_lag_ms}"
-    return (
+    text = (
         f"brokers release copies in BookKeeper by themselves, unproven ({DELETION_LAG} {said}): with offload.release "
         '= "ours" it must be -1, and offload.deletion_lag counts'
     )
+    return Why(Code.BROKERS_RELEASE, text)
 
 
 def warning(policy: OffloadPolicy, retention: RetentionPolicy) -> str:

@@ -33,10 +33,60 @@ class OffloadChoice(StrEnum):
     """It stays as it is; the reason says why."""
 
 
+class OffloadCode(StrEnum):
+    """Why an offload plan does that with a ledger: column ``code``, if it is nothing that protects its topic."""
+
+    ASKED_FOR = "asked_for"
+    """An operator asked for all that is eligible."""
+    SIZE_THRESHOLD = "size_threshold"
+    """So many bytes come from here on that the threshold is passed."""
+    AGE_THRESHOLD = "age_threshold"
+    """It was closed so long ago that the threshold is passed."""
+    BELOW_THRESHOLDS = "below_thresholds"
+    """It is below the thresholds."""
+    NO_DRIVER = "no_driver"
+    """No offload driver is configured for its topic."""
+    OTHER_DRIVER = "other_driver"
+    """Its driver is none that we write with."""
+    BOOKKEEPER_FIRST = "bookkeeper_first"
+    """Its brokers read BookKeeper first, as long as they have both copies."""
+    NO_THRESHOLD = "no_threshold"
+    """Its policy has no threshold: it is offloaded only when an operator asks."""
+    RETENTION_FIRST = "retention_first"
+    """By its policies retention would delete it before it is offloaded."""
+    LEFT_OUT = "left_out"
+    """Its brokers would read from another place than object_store names."""
+    LAST_LEDGER = "last_ledger"
+    """It is the last ledger of its topic."""
+    CLOSED_UNKNOWN = "closed_unknown"
+    """Its topic does not say when it was closed."""
+    EMPTY = "empty"
+    """It has no entries."""
+    NEEDS_REPAIR = "needs_repair"
+    """Its topic releases its copy in BookKeeper without a complete offload."""
+    RELEASED = "released"
+    """It is offloaded, and its copy in BookKeeper was released."""
+    NO_UUID = "no_uuid"
+    """It is offloaded, and its topic does not name the attempt."""
+    NO_LAG = "no_lag"
+    """It is offloaded, and no deletion lag is set."""
+    LAG = "lag"
+    """It is offloaded, and its deletion lag has not passed."""
+    LAG_PASSED = "lag_passed"
+    """It is offloaded for longer than its deletion lag."""
+    LEFTOVER = "leftover"
+    """Its topic released its copy in BookKeeper, which is there still."""
+    BROKERS_RELEASE = "brokers_release"
+    """It is offloaded, and its copy in BookKeeper is its brokers' to release."""
+    NO_BUCKET = "no_bucket"
+    """It is offloaded to a bucket that its topic does not name, or that is not one of object_store.buckets."""
+
+
 CANDIDATES = pa.schema(
     [
         pa.field("ledger_id", pa.int64()),
         pa.field("action", pa.string()),
+        pa.field("code", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("topic", pa.string()),
         pa.field("namespace", pa.string()),
@@ -54,7 +104,8 @@ CANDIDATES = pa.schema(
         pa.field("outlook", pa.string()),
     ]
 )
-"""One row per ledger of a topic with an offload policy, oldest first. ``uuid``: of the attempt that its topic names.
+"""One row per ledger of a topic with an offload policy, oldest first. ``code`` says why: an :class:`OffloadCode`, or
+what protects its topic; ``reason`` is the sentence. ``uuid``: of the attempt that its topic names.
 ``bucket``: where an offloaded ledger lies, as far as its topic says; else its policy's. ``closed_at`` ms, sizes bytes;
 ``block_size`` null: the settings' own; ``lag_ms`` is the deletion lag of whoever releases; ``outlook`` is empty, or
 ``left-to-broker`` where a run would leave it now."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
 from typing import Any
 from uuid import UUID
 
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
+from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadCode
 from pulsar_lifecycle.topics.listed_ledgers import THEIRS
 from pulsar_lifecycle.topics.offload_policy import (
     BOOKKEEPER_FIRST,
@@ -37,7 +40,7 @@ class TopicState:
     topic: str
     namespace: str
     ledgers: list[dict[str, Any]]
-    rule: str
+    rule: Why | None
     left_to_broker: bool = False
 
 
@@ -69,47 +72,52 @@ def judge(
     found: list[dict[str, Any]] = []
     for place, item in enumerate(reversed(ledgers)):
         beyond += (item["size"] or 0) if item["timestamp"] else 0
-        action, reason = _of_ledger(state, item, policy, now, lag_ms, whole, last=place == 0)
+        said = _of_ledger(state, item, policy, now, lag_ms, whole, last=place == 0)
         if item["offload_complete"] and item["bookkeeper_deleted"] and item["ledger_id"] in leftovers:
-            action, reason = _of_leftover(state, item, policy)
-        if action == OffloadChoice.RELEASE and our_lag_ms is None:
-            action, reason = (
-                OffloadChoice.DONE,
-                f"{reason}; its copy in BookKeeper is its brokers' to release (offload.release)",
-            )
-        if action == OffloadChoice.RELEASE and (why := competing(policy)):
-            action, reason = OffloadChoice.WITHHELD, f"{reason}; its copy in BookKeeper is not released by us: {why}"
-        if action == OffloadChoice.RELEASE and (why := _unreachable(item["offload_bucket"], buckets)):
-            action, reason = OffloadChoice.DONE, f"{reason}; its copy in BookKeeper stays: {why}"
-        if action is None:
-            action, reason = (
-                (OffloadChoice.OFFLOAD, "asked for") if everything else _by_threshold(item, policy, beyond, now)
-            )
-        found.append(_row(state, item, policy, action, reason, warning(policy, retention), lag_ms))
+            said = _of_leftover(state, item, policy)
+        if said and said.choice is OffloadChoice.RELEASE:
+            said = _of_release(said, item, policy, our_lag_ms, buckets)
+        if said is None and everything:
+            said = _Said(OffloadChoice.OFFLOAD, OffloadCode.ASKED_FOR, "asked for")
+        said = said or _by_threshold(item, policy, beyond, now)
+        found.append(_row(state, item, policy, said, warning(policy, retention), lag_ms))
     return found[::-1]
 
 
-def _open_attempt(ledgers: Sequence[Mapping[str, Any]], ours: Mapping[int, UUID]) -> str:
-    """``trimming.open_attempt`` of what a scan found."""
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What is to be done with a ledger, and why."""
+
+    choice: OffloadChoice
+    code: StrEnum
+    text: str
+
+
+def _open_attempt(ledgers: Sequence[Mapping[str, Any]], ours: Mapping[int, UUID]) -> Why | None:
+    """``listed_ledgers.open_attempt`` of what a scan found."""
     for item in ledgers:
         uuid = item["offload_uuid"]
         if uuid and not item["offload_complete"] and str(ours.get(item["ledger_id"])) != uuid:
-            return f"offload attempt {uuid} of ledger {item['ledger_id']} is not complete: {THEIRS}"
-    return ""
+            text = f"offload attempt {uuid} of ledger {item['ledger_id']} is not complete: {THEIRS}"
+            return Why(Code.BROKERS_ATTEMPT, text)
+    return None
 
 
-def _whole(policy: OffloadPolicy, retention: RetentionPolicy, *, everything: bool) -> str:
-    """Why nothing of a topic is offloaded; empty if its policy is no reason."""
+def _whole(policy: OffloadPolicy, retention: RetentionPolicy, *, everything: bool) -> Why | None:
+    """Why nothing of a topic is offloaded; None if its policy is no reason."""
     if not policy.driver:
-        return "no offload driver is configured for it"
+        return Why(OffloadCode.NO_DRIVER, "no offload driver is configured for it")
     if not policy.acts:
         known = policy.driver.lower() in KNOWN_DRIVERS
-        return f"its driver is {policy.driver}: only aws-s3 and S3 act" if known else f"unknown driver {policy.driver}"
+        text = f"its driver is {policy.driver}: only aws-s3 and S3 act" if known else f"unknown driver {policy.driver}"
+        return Why(OffloadCode.OTHER_DRIVER, text)
     if not policy.tiered_first and not policy.keeps_both:
-        return f"{BOOKKEEPER_FIRST}: nothing is offloaded while a deletion lag is set"
+        text = f"{BOOKKEEPER_FIRST}: nothing is offloaded while a deletion lag is set"
+        return Why(OffloadCode.BOOKKEEPER_FIRST, text)
     if not policy.automatic and not everything:
-        return "no offload threshold is set: it is offloaded only when an operator asks"
-    return "" if everything else refusal(policy, retention)
+        text = "no offload threshold is set: it is offloaded only when an operator asks"
+        return Why(OffloadCode.NO_THRESHOLD, text)
+    return None if everything else refusal(policy, retention)
 
 
 def _of_ledger(
@@ -118,84 +126,103 @@ def _of_ledger(
     policy: OffloadPolicy,
     now: int,
     lag_ms: int | None,
-    whole: str,
+    whole: Why | None,
     *,
     last: bool,
-) -> tuple[OffloadChoice | None, str]:
-    """Action and reason where the thresholds do not matter; no action leaves the word to them."""
+) -> _Said | None:
+    """Where the thresholds do not matter; None leaves the word to them."""
+    keep = partial(_Said, OffloadChoice.KEEP)
     if item["offload_complete"]:
         return _of_offloaded(state, item, policy, now, lag_ms)
     if whole:
-        return OffloadChoice.KEEP, whole
+        return keep(whole.code, whole.text)
     if last:
-        return OffloadChoice.KEEP, "the last ledger of its topic"
+        return keep(OffloadCode.LAST_LEDGER, "the last ledger of its topic")
     if not item["timestamp"]:
-        return OffloadChoice.KEEP, "its topic does not say when it was closed"
+        return keep(OffloadCode.CLOSED_UNKNOWN, "its topic does not say when it was closed")
     if not item["size"] or not item["entries"]:
-        return OffloadChoice.KEEP, "empty"
+        return keep(OffloadCode.EMPTY, "empty")
     if item["bookkeeper_deleted"]:
-        return (
-            OffloadChoice.KEEP,
-            "its topic releases its copy in BookKeeper without a complete offload: it needs repair",
-        )
-    return None, ""
+        text = "its topic releases its copy in BookKeeper without a complete offload: it needs repair"
+        return keep(OffloadCode.NEEDS_REPAIR, text)
+    return None
 
 
 def _of_offloaded(
     state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy, now: int, lag: int | None
-) -> tuple[OffloadChoice, str]:
+) -> _Said:
+    done = partial(_Said, OffloadChoice.DONE)
     if item["bookkeeper_deleted"]:
-        return OffloadChoice.DONE, "offloaded; its copy in BookKeeper was released"
+        return done(OffloadCode.RELEASED, "offloaded; its copy in BookKeeper was released")
     if state.rule:
-        return OffloadChoice.DONE, f"offloaded; its copy in BookKeeper stays: {state.rule}"
+        return done(state.rule.code, f"offloaded; its copy in BookKeeper stays: {state.rule}")
     since = item["offloaded_at"]
     if not item["offload_uuid"]:
-        return OffloadChoice.DONE, _NAMELESS
+        return done(OffloadCode.NO_UUID, _NAMELESS)
     if not policy.tiered_first:
-        return OffloadChoice.DONE, f"offloaded; its copy in BookKeeper is not released by us: {BOOKKEEPER_FIRST}"
+        text = f"offloaded; its copy in BookKeeper is not released by us: {BOOKKEEPER_FIRST}"
+        return done(OffloadCode.BOOKKEEPER_FIRST, text)
     if not policy.acts or lag is None or lag < 0:
-        return OffloadChoice.DONE, "offloaded; its copy in BookKeeper stays until retention: no deletion lag is set"
+        text = "offloaded; its copy in BookKeeper stays until retention: no deletion lag is set"
+        return done(OffloadCode.NO_LAG, text)
     if not since or now - since <= lag:
-        return (
-            OffloadChoice.DONE,
-            f"offloaded; its copy in BookKeeper stays until the deletion lag of {lag // 1000} s has passed",
-        )
-    return OffloadChoice.RELEASE, f"offloaded for longer than the deletion lag of {lag // 1000} s"
+        text = f"offloaded; its copy in BookKeeper stays until the deletion lag of {lag // 1000} s has passed"
+        return done(OffloadCode.LAG, text)
+    text = f"offloaded for longer than the deletion lag of {lag // 1000} s"
+    return _Said(OffloadChoice.RELEASE, OffloadCode.LAG_PASSED, text)
 
 
 _NAMELESS = "offloaded, and its topic does not name the attempt: its copy in BookKeeper stays"
 
 
-def _of_leftover(state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy) -> tuple[OffloadChoice, str]:
+def _of_leftover(state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy) -> _Said:
     """Its topic released its copy in BookKeeper, which is there still."""
+    done = partial(_Said, OffloadChoice.DONE)
     if state.rule:
-        return OffloadChoice.DONE, state.rule
+        return done(state.rule.code, state.rule.text)
     if not item["offload_uuid"]:
-        return OffloadChoice.DONE, _NAMELESS
+        return done(OffloadCode.NO_UUID, _NAMELESS)
     if not policy.acts:
-        return (
-            OffloadChoice.DONE,
-            f"released, and still in BookKeeper: its driver is {policy.driver or 'none'}, which does not act",
-        )
+        driver = policy.driver or "none"
+        text = f"released, and still in BookKeeper: its driver is {driver}, which does not act"
+        return done(OffloadCode.OTHER_DRIVER if policy.driver else OffloadCode.NO_DRIVER, text)
     if not policy.tiered_first:
-        return OffloadChoice.DONE, f"released, and still in BookKeeper, where we leave it: {BOOKKEEPER_FIRST}"
-    return OffloadChoice.RELEASE, "released, and still in BookKeeper"
+        text = f"released, and still in BookKeeper, where we leave it: {BOOKKEEPER_FIRST}"
+        return done(OffloadCode.BOOKKEEPER_FIRST, text)
+    return _Said(OffloadChoice.RELEASE, OffloadCode.LEFTOVER, "released, and still in BookKeeper")
 
 
-def _by_threshold(item: Mapping[str, Any], policy: OffloadPolicy, beyond: int, now: int) -> tuple[OffloadChoice, str]:
+def _of_release(
+    said: _Said, item: Mapping[str, Any], policy: OffloadPolicy, our_lag_ms: int | None, buckets: Container[str]
+) -> _Said:
+    """What is due to be released, if that is not ours to do, or cannot be done."""
+    if our_lag_ms is None:
+        text = f"{said.text}; its copy in BookKeeper is its brokers' to release (offload.release)"
+        return _Said(OffloadChoice.DONE, OffloadCode.BROKERS_RELEASE, text)
+    if why := competing(policy):
+        text = f"{said.text}; its copy in BookKeeper is not released by us: {why}"
+        return _Said(OffloadChoice.WITHHELD, OffloadCode.BROKERS_RELEASE, text)
+    bucket = item["offload_bucket"]
+    if bucket and bucket in buckets:
+        return said
+    why = (
+        f"name {bucket} in object_store.buckets"
+        if bucket
+        else "its topic does not say which bucket it was offloaded to"
+    )
+    return _Said(OffloadChoice.DONE, OffloadCode.NO_BUCKET, f"{said.text}; its copy in BookKeeper stays: {why}")
+
+
+def _by_threshold(item: Mapping[str, Any], policy: OffloadPolicy, beyond: int, now: int) -> _Said:
     """``beyond``: bytes of this ledger and of all that come after it."""
     age = (now - item["timestamp"]) // 1000
     if 0 <= policy.threshold_bytes < beyond:
-        return OffloadChoice.OFFLOAD, f"{beyond} bytes from here on, the threshold is {policy.threshold_bytes}"
+        text = f"{beyond} bytes from here on, the threshold is {policy.threshold_bytes}"
+        return _Said(OffloadChoice.OFFLOAD, OffloadCode.SIZE_THRESHOLD, text)
     if 0 <= policy.threshold_seconds <= age:
-        return OffloadChoice.OFFLOAD, f"closed {age} s ago, the threshold is {policy.threshold_seconds}"
-    return OffloadChoice.KEEP, "below the thresholds"
-
-
-def _unreachable(bucket: str | None, buckets: Container[str]) -> str:
-    if not bucket:
-        return "its topic does not say which bucket it was offloaded to"
-    return "" if bucket in buckets else f"name {bucket} in object_store.buckets"
+        text = f"closed {age} s ago, the threshold is {policy.threshold_seconds}"
+        return _Said(OffloadChoice.OFFLOAD, OffloadCode.AGE_THRESHOLD, text)
+    return _Said(OffloadChoice.KEEP, OffloadCode.BELOW_THRESHOLDS, "below the thresholds")
 
 
 def _bucket(item: Mapping[str, Any], policy: OffloadPolicy) -> str:
@@ -206,17 +233,18 @@ def _row(
     state: TopicState,
     item: Mapping[str, Any],
     policy: OffloadPolicy,
-    action: OffloadChoice,
-    reason: str,
+    said: _Said,
     warned: str,
     lag_ms: int | None,
 ) -> dict[str, Any]:
-    released = action == OffloadChoice.RELEASE and item["bookkeeper_deleted"]  # nothing is written
+    action = said.choice
+    released = action is OffloadChoice.RELEASE and item["bookkeeper_deleted"]  # nothing is written
     left = state.left_to_broker and action in (OffloadChoice.OFFLOAD, OffloadChoice.RELEASE) and not released
     return {
         "ledger_id": item["ledger_id"],
-        "action": action,
-        "reason": reason,
+        "action": action.value,
+        "code": said.code.value,
+        "reason": said.text,
         "topic": state.topic,
         "namespace": state.namespace,
         "entries": item["entries"],

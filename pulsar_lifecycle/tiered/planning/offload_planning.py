@@ -28,12 +28,13 @@ from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, JournalReader, Lake
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Waiting
 from pulsar_lifecycle.records.plans import offload_plan
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadPlan
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadCode, OffloadPlan
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
@@ -76,7 +77,7 @@ class Policies:
 
     offloading: InForce[OffloadPolicy]
     retention: InForce[RetentionPolicy]
-    left_out: Mapping[str, str]
+    left_out: Mapping[str, Why]
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     unknown: Mapping[str, Unknown] = field(default_factory=dict[str, Unknown])
@@ -86,11 +87,11 @@ class Policies:
         """Those that are planned."""
         return list(self.offloading.by_namespace)
 
-    def of(self, topic: Topic) -> tuple[OffloadPolicy, RetentionPolicy, str]:
+    def of(self, topic: Topic) -> tuple[OffloadPolicy, RetentionPolicy, Why | None]:
         """Policy, retention, and why it is left out of a topic; a partition has those of its partitioned topic."""
         own = str(topic.partitioned_parent)
         where = own if own in self.offloading.by_topic else str(topic.namespace)
-        return self.offloading.of(topic), self.retention.of(topic), self.left_out.get(where, "")
+        return self.offloading.of(topic), self.retention.of(topic), self.left_out.get(where)
 
 
 def make_offload_plan(
@@ -253,7 +254,7 @@ class _Judging:
             row["topic"],
             row["namespace"],
             row["ledgers"] or [],
-            rule.text if rule else left_out,
+            rule or left_out,
             row["topic"] in self.loaded and not writes_loaded(self.loaded_topics, topic),
         )
         return candidates.judge(
@@ -269,7 +270,7 @@ class _Judging:
         )
 
 
-def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, tuple[OffloadPolicy, str]]:
+def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, tuple[OffloadPolicy, Why | None]]:
     """The policies of a plan's topics as they are now, and why one is not to be touched; without what is gone.
 
     Raises Refused where nothing may be offloaded as the cluster is configured by now.
@@ -310,7 +311,7 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> P
     said = [f"{name} is left out: {why}" for name, why in left_out.items()]
     if len(left_out) == len(in_use):
         problems, said = [*problems, *said], []
-    left_out |= {name: str(why) for name, why in unknown.items()}
+    left_out |= {name: Why(why.code, str(why)) for name, why in unknown.items()}
     said += [f"{name} is left out: {why}" for name, why in unknown.items()]
     said += unproven(in_use) + (competing_brokers(in_use) if settings.offload.release == "ours" else [])
     retention = layers.in_force(RETENTION_POLICIES, retention_policy.in_force)
@@ -346,14 +347,16 @@ def competing_brokers(policies: Mapping[str, OffloadPolicy]) -> list[str]:
     return [f"{name}: nothing is released: {why}" for name, policy in policies.items() if (why := competing(policy))]
 
 
-def unlike_object_store(policies: Mapping[str, OffloadPolicy], store: ObjectStoreSettings | None) -> dict[str, str]:
+def unlike_object_store(policies: Mapping[str, OffloadPolicy], store: ObjectStoreSettings | None) -> dict[str, Why]:
     """How what the brokers read from is not what we would write to, by the namespace or topic of ``policies``."""
     if store is None:
-        return dict.fromkeys(policies, "object_store is not set: there is nowhere to offload to")
-    found = dict[str, str]()
+        nowhere = Why(OffloadCode.LEFT_OUT, "object_store is not set: there is nowhere to offload to")
+        return dict.fromkeys(policies, nowhere)
+    found = dict[str, Why]()
     for name, policy in policies.items():
         if why := "; ".join(_unlike(policy, store)):
-            found[name] = f"driver {policy.driver} of the {policy.sources.get(DRIVER, 'brokers')}: {why}"
+            text = f"driver {policy.driver} of the {policy.sources.get(DRIVER, 'brokers')}: {why}"
+            found[name] = Why(OffloadCode.LEFT_OUT, text)
     return found
 
 

@@ -51,8 +51,8 @@ class Waiting:
     def __init__(self, run: TopicRun, store: MetadataStore, check: Callable[[], None]) -> None:
         self.rows: list[Row] = []
         self._run, self._store, self._check = run, store, check
-        self._seen: dict[str, tuple[str, frozenset[int]]] = {}
-        """Topic -> why it may not be written (empty: it may), and the ledgers that it released in BookKeeper."""
+        self._seen: dict[str, tuple[Why | None, frozenset[int]]] = {}
+        """Topic -> why it may not be written (None: it may), and the ledgers that it released in BookKeeper."""
 
     def without(self, rows: Sequence[Row]) -> list[Row]:
         """The rows that need not wait. ``check`` is called before each look; raises what it and the store raise."""
@@ -86,7 +86,7 @@ class Waiting:
         run = self._run
         self._check()
         topics = {name: Topic.parse(name) for name in names}
-        self._seen |= dict.fromkeys((n for n, topic in topics.items() if run.writes_loaded(topic)), ("", frozenset()))
+        self._seen |= dict.fromkeys((n for n, topic in topics.items() if run.writes_loaded(topic)), (None, frozenset()))
         topics = {name: topic for name, topic in topics.items() if name not in self._seen}
         nodes = self._store.read([f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}" for topic in topics.values()])
         found = {name: _readable(node) for name, node in zip(topics, nodes, strict=True)}
@@ -94,14 +94,16 @@ class Waiting:
         states = load_state.ledger_states(self._store, last, run.ledgers_root)
         for (name, read), state in zip(found.items(), states, strict=True):
             if read is None:  # the run itself says what is wrong with it
-                self._seen[name] = "", frozenset()
+                self._seen[name] = None, frozenset()
                 continue
             node, info = read
             load = load_state.load_state(
                 info, node.stat.mtime, state, run.brokers.loaded.get(name), run.brokers, run.now
             )
-            loaded = load.state is LoadState.LOADED
-            stays = f"its topic counts as loaded ({load.text}), and {POLICY} does not name it" if loaded else ""
+            stays: Why | None = None
+            if load.state is LoadState.LOADED:
+                text = f"its topic counts as loaded ({load.text}), and {POLICY} does not name it"
+                stays = Why(Code.TOPIC_LOADED, text)
             gone = frozenset(i.ledger_id for i in info.ledgers if i.offload and i.offload.bookkeeper_deleted)
             self._seen[name] = stays, gone
 
@@ -114,7 +116,7 @@ def _readable(node: object) -> tuple[Node, ManagedLedgerInfo] | None:
 
 
 def in_agreement(
-    rows: pa.Table, policies: Mapping[str, tuple[OffloadPolicy, str]], *, release: bool
+    rows: pa.Table, policies: Mapping[str, tuple[OffloadPolicy, Why | None]], *, release: bool
 ) -> tuple[pa.Table, list[OffloadOutcome]]:
     """The rows that nothing in force now speaks against, and one outcome for each topic and reason of the others.
 
@@ -135,13 +137,19 @@ def in_agreement(
 
 
 def _against(
-    now: tuple[OffloadPolicy, str] | None, release: bool, action: str, driver: str, bucket: str, region: str, end: str
+    now: tuple[OffloadPolicy, Why | None] | None,
+    release: bool,
+    action: str,
+    driver: str,
+    bucket: str,
+    region: str,
+    end: str,
 ) -> Why | None:
     if now is None:
         return Why(Code.NAMESPACE_GONE, "its namespace is gone")
     policy, left_out = now
     if left_out:
-        return Why(Code.TOPIC_PROTECTED, left_out)
+        return Why(Code.TOPIC_PROTECTED, left_out.text)
     if action == OffloadChoice.OFFLOAD and (driver, bucket, region, end) != (
         policy.driver,
         policy.bucket,
@@ -157,7 +165,7 @@ def _against(
             "(deletion.topicTwoPhaseDeletionEnabled)",
         )
     if action == OffloadChoice.RELEASE and (why := competing(policy)):
-        return Why(Code.BROKERS_RELEASE, why)
+        return why
     if action == OffloadChoice.RELEASE and (driver, region, end) != (policy.driver, policy.region, policy.endpoint):
         return Why(Code.PLAN_OUTDATED, "its brokers read another place by now than when the plan was made: plan again")
     if action == OffloadChoice.RELEASE and not policy.tiered_first:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
 from pulsar_lifecycle.topics.offload_policy import (
     ACTING_DRIVERS,
     KNOWN_DRIVERS,
@@ -298,8 +299,8 @@ def kept(minutes: int, megabytes: int) -> RetentionPolicy:
 )
 def test_a_threshold_in_seconds_must_be_below_a_finite_retention(seconds: int, minutes: int, refused: bool) -> None:
     found = refusal(policy(**{SECONDS: seconds}), kept(minutes, -1))
-    assert bool(found) == refused
-    assert not refused or (SECONDS in found and "retentionTimeInMinutes" in found)
+    assert (found and found.code) == (OffloadCode.RETENTION_FIRST if refused else None)
+    assert found is None or (SECONDS in found.text and "retentionTimeInMinutes" in found.text)
 
 
 @pytest.mark.parametrize(
@@ -316,15 +317,17 @@ def test_a_threshold_in_seconds_must_be_below_a_finite_retention(seconds: int, m
 )
 def test_a_threshold_in_bytes_must_be_below_a_finite_retention(size: int, megabytes: int, refused: bool) -> None:
     found = refusal(policy(**{AUTO: size}), kept(-1, megabytes))
-    assert bool(found) == refused
-    assert not refused or (BYTES in found and "retentionSizeInMB" in found)
+    assert (found and found.code) == (OffloadCode.RETENTION_FIRST if refused else None)
+    assert found is None or (BYTES in found.text and "retentionSizeInMB" in found.text)
 
 
 def test_one_dimension_that_makes_no_sense_is_enough() -> None:
     both = policy(**{AUTO: 0, SECONDS: 60})
-    assert "retentionTimeInMinutes" in refusal(both, kept(1, 5))
-    assert refusal(both, kept(2, 5)) == ""
-    assert refusal(policy(), kept(1, 1)) == ""
+    found = refusal(both, kept(1, 5))
+    assert found
+    assert "retentionTimeInMinutes" in found.text
+    assert refusal(both, kept(2, 5)) is None
+    assert refusal(policy(), kept(1, 1)) is None
 
 
 @pytest.mark.parametrize(

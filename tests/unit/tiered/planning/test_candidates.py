@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans import offload_plan
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadPlan
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadCode, OffloadPlan
 from pulsar_lifecycle.tiered.planning.candidates import TopicState, judge
 from pulsar_lifecycle.topics.offload_policy import OffloadPolicy
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
 
 TOPIC = "persistent://t/n/a+b c~é"
@@ -57,7 +59,7 @@ def complete(ledger_id: int, **changes: Any) -> dict[str, Any]:
 LAST = ledger(99, entries=None, size=None, timestamp=0)
 
 
-def state(*ledgers: dict[str, Any], left: bool = False, rule: str = "") -> TopicState:
+def state(*ledgers: dict[str, Any], left: bool = False, rule: Why | None = None) -> TopicState:
     return TopicState(TOPIC, "t/n", list(ledgers), rule, left)
 
 
@@ -73,7 +75,7 @@ def judged(
 
 def one(item: dict[str, Any], policy: OffloadPolicy = POLICY, **given: Any) -> tuple[str, str]:
     """Action and reason of a ledger that is followed by an open one."""
-    row = judged(state(item, LAST, rule=given.pop("rule", "")), policy, **given)[item["ledger_id"]]
+    row = judged(state(item, LAST, rule=given.pop("rule", None)), policy, **given)[item["ledger_id"]]
     return row["action"], row["reason"]
 
 
@@ -248,35 +250,40 @@ def test_a_topic_with_an_attempt_of_its_brokers_is_left_alone_whole(
 
 
 @pytest.mark.parametrize(
-    ("changes", "retention", "why"),
+    ("changes", "retention", "code"),
     [
-        ({"driver": ""}, FOREVER, "no offload driver"),
-        ({"driver": "google-cloud-storage"}, FOREVER, "its driver is google-cloud-storage: only aws-s3 and S3 act"),
-        ({"driver": "filesystem"}, FOREVER, "only aws-s3 and S3 act"),
-        ({"driver": "transient"}, FOREVER, "unknown driver transient"),
-        ({"threshold_bytes": -1}, FOREVER, "only when an operator asks"),
-        ({"threshold_bytes": 1 << 20}, kept(-1, 1), "the threshold must be below the retention"),
-        ({"threshold_seconds": 60}, kept(1, -1), "the threshold must be below the retention"),
+        ({"driver": ""}, FOREVER, OffloadCode.NO_DRIVER),
+        ({"driver": "google-cloud-storage"}, FOREVER, OffloadCode.OTHER_DRIVER),
+        ({"driver": "filesystem"}, FOREVER, OffloadCode.OTHER_DRIVER),
+        ({"driver": "transient"}, FOREVER, OffloadCode.OTHER_DRIVER),
+        ({"threshold_bytes": -1}, FOREVER, OffloadCode.NO_THRESHOLD),
+        ({"threshold_bytes": 1 << 20}, kept(-1, 1), OffloadCode.RETENTION_FIRST),
+        ({"threshold_seconds": 60}, kept(1, -1), OffloadCode.RETENTION_FIRST),
     ],
 )
-def test_a_policy_by_which_nothing_is_offloaded(changes: dict[str, Any], retention: RetentionPolicy, why: str) -> None:
+def test_a_policy_by_which_nothing_is_offloaded(
+    changes: dict[str, Any], retention: RetentionPolicy, code: OffloadCode
+) -> None:
     policy = replace(POLICY, **changes)
-    action, reason = one(ledger(1, size=9 << 20), policy, retention=retention)
-    assert (action, why in reason) == (OffloadChoice.KEEP, True)
+    row = judged(state(ledger(1, size=9 << 20), LAST), policy, retention=retention)[1]
+    assert (row["action"], row["code"]) == (OffloadChoice.KEEP, code)
     asked, _ = one(ledger(1, size=9 << 20), policy, retention=retention, everything=True)
     assert asked == (
         OffloadChoice.OFFLOAD if policy.acts else OffloadChoice.KEEP
     )  # whoever asks for all outdoes thresholds, not drivers
 
 
+HOLD = Why(Protection.LEGAL_HOLD, "legal hold")
+
+
 def test_a_topic_that_is_not_touched() -> None:
-    assert one(ledger(1), rule="legal hold") == (OffloadChoice.KEEP, "legal hold")
-    assert one(ledger(1), rule="legal hold", everything=True) == (OffloadChoice.KEEP, "legal hold")
-    assert one(complete(1), rule="legal hold") == (
+    assert one(ledger(1), rule=HOLD) == (OffloadChoice.KEEP, "legal hold")
+    assert one(ledger(1), rule=HOLD, everything=True) == (OffloadChoice.KEEP, "legal hold")
+    assert one(complete(1), rule=HOLD) == (
         OffloadChoice.DONE,
         "offloaded; its copy in BookKeeper stays: legal hold",
     )
-    assert one(complete(1, bookkeeper_deleted=True), rule="legal hold", leftovers={1})[0] == OffloadChoice.DONE
+    assert one(complete(1, bookkeeper_deleted=True), rule=HOLD, leftovers={1})[0] == OffloadChoice.DONE
 
 
 # ------------------------------------------------------------------------------------------------------------ releasing
@@ -415,6 +422,7 @@ def test_a_row_says_where_and_why() -> None:
     assert rows[1] == {
         "ledger_id": 1,
         "action": OffloadChoice.OFFLOAD,
+        "code": OffloadCode.SIZE_THRESHOLD,
         "reason": "20 bytes from here on, the threshold is 0",
         "topic": TOPIC,
         "namespace": "t/n",

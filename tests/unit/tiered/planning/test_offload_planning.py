@@ -15,7 +15,9 @@ from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Waiting
+from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered.planning.offload_planning import (
@@ -77,37 +79,41 @@ def test_a_namespace_with_a_bucket_of_its_own_is_left_out_alone() -> None:
     theirs = {"offload_policies": {"managedLedgerOffloadBucket": "theirs", "managedLedgerOffloadServiceEndpoint": "x"}}
     policies = {"t/a": in_force(None, None, ours), "t/b": in_force(None, theirs, ours)}
     left_out = unlike_object_store(policies, ObjectStoreSettings(buckets=("tiered",), endpoint="http://s3"))
-    assert left_out == {
-        "t/b": "driver S3 of the broker: its bucket theirs is not one of object_store.buckets; "
+    assert {name: why.code for name, why in left_out.items()} == {"t/b": OffloadCode.LEFT_OUT}
+    assert left_out["t/b"].text == (
+        "driver S3 of the broker: its bucket theirs is not one of object_store.buckets; "
         "its endpoint is x, object_store.endpoint 'http://s3'"
-    }
+    )
     assert set(unlike_object_store(policies, None)) == {"t/a", "t/b"}
+
+
+ITS_BUCKET = Why(OffloadCode.LEFT_OUT, "its bucket")
 
 
 def test_a_topic_with_policies_of_its_own_is_not_left_out_with_its_namespace() -> None:
     policy, retention = in_force(None, None, {}), retention_policy.in_force(TopicPolicies(), None, {})
     own, other = Topic.parse("persistent://t/b/own-partition-1"), Topic.parse("persistent://t/b/other")
     offloading = InForce({"t/b": policy}, {"persistent://t/b/own": policy})
-    policies = Policies(offloading, InForce({"t/b": retention}), {"t/b": "its bucket"}, ())
-    assert (policies.of(own)[2], policies.of(other)[2]) == ("", "its bucket")
-    policies = Policies(offloading, InForce({"t/b": retention}), {"persistent://t/b/own": "its bucket"}, ())
-    assert (policies.of(own)[2], policies.of(other)[2]) == ("its bucket", "")
+    policies = Policies(offloading, InForce({"t/b": retention}), {"t/b": ITS_BUCKET}, ())
+    assert (policies.of(own)[2], policies.of(other)[2]) == (None, ITS_BUCKET)
+    policies = Policies(offloading, InForce({"t/b": retention}), {"persistent://t/b/own": ITS_BUCKET}, ())
+    assert (policies.of(own)[2], policies.of(other)[2]) == (ITS_BUCKET, None)
 
 
 def test_a_topic_that_has_only_a_retention_of_its_own_is_left_out_with_its_namespace() -> None:
     policy, retention = in_force(None, None, {}), RetentionPolicy(7, 7, Level.TOPIC)
     own = Topic.parse("persistent://t/b/own")
     retentions = InForce({"t/b": retention_policy.in_force(TopicPolicies(), None, {})}, {str(own): retention})
-    policies = Policies(InForce({"t/b": policy}), retentions, {"t/b": "its bucket"}, ())
-    assert policies.of(own) == (policy, retention, "its bucket")
+    policies = Policies(InForce({"t/b": policy}), retentions, {"t/b": ITS_BUCKET}, ())
+    assert policies.of(own) == (policy, retention, ITS_BUCKET)
 
 
 def test_topics_whose_policies_are_not_known_are_left_out() -> None:
     policy, retention = in_force(None, None, {}), retention_policy.in_force(TopicPolicies(), None, {})
     unknown = Unknown(Unreadable.UNREAD, "ledger 7: timed out")
-    left_out = {"t/b": str(unknown)}
+    left_out = {"t/b": Why(unknown.code, str(unknown))}
     policies = Policies(InForce({"t/b": policy}), InForce({"t/b": retention}), left_out, (), (), {"t/b": unknown})
-    assert policies.of(Topic.parse("persistent://t/b/any"))[2] == str(unknown)
+    assert policies.of(Topic.parse("persistent://t/b/any"))[2] == left_out["t/b"]
 
 
 # --------------------------------------------------------------------------------------------------- messages under way

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.errors import Paused
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadCode
 from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
@@ -153,27 +154,27 @@ def planned(ledger_id: int, action: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "left_out", "release", "stay", "why"),
+    ("policy", "left_out", "release", "stay", "code"),
     [
-        (POLICY, "", True, [1, 2], ""),
-        (POLICY, "", False, [1], "offload.release"),
-        (POLICY, "its bucket", True, [], "its bucket"),
-        (replace(POLICY, tiered_first=False), "", True, [1], "BookKeeper first"),
-        (replace(POLICY, deletion_lag_ms=0), "", True, [1], "it must be -1"),
-        (replace(POLICY, deletion_lag_ms=None), "", True, [1], "it must be -1"),
-        (replace(POLICY, bucket="c"), "", True, [2], "another place"),
-        (replace(POLICY, driver="filesystem"), "", True, [], "another place"),
-        (replace(POLICY, endpoint="https://elsewhere"), "", True, [], "plan again"),
-        (None, "", True, [], "namespace is gone"),
+        (POLICY, None, True, [1, 2], None),
+        (POLICY, None, False, [1], Code.BROKERS_RELEASE),
+        (POLICY, Why(OffloadCode.LEFT_OUT, "its bucket"), True, [], Code.TOPIC_PROTECTED),
+        (replace(POLICY, tiered_first=False), None, True, [1], Code.BOOKKEEPER_FIRST),
+        (replace(POLICY, deletion_lag_ms=0), None, True, [1], Code.BROKERS_RELEASE),
+        (replace(POLICY, deletion_lag_ms=None), None, True, [1], Code.BROKERS_RELEASE),
+        (replace(POLICY, bucket="c"), None, True, [2], Code.PLAN_OUTDATED),
+        (replace(POLICY, driver="filesystem"), None, True, [], Code.PLAN_OUTDATED),
+        (replace(POLICY, endpoint="https://elsewhere"), None, True, [], Code.PLAN_OUTDATED),
+        (None, None, True, [], Code.NAMESPACE_GONE),
     ],
 )
 def test_what_changed_since_the_plan_was_made_is_left_alone(
-    policy: OffloadPolicy | None, left_out: str, release: bool, stay: list[int], why: str
+    policy: OffloadPolicy | None, left_out: Why | None, release: bool, stay: list[int], code: Code | None
 ) -> None:
     rows = table(planned(1, OffloadChoice.OFFLOAD), planned(2, OffloadChoice.RELEASE))
     found, outcomes = in_agreement(rows, {str(TOPIC): (policy, left_out)} if policy else {}, release=release)
     assert found.column("ledger_id").to_pylist() == stay
-    assert any(why in one.reason for one in outcomes) == bool(why)
+    assert {one.why.code for one in outcomes} == ({code} if code else set())
     assert all(one.outcome == Outcome.REFUSED for one in outcomes)
 
 
