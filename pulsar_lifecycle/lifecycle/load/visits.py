@@ -92,10 +92,8 @@ class Visits:
         What is loaded then has its note, and whoever comes next unloads it.
         """
         self.guard.check(self.ports.store)
-        for visit in visits:
-            now = self.ports.clock.now_ms()
-            visit.pending = PendingUnload(visit.topic, False, now, self.guard.guard[0])
-            control.note_unload(self.ports.store, visit.pending)
+        for visit in visits:  # all before the first load: it may take the bundle, and that loads the others
+            self._note(visit)
         try:
             self._free(visits)
         except STOPPING:
@@ -162,7 +160,12 @@ class Visits:
                 self._told(visit, tell)
                 visit.failure = None
 
+    def _note(self, visit: Visit) -> None:
+        visit.pending = PendingUnload(visit.topic, False, self.ports.clock.now_ms(), self.guard.guard[0])
+        control.note_unload(self.ports.store, visit.pending)
+
     def _load(self, visit: Visit) -> None:
+        self._note(visit)  # anew: for how long it is watched counts from here, and others may have taken their time
         owner = self.ports.admin.owner(visit.topic)
         if visit.broker and owner != visit.broker:
             visit.failure = Why(Code.CHANGED_MEANWHILE, f"broker {owner} has its bundle, not {visit.broker} any more")

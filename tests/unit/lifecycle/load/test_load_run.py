@@ -316,6 +316,28 @@ def test_a_pause_stops_at_once_and_what_is_loaded_is_unloaded_by_the_next_run(sc
     assert pending(scene) == []
 
 
+def test_a_topic_is_watched_from_its_own_load_on(scene: LoadScene) -> None:
+    """Brokers list a topic late: one that is loaded long after the others must not count as unloaded too early."""
+    for name in "ab":
+        expired(scene, name)
+    plan = planned(scene, "a", "b")
+    load, begun = scene.servers.admin.on_load, list[int]()
+
+    def slowly(topic: Topic) -> None:
+        scene.servers.clock.advance(200)
+        begun.append(scene.now)
+        load(topic)
+        if len(begun) == 2:
+            raise Crash("loaded")
+
+    scene.servers.admin.on_load = slowly
+    with pytest.raises(Crash):
+        applied(scene, plan)
+    (second,) = [one for one in control.pending_unloads(scene.servers.open_store()) if one.topic and one.topic != A]
+    assert isinstance(second, control.PendingUnload)
+    assert second.since >= begun[0]
+
+
 def test_a_run_refuses_while_another_one_acts(scene: LoadScene) -> None:
     expired(scene)
     plan = planned(scene, "a")
