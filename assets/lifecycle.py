@@ -45,8 +45,8 @@ def retention_assets(cluster: str) -> dg.AssetsDefinition:
             dg.AssetSpec(
                 table,
                 group_name="lifecycle",
-                description="Every ledger that is acknowledged and past its retention: by which limit, set where, and "
-                "what keeps it all the same.",
+                description="Every ledger that is past its retention, acknowledged or not: by which limit, set where, "
+                "and what keeps it all the same.",
                 deps=[key(cluster, name) for name in read],
                 kinds={"pyspark", "parquet"},
             ),
@@ -131,6 +131,7 @@ def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         "digest": summary.digest,
         "actionable": summary.actionable,
         "bytes": summary.logical_bytes,
+        "bytes on disk": summary.physical_bytes,
         "topics": pc.count_distinct(rows.column("topic")).as_py(),  # pyright: ignore[reportAttributeAccessIssue]
         "share": f"{summary.ledgers / max(summary.cluster_ledgers, 1):.2%} of the cluster's {summary.cluster_ledgers}",
         "how to apply": how,

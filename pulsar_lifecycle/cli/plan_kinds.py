@@ -129,8 +129,8 @@ class RetentionPlans:
         return retention_planning.run_config(summary)
 
     def sized(self, rows: pa.Table) -> pa.Table:
-        """Bytes of one copy: how many there are the plan does not know."""
-        return rows.append_column("physical_bytes", rows.column("bytes"))
+        """What is in a bucket alone counts, too."""
+        return retention_plan.as_capped(rows)
 
     def settled(self, rows: pa.Table, journalled: pa.Table) -> int:
         """Taken off their topics' lists."""
@@ -138,13 +138,15 @@ class RetentionPlans:
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by limit."""
-        listed = rows.select(["namespace", "expired_by", "bytes"]).to_pylist()
-        return {name: _grouped((row[name], row["bytes"]) for row in listed) for name in ("namespace", "expired_by")}
+        listed = rows.select(["namespace", "expired_by", "physical_bytes"]).to_pylist()
+        return {
+            name: _grouped((row[name], row["physical_bytes"]) for row in listed) for name in ("namespace", "expired_by")
+        }
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
-        """Ledger, topic, limit, level, since when, bytes."""
+        """Ledger, topic, limit, level, since when, bytes on disk."""
         since = show.moment(row["expired_at"]) if row["expired_at"] else None
-        return row["ledger_id"], row["topic"], row["expired_by"], row["level"], since, show.size(row["bytes"])
+        return row["ledger_id"], row["topic"], row["expired_by"], row["level"], since, show.size(row["physical_bytes"])
 
 
 def _both(rows: pa.Table, journalled: pa.Table) -> int:

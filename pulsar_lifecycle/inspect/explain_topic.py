@@ -18,7 +18,7 @@ import pyarrow as pa
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.lifecycle.retention import judge
-from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics
+from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics, with_shadow_sources
 from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
 from pulsar_lifecycle.metastore import load_state, topics
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
@@ -31,9 +31,11 @@ from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics import protection, snapshot
+from pulsar_lifecycle.topics.listed_ledgers import copies_of, kept_copy
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import retention_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.topic_run import owners_rules
 
 FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
@@ -47,6 +49,7 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
     RetentionVerdict.WITHIN_SIZE: "more data behind it, or a smaller retention size",
     RetentionVerdict.FOREVER: "a finite retention policy",
     RetentionVerdict.NOT_PREFIX: "what frees the ledgers before it",
+    RetentionVerdict.COPY: "what the deletion run keeps it for: `trim` as a dry run says it",
     RetentionVerdict.UNKNOWN_POLICY: "a retention policy that can be read: `warnings` has more",
     RetentionVerdict.UNKNOWN_CURSOR: "a cursor ledger that can be read, or `pulsar-admin topics unsubscribe`",
     RetentionVerdict.UNKNOWN_LEDGER: "a broker that loads the topic: it closes and counts the ledger",
@@ -136,11 +139,12 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
             raise Refused(f"{path} cannot be read: {node.reason}")
         parent, _, name = path.rpartition("/")
         units = [Unit(parent, (name,), 0)]
+        shadows = ShadowSources(partitioned=topics.partitioned_shadow_sources(ports.configuration))
         listed = pa.Table.from_batches(topics.read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
+        listed = with_shadow_sources(listed, shadows)
         cursors = pa.Table.from_batches(topics.read_cursors(store, units), tables.MANAGED_CURSORS)
         positions = persisted_positions(store, ports.reader, cursors, root)
         info = managed_ledger.decode(node.data)
-        shadows = snapshot.shadow_source(store, subject, info)
         ids = sorted(item.ledger_id for item in info.ledgers)
         rows = snapshot.ledger_rows(store, ids, root)
     load = _load(node, info, rows.get(ids[-1]) if ids else None, brokers, str(subject), now)
@@ -149,10 +153,12 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     seen = {item["ledger_id"]: item for one in inputs.column("ledgers").to_pylist() for item in one}
     if inputs.num_rows != 1 or sorted(seen) != ids:
         raise Refused(f"{path} changed while it was read: ask again")
+    copies = copies_of(rows, subject, context)
+    kept = [i.ledger_id for i in info.ledgers if kept_copy(i, copies[i.ledger_id], context)]
     offloaded = {item.ledger_id for item in info.ledgers if item.offload and item.offload.complete}
     held = tuple(
-        _held(row, seen[row["ledger_id"]], rows[row["ledger_id"]], row["ledger_id"] in offloaded, load, bool(shadows))
-        for row in judge(inputs, now).to_pylist()
+        _held(row, seen[row["ledger_id"]], rows[row["ledger_id"]], row["ledger_id"] in offloaded, load)
+        for row in judge(inputs, now, kept).to_pylist()
     )
     known = namespace in found.policies.by_namespace
     warnings = [*found.problems]
@@ -167,7 +173,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         subject,
         load,
         found.policies.of(subject) if known else None,
-        protection.topic_rule(subject, shadows, context),
+        protection.topic_rule(subject, listed.column("shadow_source")[0].as_py() or "", context),
         held,
         _cursors(cursors, positions, held),
         tuple(warnings),
@@ -193,16 +199,9 @@ def _held(
     bookkeeper: Mapping[str, Any] | None,
     offloaded: bool,
     load: TopicLoad,
-    shadow: bool,
 ) -> HeldLedger:
     said = verdict["verdict"]
-    code = (
-        Protection.SHADOW_TOPIC
-        if shadow
-        else RetentionVerdict(said)
-        if said in set(RetentionVerdict)
-        else Protection(said)
-    )
+    code = RetentionVerdict(said) if said in set(RetentionVerdict) else Protection(said)
     known = bookkeeper or {}
     return HeldLedger(
         ledger_id=verdict["ledger_id"],

@@ -36,10 +36,11 @@ _UNPREDICTED = (_NUMBER[Protection.TERMINATED], _NUMBER[Protection.SHADOW_TOPIC]
 """Topics that brokers load in another way."""
 
 
-def judge(topics: pa.Table, now: int) -> pa.Table:
+def judge(topics: pa.Table, now: int, kept_copies: Any = ()) -> pa.Table:
     """Verdicts (``RETENTION_VERDICTS``) of every ledger of ``topics`` (``RETENTION_TOPICS``) at ``now`` (ms).
 
-    What goes of a topic is a prefix of its ledgers without the last. Raises ValueError for ledgers that do not ascend
+    ``kept_copies``: ids of ledgers of which a deletion run would keep a copy. What goes of a topic is a prefix of its
+    ledgers without the last. Raises ValueError for ledgers that do not ascend
     by id, and for a ``kept`` that is no ``Protection``.
     """
     rows = _Rows.of(topics)
@@ -49,10 +50,12 @@ def judge(topics: pa.Table, now: int) -> pa.Table:
     by_size = (mb >= 0) & (rows.bytes_after() >= np.maximum(mb, 0) * BYTES_PER_MB)
     by_time = (minutes >= 0) & rows.dated & (now - rows.closed_at > limit)
     free = rows.free()
+    held = np.isin(rows.ledger_id, np.asarray(kept_copies, np.int64))
     known = (policy & cursors)[rows.topic]
-    due = known & rows.full & free & (by_size | by_time)
+    past = known & rows.full & (by_size | by_time)
+    due = past & free
 
-    goes = ~rows.behind(~(rows.empty | due) | rows.last | (rows.kept >= 0)[rows.topic] | ~known)
+    goes = ~rows.behind(~(rows.empty | due) | held | rows.last | (rows.kept >= 0)[rows.topic] | ~known)
     at_once = np.where(rows.last, known & rows.full & free & ((mb == 0) | (minutes == 0)), due)
     loaded = (rows.empty | ~rows.behind(~(rows.empty | at_once))) & ~np.isin(rows.kept, _UNPREDICTED)[rows.topic]
 
@@ -79,6 +82,7 @@ def judge(topics: pa.Table, now: int) -> pa.Table:
         (~policy[rows.topic], RetentionVerdict.UNKNOWN_POLICY),
         (~cursors[rows.topic], RetentionVerdict.UNKNOWN_CURSOR),
         (rows.last, RetentionVerdict.LAST_LEDGER),
+        ((due | rows.empty) & held, RetentionVerdict.COPY),
         (due | rows.empty, RetentionVerdict.NOT_PREFIX),
     )
     stays = np.where(stays >= 0, stays, alone)
@@ -89,7 +93,7 @@ def judge(topics: pa.Table, now: int) -> pa.Table:
         pa.array(rows.ledger_id),
         pa.array(rows.size, mask=~rows.sized),
         pa.DictionaryArray.from_arrays(pa.array(np.where(goes, by, stays)), codes),
-        pa.DictionaryArray.from_arrays(pa.array(by, mask=~(goes | due)), codes),
+        pa.DictionaryArray.from_arrays(pa.array(by, mask=~(goes | past)), codes),
         pa.array(rows.closed_at + limit, mask=~ends),
         pa.array(loaded),
         pa.DictionaryArray.from_arrays(pa.array(alone), codes),

@@ -31,6 +31,7 @@ from pulsar_lifecycle.topics import protection
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+from pulsar_lifecycle.topics.snapshot import ShadowSources
 
 POSITIONS = pa.schema(
     [pa.field("path", pa.string()), pa.field("ledger_id", pa.int64()), pa.field("entry_id", pa.int64())]
@@ -117,7 +118,8 @@ def retention_topics(
     """Rows of ``RETENTION_TOPICS``, of rows of ``tables.MANAGED_LEDGERS`` and ``tables.BOOKKEEPER_LEDGERS``.
 
     ``bookkeeper`` has every ledger that the topics list, as far as it exists. Topics that could not be read have no
-    row. ``context``: the owners' rules; ``loaded``: topics that count as loaded.
+    row. ``shadow_source`` is as :func:`with_shadow_sources` makes it. ``context``: the owners' rules;
+    ``loaded``: topics that count as loaded.
     """
     topics = managed_ledgers.filter(managed_ledgers.column("problem").is_null())
     minutes, mb, _ = policy_columns(topics, policies)
@@ -134,6 +136,19 @@ def retention_topics(
         _kept(topics, lists, context, pa.array(sorted(loaded), pa.string())),
     ]
     return pa.table(columns, schema=RETENTION_TOPICS)
+
+
+def with_shadow_sources(listed: pa.Table, shadows: ShadowSources) -> pa.Table:
+    """Rows of ``tables.MANAGED_LEDGERS`` whose ``shadow_source`` says so of partitions, too.
+
+    A partition's own z-node does not: that of its partitioned topic does.
+    """
+    if not shadows.partitioned:
+        return listed
+    names, sources = (listed.column(name).to_pylist() for name in ("topic", "shadow_source"))
+    found = [source or shadows.of_partition(Topic.parse(name)) for name, source in zip(names, sources, strict=True)]
+    column = pa.array([source or None for source in found], pa.string())
+    return listed.set_column(listed.column_names.index("shadow_source"), "shadow_source", column)
 
 
 def asked_of_bookkeeper(managed_ledgers: pa.Table) -> Any:

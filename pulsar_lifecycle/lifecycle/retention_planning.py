@@ -31,10 +31,11 @@ from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.topics.listed_ledgers import kept_copies
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import retention_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
-from pulsar_lifecycle.topics.topic_run import owners_rules
+from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
 
 TABLE = "expired_ledgers"
 KIND = "retention"
@@ -65,6 +66,7 @@ def make_retention_plan(
         lake,
         in_force.policies,
         owners_rules(cluster, epoch, now),
+        partitioned_shadows(cluster),
         topics,
         cluster.parts(epoch.epoch_id, POSITIONS_TABLE),
         cluster.parts(epoch.epoch_id, "bookkeeper_ledgers"),
@@ -80,7 +82,7 @@ def _plan(cluster: Cluster, epoch: Epoch, gaps: Sequence[Gap], now: int) -> tupl
     parts = cluster.parts(epoch.epoch_id, TABLE)
     going = cluster.lake.batches(parts, EXPIRED_LEDGERS.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), EXPIRED_LEDGERS))
-    size = int(pc.sum(rows.column("bytes")).as_py() or 0)
+    logical, physical = (int(pc.sum(rows.column(name)).as_py() or 0) for name in ("bytes", "physical_bytes"))
     summary = PlanSummary(
         plan_id=f"{KIND}-{epoch.epoch_id}-{cluster.ids.token(2)}",
         cluster=epoch.cluster,
@@ -91,8 +93,8 @@ def _plan(cluster: Cluster, epoch: Epoch, gaps: Sequence[Gap], now: int) -> tupl
         actionable=not gaps,
         gaps=tuple(gaps),
         ledgers=rows.num_rows,
-        logical_bytes=size,
-        physical_bytes=size,
+        logical_bytes=logical,
+        physical_bytes=physical,
         cluster_ledgers=next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed,
         digest="",
     )
@@ -116,12 +118,23 @@ class _Judging:
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`EXPIRED_LEDGERS`."""
-        listed, inputs, _ = self.tables.of(part)
-        yield from expired(judge(inputs, self.now), listed, self.tables.policies).to_batches()
+        tables = self.tables
+        listed, inputs, _ = tables.of(part)
+        verdicts = judge(inputs, self.now)
+        past = whole(verdicts.column("ledger_id").filter(verdicts.column("expired_by").is_valid()))
+        copies = tables.copies(past)
+        kept = kept_copies(listed, past, copies, tables.context)
+        verdicts = judge(inputs, self.now, kept) if len(kept) else verdicts
+        yield from expired(verdicts, listed, tables.policies, copies).to_batches()
 
 
-def expired(verdicts: pa.Table, topics: pa.Table, policies: InForce[RetentionPolicy | None]) -> pa.Table:
-    """Rows of :data:`EXPIRED_LEDGERS`, of ``verdicts`` on the ledgers of ``topics`` (``tables.MANAGED_LEDGERS``)."""
+def expired(
+    verdicts: pa.Table, topics: pa.Table, policies: InForce[RetentionPolicy | None], copies: pa.Table
+) -> pa.Table:
+    """Rows of :data:`EXPIRED_LEDGERS`, of ``verdicts`` on the ledgers of ``topics`` (``tables.MANAGED_LEDGERS``).
+
+    ``copies``: what BookKeeper has of them (``retention_tables.OF_COPY``).
+    """
     rows = verdicts.filter(verdicts.column("expired_by").is_valid())
     row = whole(rows.column("managed_ledger")).indices
     verdict = rows.column("verdict").cast(pa.string())
@@ -132,6 +145,7 @@ def expired(verdicts: pa.Table, topics: pa.Table, policies: InForce[RetentionPol
         whole(topics.column("topic")).take(row),
         whole(topics.column("namespace")).take(row),
         rows.column("size").fill_null(0),
+        _on_disk(rows.column("ledger_id"), copies),
         rows.column("expired_by").cast(pa.string()),
         rows.column("expires_at"),
         minutes,
@@ -140,3 +154,11 @@ def expired(verdicts: pa.Table, topics: pa.Table, policies: InForce[RetentionPol
         pc.if_else(goes, pa.scalar(None, pa.string()), verdict),
     ]
     return pa.table(columns, schema=EXPIRED_LEDGERS)
+
+
+def _on_disk(ids: Any, copies: pa.Table) -> Any:
+    """Bytes times write quorum of ledgers, 0 where BookKeeper does not say."""
+    place = pc.index_in(ids, whole(copies.column("ledger_id")))
+    length, quorum = (copies.column(name).take(place) for name in ("length", "write_quorum"))
+    replicas = pc.max_element_wise(pc.fill_null(quorum, 1), 1).cast(pa.int64())
+    return pc.multiply(pc.fill_null(length, 0), replicas)

@@ -23,14 +23,17 @@ from pulsar_lifecycle.lifecycle.retention_inputs import (
     asked_of_bookkeeper,
     persisted_positions,
     retention_topics,
+    with_shadow_sources,
 )
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
 from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.topics.listed_ledgers import COPY_COLUMNS
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+from pulsar_lifecycle.topics.snapshot import ShadowSources
 
 _OF_TOPIC = ("managed_ledger", "topic", "namespace", "ledgers", "terminated", "shadow_source", "path", "problem")
 _OF_CURSOR = (
@@ -40,6 +43,8 @@ _OF_CURSOR = (
 _OF_LEDGER = ("ledger_id", "state", "entries", "length", "ctime", "mtime", "problem")
 
 
+OF_COPY = (*COPY_COLUMNS, "length", "write_quorum")
+"""What is read of the ledgers past their retention in BookKeeper."""
 _UNLOADED = pc.field("load_state") == "unloaded"
 IDLE = pc.field("load_reason") == str(LoadReason.LAST_LEDGER_NOT_CLOSED)
 """Rows of ``tables.TOPICS`` that no broker lists and whose last ledger is not closed."""
@@ -96,6 +101,7 @@ class RetentionTables:
     lake: Lake
     policies: InForce[RetentionPolicy | None]
     context: Context
+    shadows: ShadowSources
     topics: Sequence[str]
     positions: Sequence[str]
     ledgers: Sequence[str]
@@ -103,10 +109,11 @@ class RetentionTables:
     def of(self, part: str) -> tuple[pa.Table, pa.Table, pa.Table]:
         """Rows of ``tables.MANAGED_LEDGERS``, of ``RETENTION_TOPICS`` in the same order, and what BookKeeper was asked.
 
-        The latter are rows of ``tables.BOOKKEEPER_LEDGERS``: of each topic the last ledger, and those of which its
-        z-node does not say all.
+        The first are as :func:`with_shadow_sources` makes them. The last are rows of ``tables.BOOKKEEPER_LEDGERS``: of
+        each topic the last ledger, and those of which its z-node does not say all.
         """
         listed = self._table([part], MANAGED_LEDGERS, _OF_TOPIC, pc.field("problem").is_null())
+        listed = with_shadow_sources(listed, self.shadows)
         unloaded = managed_ledgers_where(self.lake, self.topics, _UNLOADED)
         loaded = listed.filter(pc.invert(pc.is_in(listed.column("managed_ledger"), unloaded))).column("topic")
         own = pc.field("path").isin(whole(listed.column("path"))) | pc.field("ledger_id").is_null()
@@ -115,6 +122,10 @@ class RetentionTables:
         ledgers = self._table(self.ledgers, BOOKKEEPER_LEDGERS, _OF_LEDGER, asked)
         inputs = retention_topics(listed, positions, ledgers, self.policies, self.context, loaded.to_pylist())
         return listed, inputs, ledgers
+
+    def copies(self, ids: Any) -> pa.Table:
+        """What BookKeeper has of these ledgers (:data:`OF_COPY`)."""
+        return self._table(self.ledgers, BOOKKEEPER_LEDGERS, OF_COPY, pc.field("ledger_id").isin(ids))
 
     def _table(self, parts: Sequence[str], schema: pa.Schema, names: Sequence[str], where: Any) -> pa.Table:
         some = pa.schema([schema.field(name) for name in names])

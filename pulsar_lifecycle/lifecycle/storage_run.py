@@ -42,7 +42,8 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import RetentionNow, retention_now
-from pulsar_lifecycle.topics.topic_run import owners_rules
+from pulsar_lifecycle.topics.snapshot import ShadowSources
+from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
 
 TABLE = "storage_report"
 REASONS_TABLE = "ledger_reasons"
@@ -61,7 +62,8 @@ class Totals:
 def build_storage_report(cluster: Cluster, epoch: Epoch) -> tuple[pa.Table, tuple[str, ...]]:
     """Report on a closed epoch by the retention in force now; store ``storage_report`` over an earlier one of it.
 
-    Returns its rows (:data:`STORAGE_REPORT`), and why policies are not known where they are not.
+    Returns its rows (:data:`STORAGE_REPORT`), and why policies or shadow topics are not known
+    where they are not.
     """
     lake, epoch_id = cluster.lake, epoch.epoch_id
     topics = cluster.parts(epoch_id, "managed_ledgers")
@@ -74,7 +76,8 @@ def build_storage_report(cluster: Cluster, epoch: Epoch) -> tuple[pa.Table, tupl
     ledgers = cluster.parts(epoch_id, "bookkeeper_ledgers")
     context = owners_rules(cluster, epoch, now)
     positions = cluster.parts(epoch_id, POSITIONS_TABLE)
-    tables = RetentionTables(lake, in_force.policies, context, loads, positions, ledgers)
+    shadows, unread = _shadows(cluster)
+    tables = RetentionTables(lake, in_force.policies, context, shadows, loads, positions, ledgers)
     judging = _Reasons(tables, context.shared_namespaces - own, epoch.covered, now)
     pieces = [
         _Piece(table, part)
@@ -85,7 +88,7 @@ def build_storage_report(cluster: Cluster, epoch: Epoch) -> tuple[pa.Table, tupl
     reasons = lake.batches(cluster.parts(epoch_id, REASONS_TABLE), LEDGER_REASONS.names)
     rows = shortened(summed(_listed(lake, ledgers), reasons))
     cluster.store(epoch_id, TABLE, STORAGE_REPORT, lambda _: rows.to_batches(), [None])
-    return rows, in_force.problems
+    return rows, (*in_force.problems, *unread)
 
 
 def scanned(cluster: Cluster, epoch_id: str) -> Totals:
@@ -158,6 +161,13 @@ def _policies(cluster: Cluster, namespaces: set[str]) -> RetentionNow:
         return retention_now(cluster, namespaces)
     except LifecycleError as error:  # a disk that is full takes brokers along: what can be said is said
         return RetentionNow(InForce({}), (str(error),))
+
+
+def _shadows(cluster: Cluster) -> tuple[ShadowSources, tuple[str, ...]]:
+    try:
+        return partitioned_shadows(cluster), ()
+    except LifecycleError as error:
+        return ShadowSources(), (str(error),)
 
 
 def _listed(lake: Lake, parts: Sequence[str]) -> pa.Table:

@@ -38,6 +38,9 @@ class RetentionVerdict(StrEnum):
     NOT_PREFIX = "not_prefix"
     """Past its retention or empty, but a ledger before it stays: ledgers go from the oldest on."""
 
+    COPY = "copy_not_deletable"
+    """Past its retention or empty, but a deletion run would keep a copy of it: its topic must go on listing it."""
+
     UNKNOWN_POLICY = "unknown_policy"
     """The retention in force is not known."""
     UNKNOWN_CURSOR = "unknown_cursor"

@@ -107,7 +107,7 @@ def read_managed_ledgers(
             {
                 **columns,
                 "ledgers": [
-                    info and [_ledger_row(i) for i in sorted(info.ledgers, key=lambda i: i.ledger_id)] for info in infos
+                    info and [ledger_row(i) for i in sorted(info.ledgers, key=lambda i: i.ledger_id)] for info in infos
                 ],
                 "offload_uuids": [
                     (info and [str(u) for u in managed_ledger.offload_uuids(info)]) or None for info in infos
@@ -118,7 +118,8 @@ def read_managed_ledgers(
         )
 
 
-def _ledger_row(info: managed_ledger.LedgerInfo) -> tuple[Any, ...]:
+def ledger_row(info: managed_ledger.LedgerInfo) -> tuple[Any, ...]:
+    """A value of ``tables.LEDGER_INFO``."""
     offload = info.offload
     return (
         info.ledger_id,
@@ -127,7 +128,9 @@ def _ledger_row(info: managed_ledger.LedgerInfo) -> tuple[Any, ...]:
         info.timestamp,
         str(offload.uuid) if offload and offload.uuid else None,
         bool(offload and offload.complete),
+        (offload and offload.driver_name) or None,
         (offload and offload.driver_metadata.get("bucket")) or None,
+        bool(offload and offload.segments),
         bool(offload and offload.bookkeeper_deleted),
         offload and offload.timestamp,
     )

@@ -141,6 +141,8 @@ class Code(StrEnum):
     """A streaming offload: which of its objects are whole is not known."""
     EMPTY = "empty"
     """It has no entries."""
+    COPY_KEPT = "copy_kept"
+    """A deletion run would keep a copy of the ledger."""
     NOT_IN_BOOKKEEPER = "not_in_bookkeeper"
     """BookKeeper's copy is missing, damaged, never closed, unreadable or another's."""
     UNLIKE_BOOKKEEPER = "unlike_bookkeeper"

@@ -98,13 +98,15 @@ LEDGER_INFO = pa.struct(
         pa.field("timestamp", pa.int64()),
         pa.field("offload_uuid", pa.string()),
         pa.field("offload_complete", pa.bool_()),
+        pa.field("offload_driver", pa.string()),
         pa.field("offload_bucket", pa.string()),
+        pa.field("offload_streaming", pa.bool_()),
         pa.field("bookkeeper_deleted", pa.bool_()),
         pa.field("offloaded_at", pa.int64()),
     ]
 )
-"""A ledger as its topic lists it. ``offload_bucket``: the one that its offload's driver metadata names, null for none.
-"""
+"""A ledger as its topic lists it. ``offload_driver`` and ``offload_bucket``: those that its offload names, null for
+none. ``offload_streaming``: its offload was made of streamed segments."""
 
 MANAGED_LEDGERS = pa.schema(
     [

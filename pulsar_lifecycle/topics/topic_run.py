@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from pulsar_lifecycle.metastore import load_state
+from pulsar_lifecycle.metastore.topics import partitioned_shadow_sources
 from pulsar_lifecycle.ports import Clock, MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.epoch import Epoch
@@ -47,6 +48,12 @@ def shadow_sources(cluster: Cluster, store: MetadataStore) -> snapshot.ShadowSou
             other = ports.root(root)
             found |= snapshot.shadow_sources(other, other)
     return found
+
+
+def partitioned_shadows(cluster: Cluster) -> snapshot.ShadowSources:
+    """What partitioned shadow topics of this cluster read from now; what others do, their z-nodes say."""
+    with cluster.ports(read_only=True) as ports:
+        return snapshot.ShadowSources(partitioned=partitioned_shadow_sources(ports.configuration))
 
 
 def owners_rules(cluster: Cluster, epoch: Epoch, now: int) -> Context:

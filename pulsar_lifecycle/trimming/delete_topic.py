@@ -22,7 +22,7 @@ from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.topics import protection, snapshot
+from pulsar_lifecycle.topics import listed_ledgers, protection, snapshot
 from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,
     LedgerOutcome,
@@ -148,7 +148,7 @@ def _named(run: TopicRun, ports: Ports, topic: Topic) -> tuple[Node, dict[int, _
         own = trim_rules.tagged_message(topic, row, now) if row else None
         messages = [own] if own else []
         offload = listed[ledger_id].offload if ledger_id in listed else None
-        if offload and not trim_rules.copy_rule(offload, run.context):
+        if offload and not listed_ledgers.copy_rule(offload, run.context):
             messages += trim_rules.data_messages(topic, listed[ledger_id], None, now)
         if messages:
             length = (row or {}).get("length") or 0

@@ -61,7 +61,7 @@ def apply_retention(
     )
     plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, settings.words_in_force(now))
     some = rows.slice(0, order.limit or rows.num_rows)
-    plan_checks.check_caps(summary, some.append_column("physical_bytes", some.column("bytes")), caps)
+    plan_checks.check_caps(summary, retention_plan.as_capped(some), caps)
     orders = _orders(some, _Policies(cluster))
     return trim(cluster, run_id, orders, dry_run=dry_run, report=report, caps=caps, of_plan=summary.plan_id)
 

@@ -41,7 +41,7 @@ from pulsar_lifecycle.topics.first_phase import (
     outcome_of_message,
     send_messages,
 )
-from pulsar_lifecycle.topics.listed_ledgers import Copy
+from pulsar_lifecycle.topics.listed_ledgers import Copy, copies_of
 from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, bundles, finish_unloads
 from pulsar_lifecycle.topics.write import (
     ATTEMPTS,
@@ -217,7 +217,7 @@ def _look(run: TopicRun, ports: Ports, order: TrimOrder) -> _View:
     positions = snapshot.positions(ports, run.ledgers_root, snapshot.cursors(ports.store, node.path))
     asked = order.asked(info)
     rows = snapshot.ledger_rows(ports.store, sorted(asked), run.ledgers_root)
-    copies = trim_rules.copies_of(rows, topic, run.context)
+    copies = copies_of(rows, topic, run.context)
     rule = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info), SHADOWS_SEEN_FOR)
     rule = rule or protection.deletion_rule(topic, run.context)
     why = Why(Stays.TOPIC, rule.text) if rule else next(filter(None, (rule() for rule in order.rules)), None)

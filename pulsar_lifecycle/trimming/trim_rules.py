@@ -8,7 +8,7 @@ BookKeeper's z-nodes say comes in, a verdict with its reason comes out. Not here
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -19,13 +19,12 @@ from pulsar_lifecycle.formats.deletion_message import (
     PendingDeleteLedgerInfo,
 )
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
-from pulsar_lifecycle.formats.managed_ledger import OffloadContext as OffloadOutcome
-from pulsar_lifecycle.formats.offload_object import S3_DRIVERS, halves
+from pulsar_lifecycle.formats.offload_object import halves
 from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.records import findings, owner_names
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import component_of
-from pulsar_lifecycle.topics.listed_ledgers import Copy, copy_of, open_attempt
+from pulsar_lifecycle.topics.listed_ledgers import Copy, kept_copy, open_attempt
 
 
 class Stays(StrEnum):
@@ -65,29 +64,6 @@ class TrimVerdict:
     def why(self) -> Why:
         """Why it stays, or that it may go."""
         return self.stays or Why(Code.MAY_GO, "")
-
-
-def copies_of(rows: Mapping[int, Mapping[str, Any] | None], topic: Topic, context: findings.Context) -> dict[int, Copy]:
-    """:func:`copy_of` by ledger id, with what the scan says of its replicas."""
-    copies = {ledger_id: copy_of(ledger_id, row, topic) for ledger_id, row in rows.items()}
-    return {
-        i: replace(copy, problem=copy.problem or Why(Code.UNDER_REPLICATED, "under-replicated"))
-        if i in context.under_replicated
-        else copy
-        for i, copy in copies.items()
-    }
-
-
-def copy_rule(offload: OffloadOutcome, context: findings.Context) -> Why | None:
-    """Why a deletion run could not delete a complete offloaded copy; None if there is no reason."""
-    bucket = offload.driver_metadata.get("bucket", "")
-    if (offload.driver_name or "").lower() not in S3_DRIVERS:
-        text = f"its offloaded copy is of driver {offload.driver_name}: only those of aws-s3 and S3 can be deleted"
-        return Why(Stays.COPY, text)
-    if bucket not in context.offload_buckets:
-        text = f"its offloaded copy is in bucket {bucket!r}, which is not one of object_store.buckets"
-        return Why(Stays.COPY, text)
-    return None
 
 
 def acknowledged(item: LedgerInfo, copy: Copy | None, position: Position) -> bool:
@@ -130,7 +106,8 @@ def judge(
     for ledger_id in sorted(listed):
         if ledger_id in verdicts:
             item, copy = listed[ledger_id], copies.get(ledger_id)
-            stays = topic or _own_reason(item, copy, context)
+            own = kept_copy(item, copy, context)
+            stays = topic or (Why(Stays.COPY, own.text) if own else None)
             if stays is None and ledger_id == max(listed):
                 stays = Why(Stays.LAST_LEDGER, "the last ledger of its topic")
             elif stays is None and slowest and not acknowledged(item, copy, cursors[slowest]):
@@ -142,23 +119,6 @@ def judge(
                 continue
         in_the_way = ledger_id if in_the_way < 0 else in_the_way
     return [verdicts[i] for i in sorted(verdicts)]
-
-
-def _own_reason(item: LedgerInfo, copy: Copy | None, context: findings.Context) -> Why | None:
-    """Why a ledger stays whatever its place; None if there is no reason."""
-    offload = item.offload
-    if offload and offload.segments:
-        return Why(Stays.COPY, "streaming offload: which of its objects are whole is not known")
-    if offload and (offload.complete or offload.bookkeeper_deleted):
-        if not (offload.complete and offload.uuid and offload.driver_name):
-            return Why(Stays.COPY, "its offload context is not whole: where the copy is cannot be said")
-        if why := copy_rule(offload, context):
-            return why
-        if offload.bookkeeper_deleted:
-            return None
-    if copy is None:
-        return Why(Stays.COPY, "its copy in BookKeeper was not looked at")
-    return Why(Stays.COPY, copy.problem.text) if copy.problem else None
 
 
 def data_messages(topic: Topic, item: LedgerInfo, copy: Copy | None, sent_at: int) -> list[PendingDeleteLedgerInfo]:

@@ -38,7 +38,7 @@ from pulsar_lifecycle.scan import snapshot_memory as plan_snapshots
 from pulsar_lifecycle.scan.neighbours import Neighbours
 from pulsar_lifecycle.scan.shrinkage import Limits
 from pulsar_lifecycle.scan.snapshot_memory import Memory
-from pulsar_lifecycle.topics import protection, snapshot
+from pulsar_lifecycle.topics import listed_ledgers, protection, snapshot
 from pulsar_lifecycle.topics.write import TopicWrite
 from pulsar_lifecycle.trimming import delete_topic, trim_rules, trim_run
 from tests.kit.fakes.metadata_store import FakeStore
@@ -371,7 +371,7 @@ def copies_unseen() -> AbstractContextManager[Any]:
 
 def take_any_copy() -> AbstractContextManager[Any]:
     """An offloaded ledger leaves its list wherever its copy is."""
-    return patch.object(trim_rules, "copy_rule", lambda offload, context: None)
+    return patch.object(listed_ledgers, "copy_rule", lambda offload, context: None)
 
 
 def take_beside_open_ledgers() -> AbstractContextManager[Any]:

@@ -323,6 +323,7 @@ def test_a_retention_plan_is_listed_and_shown_like_others(
         "topic": TOPIC,
         "namespace": "shop/orders",
         "bytes": 1000,
+        "physical_bytes": 2000,
         "expired_by": "expired_by_time",
         "expired_at": 1_700_000_000_000,
         "retention_minutes": 60,

@@ -40,7 +40,7 @@ from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
-from pulsar_lifecycle.topics.topic_run import owners_rules
+from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
 
 TABLE = "topics_to_load"
 KIND = "load"
@@ -77,6 +77,7 @@ def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
         lake,
         policies_in_force(layers),
         owners_rules(cluster, epoch, now),
+        partitioned_shadows(cluster),
         topics,
         cluster.parts(epoch_id, POSITIONS_TABLE),
         cluster.parts(epoch_id, "bookkeeper_ledgers"),

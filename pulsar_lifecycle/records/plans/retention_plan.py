@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pulsar_lifecycle.records import plans
 
@@ -21,6 +22,7 @@ EXPIRED_LEDGERS = pa.schema(
         pa.field("topic", pa.string()),
         pa.field("namespace", pa.string()),
         pa.field("bytes", pa.int64()),
+        pa.field("physical_bytes", pa.int64()),
         pa.field("expired_by", pa.string()),
         pa.field("expired_at", pa.int64()),
         pa.field("retention_minutes", pa.int64()),
@@ -29,12 +31,19 @@ EXPIRED_LEDGERS = pa.schema(
         pa.field("kept", pa.string()),
     ]
 )
-"""One row per ledger that is acknowledged and past its retention. ``expired_by``: the ``Verdict`` of the limit it is
-past; ``expired_at`` (ms): when its retention time ended, null without one. ``level``: where the policy was set.
-``kept``: the ``Verdict`` or ``Protection`` by which it stays all the same; null for what goes. A plan's rows are those
-that go, sorted by ledger id."""
+"""One row per ledger that is past its retention, acknowledged or not. ``bytes`` as its topic lists it;
+``physical_bytes``: what its replicas take on the bookies' disks, 0 where BookKeeper does not have it or it was never
+closed. ``expired_by``: the ``Verdict`` of the limit it is past; ``expired_at`` (ms): when its retention time ended,
+null without one. ``level``: where the policy was set. ``kept``: the ``Verdict`` or ``Protection`` by which it stays all
+the same; null for what goes. A plan's rows are those that go, sorted by ledger id."""
 
 _FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
+
+
+def as_capped(rows: pa.Table) -> pa.Table:
+    """The rows as the caps count them: a ledger that is in a bucket alone weighs as much as one copy."""
+    weight = pc.max_element_wise(rows.column("bytes"), rows.column("physical_bytes"))
+    return rows.set_column(rows.column_names.index("physical_bytes"), "physical_bytes", weight)
 
 
 def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:

@@ -169,8 +169,18 @@ def test_what_is_past_its_retention_is_said_whatever_keeps_it() -> None:
         "expired_by_time",
     ]
     assert found.column("verdict").to_pylist()[3:] == ["within_time", "last_ledger"]
-    found = judge(topic(ledger(1), empty, ledger(3), ledger(5), minutes=5, **cursor(1, 3)), NOW)
-    assert found.column("expired_by").null_count == 4
+    found = judge(topic(ledger(1), empty, ledger(3, 1), ledger(5), minutes=5, **cursor(1, 3)), NOW)
+    assert found.column("expired_by").to_pylist() == ["expired_by_time", None, None, "expired_by_time"]
+    assert found.column("verdict").to_pylist()[0] == "cursor"
+
+
+def test_a_ledger_of_which_a_copy_would_be_kept_ends_the_prefix() -> None:
+    found = judge(topic(ledger(1), ledger(2), ledger(3), ledger(4), minutes=5), NOW, [2])
+    kept = ["copy_not_deletable", "not_prefix", "last_ledger"]
+    assert found.column("verdict").to_pylist() == ["expired_by_time", *kept]
+    assert found.column("goes_when_loaded").to_pylist() == [True, True, True, False]
+    young = judge(topic(ledger(1, 1), ledger(2), minutes=5), NOW, [1])
+    assert young.column("verdict").to_pylist() == ["within_time", "last_ledger"]
 
 
 def test_when_the_retention_time_ends() -> None:

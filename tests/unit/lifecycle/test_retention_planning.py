@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan
+from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.plans import retention_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from tests.kit.builders import A_GAP
 from tests.kit.retention_scene import MB, NAMESPACE, RetentionScene
+from tests.simulation.cluster import ENTRY_BYTES
 
 OWN = f"persistent://{NAMESPACE}/"
 
@@ -51,6 +56,7 @@ def test_expired_ledgers_go_and_the_last_one_is_reported(scene: RetentionScene) 
             "topic": f"{OWN}a",
             "namespace": NAMESPACE,
             "bytes": MB,
+            "physical_bytes": ENTRY_BYTES,
             "expired_by": "expired_by_time",
             "expired_at": closed - age * 60_000 + 60 * 60_000,
             "retention_minutes": 60,
@@ -74,6 +80,41 @@ def test_cursors_hold_what_they_have_not_read(scene: RetentionScene) -> None:
     scene.servers.cursor(Topic.parse(f"{OWN}a"), "t", at=ids[1])
     _, rows = plan(scene)
     assert [row["ledger_id"] for row in rows] == ids[:1]
+
+
+def test_what_a_cursor_holds_past_its_retention_is_named(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 100, 0, 100, cursor=0)
+    plan(scene)
+    held = {ids[1]: ("expired_by_time", "cursor")}
+    assert {one: code for one, code in stored(scene).items() if one != ids[0]} == held
+
+
+def test_bytes_on_disk_are_those_of_every_replica(scene: RetentionScene) -> None:
+    first, second, _ = scene.topic("a", 100, 100, 100)
+    path = scene.servers.path(first)
+    metadata = ledger_metadata.decode(scene.servers.zookeeper.data(path))
+    scene.servers.put(path, ledger_metadata.encode(replace(metadata, ensemble_size=3, write_quorum=3)))
+    summary, rows = plan(scene)
+    assert {row["ledger_id"]: row["physical_bytes"] for row in rows} == {first: 3 * ENTRY_BYTES, second: ENTRY_BYTES}
+    assert (summary.logical_bytes, summary.physical_bytes) == (2 * MB, 4 * ENTRY_BYTES)
+
+
+def test_a_ledger_whose_copy_no_deletion_run_would_take_ends_the_prefix(scene: RetentionScene) -> None:
+    first, second, third, _ = scene.topic("a", 100, 100, 100, 100)
+    strange = scene.servers.ledger({"component": "schema"}, ledger_id=second)
+    _, rows = plan(scene)
+    assert strange == second
+    assert [row["ledger_id"] for row in rows] == [first]
+    assert stored(scene)[second] == ("expired_by_time", "copy_not_deletable")
+    assert stored(scene)[third] == ("expired_by_time", "not_prefix")
+
+
+def test_a_partition_of_a_partitioned_shadow_topic_is_a_shadow_topic(scene: RetentionScene) -> None:
+    first, _ = scene.topic("a-partition-0", 100, 100)
+    document = {"partitions": 1, "properties": {SHADOW_SOURCE: f"{OWN}source"}}
+    scene.servers.put(f"/admin/partitioned-topics/{NAMESPACE}/persistent/a", json.dumps(document).encode())
+    assert plan(scene)[1] == []
+    assert stored(scene)[first] == ("expired_by_time", "shadow_topic")
 
 
 def test_the_ledger_that_all_cursors_have_read_to_its_end_goes(scene: RetentionScene) -> None:

@@ -175,7 +175,7 @@ def test_an_attempt_that_never_began_holds_nothing() -> None:
 
 
 def test_an_offloaded_ledger_needs_no_copy_in_bookkeeper_once_that_is_deleted() -> None:
-    gone = trim_rules.copies_of({1: None, 2: row(2)}, TOPIC, CONTEXT)
+    gone = listed_ledgers.copies_of({1: None, 2: row(2)}, TOPIC, CONTEXT)
     offloaded = info(1, 2, offload={1: context_of(bookkeeper_deleted=True)})
     assert judged(offloaded, {1}, copies=gone) == {1: ""}
     assert "dangling" in judged(info(1, 2), {1}, copies=gone)[1]
@@ -198,7 +198,7 @@ def test_what_the_deletion_run_would_keep_stays_listed(changes: dict[str, Any], 
 
 
 def test_an_under_replicated_ledger_stays() -> None:
-    known = trim_rules.copies_of({1: row(1), 2: row(2)}, TOPIC, replace(CONTEXT, under_replicated=BitMap64([1])))
+    known = listed_ledgers.copies_of({1: row(1), 2: row(2)}, TOPIC, replace(CONTEXT, under_replicated=BitMap64([1])))
     assert judged(info(1, 2), {1}, copies=known) == {1: "under-replicated"}
     assert known[1].problem
     assert known[1].problem.code is Code.UNDER_REPLICATED
