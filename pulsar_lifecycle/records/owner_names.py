@@ -71,11 +71,16 @@ def schema_owner(name: str) -> str:
     """
     try:
         if "://" not in name:
-            return str(replace(Namespace.parse(name), cluster=None))
+            return str(_as_of_v2(Namespace.parse(name)))
         topic = Topic.parse(name).partitioned_parent
     except CorruptFormat:
         return name
-    return str(replace(topic, namespace=replace(topic.namespace, cluster=None)))
+    namespace = _as_of_v2(topic.namespace)
+    return str(topic if namespace is topic.namespace else replace(topic, namespace=namespace))
+
+
+def _as_of_v2(namespace: Namespace) -> Namespace:
+    return replace(namespace, cluster=None) if namespace.cluster else namespace
 
 
 def full_names(topics: Iterable[str]) -> frozenset[str]:

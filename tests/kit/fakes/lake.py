@@ -140,7 +140,9 @@ class FakeLake:
     def epochs(self, fingerprint: str = "", cluster: str = "", *, set_aside: bool = False) -> list[Epoch]:
         closed = [one.closed[0] for one in self.begun.values() if one.closed]
         found = [e for e in closed if fingerprint in ("", e.fingerprint) and cluster in ("", e.cluster)]
-        return sorted((e for e in found if set_aside or not self._is_aside(e)), key=lambda e: e.started_at)
+        if self._aside and not set_aside:
+            found = [e for e in found if not self._is_aside(e)]
+        return sorted(found, key=lambda e: e.started_at)
 
     def _is_aside(self, epoch: Epoch) -> bool:
         aside = self._aside.get(epoch.cluster, _Aside())
