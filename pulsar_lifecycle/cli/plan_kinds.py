@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.deletion.planning import deletion_planning
 from pulsar_lifecycle.lifecycle import retention_planning
+from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
-from pulsar_lifecycle.records.plans import deletion_plan, retention_plan
+from pulsar_lifecycle.records.plans import deletion_plan, load_plan, retention_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 
 Groups = list[tuple[str, int, str]]
@@ -66,6 +67,8 @@ class PlanKind(Protocol):
 
 def kind_of(plan_id: str) -> PlanKind:
     """By the beginning of a plan's id."""
+    if plan_id.startswith(f"{load_planning.KIND}-"):
+        return LoadPlans()
     return RetentionPlans() if plan_id.startswith(f"{retention_planning.KIND}-") else OrphanPlans()
 
 
@@ -147,6 +150,49 @@ class RetentionPlans:
         """Ledger, topic, limit, level, since when, bytes on disk."""
         since = show.moment(row["expired_at"]) if row["expired_at"] else None
         return row["ledger_id"], row["topic"], row["expired_by"], row["level"], since, show.size(row["physical_bytes"])
+
+
+class LoadPlans:
+    """Plans of topics to load; each stands under its last ledger."""
+
+    job = "load_topics"
+    columns = ("last ledger", "topic", "needs", "frees", "at once", "rest from")
+
+    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """From the lake."""
+        return lake.load_plan(plan_id)
+
+    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
+        """Over rows and facts."""
+        return load_plan.digest(rows, summary.to_json())
+
+    def run_config(self, summary: PlanSummary) -> dict[str, Any]:
+        """Of ``load_topics``."""
+        return load_planning.run_config(summary)
+
+    def sized(self, rows: pa.Table) -> pa.Table:
+        """Bytes of one copy: how many there are the plan does not know."""
+        return rows.append_column("physical_bytes", rows.column("bytes"))
+
+    def settled(self, rows: pa.Table, journalled: pa.Table) -> int:
+        """Topics that were loaded and are unloaded again."""
+        through = (pc.field("phase") == str(Phase.UNLOAD)) & (pc.field("outcome") == str(Outcome.DONE))
+        done = set(journalled.filter(through)["topic"].to_pylist())
+        return len(done.intersection(rows["topic"].to_pylist()))
+
+    def groups(self, rows: pa.Table) -> dict[str, Groups]:
+        """By namespace, and by need."""
+        listed = rows.select(["namespace", "needs", "bytes"]).to_pylist()
+        return {
+            "namespace": _grouped((row["namespace"], row["bytes"]) for row in listed),
+            "needs": _grouped((", ".join(row["needs"]), row["bytes"]) for row in listed),
+        }
+
+    def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        """Last ledger, topic, needs, bytes, those at once, when the rest is due."""
+        rest = show.moment(row["second_visit_at"]) if row["second_visit_at"] else None
+        sizes = show.size(row["bytes"]), show.size(row["bytes_at_once"])
+        return row["ledger_id"], row["topic"], ", ".join(row["needs"]), *sizes, rest
 
 
 def _both(rows: pa.Table, journalled: pa.Table) -> int:

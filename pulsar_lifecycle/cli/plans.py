@@ -28,10 +28,12 @@ JOURNAL_ROWS = 50
 
 
 def plans(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the stored plans of orphans and of expired ledgers, newest first."""
+    """List the stored plans of orphans, of expired ledgers and of topics to load, newest first."""
     where = cluster_of(context)
     settings, lake = where.settings, where.lake
-    found = sorted([*lake.plans(), *lake.retention_plans()], key=lambda plan: plan.created_at, reverse=True)
+    found = sorted(
+        [*lake.plans(), *lake.retention_plans(), *lake.load_plans()], key=lambda plan: plan.created_at, reverse=True
+    )
     for broken in lake.broken_plans():
         print(f"pulsar-lifecycle: left out: {show.printable(str(broken))}", file=sys.stderr)
     if as_json:

@@ -25,6 +25,7 @@ from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.lifecycle import retention_planning
+from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
@@ -33,8 +34,9 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.outcomes import Action
-from pulsar_lifecycle.records.plans import deletion_plan, retention_plan
+from pulsar_lifecycle.records.plans import deletion_plan, load_plan, retention_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import FINDINGS, REFERENCES
@@ -348,6 +350,39 @@ def test_a_retention_plan_is_listed_and_shown_like_others(
     )
     FileJournal(load_settings(settings_file).lake.path).record([removed])
     assert run("plan", "retention-1") == 0
+    assert "1 of its ledgers: nothing is left to apply" in capsys.readouterr().out
+
+
+def test_a_load_plan_is_listed_and_shown_like_others(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {
+        "ledger_id": 8,
+        "topic": TOPIC,
+        "namespace": "shop/orders",
+        "needs": ["last_ledger_expired", "past_ttl"],
+        "monitors": [],
+        "bytes": 1000,
+        "bytes_at_once": 10,
+        "second_visit_at": 1_700_000_000_000,
+    }
+    rows = pa.Table.from_pylist([row], schema=TOPICS_TO_LOAD)
+    made = replace(plan, plan_id="load-1", logical_bytes=1000, physical_bytes=1000)
+    made = replace(made, digest=load_plan.digest(rows, made.to_json()))
+    FileLake(load_settings(settings_file).lake.path).store_load_plan(made, rows)
+    assert run("plans", "--json") == 0
+    assert {p["plan_id"] for p in json.loads(capsys.readouterr().out)} == {"orphans-1", "load-1"}
+    assert run("plan", "load-1") == 0
+    out = capsys.readouterr().out
+    for part in (made.digest, TOPIC, "last_ledger_expired, past_ttl", "shop/orders", "-j load_topics", "not applied"):
+        assert part in out
+    assert run("plan", "load-1", "--run-config") == 0
+    assert json.loads(capsys.readouterr().out) == load_planning.run_config(made)
+    through = JournalRow(
+        "r", "test", "load-1", -1, "", TOPIC, Action.LOAD_TOPIC, "unload", "done", "", 5, "", "{}", 1
+    )  # fmt: skip
+    FileJournal(load_settings(settings_file).lake.path).record([through])
+    assert run("plan", "load-1") == 0
     assert "1 of its ledgers: nothing is left to apply" in capsys.readouterr().out
 
 
