@@ -21,6 +21,7 @@ from assets.reconcile import reconciliation_asset
 from assets.references import references_asset
 from assets.storage import storage_report_asset
 from assets.tiered import offload_assets
+from orchestration.automation import keep_retention_job, retention_schedule
 from orchestration.bookies import collect_bookies_job, report_storage_job
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
@@ -44,6 +45,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
     cluster = load_settings(path).cluster if path else UNCONFIGURED
     delete_pending = delete_pending_job(cluster)
     scan = scan_job(cluster)
+    keep_retention = keep_retention_job(cluster)
     return dg.Definitions(
         assets=[
             *external_assets(cluster),
@@ -76,12 +78,13 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             sweep_objects_job,
             plan_retention_job(cluster),
             apply_retention_job,
+            keep_retention,
             plan_load_job(cluster),
             load_topics_job,
             collect_bookies_job,
             report_storage_job(cluster),
         ],
-        schedules=[scan_schedule(scan)],
+        schedules=[scan_schedule(scan), retention_schedule(keep_retention)],
         sensors=[*queue_sensors(delete_pending, cluster), dead_letter_sensor(cluster)],
         resources={"lifecycle": LifecycleResource(config_file=path), **(resources or {})},
     )

@@ -6,6 +6,7 @@ said a word against a rule (``words.py``).
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field, StrictBool, field_validator, model_validator
@@ -129,6 +130,32 @@ class ApplySettings(Section):
     max_bytes: int = Field(default=1 << 50, gt=0)
     """On the bookies or in the bucket; of trimmed and deleted topics as written, before replication."""
     max_ledgers_per_topic: int = Field(default=100_000, gt=0)
+    """Ledgers of one topic."""
+
+
+class Automation(StrEnum):
+    """How far a schedule goes by itself."""
+
+    OFF = "off"
+    PLAN = "plan"
+    APPLY = "apply"
+
+
+class AutomationSettings(Section):
+    """What schedules may do by themselves, and the caps of one such launch; those of ``[apply]`` hold as well.
+
+    A plan beyond a cap is not applied in part: the run fails, and the plan waits for an operator.
+    """
+
+    retention: Automation = Automation.OFF
+    """``off``: job ``keep_retention`` does nothing. ``plan``: it makes the plan. ``apply``: it applies that as well."""
+    max_ledgers: int = Field(default=10_000, gt=0)
+    """Ledgers."""
+    max_share: float = Field(default=0.01, gt=0, le=1)
+    """Share of the cluster's ledgers."""
+    max_bytes: int = Field(default=10 << 40, gt=0)
+    """On the bookies or in the bucket."""
+    max_ledgers_per_topic: int = Field(default=1_000, gt=0)
     """Ledgers of one topic."""
 
 

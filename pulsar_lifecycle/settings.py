@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pulsar_lifecycle.errors import ConfigError
 from pulsar_lifecycle.run_settings import (
     ApplySettings,
+    AutomationSettings,
     CollectionSettings,
     DeletionSettings,
     LoadSettings,
@@ -236,6 +237,7 @@ class Settings(Section):
     spark: SparkSettings = SparkSettings()
     orphans: OrphanSettings = OrphanSettings()
     apply: ApplySettings = ApplySettings()
+    automation: AutomationSettings = AutomationSettings()
     deletion: DeletionSettings = DeletionSettings()
     trimming: TrimmingSettings = TrimmingSettings()
     offload: OffloadSettings = OffloadSettings()

@@ -56,6 +56,12 @@ def effective_caps(settings: ApplySettings, asked: Lowered = AS_SET) -> Caps:
     return Caps(**{n: lowered(n, getattr(asked, n), f"apply.{n}", getattr(settings, n)) for n in names})
 
 
+def automation_caps(settings: Settings) -> Lowered:
+    """What a launch by schedule asks for: the caps of ``[automation]``, where those of ``[apply]`` are no lower."""
+    names = [field.name for field in fields(Lowered)]
+    return Lowered(**{n: min(getattr(settings.automation, n), getattr(settings.apply, n)) for n in names})
+
+
 def lowered(name: str, asked: N | None, key: str, ceiling: N) -> N:
     """What a launch asks for as ``name``, or the ceiling that the settings' ``key`` sets where it asks for nothing.
 
