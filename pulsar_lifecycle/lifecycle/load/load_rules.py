@@ -154,9 +154,9 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
 class _Ledgers:
     """The ledgers of all topics as numpy arrays; ``ttl`` and ``last_id`` by topic.
 
-    ``due``: past their retention now; ``past_ttl``: what a subscription needs of them is past the TTL, and so is all
-    before it; ``goes``: a broker that has loaded the topic and expired its messages trims them; ``freed``: and we would
-    not by metadata. ``kept_before``: a ledger before it in its topic is neither due nor empty.
+    ``due``: acknowledged, and past their retention now. ``past_ttl``: what a subscription needs of them is past the
+    TTL, and so is all before it. ``goes``: a broker that has loaded the topic and expired its messages trims them;
+    ``freed``: and we would not by metadata. ``kept_before``: a ledger before it in its topic is neither due nor empty.
     """
 
     topic: Any
@@ -182,7 +182,7 @@ class _Ledgers:
         alone = verdicts.column("alone").cast(pa.string())
         held = np.asarray(pc.equal(alone, str(RetentionVerdict.CURSOR)))
         empty = np.asarray(pc.equal(alone, str(RetentionVerdict.EMPTY)))
-        due = np.asarray(whole(verdicts.column("expired_by")).is_valid()) & ~empty
+        due = np.asarray(whole(verdicts.column("expired_by")).is_valid()) & ~empty & ~held
 
         seconds = _by_topic(tables.listed, ttl)
         limit = np.asarray(pc.fill_null(seconds, 0), np.int64)[topic] * 1000
