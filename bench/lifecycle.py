@@ -39,7 +39,7 @@ from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.lifecycle.storage import shortened, summed
 from pulsar_lifecycle.lifecycle.storage_run import build_storage_report, scanned, totals
-from pulsar_lifecycle.lifecycle.verdicts import GONE, RETENTION_LEDGER, RETENTION_TOPICS
+from pulsar_lifecycle.lifecycle.verdicts import GOING, RETENTION_LEDGER, RETENTION_TOPICS
 from pulsar_lifecycle.runs import cluster as runs_cluster
 from resources.lifecycle import LifecycleResource
 from sandbox import servers
@@ -221,7 +221,7 @@ def retention_rule(ledgers: int) -> dict[str, Any]:
     verdicts = judge(inputs, _NOW)
     seconds = time.monotonic() - began
     counts = {str(one["values"]): one["counts"] for one in verdicts.column("verdict").value_counts().to_pylist()}
-    expect("ledgers that go", sum(counts.get(code, 0) for code in GONE), dataset.ACKNOWLEDGED * topics)
+    expect("ledgers that go", sum(counts.get(code, 0) for code in GOING), dataset.ACKNOWLEDGED * topics)
     return {"seconds": round(seconds, 1), "peak_mib": _peak(), "inputs_mib": before}
 
 

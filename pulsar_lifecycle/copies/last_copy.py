@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from pulsar_lifecycle.copies import object_pairs, whole_copies
-from pulsar_lifecycle.copies.object_pairs import Copy, OffloadReference, StoredObject
+from pulsar_lifecycle.copies.object_pairs import ObjectPair, OffloadReference, StoredObject
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, NotFound, Overloaded, Paused
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, offload_object
@@ -42,7 +42,7 @@ class OtherCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class CopyPlaces:
     """Where other copies may be, and the ledgers that the newest scan found listed (``referenced``).
 
     ``earlier``: those that the scan which confirms it, or one in between, found listed.
@@ -56,7 +56,7 @@ class Copies:
 
 def why_last(
     other_copies: Sequence[OtherCopy],
-    places: Copies,
+    places: CopyPlaces,
     *,
     store: MetadataStore,
     reader: LedgerReader,
@@ -87,7 +87,7 @@ def why_last(
     return found
 
 
-def is_listed(other_copy: OtherCopy, places: Copies) -> bool:
+def is_listed(other_copy: OtherCopy, places: CopyPlaces) -> bool:
     """Whether some topic lists the ledger of a copy, so that another copy must be there."""
     return bool(other_copy.item) or other_copy.ledger_id in places.referenced
 
@@ -95,7 +95,7 @@ def is_listed(other_copy: OtherCopy, places: Copies) -> bool:
 def why_unlike(
     other_copy: OtherCopy,
     location: Location,
-    places: Copies,
+    places: CopyPlaces,
     *,
     store: MetadataStore,
     reader: LedgerReader,
@@ -154,7 +154,7 @@ STOPPING = (Paused, LeaseLost, Overloaded)
 """What ends a run: no word on any copy."""
 
 
-def heads_of(objects: ObjectStore, bucket: str, copies: Sequence[Copy]) -> list[Copy | LifecycleError]:
+def heads_of(objects: ObjectStore, bucket: str, copies: Sequence[ObjectPair]) -> list[ObjectPair | LifecycleError]:
     """Copies in a bucket, with the objects of each that are there now; LifecycleError for what could not be asked."""
     keys = [
         key
@@ -169,7 +169,7 @@ def heads_of(objects: ObjectStore, bucket: str, copies: Sequence[Copy]) -> list[
         heads = objects.head_many(bucket, keys) if keys else []
     except LifecycleError as error:
         heads = [error] * len(keys)
-    found: list[Copy | LifecycleError] = []
+    found: list[ObjectPair | LifecycleError] = []
     for one, data, index in zip(copies, heads[::2], heads[1::2], strict=True):
         error = next((head for head in (data, index) if isinstance(head, LifecycleError)), None)
         found.append(error or replace(one, data=_half(data), index=_half(index)))
@@ -191,7 +191,7 @@ def why_not_there(
     """Of each copy whose topic reads another one why that is not known to be there whole; None if it is."""
     elsewhere = Why(Code.LAST_COPY, "it lies in none of object_store.buckets")
     found: list[Why | LifecycleError | None] = [elsewhere] * len(other_copies)
-    asked: dict[str, list[tuple[int, Copy, OffloadReference]]] = {}
+    asked: dict[str, list[tuple[int, ObjectPair, OffloadReference]]] = {}
     for n, one in enumerate(other_copies):
         offload = _read_offload(one)
         assert one.item
@@ -199,7 +199,7 @@ def why_not_there(
         bucket = offload.driver_metadata.get("bucket", "")
         s3 = (offload.driver_name or "").lower() in offload_object.S3_DRIVERS
         if s3 and bucket in buckets and offload.uuid:
-            copy = Copy(bucket, offload.uuid, one.ledger_id)
+            copy = ObjectPair(bucket, offload.uuid, one.ledger_id)
             entries, size = one.item.entries, one.item.size
             reference = OffloadReference(
                 offload.uuid, one.ledger_id, True, entries, size, bucket, "", str(one.topic), ""
@@ -214,7 +214,7 @@ def why_not_there(
 
 
 def _not_in_bookkeeper(
-    other_copies: Sequence[OtherCopy], places: Copies, store: MetadataStore, reader: LedgerReader
+    other_copies: Sequence[OtherCopy], places: CopyPlaces, store: MetadataStore, reader: LedgerReader
 ) -> list[Why | None]:
     """Why BookKeeper's copy of each one's ledger cannot be relied on; None if its bookies have it."""
     nodes = store.read([ledger_path.ledger_path(one.ledger_id, places.ledgers_root) for one in other_copies])

@@ -75,7 +75,7 @@ class StoredObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class ObjectPair:
     """What a bucket has of one offload attempt."""
 
     bucket: str
@@ -147,9 +147,9 @@ def object_row(bucket: str, key: str, kind: ObjectKind, why: Why, **others: Any)
     return blank | {"bucket": bucket, "key": key} | said | others
 
 
-def paired(bucket: str, listed: Iterable[tuple[str, StoredObject]]) -> Iterator[Copy | UnknownObject]:
+def paired(bucket: str, listed: Iterable[tuple[str, StoredObject]]) -> Iterator[ObjectPair | UnknownObject]:
     """A listing (key, object) in its order as copies; both objects of one follow each other."""
-    pending: Copy | None = None
+    pending: ObjectPair | None = None
     for key, stored in listed:
         parsed = parse_key(key)
         if parsed is None:
@@ -158,7 +158,7 @@ def paired(bucket: str, listed: Iterable[tuple[str, StoredObject]]) -> Iterator[
         if pending is None or (pending.uuid, pending.ledger_id) != (parsed.uuid, parsed.ledger_id):
             if pending:
                 yield pending
-            pending = Copy(bucket, parsed.uuid, parsed.ledger_id)
+            pending = ObjectPair(bucket, parsed.uuid, parsed.ledger_id)
         pending = replace(pending, data=stored) if parsed.role is Role.DATA else replace(pending, index=stored)
     if pending:
         yield pending
@@ -183,7 +183,7 @@ class OffloadReference:
         """Bytes that the data object has at least: one block's header, and each entry with its length and id."""
         return DATA_HEADER_LENGTH + ENTRY_HEADER_LENGTH * (self.entries or 0) + (self.size or 0)
 
-    def reads(self, copy: Copy) -> bool:
+    def reads(self, copy: ObjectPair) -> bool:
         """Whether this is what the topic reads; where it names no bucket, in whichever."""
         return self.complete and self.ledger_id == copy.ledger_id and self.bucket in (None, copy.bucket)
 
@@ -234,7 +234,7 @@ def by_uuid(rows: Iterable[Mapping[str, Any]]) -> dict[UUID, list[OffloadReferen
     return found
 
 
-def damage(copy: Copy, reference: OffloadReference) -> Why | None:
+def damage(copy: ObjectPair, reference: OffloadReference) -> Why | None:
     """What is wrong with the objects that a topic reads, as far as a listing tells; None if nothing is."""
     if not copy.stored_objects:
         return Why(Code.OBJECT_MISSING, "neither of its objects exists")

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import BrokenAttempt
-from pulsar_lifecycle.copies.last_copy import STOPPING, Copies, OtherCopy, is_listed, why_last, why_unlike
+from pulsar_lifecycle.copies.last_copy import STOPPING, CopyPlaces, OtherCopy, is_listed, why_last, why_unlike
 from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS, foreign
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion.decision import Decision, ObjectSeen, Run
@@ -337,9 +337,9 @@ def _other_copy(run: Run, d: Decision) -> OtherCopy:
     return OtherCopy(d.info.ledger_id, Topic.parse(d.info.topic_name), d.listed, delisted)
 
 
-def _places(run: Run) -> Copies:
+def _places(run: Run) -> CopyPlaces:
     assert run.offload is not None
-    return Copies(run.offload.buckets, run.ledgers_root, run.evidence.refs, run.evidence.earlier)
+    return CopyPlaces(run.offload.buckets, run.ledgers_root, run.evidence.refs, run.evidence.earlier)
 
 
 def _marked_at(run: Run, d: Decision) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from pulsar_lifecycle.copies.location import Copy, location_of
+from pulsar_lifecycle.copies.location import OffloadedCopy, location_of
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -114,7 +114,7 @@ def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, grou
             why = "its topic's z-node lists it"
             if released:
                 item = listed[d.info.ledger_id]
-                copy = Copy.of_item(item, 0)
+                copy = OffloadedCopy.of_item(item, 0)
                 why = still_used(ports, item, max(listed), released, topic)
                 if copy:
                     d.site = location_of(copy)

@@ -73,7 +73,7 @@ def decode(
 
 
 @dataclass(slots=True)
-class Run:
+class EntryRun:
     """Payloads of consecutive entries, verified, up to the first that has a ``problem``.
 
     ``before`` and ``after`` are the ledger's cumulative lengths around them; 0 without payloads.
@@ -93,7 +93,7 @@ def verify(
     *,
     ledger_id: int,
     first: int,
-) -> Run:
+) -> EntryRun:
     """Entries ``first``, ``first`` + 1 ... of a ledger, each between two offsets of ``data``, as :func:`decode` would.
 
     Many times faster. The cumulative length must grow from each to the next by exactly its payload.
@@ -101,7 +101,7 @@ def verify(
     begin = HEADER_SIZE + DIGEST_SIZE[digest_type]
     unpack, crc = _HEADER.unpack_from, digest_type is DigestType.CRC32C
     checksum, extend, value = _CHECKSUM.unpack_from, _crc32c.extend, _crc32c.value
-    run = Run([], 0, 0, None)
+    run = EntryRun([], 0, 0, None)
     add = run.payloads.append
     entry_id = first
     for start, end in bounds:
@@ -131,7 +131,7 @@ def verify(
     return run
 
 
-def _ended(run: Run, offset: int, expected: str) -> Run:
+def _ended(run: EntryRun, offset: int, expected: str) -> EntryRun:
     run.problem = CorruptFormat(WHAT, offset, expected)
     return run
 

@@ -19,7 +19,7 @@ from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics, with_shadow_sources
-from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
+from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.metastore import load_state, topics
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.load_state import Brokers
@@ -211,8 +211,8 @@ def _held(
         state=known.get("state") or known.get("problem") or "",
         offloaded=offloaded,
         code=code,
-        goes=code in GONE and load.state is not LoadState.LOADED,
-        freed_by=_by_whom(load) if code in GONE and load.state is LoadState.LOADED else FREED_BY.get(code, ""),
+        goes=code in GOING and load.state is not LoadState.LOADED,
+        freed_by=_by_whom(load) if code in GOING and load.state is LoadState.LOADED else FREED_BY.get(code, ""),
         expires_at=verdict["expires_at"],
     )
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.retention import whole
-from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
+from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.owner_names import topic_of
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
@@ -97,7 +97,7 @@ _ALONE = {
     RetentionVerdict.WITHIN_TIME: Reason.RETAINED,
     RetentionVerdict.WITHIN_SIZE: Reason.RETAINED,
     RetentionVerdict.FOREVER: Reason.RETAINED,
-    **dict.fromkeys(GONE, Reason.EXPIRED),
+    **dict.fromkeys(GOING, Reason.EXPIRED),
 }
 _REASONS = tuple(Reason)
 _NUMBER = {reason: number for number, reason in enumerate(_REASONS)}

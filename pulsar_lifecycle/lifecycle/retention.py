@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pulsar_lifecycle.lifecycle.verdicts import GONE, RETENTION_VERDICTS, RetentionVerdict
+from pulsar_lifecycle.lifecycle.verdicts import GOING, RETENTION_VERDICTS, RetentionVerdict
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import BYTES_PER_MB, MS_PER_MINUTE
 
@@ -71,7 +71,7 @@ def judge(topics: pa.Table, now: int, kept_copies: Any = ()) -> pa.Table:
         (rows.empty, RetentionVerdict.EMPTY),
         (~free, RetentionVerdict.CURSOR),
         (~policy[rows.topic], RetentionVerdict.UNKNOWN_POLICY),
-        *((due & (by == _NUMBER[code]), code) for code in sorted(GONE)),
+        *((due & (by == _NUMBER[code]), code) for code in sorted(GOING)),
         ((minutes >= 0) & ~rows.dated, RetentionVerdict.UNKNOWN_LEDGER),
         (minutes >= 0, RetentionVerdict.WITHIN_TIME),
         (mb >= 0, RetentionVerdict.WITHIN_SIZE),

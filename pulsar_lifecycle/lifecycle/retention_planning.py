@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.lifecycle.retention import judge, whole
 from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS, policy_columns
 from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
-from pulsar_lifecycle.lifecycle.verdicts import GONE
+from pulsar_lifecycle.lifecycle.verdicts import GOING
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
@@ -138,7 +138,7 @@ def expired(
     rows = verdicts.filter(verdicts.column("expired_by").is_valid())
     row = whole(rows.column("managed_ledger")).indices
     verdict = rows.column("verdict").cast(pa.string())
-    goes = pc.is_in(verdict, pa.array(sorted(GONE), pa.string()))
+    goes = pc.is_in(verdict, pa.array(sorted(GOING), pa.string()))
     minutes, mb, level = (column.take(row) for column in policy_columns(topics, policies))
     columns = [
         rows.column("ledger_id"),

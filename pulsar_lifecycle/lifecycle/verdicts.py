@@ -49,7 +49,7 @@ class RetentionVerdict(StrEnum):
     """Its entries, its size or its closing time are not known."""
 
 
-GONE = frozenset(
+GOING = frozenset(
     {
         RetentionVerdict.EXPIRED_BY_TIME,
         RetentionVerdict.EXPIRED_BY_SIZE,
@@ -99,7 +99,7 @@ RETENTION_VERDICTS = pa.schema(
     ]
 )
 """One row per ledger, in the order of ``RETENTION_TOPICS``. ``verdict``: a ``RetentionVerdict``, or the ``Protection``
-of its topic. ``expired_by``: by which of ``GONE`` it is past its retention, whatever keeps it; null where it is not,
+of its topic. ``expired_by``: by which of ``GOING`` it is past its retention, whatever keeps it; null where it is not,
 or nobody knows. ``expires_at`` (ms): when its retention time ends or ended; null without one. ``goes_when_loaded``:
 a broker that loads the topic now and trims it takes the ledger away, protected or not; false also where that cannot
 be said. ``alone``: the ``RetentionVerdict`` of the ledger itself, as if nothing protected its topic and it were

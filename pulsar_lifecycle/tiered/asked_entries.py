@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pulsar_lifecycle.copies.location import Copy
+from pulsar_lifecycle.copies.location import OffloadedCopy
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, message
 from pulsar_lifecycle.formats.compression import Compression
@@ -27,7 +27,7 @@ class EntryNotReadable(InconclusiveRead):
     """It can be asked for none of a ledger's entries."""
 
 
-def entries_to_ask(run: TopicRun, ports: Ports, copy: Copy) -> list[int]:
+def entries_to_ask(run: TopicRun, ports: Ports, copy: OffloadedCopy) -> list[int]:
     """An entry at each end of a ledger that its broker can be asked for.
 
     Raises InconclusiveRead where REST can show none.

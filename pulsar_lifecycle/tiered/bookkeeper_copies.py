@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pulsar_lifecycle.copies import attempts, failed_proofs
-from pulsar_lifecycle.copies.location import Copy, location_of
+from pulsar_lifecycle.copies.location import OffloadedCopy, location_of
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
@@ -188,12 +188,12 @@ def _unread(
     read_check: ReadCheck,
 ) -> dict[int, OffloadOutcome]:
     """Those whose copy in BookKeeper stays because no broker has shown that it can read the other one."""
-    copies: dict[int, Copy] = {}
+    copies: dict[int, OffloadedCopy] = {}
     asked: dict[OffloadLocation, EditOutcome | None] = {}
     not_readable: dict[OffloadLocation, EditOutcome] = {}
     tried: Counter[OffloadLocation] = Counter()
     for one, item in going:
-        copy = Copy.of_item(item, one.verified.entries)
+        copy = OffloadedCopy.of_item(item, one.verified.entries)
         assert copy is not None  # its offload is complete: _obstacle
         copies[one.ledger_id] = copy
     begin = ports.clock.now_ms() % max(1, len(going))  # with another one each time: the first ones may never be shown
@@ -306,7 +306,7 @@ def _another(item: LedgerInfo | None, due: Due | FailedProof) -> Why | None:
     offload = item.offload if item else None
     if item is None:
         return Why(Code.DELISTED, "its topic does not list it any more")
-    if Copy.of_item(item, 0) is None or offload is None:
+    if OffloadedCopy.of_item(item, 0) is None or offload is None:
         return Why(Code.NOT_OFFLOADED, "its offload is not complete")
     return _elsewhere(offload, due)
 

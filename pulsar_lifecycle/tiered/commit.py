@@ -23,7 +23,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.copies.location import Copy
+from pulsar_lifecycle.copies.location import OffloadedCopy
 from pulsar_lifecycle.errors import Conflict, LifecycleError, Refused
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Topic
@@ -207,7 +207,7 @@ def commit_topic(
                 record(run, ports, outcomes[-1:])
                 continue
             try:
-                entries_to_ask(run, ports, Copy.of_attempt(one.attempt, one.entries))
+                entries_to_ask(run, ports, OffloadedCopy.of_attempt(one.attempt, one.entries))
             except InconclusiveRead as no_report:
                 not_readable.append((one, no_report))
                 continue
@@ -312,7 +312,7 @@ def unread_by_broker(
 
     ``proves`` as in ``read_check.record_passed``.
     """
-    copy = Copy.of_attempt(committed[0].attempt, committed[0].entries)
+    copy = OffloadedCopy.of_attempt(committed[0].attempt, committed[0].entries)
     try:
         before = location_before(ports, copy)
         unread = read_by_broker(run, ports, guard, topic, copy, entries_to_ask(run, ports, copy))

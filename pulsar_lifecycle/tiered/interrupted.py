@@ -14,8 +14,8 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt, BrokenAttempt
-from pulsar_lifecycle.copies.last_copy import Copies, OtherCopy, why_not_there, why_unlike
-from pulsar_lifecycle.copies.location import Copy, namespace_location
+from pulsar_lifecycle.copies.last_copy import CopyPlaces, OtherCopy, why_not_there, why_unlike
+from pulsar_lifecycle.copies.location import OffloadedCopy, namespace_location
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_object
@@ -160,7 +160,7 @@ def _finish_committed(
 
 def _can_be_asked_for(run: TopicRun, ports: Ports, one: Proven) -> bool:
     with contextlib.suppress(EntryNotReadable):
-        return bool(entries_to_ask(run, ports, Copy.of_attempt(one.attempt, one.entries)))
+        return bool(entries_to_ask(run, ports, OffloadedCopy.of_attempt(one.attempt, one.entries)))
     return False
 
 
@@ -300,7 +300,7 @@ def _unlike(
     return why_unlike(
         other_copy,
         Location(attempt.bucket, attempt.uuid, attempt.ledger_id),
-        Copies(run.context.offload_buckets, run.ledgers_root, Referenced()),
+        CopyPlaces(run.context.offload_buckets, run.ledgers_root, Referenced()),
         store=ports.store,
         reader=ports.reader,
         objects=_objects(ports),

@@ -24,7 +24,7 @@ from functools import partial
 
 from pulsar_lifecycle.copies import unread_locations
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.copies.location import Copy, location_of, namespace_location
+from pulsar_lifecycle.copies.location import OffloadedCopy, location_of, namespace_location
 from pulsar_lifecycle.errors import AccessDenied, Failed, LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.journal.read_checks import AFTER, HELD
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
@@ -60,8 +60,8 @@ class ReadCheck:
     ``tiered_first``: topics whose brokers are known to read an offloaded copy as soon as there is one.
     ``passed_before``: locations of which the last word before this run was a read that worked, and when (ms) that was.
     ``not_asked``: topics that a broker (of a location) could not be asked for in this run, and why. ``blocked``:
-    locations that a broker could not read in this run, and what was said of that. ``loaded``: topics that were loaded
-    to be read, in this run, and what last wrote their z-nodes then (mzxid): a broker that loads one anew for its
+    locations that a broker could not read in this run, and what was said of that. ``loaded_to_read``: topics that were
+    loaded to be read, in this run, and what last wrote their z-nodes then (mzxid): a broker that loads one anew for its
     clients writes it, too. ``unheld``: why deletion runs could not be told of a read that failed in this run; then it
     must stop.
     """
@@ -75,18 +75,18 @@ class ReadCheck:
     )
     blocked: dict[OffloadLocation, str] = field(default_factory=dict[OffloadLocation, str])
     unheld: str = ""
-    loaded: dict[Topic, int] = field(default_factory=dict[Topic, int])
+    loaded_to_read: dict[Topic, int] = field(default_factory=dict[Topic, int])
     owners: Owners = field(default_factory=Owners)
     _passed: set[tuple[NamespaceLocation, bool]] = field(default_factory=set[tuple[NamespaceLocation, bool]])
     _read: set[tuple[OffloadLocation, str]] = field(default_factory=set[tuple[OffloadLocation, str]])
 
-    def due(self, topic: Topic, one: Copy | Attempt) -> bool:
+    def due(self, topic: Topic, one: OffloadedCopy | Attempt) -> bool:
         """Whether this ledger must be read through its broker before any other is committed in this run."""
         return not self.waived and (namespace_location(topic, one), self.proves(topic)) not in self._passed
 
     def has_loaded(self, topic: Topic, node: Node) -> bool:
         """Whether nobody else has loaded a topic, whose z-node is ``node``, since it was loaded to be read."""
-        return self.loaded.get(topic) == node.stat.mzxid
+        return self.loaded_to_read.get(topic) == node.stat.mzxid
 
     def proves(self, topic: Topic) -> bool:
         """Whether a topic's broker reads the bucket, and not BookKeeper, where it can read both."""
@@ -101,13 +101,13 @@ class ReadCheck:
         """Whether this broker has read the location in this run; where none is known (empty), whether any has."""
         return (where, broker) in self._read or (not broker and any(one == where for one, _ in self._read))
 
-    def passed(self, topic: Topic, copy: Copy, *, proves: bool, broker: str = "") -> None:
+    def passed(self, topic: Topic, copy: OffloadedCopy, *, proves: bool, broker: str = "") -> None:
         """Its broker has read this ledger; ``proves``: in the bucket."""
         self._passed.add((namespace_location(topic, copy), proves))
         if proves:
             self._read.add((location_of(copy), broker))
 
-    def failed(self, topic: Topic, copy: Copy, unread: EditOutcome) -> None:
+    def failed(self, topic: Topic, copy: OffloadedCopy, unread: EditOutcome) -> None:
         """Its broker did not read it; where it could not, nothing counts any more that was read at its location."""
         place = namespace_location(topic, copy)
         self.passed_before.pop(place, None)
@@ -121,7 +121,7 @@ class Unheld(Refused):
 
 
 def read_by_broker(
-    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, copy: Copy, entries: Iterable[int]
+    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, copy: OffloadedCopy, entries: Iterable[int]
 ) -> EditOutcome | None:
     """Why its broker does not read these entries of an offloaded ledger: it cannot, or gave no answer. None if it does.
 
@@ -179,7 +179,7 @@ class HeldRead(EditOutcome):
     hold: unread_locations.Hold = field(kw_only=True)
 
 
-def _held(run: TopicRun, ports: Ports, topic: Topic, copy: Copy, unread: EditOutcome) -> EditOutcome:
+def _held(run: TopicRun, ports: Ports, topic: Topic, copy: OffloadedCopy, unread: EditOutcome) -> EditOutcome:
     """A failed read whose location is held by now, where it says anything of that. Raises what the store raises."""
     if unread.outcome != Outcome.CHECK_FAILED or isinstance(unread, HeldRead):
         return unread
@@ -211,7 +211,7 @@ def _unloaded(ports: Ports, guard: RunGuard, pending: PendingUnload) -> bool:
     return not guard.unloads.unload(ports.admin, pending.topic, gone, written=False)
 
 
-def location_before(ports: Ports, copy: Copy) -> Node | None:
+def location_before(ports: Ports, copy: OffloadedCopy) -> Node | None:
     """``unread_locations.look`` before an offload is read: what that read may let go. Raises InconclusiveRead."""
     try:
         return unread_locations.look(ports.store, location_of(copy))
@@ -225,7 +225,7 @@ def record_passed(
     run: TopicRun,
     ports: Ports,
     topic: Topic,
-    copy: Copy,
+    copy: OffloadedCopy,
     read_check: ReadCheck,
     before: Node | None,
     *,
@@ -256,7 +256,7 @@ def record_passed(
 
 
 def record_failed(
-    run: TopicRun, ports: Ports, topic: Topic, copy: Copy, read_check: ReadCheck, unread: EditOutcome
+    run: TopicRun, ports: Ports, topic: Topic, copy: OffloadedCopy, read_check: ReadCheck, unread: EditOutcome
 ) -> None:
     """Its broker did not read this ledger. Raises Unheld where deletion runs that are under way could not be told."""
     read_check.failed(topic, copy, unread)
@@ -287,7 +287,7 @@ def _broker_of(run: TopicRun, ports: Ports, topic: Topic, read_check: ReadCheck)
 
 
 def why_unread(
-    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, copy: Copy, read_check: ReadCheck
+    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, copy: OffloadedCopy, read_check: ReadCheck
 ) -> EditOutcome | None:
     """Why no broker has shown in this run that it can read the location of an offload; None once its own has.
 
@@ -324,7 +324,7 @@ def why_unread(
         if unread:
             asked[topic] = EditOutcome(Outcome.FAILED, unread.why)
         else:
-            read_check.loaded[topic] = snapshot.topic_node(ports.store, topic)[0].stat.mzxid
+            read_check.loaded_to_read[topic] = snapshot.topic_node(ports.store, topic)[0].stat.mzxid
     except STOPPING:
         raise
     except LifecycleError as error:
@@ -374,7 +374,7 @@ def _pending_unload(ports: Ports, topic: Topic) -> Why | None:
     return None if watched else Why(Code.UNLOAD_PENDING, "an unload of its topic is pending")
 
 
-def _named_otherwise(ports: Ports, topic: Topic, copy: Copy) -> Why | None:
+def _named_otherwise(ports: Ports, topic: Topic, copy: OffloadedCopy) -> Why | None:
     """What a topic's metadata says, if not this very offload, once its broker was asked for the ledger; else None.
 
     Raises what the store raises.
@@ -384,7 +384,7 @@ def _named_otherwise(ports: Ports, topic: Topic, copy: Copy) -> Why | None:
         return Why(Code.TOPIC_GONE, "is not there any more")
     _, info = snapshot.topic_node(ports.store, topic)
     item = next((item for item in info.ledgers if item.ledger_id == copy.ledger_id), None)
-    named = item and Copy.of_item(item, copy.entries)
+    named = item and OffloadedCopy.of_item(item, copy.entries)
     if named and (named.uuid, namespace_location(topic, named)) == (copy.uuid, namespace_location(topic, copy)):
         return None
     if item is None:
@@ -392,7 +392,7 @@ def _named_otherwise(ports: Ports, topic: Topic, copy: Copy) -> Why | None:
     return Why(Code.OTHER_COPY, "names another offload or none by now")
 
 
-def _unread(error: LifecycleError, copy: Copy) -> EditOutcome:
+def _unread(error: LifecycleError, copy: OffloadedCopy) -> EditOutcome:
     """What a failed read through a broker shows of this place."""
     bucket = dict(copy.metadata).get("bucket", "")
     if isinstance(error, Unavailable) and not isinstance(error, Failed):
@@ -412,7 +412,7 @@ def _tell(
     run: TopicRun,
     ports: Ports,
     topic: Topic,
-    copy: Copy,
+    copy: OffloadedCopy,
     read_check: ReadCheck,
     said: EditOutcome,
     broker: str,

@@ -26,7 +26,7 @@ COPY_COLUMNS = ("ledger_id", "application", "component", "managed_ledger", "curs
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class BookKeeperCopy:
     """The BookKeeper copy of a ledger, by its z-node: ``row`` is of ``tables.BOOKKEEPER_LEDGERS``, None if absent.
 
     ``problem`` says why a deletion run would keep it; then its topic must go on listing it.
@@ -47,9 +47,9 @@ class Copy:
         return self.length * max((self.row or {}).get("write_quorum") or 1, 1)
 
 
-def copy_of(ledger_id: int, row: Mapping[str, Any] | None, topic: Topic) -> Copy:
+def copy_of(ledger_id: int, row: Mapping[str, Any] | None, topic: Topic) -> BookKeeperCopy:
     """The BookKeeper copy of a data ledger that ``topic`` lists."""
-    return Copy(ledger_id, row, _problem(row, topic))
+    return BookKeeperCopy(ledger_id, row, _problem(row, topic))
 
 
 def _problem(row: Mapping[str, Any] | None, topic: Topic) -> Why | None:
@@ -65,7 +65,9 @@ def _problem(row: Mapping[str, Any] | None, topic: Topic) -> Why | None:
     return None if row["state"] == "CLOSED" else Why(Code.NOT_IN_BOOKKEEPER, "never closed")
 
 
-def copies_of(rows: Mapping[int, Mapping[str, Any] | None], topic: Topic, context: findings.Context) -> dict[int, Copy]:
+def copies_of(
+    rows: Mapping[int, Mapping[str, Any] | None], topic: Topic, context: findings.Context
+) -> dict[int, BookKeeperCopy]:
     """:func:`copy_of` by ledger id, with what the scan says of its replicas."""
     copies = {ledger_id: copy_of(ledger_id, row, topic) for ledger_id, row in rows.items()}
     return {
@@ -88,7 +90,7 @@ def copy_rule(offload: OffloadContext, context: findings.Context) -> Why | None:
     return None
 
 
-def kept_copy(item: LedgerInfo, copy: Copy | None, context: findings.Context) -> Why | None:
+def kept_copy(item: LedgerInfo, copy: BookKeeperCopy | None, context: findings.Context) -> Why | None:
     """Why a deletion run would keep a copy of a listed ledger, so that it stays listed; None if there is no reason."""
     offload = item.offload
     if offload and offload.segments:

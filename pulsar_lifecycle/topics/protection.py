@@ -31,6 +31,8 @@ class Protection(StrEnum):
 
     RESERVED = "reserved"
     """Its topic is the deletion queue, or of transactions."""
+    UNNAMED_OWNER = "unnamed_owner"
+    """Its tags name no owner that a topic can have."""
     UNKNOWN_NAMESPACE = "unknown_namespace"
     """No declared root has its namespace: it is foreign or gone."""
     SHARED_NAMESPACE = "shared_namespace"
@@ -66,6 +68,7 @@ class Protection(StrEnum):
 
 _TEXTS = {
     Protection.RESERVED: "deletion queue or transaction: never deleted",
+    Protection.UNNAMED_OWNER: "its tags name no owner that a topic can have",
     Protection.LOST_ENTRIES: "references of its topic, or of its schemas, are in an entry that is gone or damaged, "
     "or in the memory of a broker that fails at saying so",
     Protection.LEGAL_HOLD: "legal hold",
@@ -82,11 +85,13 @@ _TEXTS = {
 def owner_protection(namespace: str, topic: str, context: Context) -> Protection | None:
     """What protects an owner's ledgers; None where the owner is no reason.
 
-    ``namespace`` is ``T/NS``, ``topic`` the full name.
+    ``namespace`` is ``T/NS``, ``topic`` the full name; both are empty where an owner cannot be named.
     """
     local = topic.rpartition("/")[2]
     if any(part in topic for part in NEVER):
         return Protection.RESERVED
+    if not namespace:
+        return Protection.UNNAMED_OWNER
     if namespace not in context.namespaces and namespace not in context.gone_namespaces:
         return Protection.UNKNOWN_NAMESPACE
     if namespace in context.shared_namespaces:

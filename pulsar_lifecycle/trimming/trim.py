@@ -41,7 +41,7 @@ from pulsar_lifecycle.topics.first_phase import (
     outcome_of_message,
     send_messages,
 )
-from pulsar_lifecycle.topics.listed_ledgers import Copy, copies_of
+from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, copies_of
 from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, bundles, finish_unloads
 from pulsar_lifecycle.topics.write import (
     ATTEMPTS,
@@ -176,7 +176,7 @@ class _View:
     topic: Topic
     node: Node
     info: ManagedLedgerInfo
-    copies: Mapping[int, Copy]
+    copies: Mapping[int, BookKeeperCopy]
     verdicts: Sequence[TrimVerdict]
     checked_path: str
 

@@ -24,7 +24,7 @@ from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.records import findings, owner_names
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import component_of
-from pulsar_lifecycle.topics.listed_ledgers import Copy, kept_copy, open_attempt
+from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, kept_copy, open_attempt
 
 
 class Stays(StrEnum):
@@ -66,7 +66,7 @@ class TrimVerdict:
         return self.stays or Why(Code.MAY_GO, "")
 
 
-def acknowledged(item: LedgerInfo, copy: Copy | None, position: Position) -> bool:
+def acknowledged(item: LedgerInfo, copy: BookKeeperCopy | None, position: Position) -> bool:
     """Whether a durable cursor at a persisted mark-delete position needs nothing of a listed ledger any more.
 
     As for brokers, the ledger whose last entry it stands at is one of these, and so is one without entries. How many
@@ -86,7 +86,7 @@ def acknowledged(item: LedgerInfo, copy: Copy | None, position: Position) -> boo
 def judge(
     info: ManagedLedgerInfo,
     cursors: Mapping[str, Position],
-    copies: Mapping[int, Copy],
+    copies: Mapping[int, BookKeeperCopy],
     asked: Collection[int],
     context: findings.Context,
     topic: Why | None = None,
@@ -121,7 +121,9 @@ def judge(
     return [verdicts[i] for i in sorted(verdicts)]
 
 
-def data_messages(topic: Topic, item: LedgerInfo, copy: Copy | None, sent_at: int) -> list[PendingDeleteLedgerInfo]:
+def data_messages(
+    topic: Topic, item: LedgerInfo, copy: BookKeeperCopy | None, sent_at: int
+) -> list[PendingDeleteLedgerInfo]:
     """The messages for a data ledger: one per copy there is, in BookKeeper and in tiered storage.
 
     Where its topic released the one in BookKeeper, that one may be there still. No message says so if a deletion run

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from pulsar_lifecycle.copies.last_copy import Copies, OtherCopy, why_last, why_unlike
+from pulsar_lifecycle.copies.last_copy import CopyPlaces, OtherCopy, why_last, why_unlike
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -68,7 +68,7 @@ def test_every_entry_of_a_large_ledger_counts(sandbox: Cluster, tmp_path: Path) 
         source = Source(ledger_metadata.decode(node.data), node.stat.ctime)
         assert 21 not in telling_entries(source.metadata)  # what a sample asks for
         (item, *_) = managed_ledger.decode(listing.data).ledgers
-        places = Copies((BUCKET,), settings.bookkeeper.ledgers_root, Referenced())
+        places = CopyPlaces((BUCKET,), settings.bookkeeper.ledgers_root, Referenced())
 
         def stored(at: int) -> Location:
             altered: Any = Altered(reader, at)

@@ -15,7 +15,7 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.copies import attempts
-from pulsar_lifecycle.copies.location import Copy
+from pulsar_lifecycle.copies.location import OffloadedCopy
 from pulsar_lifecycle.errors import Failed
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.lake.journal import FileJournal
@@ -212,7 +212,7 @@ def test_its_broker_is_asked_for_entries_that_rest_shows(sandbox: Cluster, opera
     ):
         run: Any = SimpleNamespace(ledgers_root=settings.bookkeeper.ledgers_root)
         ports: Any = SimpleNamespace(store=store, reader=reader)
-        copy = Copy(last.ledger_id(), last.entry_id() + 1, uuid4(), "S3", ())
+        copy = OffloadedCopy(last.ledger_id(), last.entry_id() + 1, uuid4(), "S3", ())
         asked = entries_to_ask(run, ports, copy)
     assert asked == [last.entry_id() - 2, last.entry_id() - 1]
     with closing(HttpBrokerAdmin(settings.pulsar)) as brokers:

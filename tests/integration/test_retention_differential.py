@@ -31,7 +31,7 @@ from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics
-from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
+from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_units, read_ledgers
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
 from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers, topic_units
@@ -352,7 +352,7 @@ def test_what_we_plan_is_what_a_broker_trims(cluster: Cluster, tmp_path: Path) -
             assert one.end is End.KILLED
             lost.discard(listed[-1])
         predicted = [row["ledger_id"] for row in ours if row["goes_when_loaded"]]
-        planned = [row["ledger_id"] for row in ours if row["verdict"] in GONE]
+        planned = [row["ledger_id"] for row in ours if row["verdict"] in GOING]
         if one.name.startswith("persistent://retention/ttl/") and one.policy:
             assert lost.issuperset(predicted)
             expired += len(lost) > len(predicted)

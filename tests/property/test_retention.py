@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.lifecycle.retention import judge
-from pulsar_lifecycle.lifecycle.verdicts import GONE, RETENTION_TOPICS
+from pulsar_lifecycle.lifecycle.verdicts import GOING, RETENTION_TOPICS
 from pulsar_lifecycle.topics.protection import Protection
 
 NOW = 1_700_000_000_000
@@ -67,7 +67,7 @@ def judged(*cases: Case, now: int = NOW) -> list[list[dict[str, Any]]]:
 def going(case: Case, now: int = NOW) -> set[int]:
     """What goes of a topic."""
     ((rows),) = judged(case, now=now)
-    return {row["ledger_id"] for row in rows if row["verdict"] in GONE}
+    return {row["ledger_id"] for row in rows if row["verdict"] in GOING}
 
 
 # ------------------------------------------------------------------------------------------- a broker, step by step
@@ -161,7 +161,7 @@ def test_the_rule_is_what_a_broker_does(several: list[Case]) -> None:
             if ledger.ledger_id not in lost:
                 break
             prefix.append(ledger.ledger_id)
-        assert [row["ledger_id"] for row in rows if row["verdict"] in GONE] == prefix
+        assert [row["ledger_id"] for row in rows if row["verdict"] in GOING] == prefix
 
 
 @SOME

@@ -48,7 +48,7 @@ class _Part:
     request: Request | None = None
     bookie: str = ""
     reserved: int = 0
-    run: entry.Run | None = None
+    run: entry.EntryRun | None = None
     problem: LifecycleError | None = None
 
     def __lt__(self, other: _Part) -> bool:
@@ -227,7 +227,7 @@ class LedgerStream:
         part.said[bookie] = answer
         heapq.heappush(self._unasked, part)
 
-    def _verified(self, part: _Part, answer: Answer) -> entry.Run:
+    def _verified(self, part: _Part, answer: Answer) -> entry.EntryRun:
         kinds = digest_types(self._metadata)
         bounds = answer.bounds[: part.count]
         while True:
@@ -238,7 +238,7 @@ class LedgerStream:
             if run.payloads or not kinds:
                 return run
 
-    def _fill(self, part: _Part, run: entry.Run, bookie: str) -> None:
+    def _fill(self, part: _Part, run: entry.EntryRun, bookie: str) -> None:
         """Take what a bookie gave; the rest of the part, without what it gave damaged, is asked for anew."""
         self._held += _size(run)
         self._mean = _size(run) // len(run.payloads)
@@ -253,7 +253,7 @@ class LedgerStream:
         others = [_Part(rest + 1, left - 1)] if left > 1 else []
         self._replace(part, part, _Part(rest, 1, {bookie: run.problem}), *others)
 
-    def _continues(self, part: _Part, run: entry.Run) -> bool:
+    def _continues(self, part: _Part, run: entry.EntryRun) -> bool:
         """Whether the cumulative length goes on where the part before ended, and ends where the ledger does.
 
         If not, the entry at fault is asked of another replica.
@@ -268,7 +268,7 @@ class LedgerStream:
             return False
         return True
 
-    def _discard(self, part: _Part, run: entry.Run, index: int, problem: CorruptFormat) -> None:
+    def _discard(self, part: _Part, run: entry.EntryRun, index: int, problem: CorruptFormat) -> None:
         """Ask elsewhere for one entry of a part that was read, and anew for those beside it."""
         self._held -= _size(run)
         self._troubled.add(part.bookie)
@@ -281,6 +281,6 @@ class LedgerStream:
         self._replace(part, *parts)
 
 
-def _size(run: entry.Run) -> int:
+def _size(run: entry.EntryRun) -> int:
     """Bytes that a run takes in memory, about."""
     return run.after - run.before + _OVERHEAD * len(run.payloads)

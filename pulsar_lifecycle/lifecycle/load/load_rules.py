@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors, TopicDeletion, is_subscription
 from pulsar_lifecycle.lifecycle.reasons import Reason, of_topics
 from pulsar_lifecycle.lifecycle.retention import judge, whole
-from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
+from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.owner_names import holders
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
@@ -208,7 +208,7 @@ class _Ledgers:
             past_ttl=past_ttl,
             open_expired=np.asarray(pc.equal(reasons, str(Reason.EXPIRED_OPEN))),
             goes=goes,
-            freed=goes & ~np.asarray(pc.is_in(verdicts.column("verdict").cast(pa.string()), _GONE)),
+            freed=goes & ~np.asarray(pc.is_in(verdicts.column("verdict").cast(pa.string()), _GOING)),
             kept_before=kept[topic],
             ttl=seconds,
             last_id=last_id,
@@ -223,7 +223,7 @@ class _Ledgers:
         return np.bincount(self.topic[these], weights=self.size[these], minlength=self.topics).astype(np.int64)
 
 
-_GONE = pa.array(sorted(GONE), pa.string())
+_GOING = pa.array(sorted(GOING), pa.string())
 
 
 def _with_idle(inputs: pa.Table, idle: Any) -> pa.Table:

@@ -14,11 +14,11 @@ from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
-from pulsar_lifecycle.copies.last_copy import Copies, OtherCopy, heads_of, why_last
+from pulsar_lifecycle.copies.last_copy import CopyPlaces, OtherCopy, heads_of, why_last
 from pulsar_lifecycle.copies.object_pairs import (
     CLOCK_SKEW_MS,
-    Copy,
     ObjectKind,
+    ObjectPair,
     OffloadReference,
     StoredObject,
     UnknownObject,
@@ -89,10 +89,10 @@ def look_below(
     ``named``: what metadata names of UUIDs with this prefix. Raises what the stores raise.
     """
     whole: set[OffloadReference] = set()
-    damaged: dict[NamespaceLocation, Copy] = {}
+    damaged: dict[NamespaceLocation, ObjectPair] = {}
     for bucket in inventory.buckets:
         for some in batched(paired(bucket, _listed(objects, bucket, prefix))):
-            unnamed: list[Copy] = []
+            unnamed: list[ObjectPair] = []
             for one in some:
                 if isinstance(one, UnknownObject):
                     yield one.row()
@@ -165,13 +165,13 @@ def batched(items: Iterator[T]) -> Iterator[list[T]]:
 
 
 def _unnamed(
-    inventory: Inventory, store: MetadataStore, reader: LedgerReader, objects: ObjectStore, copies: Sequence[Copy]
+    inventory: Inventory, store: MetadataStore, reader: LedgerReader, objects: ObjectStore, copies: Sequence[ObjectPair]
 ) -> Iterator[Row]:
     if not copies:
         return
     now = inventory.now.named(one.uuid for one in copies)
     earlier = inventory.earlier.named(one.uuid for one in copies)
-    candidates: list[Copy] = []
+    candidates: list[ObjectPair] = []
     for one in copies:
         if one.uuid in now:
             why = Why(Code.STILL_IN_USE, "the newest scan found its UUID in a topic's metadata")
@@ -182,7 +182,7 @@ def _unnamed(
             yield one.row(one.unreferenced, why)
         else:
             candidates.append(one)
-    owned: list[tuple[Copy, bucket_rules.Origin]] = []
+    owned: list[tuple[ObjectPair, bucket_rules.Origin]] = []
     for one, heads in zip(candidates, _heads(objects, candidates), strict=True):
         error = next((head for head in heads if isinstance(head, LifecycleError)), None)
         found = [head for head in heads if isinstance(head, ObjectHead)]
@@ -202,7 +202,7 @@ def _unnamed(
     yield from _owned(inventory, store, reader, objects, owned)
 
 
-def _heads(objects: ObjectStore, copies: Sequence[Copy]) -> list[list[ObjectHead | LifecycleError | None]]:
+def _heads(objects: ObjectStore, copies: Sequence[ObjectPair]) -> list[list[ObjectHead | LifecycleError | None]]:
     """What its bucket says of the objects of each copy that were listed; all copies are of one bucket."""
     keys = [list(one.keys.values()) for one in copies]
     asked = [key for some in keys for key in some]
@@ -210,7 +210,7 @@ def _heads(objects: ObjectStore, copies: Sequence[Copy]) -> list[list[ObjectHead
     return [[next(answers) for _ in some] for some in keys]
 
 
-def _as_headed(copy: Copy, found: Sequence[ObjectHead]) -> Copy:
+def _as_headed(copy: ObjectPair, found: Sequence[ObjectHead]) -> ObjectPair:
     halves = {head.key: StoredObject(head.size, head.last_modified) for head in found}
     keys = copy.keys
     return replace(
@@ -225,11 +225,11 @@ def _owned(
     store: MetadataStore,
     reader: LedgerReader,
     objects: ObjectStore,
-    owned: Sequence[tuple[Copy, bucket_rules.Origin]],
+    owned: Sequence[tuple[ObjectPair, bucket_rules.Origin]],
 ) -> Iterator[Row]:
     """Copies that are ours: what their topics' z-nodes say now, and whether they are the last copy of a ledger."""
     topics = store.read([f"{MANAGED_LEDGERS_ROOT}/{whose.managed_ledger}" for _, whose in owned])
-    unneeded: list[tuple[Copy, bucket_rules.Origin, OtherCopy]] = []
+    unneeded: list[tuple[ObjectPair, bucket_rules.Origin, OtherCopy]] = []
     for (one, whose), node in zip(owned, topics, strict=True):
         info = _decoded(node)
         if isinstance(info, Why):
@@ -240,7 +240,7 @@ def _owned(
         else:
             item = next((item for item in info.ledgers if item.ledger_id == one.ledger_id), None)
             unneeded.append((one, whose, OtherCopy(one.ledger_id, Topic.parse(whose.topic), item)))
-    places = Copies(inventory.buckets, inventory.ledgers_root, inventory.referenced, inventory.listed_earlier)
+    places = CopyPlaces(inventory.buckets, inventory.ledgers_root, inventory.referenced, inventory.listed_earlier)
     last = why_last([other_copy for *_, other_copy in unneeded], places, store=store, reader=reader, objects=objects)
     for (one, whose, _), found in zip(unneeded, last, strict=True):
         why = found
@@ -266,11 +266,11 @@ def _missing(
     store: MetadataStore,
     objects: ObjectStore,
     named: Mapping[NamespaceLocation, OffloadReference],
-    damaged: dict[NamespaceLocation, Copy],
+    damaged: dict[NamespaceLocation, ObjectPair],
 ) -> Iterator[Row]:
     """Copies that topics read and that were not listed whole: as the topics and the buckets are now."""
     nodes = store.read([one.path for one in named.values()])
-    asked: dict[str, list[tuple[Copy, OffloadReference]]] = {}
+    asked: dict[str, list[tuple[ObjectPair, OffloadReference]]] = {}
     for ((bucket, uuid, ledger_id), reference), node in zip(named.items(), nodes, strict=True):
         info = _decoded(node)
         if isinstance(info, Why):
@@ -278,7 +278,7 @@ def _missing(
         context = _context(info, reference)
         if context is None:
             continue
-        copy = Copy(bucket, uuid, ledger_id)
+        copy = ObjectPair(bucket, uuid, ledger_id)
         if (context.driver_name or "").lower() in offload_object.S3_DRIVERS and bucket in inventory.buckets:
             asked.setdefault(bucket, []).append((copy, reference))
         else:

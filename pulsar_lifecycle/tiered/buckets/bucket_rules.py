@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from pulsar_lifecycle.copies.object_pairs import (
     CLOCK_SKEW_MS,
-    Copy,
     ObjectKind,
+    ObjectPair,
     OffloadReference,
     damage,
     foreign,
@@ -62,7 +62,7 @@ class Rules:
     open_attempts: frozenset[UUID]
     unproven: Mapping[tuple[UUID, int], str] = field(default_factory=dict[tuple[UUID, int], str])
 
-    def wrong(self, copy: Copy, reference: OffloadReference) -> Why | None:
+    def wrong(self, copy: ObjectPair, reference: OffloadReference) -> Why | None:
         """What is wrong with a copy that a topic reads: by a listing, or by its last proof; None if nothing is."""
         failed = self.unproven.get((copy.uuid, copy.ledger_id))
         return damage(copy, reference) or (None if failed is None else Why(Code.NOT_PROVEN, failed))
@@ -72,7 +72,7 @@ class Rules:
         return self.context.now - written < self.context.grace + CLOCK_SKEW_MS
 
 
-def in_use(copy: Copy, named: Sequence[OffloadReference], rules: Rules) -> tuple[ObjectKind, Why, str] | None:
+def in_use(copy: ObjectPair, named: Sequence[OffloadReference], rules: Rules) -> tuple[ObjectKind, Why, str] | None:
     """(kind, why, topic) of a copy whose UUID metadata or an open attempt of ours has; None if neither does."""
     readers = [one for one in named if one.reads(copy)]
     for reader in readers:
@@ -100,7 +100,7 @@ NOT_JUDGED = Why(
 )
 
 
-def why_kept(copy: Copy, rules: Rules, *, named_earlier: bool) -> Why | None:
+def why_kept(copy: ObjectPair, rules: Rules, *, named_earlier: bool) -> Why | None:
     """Why a copy that nothing names now stays, before anybody asks where it comes from; None if nothing says so."""
     if not rules.exclusive:
         return Why(Code.NOT_OURS, "object_store.exclusive is not set: another cluster may need it")

@@ -8,7 +8,7 @@ from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.inspect.explain_topic import FREED_BY, TopicExplanation, explain_topic
-from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
+from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.topic_load import LoadState
@@ -120,4 +120,4 @@ def test_no_such_topic(scene: RetentionScene) -> None:
 
 def test_every_code_says_what_frees_the_ledger() -> None:
     assert set(RetentionVerdict) <= set(FREED_BY)
-    assert {FREED_BY[code] for code in GONE} == {"jobs plan_retention and apply_retention"}
+    assert {FREED_BY[code] for code in GOING} == {"jobs plan_retention and apply_retention"}

@@ -15,7 +15,7 @@ import pytest
 from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.copies import attempts, unread_locations
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.copies.location import Copy
+from pulsar_lifecycle.copies.location import OffloadedCopy
 from pulsar_lifecycle.errors import (
     AccessDenied,
     Conflict,
@@ -245,7 +245,7 @@ def test_its_broker_is_asked_for_entries_that_rest_can_show(
     """It writes a message's metadata into headers, and decompresses a chunk as if it were the whole message."""
     fill(scene, scene.ids[0], entries)
     session = scene.session()
-    copy = Copy(scene.ids[0], len(entries), uuid4(), "aws-s3", PLACE)
+    copy = OffloadedCopy(scene.ids[0], len(entries), uuid4(), "aws-s3", PLACE)
     if asked:
         assert entries_to_ask(session.run, session.ports, copy) == asked
         return
@@ -255,7 +255,7 @@ def test_its_broker_is_asked_for_entries_that_rest_can_show(
 
 def test_which_entries_can_be_asked_for_may_not_be_known(scene: Scene) -> None:
     session = scene.session()
-    copy = Copy(scene.ids[0], 5, uuid4(), "aws-s3", PLACE)
+    copy = OffloadedCopy(scene.ids[0], 5, uuid4(), "aws-s3", PLACE)
     scene.cluster.reader.failures[scene.ids[0]] = Unavailable("no bookie answers")
     with pytest.raises(InconclusiveRead, match="no bookie answers"):
         entries_to_ask(session.run, session.ports, copy)
@@ -326,7 +326,7 @@ def test_each_namespace_and_bucket_has_its_read_check(scene: Scene) -> None:
     read_check = ReadCheck(False)
     ((attempt,), _) = scene.session().begin(scene.ids[:1])
     assert read_check.due(TOPIC, attempt)
-    read_check.passed(TOPIC, Copy.of_attempt(attempt, 1), proves=False)
+    read_check.passed(TOPIC, OffloadedCopy.of_attempt(attempt, 1), proves=False)
     assert not read_check.due(OTHER, attempt)
     assert read_check.due(Topic.parse("persistent://acme/else/x"), attempt)
     assert read_check.due(TOPIC, replace(attempt, metadata=(("bucket", "b"),)))
@@ -1619,7 +1619,7 @@ def test_a_failure_at_a_location_stands_until_a_read_there_works(scene: Scene) -
 
 
 def unread_reason(scene: Scene, session: Session, ledger: int = 0) -> str:
-    copy = Copy.of_item(scene.items[scene.ids[ledger]], 1)
+    copy = OffloadedCopy.of_item(scene.items[scene.ids[ledger]], 1)
     assert copy
     said = why_unread(session.run, session.ports, session.guard, TOPIC, copy, session.read_check)
     return said.reason if said else ""
@@ -1712,7 +1712,7 @@ def test_what_a_broker_reads_of_another_offload_shows_nothing(scene: Scene) -> N
         scene.write(scene.ids[0], None)
         read(topic, position)
 
-    copy = Copy.of_item(scene.items[scene.ids[0]], 1)
+    copy = OffloadedCopy.of_item(scene.items[scene.ids[0]], 1)
     assert copy
     scene.cluster.admin.on_read = taken_back_meanwhile
     said = why_unread(session.run, session.ports, session.guard, TOPIC, copy, session.read_check)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.copies import failed_proofs, unread_locations
-from pulsar_lifecycle.copies.location import Copy, namespace_location
+from pulsar_lifecycle.copies.location import OffloadedCopy, namespace_location
 from pulsar_lifecycle.errors import (
     AccessDenied,
     Failed,
@@ -49,9 +49,9 @@ FAR = Topic.parse("persistent://acme/else/t")
 NO = EditOutcome(Outcome.CHECK_FAILED, Why(Code.READ_CHECK_FAILED, "its broker cannot read it"))
 
 
-def copy_of(scene: Scene, ledger_id: int) -> Copy:
+def copy_of(scene: Scene, ledger_id: int) -> OffloadedCopy:
     item = next(item for item in scene.info.ledgers if item.ledger_id == ledger_id)
-    copy = Copy.of_item(item, 1)
+    copy = OffloadedCopy.of_item(item, 1)
     assert copy
     return copy
 

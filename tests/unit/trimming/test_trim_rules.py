@@ -15,9 +15,9 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerTyp
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext, OffloadSegment
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.topics import listed_ledgers, protection
-from pulsar_lifecycle.topics.listed_ledgers import Copy
+from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming import trim_rules
 from pulsar_lifecycle.trimming.trim_rules import Stays
@@ -55,7 +55,7 @@ def info(*ids: int, offload: dict[int, OffloadContext] | None = None) -> Managed
     return ManagedLedgerInfo(tuple(LedgerInfo(i, 1, 10, 1, (offload or {}).get(i)) for i in ids))
 
 
-def copies(*ids: int) -> dict[int, Copy]:
+def copies(*ids: int) -> dict[int, BookKeeperCopy]:
     return {i: listed_ledgers.copy_of(i, row(i), TOPIC) for i in ids}
 
 
@@ -96,7 +96,7 @@ def test_nothing_at_or_past_a_cursor_goes() -> None:
     assert reasons[3] == reasons[4] == "cursor a+b stands at 3:-1"
 
 
-def of_entries(said: int | None, stored: int | None = None, **changes: Any) -> tuple[LedgerInfo, Copy | None]:
+def of_entries(said: int | None, stored: int | None = None, **changes: Any) -> tuple[LedgerInfo, BookKeeperCopy | None]:
     copy = (
         None if stored is None and not changes else listed_ledgers.copy_of(3, row(3, entries=stored, **changes), TOPIC)
     )
@@ -128,7 +128,7 @@ def of_entries(said: int | None, stored: int | None = None, **changes: Any) -> t
     ],
 )
 def test_a_ledger_whose_last_entry_a_cursor_stands_at_is_behind_it(
-    ledger: tuple[LedgerInfo, Copy | None], position: Position, behind: bool
+    ledger: tuple[LedgerInfo, BookKeeperCopy | None], position: Position, behind: bool
 ) -> None:
     """``ManagedLedgerImpl.internalTrimLedgers``; where topic and BookKeeper count otherwise, it stays."""
     assert trim_rules.acknowledged(*ledger, position) is behind
@@ -389,3 +389,11 @@ def test_never_a_hole_never_the_last_never_at_or_past_a_cursor(
     if stopped is not None and stopped in asked:  # it stays for a reason of its own
         held = any(stopped >= position.ledger_id and position != Position(stopped, 0) for position in cursors.values())
         assert held or stopped in broken or not running.isdisjoint(listed) or stopped == in_order[-1]
+
+
+def test_an_owner_that_cannot_be_named_is_kept_and_said_to_be() -> None:
+    assert protection.owner_protection("", "", SYSTEM) is Protection.UNNAMED_OWNER
+    rule = protection.owner_rule("", "", SYSTEM)
+    assert rule
+    assert rule[0] is Finding.KEPT
+    assert "namespace" not in rule[1]

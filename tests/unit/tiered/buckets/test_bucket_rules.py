@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.copies import object_pairs
-from pulsar_lifecycle.copies.object_pairs import Copy, ObjectKind, StoredObject, UnknownObject
+from pulsar_lifecycle.copies.object_pairs import ObjectKind, ObjectPair, StoredObject, UnknownObject
 from pulsar_lifecycle.formats.deletion_message import LedgerType
 from pulsar_lifecycle.formats.offload_object import data_key, index_key, uuid_of
 from pulsar_lifecycle.records import tables
@@ -29,7 +29,7 @@ def test_both_objects_of_a_copy_meet_in_a_sorted_listing(drawn: list[tuple[UUID,
     unknown = sorted(f"{key}-z" for key in keys)
     listed = [(key, StoredObject(len(key), 5)) for key in sorted([*keys, *unknown])]
     found = list(object_pairs.paired("b", listed))
-    copies = [one for one in found if isinstance(one, Copy)]
+    copies = [one for one in found if isinstance(one, ObjectPair)]
     assert {(one.uuid, one.ledger_id) for one in copies} == {(uuid, ledger) for uuid, ledger, _ in drawn}
     assert len(copies) == len({(one.uuid, one.ledger_id) for one in copies})
     assert sorted(key for one in copies for key in one.keys.values()) == keys
@@ -94,7 +94,7 @@ def test_what_topics_name_complete_or_not_and_segments_too() -> None:
 
 
 def planned(uuid: UUID) -> dict[str, Any]:
-    copy = Copy("tiered", uuid, 7, StoredObject(100, 1), StoredObject(60, 2))
+    copy = ObjectPair("tiered", uuid, 7, StoredObject(100, 1), StoredObject(60, 2))
     return copy.row(ObjectKind.ORPHAN_PAIR, bucket_rules.NOTHING_NAMES_IT, "persistent://a/b/c", "a/b", "delete")
 
 
