@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 # pyarrow has no types.
 """What every plan has in common: a digest over its rows and the facts that make it actionable, and its age.
 
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.records.gaps import Gap, in_words
@@ -41,13 +42,38 @@ def digest(rows: pa.Table, facts: Mapping[str, Any]) -> str:
     """SHA-256 (hex) over ``facts`` and the rows, canonical and sorted by ``ledger_id``."""
     hashed = hashlib.sha256()
     hashed.update(json.dumps(facts, sort_keys=True).encode() + b"\n")
-    for batch in by_id(rows).to_batches(max_chunksize=10_000):
-        for row in batch.to_pylist():
-            hashed.update(_canonical(row).encode() + b"\n")
+    for batch in by_id(rows).to_batches(max_chunksize=AT_ONCE):
+        hashed.update(canonical(batch))
     return hashed.hexdigest()
 
 
-_canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
+AT_ONCE = 50_000
+"""Rows that are written out at once."""
+
+
+def canonical(rows: pa.RecordBatch) -> bytes:
+    """A line of JSON for each row, keys sorted, as ``json.dumps`` writes it."""
+    if not rows.num_rows:
+        return b""
+    pieces: list[Any] = []
+    for number, name in enumerate(sorted(rows.schema.names)):
+        pieces += [pa.scalar(("{" if number == 0 else ", ") + json.dumps(name) + ": "), _as_json(rows.column(name))]
+    lines = pc.binary_join_element_wise(*pieces, pa.scalar("}\n"), pa.scalar(""))
+    return b"".join(lines.cast(pa.binary()).to_pylist())
+
+
+def _as_json(column: Any) -> Any:
+    """The values of a column as JSON texts; each distinct one is written once."""
+    if pa.types.is_integer(column.type):
+        return column.cast(pa.string()).fill_null("null")
+    if pa.types.is_string(column.type) or pa.types.is_boolean(column.type):
+        column = column.dictionary_encode()
+        texts = pa.array([_write(value) for value in column.dictionary.to_pylist()], pa.string())
+        return texts.take(column.indices).fill_null("null")
+    return pa.array([_write(value) for value in column.to_pylist()], pa.string())
+
+
+_write = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
 
 
 def by_id(rows: pa.Table) -> pa.Table:
