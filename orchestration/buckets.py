@@ -60,15 +60,16 @@ def sweep_op(context: dg.OpExecutionContext, config: SweepConfig, lifecycle: Lif
 
 
 def _done(done: Swept) -> dict[str, Any]:
-    said = Counter((one.outcome, one.reason) for one in done.dropped)
-    cells = [(outcome, reason, count) for (outcome, reason), count in said.most_common(show.SAMPLE)]
+    said = Counter((one.outcome, one.why.code) for one in done.dropped)
+    reasons = {(one.outcome, one.why.code): one.reason for one in reversed(done.dropped)}
+    cells = [(*key, count, reasons[key]) for key, count in said.most_common(show.SAMPLE)]
     return {
         "dry run": False,
         "sent": done.applied.sent,
         "sent before": done.applied.already,
         "failed": done.applied.failed,
         "not tried": done.applied.left,
-        "uploads": dg.MetadataValue.md(show.markdown(["outcome", "reason", "uploads"], cells)),
+        "uploads": dg.MetadataValue.md(show.markdown(["outcome", "code", "uploads", "such as"], cells)),
     }
 
 
