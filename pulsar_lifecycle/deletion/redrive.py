@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pulsar_lifecycle.errors import NotFound, Refused, UsageError
+from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import told_times
 from pulsar_lifecycle.journal.prometheus import published
@@ -28,7 +28,7 @@ from pulsar_lifecycle.ports import (
     Received,
     Resent,
 )
-from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.codes import Code, Why, check_known
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Phase, Waiting, action_of
 from pulsar_lifecycle.runs import control
@@ -128,8 +128,8 @@ class LetterFilter:
     code: str = ""
 
     def __post_init__(self) -> None:
-        if self.code and self.code not in CODES:
-            raise UsageError(f"code {self.code}: no code of a dead letter; one of {', '.join(sorted(CODES))}")
+        if self.code:
+            check_known("the code of a dead letter", self.code, CODES)
 
     def wants(self, letter: Letter) -> bool:
         """Never one that is unparseable: the deletion run would refuse it."""

@@ -1,15 +1,20 @@
 """Why a message, a ledger or an offload became what its journal row says: column ``code``.
 
-Belongs here: the codes, and a code with its sentence (:class:`Why`). Not here: what became of it (``outcomes.py``), nor
-the sentences: each is made where its code is chosen, and stands in column ``reason``. Some rows have a code of another
-enumeration: what a message waits for (``outcomes.Waiting``), the finding that keeps it (``findings.Finding``), why a
-ledger stays on its topic's list (``trim_rules.Stays``), which word of the operator it is (``words.WordKind``).
+Belongs here: the codes, a code with its sentence (:class:`Why`), refusing what is none. Not here: what became of it
+(``outcomes.py``), nor the sentences: each is made where its code is chosen, and stands in column ``reason``. Some rows
+have a code of another enumeration: what a message waits for (``outcomes.Waiting``), the finding that keeps it
+(``findings.Finding``), why a ledger stays on its topic's list (``trim_rules.Stays``), which word of the operator it is
+(``words.WordKind``). ``cli/journal_words.py`` has all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
+
+from pulsar_lifecycle.errors import UsageError
 
 
 class Code(StrEnum):
@@ -214,3 +219,11 @@ class Why:
     def put(self, text: str) -> Why:
         """The same code with another sentence."""
         return Why(self.code, text)
+
+
+def check_known(kind: str, given: str, known: Collection[str]) -> None:
+    """Raise UsageError, with the known words near it, if ``given`` is not one of ``known``; ``kind`` names these."""
+    if given not in known:
+        near = get_close_matches(given.lower(), known) or sorted(one for one in known if given and given.lower() in one)
+        hint = f"did you mean {', '.join(near)}?" if near else "docs/reference/codes.md has all"
+        raise UsageError(f"{given!r} is not {kind}: {hint}")

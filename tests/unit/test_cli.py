@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.cli import main, show
+from pulsar_lifecycle.cli import journal_words, main, show
 from pulsar_lifecycle.copies import unread_locations
 from pulsar_lifecycle.deletion.planning import deletion_planning
 from pulsar_lifecycle.errors import CorruptFormat
@@ -155,6 +155,9 @@ def test_verbose_raises_for_a_traceback(tmp_path: Path) -> None:
         ("explain", "4711x"),
         ("journal",),
         ("journal", "--ledger", "99999999999999999999"),
+        ("journal", "--code", "nonsense"),
+        ("journal", "--outcome", "DELETED"),
+        ("journal", "--outcome", ""),
         ("no-such-command",),
     ],
 )
@@ -725,6 +728,22 @@ def test_the_journal_is_asked_by_ledger_run_or_plan(settings_file: Path, capsys:
     captured = capsys.readouterr()
     assert [row["run_id"] for row in json.loads(captured.out)] == ["run-1", "run-2"]
     assert "1 row of other clusters" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "near"),
+    [("--code", "still_in_us", "still_in_use"), ("--outcome", "DELETED", "deleted"), ("--code", "zzz", "codes.md")],
+)
+def test_an_unknown_word_of_the_journal_is_told_those_near_it(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], option: str, given: str, near: str
+) -> None:
+    assert run("journal", "--run", "run-1", option, given) == 2
+    assert near in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [code for codes in journal_words.CODES for code in codes])
+def test_every_code_that_a_row_may_have_can_be_asked_for(code: str) -> None:
+    journal_words.check(code, None)
 
 
 def test_what_a_cluster_holds_cannot_steer_the_terminal(

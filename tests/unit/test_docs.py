@@ -19,8 +19,9 @@ import pytest
 import typer.main
 import yaml
 
+from docs import generate
 from orchestration.definitions import UNCONFIGURED, build_defs
-from pulsar_lifecycle.cli import app
+from pulsar_lifecycle.cli import app, journal_words
 from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings
 
@@ -80,6 +81,32 @@ def test_every_row_that_is_made_from_the_code_has_words(site: Path, name: str) -
     rows = re.findall(r"<tr>\s*<td>(.*?)</tr>", (site / "reference" / f"{name}.html").read_text(), flags=re.DOTALL)
     assert len(rows) >= 9
     assert not [row for row in rows if re.search(r"<td></td>\s*$", row)]
+
+
+NO_CODES = {
+    "Action",
+    "CollectionChoice",
+    "DiskVerdict",
+    "GapCode",
+    "Level",
+    "LoadNeed",
+    "Memory",
+    "ObjectKind",
+    "OffloadChoice",
+    "Phase",
+    "Problem",
+    "Reason",
+    "RunEnd",
+    "Verdict",
+}
+"""Enumerations of the page Codes that column ``code`` of the journal has no members of."""
+
+
+def test_every_enumeration_of_the_page_is_asked_of_the_journal_or_never_in_it() -> None:
+    """A new one is named in ``journal_words.CODES`` or here: `journal --code` must not refuse a code that a row has."""
+    page = {name.rpartition(".")[2] for _, name in generate.ENUMS}
+    assert {codes.__name__ for codes in journal_words.CODES} == page - NO_CODES
+    assert page >= NO_CODES
 
 
 # ------------------------------------------------------------------------------------------ what an operator is to type

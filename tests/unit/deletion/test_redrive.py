@@ -134,7 +134,7 @@ def test_the_filter_says_which(scene: Scene, wanted: LetterFilter, sent: list[in
 
 
 def test_a_code_that_no_dead_letter_has_is_wrong_usage() -> None:
-    with pytest.raises(UsageError, match="code credentials"):
+    with pytest.raises(UsageError, match="'credentials' is not the code of a dead letter"):
         LetterFilter(code="credentials")
 
 

@@ -1,0 +1,48 @@
+"""Which words the columns ``outcome`` and ``code`` of the journal have, for the command that asks for rows with one.
+
+Not here: what they mean, which stands in the enumerations.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pulsar_lifecycle.lifecycle.collection import StopReason
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
+from pulsar_lifecycle.lifecycle.load.visits import LoadStep
+from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
+from pulsar_lifecycle.records.codes import Code, check_known
+from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.records.outcomes import Outcome, Waiting
+from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
+from pulsar_lifecycle.records.topic_load import LoadReason
+from pulsar_lifecycle.topics.policies import Unreadable
+from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.trimming.trim_rules import Stays
+from pulsar_lifecycle.words import WordKind
+
+CODES: tuple[type[StrEnum], ...] = (
+    Code,
+    Finding,
+    LoadKept,
+    LoadReason,
+    LoadStep,
+    OffloadCode,
+    Outcome,
+    Protection,
+    RetentionVerdict,
+    Stays,
+    StopReason,
+    Unreadable,
+    Waiting,
+    WordKind,
+)
+"""The enumerations that column ``code`` has members of."""
+
+
+def check(code: str | None, outcome: str | None) -> None:
+    """Raises UsageError for a code or an outcome that no row can have; None and the empty code are fine."""
+    if code:
+        check_known("a code", code, {str(one) for codes in CODES for one in codes})
+    if outcome is not None:
+        check_known("an outcome", outcome, {str(one) for one in Outcome})
