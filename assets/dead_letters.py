@@ -16,9 +16,9 @@ import dagster as dg
 from assets import show
 from assets.names import key
 from pulsar_lifecycle.deletion.redrive import DeadLetters, Letter, Reasons, letters_of, look
+from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats.retry_letter import told_times
-from pulsar_lifecycle.io.pulsar.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.journal.queries import dead_letter_reasons
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import BEFORE_ALL, BrokerAdmin, Page, QueueReader

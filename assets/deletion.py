@@ -16,8 +16,8 @@ from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning.deletion_planning import run_config
 from pulsar_lifecycle.deletion.workers import FAILURES, OutcomeCount, RunEnd
-from pulsar_lifecycle.io.pulsar.queue_state import QueueState, look
-from pulsar_lifecycle.io.pulsar.queue_topics import pending
+from pulsar_lifecycle.deletion_queue.queue_state import QueueState, look
+from pulsar_lifecycle.deletion_queue.queue_topics import pending
 from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.queries import deleted_by_topic
 from pulsar_lifecycle.journal.tallies import tallied

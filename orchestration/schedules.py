@@ -17,9 +17,9 @@ from assets.dead_letters import PartialReader, open_reader
 from assets.names import key
 from orchestration.jobs import CLUSTER_TAG
 from pulsar_lifecycle.deletion.redrive import letters_of
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.retry_letter import due_at
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Node, QueueReader, Received
 from pulsar_lifecycle.runs.cluster import Cluster

@@ -109,7 +109,7 @@ def _print(found: Explanation, settings: Settings, now: int) -> None:
             ("now", _now(found)),
             ("last scan", _scan(history, now)),
             ("plans", _plans(found, settings, now)),
-            ("next", _next(found, now)),
+            ("next", _next(found)),
             ("archived", [_archived(row, settings) for row in history.archived]),
         ]
     )
@@ -192,7 +192,7 @@ def _plans(found: Explanation, settings: Settings, now: int) -> list[str] | None
     return lines or (["in none that is still valid"] if found.verdict == "may_go" else None)
 
 
-def _next(found: Explanation, now: int) -> str | None:
+def _next(found: Explanation) -> str | None:
     """What to do, where there is something to do."""
     from pulsar_lifecycle.inspect.explain import Verdict
     from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT
@@ -208,9 +208,7 @@ def _next(found: Explanation, now: int) -> str | None:
         if intent == DEAD:
             return "its intent is a dead letter: mend its reason, then run the job `redrive_dead_letters`"
         return f"`pulsar-lifecycle plan {ready[0].plan_id}` says how to apply it" if ready else "run the job `scan`"
-    if found.verdict is Verdict.KEPT and found.ledger and history.context and "younger than" in found.answer:
-        return f"it is judged again from {show.moment(found.ledger['ctime'] + history.context.grace)} on"
-    return None
+    return f"it is judged again from {show.moment(found.again)} on" if found.again is not None else None
 
 
 def _archived(row: dict[str, Any], settings: Settings) -> str:

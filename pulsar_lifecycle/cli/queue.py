@@ -1,6 +1,6 @@
 """``queue status``: what waits, what became of what was sent, whether anything needs an operator.
 
-Belongs here: gathering and laying out. Not here: looking (``io/pulsar/queue_state.py``), counting
+Belongs here: gathering and laying out. Not here: looking (``deletion_queue/queue_state.py``), counting
 (``journal/metrics.py``). It writes nothing to the cluster and loads only the queue's own topics.
 """
 
@@ -27,7 +27,7 @@ from pulsar_lifecycle.cli.session import AsJson, cluster_of
 from pulsar_lifecycle.records.outcomes import Phase
 
 if TYPE_CHECKING:
-    from pulsar_lifecycle.io.pulsar.queue_state import QueueState
+    from pulsar_lifecycle.deletion_queue.queue_state import QueueState
     from pulsar_lifecycle.journal.metrics import DeletionRun
     from pulsar_lifecycle.ports import JournalReader, QueueReader
     from pulsar_lifecycle.runs.cluster import Cluster
@@ -69,7 +69,7 @@ def status(
 
 
 def _status(where: Cluster, now: int, textfile: str) -> dict[str, Any]:
-    from pulsar_lifecycle.io.pulsar.queue_state import look
+    from pulsar_lifecycle.deletion_queue.queue_state import look
     from pulsar_lifecycle.journal import metrics
     from pulsar_lifecycle.journal.prometheus import write_textfile
     from pulsar_lifecycle.journal.tallies import tallied
@@ -165,9 +165,9 @@ def _failing(journal: JournalReader, runs: Sequence[DeletionRun]) -> list[str]:
 def _dead_letters(where: Cluster, reader: QueueReader, count: int, now: int) -> list[str]:
     """The codes of those looked at, each with its first reason and a ledger to follow."""
     from pulsar_lifecycle.deletion.redrive import letters_of, look
+    from pulsar_lifecycle.deletion_queue.queue_state import LOOKED_AT
+    from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
     from pulsar_lifecycle.errors import LifecycleError
-    from pulsar_lifecycle.io.pulsar.queue_state import LOOKED_AT
-    from pulsar_lifecycle.io.pulsar.queue_topics import DLQ_TOPIC
     from pulsar_lifecycle.journal.queries import dead_letter_reasons
 
     told = show.counted(count, "dead letter")

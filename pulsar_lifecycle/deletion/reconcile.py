@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.deletion_queue.queue_topics import pending_where_subscribed
 from pulsar_lifecycle.errors import Refused, UsageError
-from pulsar_lifecycle.io.pulsar.queue_topics import pending_where_subscribed
 from pulsar_lifecycle.journal.intents import NamespaceIntents, by_namespace, still_there, to_send, unknown
 from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.records.gaps import in_words

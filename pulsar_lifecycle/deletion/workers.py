@@ -16,10 +16,10 @@ import pyarrow as pa
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Run
 from pulsar_lifecycle.deletion.waiting import withheld
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC, create_missing, topics_of
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.io.connect import Connect
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, RETRY_TOPIC, create_missing, topics_of
 from pulsar_lifecycle.journal.queries import taken_messages
 from pulsar_lifecycle.ports import DeletionQueue, Postponed, Received, Sent
 from pulsar_lifecycle.ports.bundle import Ports

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -85,7 +85,8 @@ class Look:
 class Explanation:
     """The answer: ``verdict``, one sentence, more reasons, and all it rests on.
 
-    ``ledger`` is the row of ``tables.BOOKKEEPER_LEDGERS`` as read now, None where there is no z-node.
+    ``ledger`` is the row of ``tables.BOOKKEEPER_LEDGERS`` as read now, None where there is no z-node. ``again``: when
+    (ms) a ledger is judged again that only its age keeps.
     """
 
     ledger_id: int
@@ -97,6 +98,7 @@ class Explanation:
     topic: str
     look: Look
     history: History
+    again: int | None = None
 
 
 def explain(
@@ -112,13 +114,13 @@ def explain(
     owners, schemas = _owners(ledger, history)
     found = look(store, reader, ledger_id, owners, schemas, ledgers_root)
     if isinstance(node, Unread):
-        verdict, answer = Verdict.KEPT, f"its z-node cannot be read: {node.reason}"
+        said = Answer(Verdict.KEPT, f"its z-node cannot be read: {node.reason}")
     elif ledger is None:
-        verdict, answer = _absent(found, history, now)
+        said = Answer(*_absent(found, history, now))
     else:
-        verdict, answer = _present(ledger_id, rows, found, history, now)
-    notes = (*_notes(verdict, ledger, found, history), *found.offloads, *found.trouble)
-    return Explanation(ledger_id, verdict, answer, notes, ledger, path, topic, found, history)
+        said = _present(ledger_id, rows, found, history, now)
+    notes = (*_notes(said.verdict, ledger, found, history), *found.offloads, *found.trouble)
+    return Explanation(ledger_id, said.verdict, said.text, notes, ledger, path, topic, found, history, said.again)
 
 
 # -------------------------------------------------------------------------------------------------------- fresh look
@@ -259,20 +261,30 @@ def _absent(found: Look, history: History, now: int) -> tuple[Verdict, str]:
     return Verdict.UNKNOWN, "BookKeeper does not have it, and neither scans nor journal know it"
 
 
-def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now: int) -> tuple[Verdict, str]:
+class Answer(NamedTuple):
+    """The verdict on a ledger that is there, and why; ``again``: when (ms) its age keeps it no more."""
+
+    verdict: Verdict
+    text: str
+    again: int | None = None
+
+
+def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now: int) -> Answer:
     needing = _needing(found.references)
     if needing:
-        return Verdict.IN_USE, _referring(needing)
+        return Answer(Verdict.IN_USE, _referring(needing))
     if found.trouble:
-        return Verdict.KEPT, "whether its owner refers to it could not be read"
+        return Answer(Verdict.KEPT, "whether its owner refers to it could not be read")
     epoch, context, ledger = history.epoch, history.context, rows.to_pylist()[0]
     if history.marks(ledger):
-        return _marked(rows, found, history, now)
+        return Answer(*_marked(rows, found, history, now))
     if epoch is None or context is None:
-        return Verdict.UNJUDGED, "its owner does not refer to it; only a scan can tell whether anything else does"
+        return Answer(
+            Verdict.UNJUDGED, "its owner does not refer to it; only a scan can tell whether anything else does"
+        )
     seen = _needing(history.references)
     if seen:
-        return Verdict.KEPT, f"not so now, but in the last scan {_referring(seen)}: the next scan tells"
+        return Answer(Verdict.KEPT, f"not so now, but in the last scan {_referring(seen)}: the next scan tells")
     every = pa.concat_tables([found.references, history.references])
     judged = orphans.judge(rows, kinds.referenced(every), context.at(now)).to_pylist()[0]
     if judged["finding"] == orphans.PENDING:  # depends on what its broker said, which only a scan asks
@@ -281,19 +293,22 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
             "reason": "the last scan did not judge it yet, and its broker must be asked: the next scan tells",
         }
         if judged["finding"] == Finding.ORPHAN and found.written >= epoch.started_at:
-            return Verdict.KEPT, "free by the last scan, but its topic was loaded or written since: the next scan tells"
+            return Answer(
+                Verdict.KEPT, "free by the last scan, but its topic was loaded or written since: the next scan tells"
+            )
     if judged["finding"] == Finding.OFFLOAD_LEFTOVER and history.releases(ledger):
-        return _released(ledger, history, context.at(now))
+        return Answer(*_released(ledger, history, context.at(now)))
     if judged["finding"] != Finding.ORPHAN:
         name = "" if judged["finding"] == Finding.KEPT else f"{judged['finding'].replace('_', ' ')}: "
-        return Verdict.KEPT, f"{name}{judged['reason']}"
+        young = judged["finding"] == Finding.TOO_YOUNG
+        return Answer(Verdict.KEPT, f"{name}{judged['reason']}", ledger["ctime"] + context.grace if young else None)
     if rows.column("ctime")[0].as_py() >= epoch.started_at:
-        return Verdict.KEPT, "made after the last scan began: the next scan tells"
+        return Answer(Verdict.KEPT, "made after the last scan began: the next scan tells")
     if why := history.uncovered():
-        return Verdict.KEPT, why
+        return Answer(Verdict.KEPT, why)
     if history.evidence and (why := history.evidence.unconfirmed(ledger_id, ledger["czxid"], ledger["ctime"])):
-        return Verdict.KEPT, why
-    return Verdict.MAY_GO, judged["reason"]
+        return Answer(Verdict.KEPT, why)
+    return Answer(Verdict.MAY_GO, judged["reason"])
 
 
 WAS_RELEASED = "offloaded, and a run of ours released its copy in BookKeeper"

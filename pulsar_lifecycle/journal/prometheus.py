@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, write_to_textfile
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pulsar_lifecycle.deletion_queue.queue_topics import pending
 from pulsar_lifecycle.errors import LifecycleError, StoreError
-from pulsar_lifecycle.io.pulsar.queue_topics import pending
 from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.metrics import METRICS, Metrics
 from pulsar_lifecycle.journal.tallies import tallied

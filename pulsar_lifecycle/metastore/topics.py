@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -42,6 +42,8 @@ from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.tables import Problem
 
 SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
+UNNAMED = "an unnamed topic"
+"""The source of a shadow topic whose property is empty."""
 """Property of a topic, or of a partitioned topic, that names a shadow topic's source (PersistentTopic, PIP-180)."""
 
 
@@ -91,6 +93,11 @@ def _unknown_domains(store: MetadataStore, paths: Sequence[str], known: Iterable
     return [domain for domain, holds in found.items() if holds and domain not in broken]
 
 
+def source_named(properties: Mapping[str, str]) -> str | None:
+    """What a topic's own properties name as its source; None where it is no shadow topic."""
+    return properties[SHADOW_SOURCE] or UNNAMED if SHADOW_SOURCE in properties else None
+
+
 def read_managed_ledgers(
     store: MetadataStore, units: Iterable[Unit], wanted: pa.Schema = tables.MANAGED_LEDGERS
 ) -> Iterator[pa.RecordBatch]:
@@ -113,7 +120,7 @@ def read_managed_ledgers(
                     (info and [str(u) for u in managed_ledger.offload_uuids(info)]) or None for info in infos
                 ],
                 "terminated": [info and info.terminated is not None for info in infos],
-                "shadow_source": [info and info.properties.get(SHADOW_SOURCE) for info in infos],
+                "shadow_source": [info and source_named(info.properties) for info in infos],
             },
         )
 
@@ -225,7 +232,7 @@ def partitioned_shadow_sources(store: MetadataStore) -> dict[str, str]:
         for path, data, *_ in batch.rows:
             if SHADOW_SOURCE.encode() in data:
                 try:
-                    found[path] = str(json.loads(data)["properties"][SHADOW_SOURCE])
+                    found[path] = str(json.loads(data)["properties"][SHADOW_SOURCE]) or UNNAMED
                 except (ValueError, KeyError, TypeError) as error:
                     raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error
     if bad:

@@ -19,7 +19,7 @@ from pulsar_lifecycle.formats.compression import unwrap
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore import bookkeeper_ledgers, topics
-from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
+from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE, UNNAMED, source_named
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT
 from pulsar_lifecycle.model import Position, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
@@ -46,8 +46,8 @@ def topic_node(store: MetadataStore, topic: Topic) -> tuple[Node, ManagedLedgerI
 
 def shadow_source(store: MetadataStore, topic: Topic, info: ManagedLedgerInfo) -> str:
     """What a shadow topic's own z-node, or its partitioned topic's, names as its source; empty if it is none."""
-    if SHADOW_SOURCE in info.properties:
-        return info.properties[SHADOW_SOURCE] or "an unnamed topic"
+    if named := source_named(info.properties):
+        return named
     if topic.partition is None:
         return ""
     path = _partitioned_path(topic)
@@ -57,7 +57,7 @@ def shadow_source(store: MetadataStore, topic: Topic, info: ManagedLedgerInfo) -
     if node is None or SHADOW_SOURCE.encode() not in node.data:
         return ""
     try:
-        return str(json.loads(node.data)["properties"][SHADOW_SOURCE])
+        return str(json.loads(node.data)["properties"][SHADOW_SOURCE]) or UNNAMED
     except (ValueError, KeyError, TypeError):
         return "a topic that cannot be read"
 
@@ -83,8 +83,7 @@ class ShadowSources:
 
     def of_partition(self, topic: Topic) -> str:
         """What a partition of a partitioned shadow topic reads from; empty if it is none."""
-        source = self.partitioned.get(_partitioned_path(topic)) if topic.partition is not None else None
-        return "" if source is None else source or "an unnamed topic"
+        return self.partitioned.get(_partitioned_path(topic), "") if topic.partition is not None else ""
 
 
 def shadow_sources(store: MetadataStore, configuration: MetadataStore) -> ShadowSources:

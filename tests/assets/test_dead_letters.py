@@ -14,10 +14,16 @@ from orchestration import jobs
 from orchestration.definitions import build_defs
 from orchestration.schedules import PAGE
 from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven
+from pulsar_lifecycle.deletion_queue.queue_topics import (
+    DELETION_TOPIC,
+    DLQ_TOPIC,
+    RETRY_TOPIC,
+    create_missing,
+    topics_of,
+)
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.lake.journal import FileJournal
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, create_missing, topics_of
 from pulsar_lifecycle.journal.queries import GivenUp
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow

@@ -14,10 +14,10 @@ from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 from orchestration.definitions import build_defs
 from orchestration.jobs import CLUSTER_TAG
 from orchestration.schedules import DEAD_AFTER_SECONDS, PAGE, Watch
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY
 from pulsar_lifecycle.io.lake.artefacts import FileLake
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context

@@ -19,11 +19,11 @@ from kazoo.client import KazooClient
 
 from pulsar_lifecycle.deletion import deletion_run, scan_run
 from pulsar_lifecycle.deletion.workers import OutcomeCount
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.journal.archive import archived_nodes
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.records.epoch import Epoch

@@ -1,8 +1,8 @@
 import pulsar
 import pytest
 
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message, encode_deletion_message
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from tests.kit.builders import intents
 from tests.kit.queue_contract import DeletionQueueContract
 

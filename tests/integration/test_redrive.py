@@ -13,13 +13,13 @@ import pytest
 from assets import dead_letters
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven, redrive_now
+from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.errors import Paused, Refused
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
-from pulsar_lifecycle.io.pulsar.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.runs import cluster as runs_cluster

@@ -13,10 +13,7 @@ import httpx
 import pulsar
 import pytest
 
-from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
-from pulsar_lifecycle.formats.retry_letter import java_message_id
-from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
-from pulsar_lifecycle.io.pulsar.queue_topics import (
+from pulsar_lifecycle.deletion_queue.queue_topics import (
     DELETION_TOPIC,
     DLQ_TOPIC,
     RETRY_TOPIC,
@@ -24,6 +21,9 @@ from pulsar_lifecycle.io.pulsar.queue_topics import (
     subscribe_everywhere,
     waiting,
 )
+from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
+from pulsar_lifecycle.formats.retry_letter import java_message_id
+from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Received
 from pulsar_lifecycle.settings import PulsarSettings

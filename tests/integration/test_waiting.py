@@ -12,6 +12,7 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.deletion.workers import RunEnd
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
     LedgerType,
@@ -20,7 +21,6 @@ from pulsar_lifecycle.formats.deletion_message import (
 )
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarQueueReader
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.ports import Received
 from pulsar_lifecycle.settings import PulsarSettings
 from sandbox import plant

@@ -2,10 +2,10 @@
 
 import pytest
 
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.formats.retry_letter import WAITING_FOR, WAITING_RUN, WAITING_SINCE, due_at
 from pulsar_lifecycle.io.pulsar.queue import NOT_TEXT
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.model import Position, Topic
 from tests.kit.builders import intents
 

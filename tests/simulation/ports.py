@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC
 from pulsar_lifecycle.errors import Failed, LifecycleError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, DLQ_TOPIC
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import (
     Archived,

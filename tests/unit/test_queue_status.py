@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.copies import unread_locations
+from pulsar_lifecycle.deletion_queue import queue_state
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, WAITING_FOR, WAITING_SINCE
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.io.lake.journal import FileJournal
-from pulsar_lifecycle.io.pulsar import queue_state
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Page, Received

@@ -15,6 +15,16 @@ from typing import Any
 
 import pulsar
 
+from pulsar_lifecycle.deletion_queue.queue_topics import (
+    DELETION_TOPIC,
+    DLQ_TOPIC,
+    RETRY_TOPIC,
+    SUBSCRIPTION,
+    create_missing,
+    pending,
+    topics_of,
+    waiting,
+)
 from pulsar_lifecycle.errors import CorruptFormat, NotFound
 from pulsar_lifecycle.formats.deletion_message import (
     PendingDeleteLedgerInfo,
@@ -29,16 +39,6 @@ from pulsar_lifecycle.formats.retry_letter import (
     retry_properties,
     waiting_properties,
     without_retry_properties,
-)
-from pulsar_lifecycle.io.pulsar.queue_topics import (
-    DELETION_TOPIC,
-    DLQ_TOPIC,
-    RETRY_TOPIC,
-    SUBSCRIPTION,
-    create_missing,
-    pending,
-    topics_of,
-    waiting,
 )
 from pulsar_lifecycle.io.pulsar.session import Outgoing, PulsarSession
 from pulsar_lifecycle.model import Position, Topic

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.deletion_queue.queue_topics import pending
 from pulsar_lifecycle.errors import NotFound, Refused, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
-from pulsar_lifecycle.io.pulsar.queue_topics import pending
 from pulsar_lifecycle.journal.intents import IN_FLIGHT
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.journal.queries import read_intent_states, waiting_ledgers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound
 from pulsar_lifecycle.formats.deletion_message import (
     PendingDeleteLedgerInfo,
@@ -21,7 +22,6 @@ from pulsar_lifecycle.formats.retry_letter import (
     without_retry_properties,
 )
 from pulsar_lifecycle.io.pulsar.queue import NOT_TEXT
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Page, Postponed, Received, Resent, Sent
 

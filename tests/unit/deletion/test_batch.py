@@ -13,6 +13,7 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Decision
 from pulsar_lifecycle.deletion.workers import PlanQueue
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC
 from pulsar_lifecycle.errors import (
     CorruptFormat,
     Failed,
@@ -32,7 +33,6 @@ from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Postponed, TopicInternals
 from pulsar_lifecycle.ports.bundle import Ports

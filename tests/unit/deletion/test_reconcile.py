@@ -10,8 +10,14 @@ import pytest
 
 from assets.reconcile import intents_shown, reconciled_shown
 from pulsar_lifecycle.deletion import reconcile
+from pulsar_lifecycle.deletion_queue.queue_topics import (
+    DELETION_TOPIC,
+    RETRY_TOPIC,
+    SUBSCRIPTION,
+    create_missing,
+    topics_of,
+)
 from pulsar_lifecycle.io.lake.journal import FileJournal
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, create_missing, topics_of
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.runs.apply import Applied

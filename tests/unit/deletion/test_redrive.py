@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pulsar_lifecycle.deletion.redrive import BATCH, UNKNOWN, LetterFilter, Redriven, chosen, letters_of, look, redrive
+from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.errors import LeaseLost, Paused, Unavailable, UsageError
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerType,
@@ -17,7 +18,6 @@ from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
 from pulsar_lifecycle.formats.retry_letter import retry_properties
-from pulsar_lifecycle.io.pulsar.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.journal.queries import GivenUp
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Resent

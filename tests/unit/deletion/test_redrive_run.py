@@ -9,9 +9,9 @@ import pytest
 
 from pulsar_lifecycle.deletion import redrive
 from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven
+from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.errors import Refused, UsageError
 from pulsar_lifecycle.io.lake.artefacts import FileLake
-from pulsar_lifecycle.io.pulsar.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.referenced import Referenced

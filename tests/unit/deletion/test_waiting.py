@@ -6,8 +6,8 @@ import pytest
 
 from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS
 from pulsar_lifecycle.deletion.waiting import withheld
+from pulsar_lifecycle.deletion_queue.queue_topics import RETRY_TOPIC
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, WAITING_RUN
-from pulsar_lifecycle.io.pulsar.queue_topics import RETRY_TOPIC
 from tests.kit.fakes.deletion_queue import MAIN, RETRY, FakeDeletionTopics, FakeQueueReader
 
 BEGAN = 100_000_000

@@ -233,12 +233,14 @@ def test_a_young_ledger_is_kept(world: World) -> None:
     found = world.explain(7)
     assert found.verdict is Verdict.KEPT
     assert found.answer == "too young: younger than the grace period"
+    assert (found.again or 0) > world.clock.now_ms()
 
 
 def test_a_ledger_made_after_the_scan_began_is_kept(world: World) -> None:
     world.ledger(7, DATA)
     world.history = replace(world.history, epoch=world.epoch(hours=0))
     assert world.explain(7).answer == "made after the last scan began: the next scan tells"
+    assert world.explain(7).again is None
 
 
 @pytest.mark.parametrize(

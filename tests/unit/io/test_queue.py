@@ -2,13 +2,7 @@ import _pulsar
 import pulsar
 import pytest
 
-from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, Unavailable
-from pulsar_lifecycle.formats.deletion_message import (
-    encode_deletion_message,
-)
-from pulsar_lifecycle.io.pulsar import session as pulsar_session
-from pulsar_lifecycle.io.pulsar.queue import ENCRYPTED, NOT_TEXT, PulsarDeletionQueue, PulsarQueueReader
-from pulsar_lifecycle.io.pulsar.queue_topics import (
+from pulsar_lifecycle.deletion_queue.queue_topics import (
     DELETION_TOPIC,
     DLQ_TOPIC,
     RETRY_TOPIC,
@@ -17,6 +11,12 @@ from pulsar_lifecycle.io.pulsar.queue_topics import (
     subscribe_everywhere,
     topics_of,
 )
+from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, Unavailable
+from pulsar_lifecycle.formats.deletion_message import (
+    encode_deletion_message,
+)
+from pulsar_lifecycle.io.pulsar import session as pulsar_session
+from pulsar_lifecycle.io.pulsar.queue import ENCRYPTED, NOT_TEXT, PulsarDeletionQueue, PulsarQueueReader
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.ports import Acknowledged, TopicInternals
 from pulsar_lifecycle.settings import PulsarSettings

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.io.lake.journal import FileJournal
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Waiting

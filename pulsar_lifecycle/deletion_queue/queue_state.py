@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.retry_letter import WAITING_FOR, due_at, waiting_since
-from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, QueueReader, Received
 from pulsar_lifecycle.records.outcomes import Waiting

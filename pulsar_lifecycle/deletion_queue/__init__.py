@@ -1,0 +1,1 @@
+"""The topics of the deletion queue: their names, and what waits in them."""
