@@ -59,10 +59,13 @@ class DeleteTopicsConfig(dg.Config):
 
 
 def shown(marked: Sequence[LedgerOutcome], dry_run: bool) -> dict[str, Any]:
-    """What became of each topic's ledgers, as metadata: totals, by topic, and a sample that shows refusals first."""
+    """What became of each topic's ledgers, as metadata: totals, by topic, and a sample.
+
+    The sample shows refusals first, and topics before ledgers.
+    """
     ledgers = [one for one in marked if one.ledger_id >= 0]
     first = {Outcome.FAILED: 0, Outcome.LEFT: 1, Outcome.REFUSED: 2}
-    rows = sorted(marked, key=lambda one: (first.get(one.outcome, 3), one.topic, one.ledger_id))
+    rows = sorted(marked, key=lambda one: (first.get(one.outcome, 3), one.ledger_id >= 0, one.topic, one.ledger_id))
     told = {*first, Outcome.LEFT_TO_BROKER, Outcome.NOTHING}
     totals = Counter((one.topic, one.outcome, one.why.code.value if one.outcome in told else "") for one in marked)
     reasons = {(one.topic, one.outcome, one.why.code.value): one.reason for one in reversed(marked)}

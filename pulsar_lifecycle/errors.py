@@ -4,6 +4,7 @@
     ├── ConfigError              a setting is missing or wrong; names the key           (exit code 2)
     ├── UsageError               a command was called wrongly                           (exit code 2)
     ├── Refused                  a safety rule said no; names the rule and what to do   (exit code 1)
+    │   ├── Protected            a rule keeps all of a topic
     │   ├── Paused               the pause z-node exists
     │   └── LeaseLost            another controller took the lease
     ├── CorruptFormat            bytes are not what they claim to be; offset and expectation
@@ -37,6 +38,10 @@ class UsageError(LifecycleError):
 
 class Refused(LifecycleError):
     """A safety rule said no; the message names the rule and what to do about it."""
+
+
+class Protected(Refused):
+    """A rule keeps all of a topic: a legal hold, a shadow topic, an unknown namespace, the settings."""
 
 
 class Paused(Refused):

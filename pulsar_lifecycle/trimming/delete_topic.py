@@ -13,15 +13,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.errors import LifecycleError, Protected, Refused
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.scan.stored_references import COMPACTION_CURSOR
 from pulsar_lifecycle.topics import listed_ledgers, protection, snapshot
 from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,
@@ -31,16 +32,20 @@ from pulsar_lifecycle.topics.first_phase import (
     outcome_of_message,
     send_messages,
 )
+from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_rules
-from pulsar_lifecycle.trimming.trim import guarded
+from pulsar_lifecycle.trimming.trim import guarded, refusal_code
 
 TOPIC_DELETED = Why(Code.TOPIC_DELETED, "its topic is deleted")
 """Why of outcome ``removed``: the broker deleted the topic, and of its ledgers those that it could."""
 
 BROKER_ALONE = Why(Code.MAY_GO, "its broker alone deletes it, with its topic: no message can be sent about it")
 """Why of outcome ``goes`` of a listed ledger whose tags, or whose copy's place, allow no message."""
+
+SHOWN_NAMES = 10
+"""Subscriptions that a dry run names, in the order of their names."""
 
 _Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo], int]
 """A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it; its messages; its bytes."""
@@ -51,6 +56,7 @@ def plan_topic_deletion(run: TopicRun, ports: Ports, topic: Topic) -> list[Ledge
 
     def look() -> list[LedgerOutcome]:
         node, named = _named(run, ports, topic)
+        text = f"its broker is to delete it, and its ledgers at once; {_subscriptions(run, ports, node, named)}"
         alone = [one for one in managed_ledger.decode(node.data).ledgers if one.ledger_id not in named]
         data = LedgerComponent.MANAGED_LEDGER.value
         return [
@@ -59,7 +65,7 @@ def plan_topic_deletion(run: TopicRun, ports: Ports, topic: Topic) -> list[Ledge
                 LedgerOutcome(str(topic), one.ledger_id, Outcome.GOES, BROKER_ALONE, one.size or 0, data)
                 for one in alone
             ),
-            of_topic(topic, Outcome.GOES, Code.MAY_GO, "the broker is to be asked to delete it"),
+            of_topic(topic, Outcome.GOES, Code.MAY_GO, text),
         ]
 
     return guarded(topic, look)
@@ -96,9 +102,8 @@ def _delete(
         if (again.stat.czxid, _ids(now)) != (node.stat.czxid, _ids(managed_ledger.decode(node.data))):
             raise Refused(f"{topic} lists other ledgers by now: run again")
     except Refused as refusal:
-        return _journalled(
-            run, ports, topic, named, Outcome.LEFT, Why(Code.TOPIC_REFUSED, f"nothing was deleted: {refusal}")
-        )
+        why = Why(refusal_code(refusal), f"nothing was deleted: {refusal}")
+        return _journalled(run, ports, topic, named, Outcome.LEFT, why)
     guard.check(ports.store)
     failure = "its z-node is still there"
     try:
@@ -118,6 +123,33 @@ def _delete(
     return _journalled(run, ports, topic, named, Outcome.LEFT, why, gone, why.put(text) if gone else why)
 
 
+def _subscriptions(run: TopicRun, ports: Ports, node: Node, named: Mapping[int, _Named]) -> str:
+    """Which durable subscriptions go with a topic, and which of them have unread messages, by what is persisted."""
+    cursors = snapshot.cursors(ports.store, node.path)
+    names = sorted(cursor_name(name) for name in cursors if name != COMPACTION_CURSOR)
+    if not names:
+        return "it has no durable subscription"
+    found = f"its durable subscriptions ({len(names)}) go with it: {_some(names)}"
+    try:
+        positions = snapshot.positions(ports, run.ledgers_root, cursors)
+    except Refused as refusal:
+        return f"{found}; whether messages are unread is not known: {refusal}"
+    listed = managed_ledger.decode(node.data).ledgers
+    copies = {i: BookKeeperCopy(i, row) for i, (row, _, _) in named.items()}
+    unread = [
+        name
+        for name in names
+        if not all(trim_rules.acknowledged(item, copies.get(item.ledger_id), positions[name]) for item in listed)
+    ]
+    if not unread:
+        return f"{found}; all have read all"
+    return f"{found}; messages are, or may be, unread by {_some(unread)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" if names[SHOWN_NAMES:] else "")
+
+
 def _ids(info: ManagedLedgerInfo) -> list[int]:
     return [item.ledger_id for item in info.ledgers]
 
@@ -129,10 +161,10 @@ def _refuse(run: TopicRun, ports: Ports, topic: Topic) -> tuple[Node, ManagedLed
     """
     ports.store.sync("/")
     node, info = snapshot.topic_node(ports.store, topic)
-    reason = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info))
-    reason = reason or protection.deletion_rule(topic, run.context)
-    if reason:
-        raise Refused(reason)
+    rule = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info))
+    rule = rule or protection.deletion_rule(topic, run.context)
+    if rule:
+        raise Protected(rule.text)
     return node, info
 
 

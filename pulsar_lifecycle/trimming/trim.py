@@ -17,10 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pulsar_lifecycle.errors import (
-    LifecycleError,
-    Refused,
-)
+from pulsar_lifecycle.errors import LifecycleError, Protected, Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
@@ -146,9 +143,14 @@ def guarded(topic: Topic, work: Callable[[], list[LedgerOutcome]]) -> list[Ledge
     except STOPPING:
         raise
     except Refused as refusal:
-        return [of_topic(topic, Outcome.REFUSED, Code.TOPIC_REFUSED, str(refusal))]
+        return [of_topic(topic, Outcome.REFUSED, refusal_code(refusal), str(refusal))]
     except LifecycleError as error:
         return [of_topic(topic, Outcome.FAILED, Code.SERVER_FAILED, str(error))]
+
+
+def refusal_code(refusal: Refused) -> Code:
+    """Why a topic was refused whole."""
+    return Code.TOPIC_PROTECTED if isinstance(refusal, Protected) else Code.TOPIC_REFUSED
 
 
 def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:

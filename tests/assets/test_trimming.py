@@ -74,6 +74,17 @@ def test_what_needs_an_eye_comes_first() -> None:
     assert "| removed | 1 | 10 B |" in metadata["outcomes"].md_str
 
 
+def test_what_is_said_of_topics_comes_before_what_is_said_of_their_ledgers() -> None:
+    rows = [
+        LedgerOutcome(name, ledger, Outcome.GOES, some_why("why"), 10, "Managed-Ledger")
+        for name in (NAME, f"{NAME}-2")
+        for ledger in (1, -1)
+    ]
+    sample = shown(rows, dry_run=True)["sample"]
+    assert isinstance(sample, dg.TableMetadataValue)
+    assert [record.data["ledger_id"] for record in sample.records] == [-1, -1, 1, 1]
+
+
 def test_a_run_that_is_stopped_shows_what_it_did_before() -> None:
     def work(report: Report) -> list[LedgerOutcome]:
         report([LedgerOutcome(NAME, 1, Outcome.REMOVED, some_why("taken off"), 10, "Managed-Ledger")])

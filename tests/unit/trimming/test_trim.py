@@ -1741,7 +1741,52 @@ def test_a_whole_topic_is_refused_by_the_same_names(everything: Everything, cont
         )
     )
     assert outcomes(found) == {-1: Outcome.REFUSED}
+    assert found[-1].why.code == Code.TOPIC_PROTECTED
     assert scene.sent == []
+
+
+def test_a_topic_that_becomes_a_source_once_its_messages_are_sent_stays_with_the_same_code(scene: Scene) -> None:
+    queue = scene.queue
+    send = queue.send
+
+    def shadowed(messages: Any, delay: int) -> Any:
+        scene.cluster.topic(OTHER, [])
+        info = managed_ledger.ManagedLedgerInfo((), properties={SHADOW_SOURCE: str(TOPIC)})
+        scene.cluster.put(scene.cluster.topic_path(OTHER), managed_ledger.encode(info))
+        return send(messages, delay)
+
+    queue.send = shadowed  # type: ignore[method-assign]
+    found = scene.delete_topic(force=True)
+    assert {one.why.code for one in found.values()} == {Code.TOPIC_PROTECTED}
+    assert {row.code for row in scene.journalled("mark") if row.outcome == Outcome.LEFT} == {Code.TOPIC_PROTECTED}
+    assert scene.listed == scene.ids
+
+
+def test_what_is_no_topic_is_refused_by_another_code_than_what_a_rule_keeps(scene: Scene) -> None:
+    scene.cluster.remove(scene.path)
+    assert scene.delete_topic()[-1].why.code == Code.TOPIC_REFUSED
+
+
+def test_a_dry_run_names_the_subscriptions_and_those_with_unread_messages(scene: Scene) -> None:
+    def said() -> str:
+        planned = trimming_delete_topic.plan_topic_deletion(scene.run(), scene.ports(), TOPIC)
+        return next(one.reason for one in planned if one.ledger_id == -1)
+
+    last = scene.ids[-1]
+    scene.cursor("done", Position(last, 0))  # each ledger has one entry
+    scene.cursor("__compaction", Position(scene.ids[0], -1))
+    assert "its durable subscriptions (2) go with it: done, s; messages are, or may be, unread by s" in said()
+    scene.cursor("s", Position(last, 0))
+    assert said().endswith("done, s; all have read all")
+    scene.cursor("s", None)
+    assert "whether messages are unread is not known: cursor s" in said()
+    for number in range(10):
+        scene.cursor(f"a{number}", Position(last, 0))
+    assert "(12) go with it: a0, " in said()
+    assert "a9 and 2 more;" in said()
+    for name in ("done", "s", *(f"a{number}" for number in range(10))):
+        scene.cluster.remove(f"{scene.path}/{name}")
+    assert said().endswith("it has no durable subscription")
 
 
 def test_a_topic_with_a_compaction_that_cannot_be_read_is_refused(everything: Everything) -> None:
