@@ -37,7 +37,9 @@ def trim_expired_op(context: dg.OpExecutionContext, config: RetentionConfig, lif
     """Refuses a stale, report-only or foreign plan. What changed since the plan stays, and is shown with its code."""
     where, order, dry_run = lifecycle.cluster(), config.order(), config.dry_run
     metadata = finish(
-        dry_run, lambda report: apply_retention(where, context.run_id, order, dry_run=dry_run, report=report)
+        dry_run,
+        lambda report: apply_retention(where, context.run_id, order, dry_run=dry_run, report=report),
+        context.log.info,
     )
     context.add_output_metadata(metadata)
 

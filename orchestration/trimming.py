@@ -1,7 +1,7 @@
 """Jobs that take ledgers off topics: ``trim_topics`` and ``delete_topics``. Both are dry runs unless told otherwise."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -104,8 +104,21 @@ def shown(marked: Sequence[LedgerOutcome], dry_run: bool) -> dict[str, Any]:
     }
 
 
-def finish(dry_run: bool, work: Callable[[Report], list[LedgerOutcome]]) -> dict[str, Any]:
-    """Metadata of what ``work`` did.
+def lines(marked: Sequence[LedgerOutcome], dry_run: bool) -> Iterator[str]:
+    """What became of each topic's ledgers, for the run's log: a line per topic, outcome and code."""
+    counts = Counter((one.topic, one.outcome, one.why.code.value) for one in marked)
+    reasons = {(one.topic, one.outcome, one.why.code.value): one.reason for one in reversed(marked)}
+    for what, count in sorted(counts.items())[: show.SAMPLE]:
+        topic, outcome, code = what
+        yield f"{'dry run: ' if dry_run else ''}{topic}: {outcome} ({code}), {count} rows: {reasons[what]}"
+    if len(counts) > show.SAMPLE:
+        yield f"... {len(counts) - show.SAMPLE} more lines: the run's metadata has the totals"
+
+
+def finish(
+    dry_run: bool, work: Callable[[Report], list[LedgerOutcome]], say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Metadata of what ``work`` did; ``say`` hears it too.
 
     A failed topic, a run that was refused everything, or a stop with some topics done, is a Failure that carries it.
     """
@@ -115,8 +128,12 @@ def finish(dry_run: bool, work: Callable[[Report], list[LedgerOutcome]]) -> dict
     except LifecycleError as error:
         if not done:
             raise
+        for line in lines(done, dry_run):
+            say(line)
         raise dg.Failure(f"stopped: {error}; the metadata has what was done before", shown(done, dry_run)) from error
     metadata = shown(marked, dry_run)
+    for line in lines(marked, dry_run):
+        say(line)
     failed = [one for one in marked if one.outcome == Outcome.FAILED]
     if failed:
         first = f"{failed[0].topic}: {failed[0].reason}"
@@ -143,7 +160,9 @@ def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: Lifec
     orders = [one.order() for one in config.topics]
     cluster, dry_run = lifecycle.cluster(), config.dry_run
     metadata = finish(
-        dry_run, lambda report: trim_run.trim(cluster, context.run_id, orders, dry_run=dry_run, report=report)
+        dry_run,
+        lambda report: trim_run.trim(cluster, context.run_id, orders, dry_run=dry_run, report=report),
+        context.log.info,
     )
     context.add_output_metadata(metadata)
 
@@ -172,6 +191,7 @@ def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig,
         lambda report: trim_run.delete_topics(
             cluster, context.run_id, topics, force=force, dry_run=dry_run, report=report
         ),
+        context.log.info,
     )
     context.add_output_metadata(metadata)
 

@@ -104,7 +104,11 @@ def test_a_run_that_was_refused_everything_fails() -> None:
     with pytest.raises(dg.Failure, match=f"nothing was done, 2 topics refused, the first: {NAME}: it is no topic") as e:
         finish(False, lambda report: rows)
     assert e.value.metadata["ledgers"].value == 2
-    assert finish(True, lambda report: rows)["ledgers"] == 2
+    said: list[str] = []
+    assert finish(True, lambda report: rows, said.append)["ledgers"] == 2
+    assert len(said) == 2
+    assert said[0].startswith(f"dry run: {NAME}: refused (")
+    assert said[0].endswith("1 rows: it is no topic")
 
 
 @pytest.mark.parametrize("outcome", [Outcome.REMOVED, Outcome.LEFT_TO_BROKER])
