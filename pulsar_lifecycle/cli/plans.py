@@ -5,8 +5,10 @@ Belongs here: the pages. Not here: applying a plan, which is the Dagster job ``a
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,10 +23,13 @@ if TYPE_CHECKING:
     from pulsar_lifecycle.cli.plan_kinds import PlanKind
     from pulsar_lifecycle.ports import Lake
     from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+    from pulsar_lifecycle.runs.cluster import Cluster
     from pulsar_lifecycle.settings import Settings
 
 SAMPLE = 20
 JOURNAL_ROWS = 50
+DAY_MS = 86_400_000
+NOTHING_LEFT = "nothing is left to apply"
 
 
 def plans(context: typer.Context, as_json: AsJson = False) -> None:
@@ -40,6 +45,7 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
         show.json_document([plan.to_json() for plan in found])
         return
     now = where.clock.now_ms()
+    done = _settled_plans(where, found, now)
     rows = [
         (
             plan.plan_id,
@@ -47,7 +53,7 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
             plan.ledgers,
             _share(plan),
             show.size(plan.physical_bytes),
-            condition(plan, settings, now),
+            NOTHING_LEFT if plan.plan_id in done else condition(plan, settings, now),
         )
         for plan in found
     ]
@@ -167,6 +173,32 @@ def condition(summary: PlanSummary, settings: Settings, now: int) -> str:
     return f"actionable for {show.span(left)}" if left >= 0 else "expired"
 
 
+def _settled_plans(where: Cluster, found: Sequence[PlanSummary], now: int) -> set[str]:
+    """Ids of those that could be applied still, and whose every ledger is settled."""
+    import pyarrow.compute as pc
+
+    from pulsar_lifecycle.cli.plan_kinds import kind_of
+    from pulsar_lifecycle.errors import LifecycleError
+    from pulsar_lifecycle.journal.queries import filed_since
+
+    valid_since = now - where.settings.orphans.plan_valid_for * 1000
+    ours = [one for one in found if one.cluster == where.settings.cluster and one.actionable and one.ledgers]
+    open_ids = [one.plan_id for one in ours if one.created_at >= valid_since]
+    if not open_ids:
+        return set()
+    applied = pc.field("plan_id").isin(open_ids) & filed_since(int(valid_since) - DAY_MS)  # clocks may differ
+    columns = ["plan_id", "ledger_id", "topic", "action", "phase", "outcome"]
+    journalled = where.journal_reader.find(applied, columns)
+    settled: set[str] = set()
+    for plan_id in set(journalled.column("plan_id").to_pylist()):
+        with contextlib.suppress(LifecycleError):  # `plan ID` says what is wrong with its rows
+            kind = kind_of(plan_id)
+            rows = kind.stored(where.lake, plan_id)[1]
+            if kind.settled(rows, journalled.filter(pc.field("plan_id") == plan_id)) == rows.num_rows:
+                settled.add(plan_id)
+    return settled
+
+
 def refusal_of(kind: PlanKind, summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> str:
     """Why applying the whole plan now would be refused; empty if it would not, as far as the lake can tell."""
     from pulsar_lifecycle.errors import Refused
@@ -215,7 +247,7 @@ def _print_plan(
             ("frees", f"{show.size(summary.physical_bytes)} on disk, {show.size(summary.logical_bytes)} logical"),
             ("digest", summary.digest),
             ("journal", ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.items())) or "not applied"),
-            ("settled", f"{settled} of its ledgers{'' if left else ': nothing is left to apply'}" if settled else None),
+            ("settled", f"{settled} of its ledgers{'' if left else f': {NOTHING_LEFT}'}" if settled else None),
             ("gaps", list(summary.gaps[:SAMPLE])),
         ]
     )

@@ -33,7 +33,7 @@ from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
-from pulsar_lifecycle.records.outcomes import Action
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans import deletion_plan, load_plan, retention_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
@@ -302,6 +302,39 @@ def test_plans_lists_what_can_be_applied(plan: PlanSummary, capsys: pytest.Captu
     assert "actionable for 23 h" in out
     assert run("plans", "--json") == 0
     assert [p["plan_id"] for p in json.loads(capsys.readouterr().out)] == ["orphans-1"]
+
+
+@pytest.mark.parametrize(("outcome", "left"), [("deleted", False), ("kept", False), ("retrying", True)])
+def test_plans_says_of_which_nothing_is_left_to_apply(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str], outcome: Outcome, left: bool
+) -> None:
+    at, action = plan.created_at + 1, Action.DELETE_LEDGER
+    sent = JournalRow(
+        "r", "test", plan.plan_id, 7, "ML", TOPIC, action, Phase.SEND, Outcome.SENT, "", 5, "", "{}", at, code="planned"
+    )
+    journal = FileJournal(load_settings(settings_file).lake.path)
+    journal.record([sent])
+    assert run("plans") == 0
+    assert "actionable for 23 h" in capsys.readouterr().out
+    journal.record([replace(sent, phase=Phase.DELETE, outcome=outcome)])
+    assert run("plans") == 0
+    shown = capsys.readouterr().out
+    assert ("actionable for 23 h" in shown, "nothing is left to apply" in shown) == (left, not left)
+
+
+def test_plans_lists_a_plan_whose_rows_are_gone(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = load_settings(settings_file).lake.path
+    row = JournalRow(
+        "r", "test", plan.plan_id, 7, "ML", TOPIC, Action.DELETE_LEDGER, Phase.SEND, Outcome.SENT, "", 5, "", "{}",
+        plan.created_at, code="planned",
+    )  # fmt: skip
+    FileJournal(lake).record([row])
+    (rows,) = (Path(lake) / "plans" / plan.plan_id).glob("*.parquet")
+    rows.unlink()
+    assert run("plans") == 0
+    assert "actionable for 23 h" in capsys.readouterr().out
 
 
 def test_the_run_config_is_the_one_of_the_plans_page(
