@@ -33,7 +33,7 @@ class Code(StrEnum):
     RUN_ENDED = "run_ended"
     """Deleted by a run that ended before it could say so; a later run found that out."""
     PLANNED = "planned"
-    """Its message was sent."""
+    """Its message was sent: a plan has it, or its topic is written or deleted next. The reason says which."""
     SENT_AGAIN = "sent_again"
     """Its dead letter was sent again."""
     NOT_SENT = "not_sent"
@@ -89,7 +89,7 @@ class Code(StrEnum):
     READ_CHECK_DUE = "read_check_due"
     """Its broker must read the first offloaded ledger of its location, and could not be asked to."""
     TOPIC_DELETED = "topic_deleted"
-    """Its topic was deleted whole."""
+    """Its broker deleted its topic whole, and of the ledgers those that it could: nothing was written by us."""
     BROKER_DELETED = "broker_deleted"
     """The broker deleted it, and its topic is there still."""
 

@@ -97,7 +97,8 @@ class Outcome(StrEnum):
     DELETED = "deleted"
     """Phase ``delete``, final: this run deleted it."""
     GONE = "gone"
-    """Phase ``delete``, final: it was not there any more. A broker deleted it, or an earlier run that was killed."""
+    """Phase ``delete``, final: it was not there any more. A broker deleted it, an earlier run that was killed did, or
+    this run did, by another message about the same ledger (code ``twin``)."""
     KEPT = "kept"
     """Phase ``delete``, final: something refers to it, or a rule keeps it."""
     REFUSED = "refused"
@@ -114,12 +115,14 @@ class Outcome(StrEnum):
     again."""
 
     MARKED = "marked"
-    """Phase ``mark``: a ledger is leaving its topic's metadata by our own compare-and-set."""
+    """Phase ``mark``: a ledger is about to leave its topic's metadata, by our own compare-and-set, or with its topic,
+    which its broker is asked to delete next. Phase ``release``: its copy in BookKeeper is about to be released."""
     LEFT = "left"
     """Phase ``mark``: it stayed in its topic's metadata. Offload, action ``load-topic``: this run did nothing about it,
     the reason says why."""
     REMOVED = "removed"
-    """Phase ``mark``: its topic lists it no more."""
+    """Phase ``mark``: its topic lists it no more. Our compare-and-set took it off, or its broker deleted the topic, and
+    of its ledgers those that it could (code ``topic_deleted``)."""
     NOTHING = "nothing-to-do"
     """Trims: its topic's list begins behind the ledger that is asked for, or is empty."""
     GOES = "goes"
