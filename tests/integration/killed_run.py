@@ -23,9 +23,11 @@ from pyspark import cloudpickle
 
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
+from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs.caps import AS_SET, Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -38,6 +40,7 @@ from sandbox.clients import wait_for
 from tests.kit.local_cluster import AT_ONCE, local_cluster
 
 PORTS: dict[str, type] = {
+    "admin": HttpBrokerAdmin,
     "store": KazooStore,
     "journal": FileJournal,
     "queue": PulsarDeletionQueue,
@@ -103,7 +106,7 @@ class Running:
         """
         self.process.join(900)
         code = self.process.exitcode
-        log = f"it ended with {code}: {self.log.read_text(errors='replace')[-4000:]}"
+        log = f"it ended with {code}: {self._said()}"
         if not self.reached():
             assert code == 0, log
             return []
@@ -118,8 +121,11 @@ class Running:
     def struck(self) -> list[Struck]:
         """:meth:`end` of a run that must come to each of its steps."""
         found = self.end()
-        assert found, f"it never came to {self._names}"
+        assert found, f"it never came to {self._names}: {self._said()}"
         return found
+
+    def _said(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]
 
     @property
     def _names(self) -> str:
@@ -129,7 +135,7 @@ class Running:
 def strike(
     settings: Path, task: str, arguments: Mapping[str, Any], *steps: Step, victim: str = RUN, tasks: int = AT_ONCE
 ) -> Running:
-    """Begin a run of ``task`` (``delete``, ``apply``, ``offload``, ``trim``, ``retention``) that is struck.
+    """Begin a run of ``task`` (``delete``, ``apply``, ``offload``, ``trim``, ``retention``, ``load``) that is struck.
 
     It is struck once at each of ``steps``; only executors can be so more than once. ``tasks``: how many work at once.
     """
@@ -266,5 +272,8 @@ def main(file: str, task: str, arguments: dict[str, Any], faults: Sequence[Fault
     elif task == "retention":
         order = Order(arguments["plan_id"], arguments["digest"])
         print(apply_retention(where, arguments["run_id"], order, dry_run=False))
+    elif task == "load":
+        order = Order(arguments["plan_id"], arguments["digest"])
+        print(load_topics(where, arguments["run_id"], order, dry_run=False))
     else:
         raise SystemExit(f"unknown task {task}")

@@ -7,7 +7,7 @@ Belongs here: whether the plan may be applied, judging its topics afresh, budget
 it (``lifecycle/load/load_planning.py``), what is done to loaded topics (``lifecycle/load/visits.py``).
 
 A broker that takes a bundle loads all its topics. So topics of a bundle without an owner are loaded together, and only
-if each of them may be loaded; brokers load ``__change_events`` by themselves wherever they load a topic.
+if each of them may be loaded; brokers load :data:`BY_THEMSELVES` wherever they load a topic.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun
 
 Report = Callable[[Sequence[LoadedTopic]], None]
 """Hears what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
+
+BY_THEMSELVES = (CHANGE_EVENTS, "__transaction_buffer_snapshot")
+"""Local names of system topics that brokers read, each in its namespace, for every topic that they load."""
 
 SAME = (
     *("ledger_id", "retention_minutes", "retention_mb", "ttl_seconds"),
@@ -326,7 +329,7 @@ def _others_of_bundle(store: MetadataStore, topic: Topic, going: Collection[Topi
     if listing is None or isinstance(listing, Unread) or len(listing.names) != listing.num_children:
         return [f"topics that cannot be listed ({path})"]
     named = [Topic.from_managed_ledger(f"{topic.namespace}/{topic.domain}/{name}") for name in listing.names]
-    theirs = [one for one in named if one.partitioned_parent.local != CHANGE_EVENTS and one not in going]
+    theirs = [one for one in named if one.partitioned_parent.local not in BY_THEMSELVES and one not in going]
     place = bundles(store, [topic, *theirs])
     return [one for one in theirs if place[one] == place[topic]]
 

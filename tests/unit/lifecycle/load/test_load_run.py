@@ -11,7 +11,7 @@ import pytest
 from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, Refused, StoreError
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.lifecycle.load.load_run import load_topics
+from pulsar_lifecycle.lifecycle.load.load_run import BY_THEMSELVES, load_topics
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
@@ -218,6 +218,16 @@ def test_a_bundle_that_was_moved_lately_is_left(scene: LoadScene) -> None:
     store.delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
     scene.own()
     assert kept(scene, plan) is LoadKept.BUNDLE_MOVED
+
+
+def test_topics_that_brokers_load_by_themselves_share_no_bundle(scene: LoadScene) -> None:
+    expired(scene)
+    for name in BY_THEMSELVES:
+        scene.servers.topic(Topic.parse(f"{OWN}{name}"))
+    plan = planned(scene, "a")
+    scene.servers.open_store().delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
+    (found,) = load_topics(scene.cluster, "dry", Order(plan.plan_id, plan.digest), dry_run=True)
+    assert found.outcome is Outcome.GOES, found
 
 
 @pytest.mark.parametrize("others", [(), ("b",)])

@@ -1,0 +1,267 @@
+"""A load plan on real servers: brokers free what only they can, and nothing of ours stays loaded, kills included."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
+from pulsar_lifecycle.lifecycle.load.load_run import load_topics
+from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
+from pulsar_lifecycle.metastore.load_state import ledger_states
+from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.trimming.retention_run import apply_retention
+from sandbox import topics, znodes
+from sandbox.clients import Admin, pulsar_client
+from sandbox.cluster import Cluster
+from tests.integration.killed_run import Step, strike
+from tests.integration.pipeline import (
+    STATS_INTERVAL,
+    Pipeline,
+    new_namespace,
+    settings_file,
+    wait_listed,
+    wait_unlisted,
+    wait_until_unloaded_counts,
+)
+from tests.integration.retention import close_earlier, loaded, retention
+
+pytestmark = pytest.mark.integration
+
+MINUTE = 61.0
+"""Seconds after which what was closed is older than the shortest retention time but none."""
+CONTENTS = topics.payloads(70)
+"""Two ledgers: the sandbox's have 50 entries."""
+
+
+@pytest.fixture(scope="module")
+def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose broker may be killed."""
+    cluster = Cluster(tmp_path_factory.mktemp("lone") / "sandbox")
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop(purge=True)
+
+
+def pipeline_of(cluster: Cluster, folder: Path, namespaces: Sequence[str], **load: Any) -> Pipeline:
+    section = {"namespaces": list(namespaces), "min_bytes": 1, "settled_for": "1s", "timeout": "60s", **load}
+    section["max_broker_load"] = 1.0  # a test machine is busy
+    overrides = {"zookeeper": {"session_timeout": "5s", "slow_above": "2s", "stop_above": "20s"}, "load": section}
+    return Pipeline(settings_file(cluster, folder, overrides))
+
+
+def listed(cluster: Cluster, topic: str) -> list[int]:
+    with cluster.metadata() as zk:
+        return sorted(znodes.listed_ledgers(zk, topic))
+
+
+def no_retention(admin: Admin, namespace: str) -> None:
+    policy = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+    admin.call("POST", f"/v2/namespaces/{namespace}/retention", policy)
+
+
+def filled(
+    client: pulsar.Client, admin: Admin, topic: str, *, subscribed: bool = True, read: bool = False
+) -> list[int]:
+    """A topic, perhaps with a subscription that has read all or nothing, unloaded; returns its ledgers."""
+    if subscribed:
+        client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest).close()
+    ids = list(dict.fromkeys(topics.publish(client, topic, CONTENTS)))
+    if read:
+        admin.topic("POST", topic, "/subscription/s/skip_all")
+    admin.unload(topic)
+    return ids
+
+
+def beside(namespace: str, other: str) -> str:
+    """A topic in the bundle of another one of its namespace; the sandbox's have four bundles of one size."""
+    names = (f"persistent://{namespace}/{local}" for local in (other, *(f"open-{n}" for n in range(99))))
+    first, *some = ((name, zlib.crc32(name.encode()) >> 30) for name in names)
+    return next(name for name, bundle in some if bundle == first[1])
+
+
+def planned(pipeline: Pipeline) -> tuple[PlanSummary, dict[str, dict[str, Any]]]:
+    """A plan of a new scan, and all rows of ``topics_to_load`` by topic."""
+    epoch = pipeline.scan()
+    summary, _ = make_load_plan(pipeline.where, epoch)
+    lake = pipeline.where.lake
+    batches = lake.batches(lake.parts(epoch.epoch_id, TABLE), TOPICS_TO_LOAD.names)
+    return summary, {row["topic"]: row for batch in batches for row in batch.to_pylist()}
+
+
+def notes(cluster: Cluster) -> list[str]:
+    with cluster.metadata() as zk:
+        path = control.PENDING_UNLOADS[control.LEASE]
+        return list(zk.get_children(path) or ()) if zk.exists(path) else []
+
+
+def state(pipeline: Pipeline, ledger: int) -> str | None:
+    with pipeline.where.ports(read_only=True) as ports:
+        return ledger_states(ports.store, [ledger], "/ledgers")[0]
+
+
+@dataclass(frozen=True)
+class Aged:
+    """Topics that no broker has since ``since`` (``time.time()``), and the ledgers of each; ``live`` is loaded."""
+
+    namespaces: Mapping[str, str]
+    ids: Mapping[str, list[int]]
+    client: pulsar.Client
+    live: str
+    open: str
+    since: float
+
+    def topic(self, namespace: str, name: str) -> str:
+        return f"persistent://{self.namespaces[namespace]}/{name}"
+
+
+@pytest.fixture(scope="module")
+def aged(lone: Cluster) -> Iterator[Aged]:
+    """Begun before the kills: the shortest retention time but none is a minute."""
+    names = {name: new_namespace(lone, name) for name in ("aged", "killed", "ttl", "unnamed")}
+    last, live, held = (f"persistent://{names['aged']}/{name}" for name in ("last", "live", "held"))
+    open_ = beside(names["killed"], "__transaction_buffer_snapshot")
+    late, other = f"persistent://{names['ttl']}/late", f"persistent://{names['unnamed']}/other"
+    with pulsar_client(lone.service_url) as client, Admin(lone.admin_url) as admin:
+        retention(admin, names["killed"], 1)
+        ids = {open_: list(dict.fromkeys(topics.publish(client, open_, CONTENTS)))}
+    lone.kill("broker-1")
+    lone.start_server("broker-1")
+    with pulsar_client(lone.service_url) as client, Admin(lone.admin_url) as admin:
+        retention(admin, names["aged"], 1)
+        no_retention(admin, names["unnamed"])
+        no_retention(admin, names["ttl"])
+        admin.call("POST", f"/v2/namespaces/{names['ttl']}/messageTTL", 5)
+        for name in (last, held, late, other):
+            ids[name] = filled(client, admin, name, read=name in (last, other))
+        client.subscribe(live, "s", initial_position=pulsar.InitialPosition.Earliest).close()
+        topics.publish(client, live, CONTENTS)
+        producer = client.create_producer(live)
+        since = time.time()
+        wait_unlisted(lone, ids)
+        wait_listed(lone, live)
+        yield Aged(names, ids, client, live, open_, since)
+        producer.close()
+
+
+STEPS = [
+    Step("store", "create", after=True, about="step-0"),
+    Step("admin", "internal_stats", after=True, about="step-1"),
+    Step("admin", "expire_messages", after=True, about="step-2"),
+    Step("admin", "trim", after=False, about="step-3"),
+    Step("admin", "unload", after=True, about="step-4"),
+]
+"""Where a run dies, each at a topic of its own; every other step over fakes."""
+UNSUBSCRIBED = 3
+"""This topic nobody trims but by order: a broker whose slowest cursor moves into a new ledger trims by itself."""
+
+
+def test_what_a_killed_run_has_loaded_the_next_one_unloads(
+    lone: Cluster, aged: Aged, spark: None, tmp_path: Path
+) -> None:
+    namespace = new_namespace(lone, "kills")
+    names = [f"persistent://{namespace}/step-{number}" for number in range(len(STEPS))]
+    with Admin(lone.admin_url) as admin:
+        no_retention(admin, namespace)
+        admin.call("POST", f"/v2/namespaces/{namespace}/messageTTL", 5)
+        ids = {
+            name: filled(aged.client, admin, name, subscribed=number != UNSUBSCRIBED)
+            for number, name in enumerate(names)
+        }
+    since = time.time()
+    wait_unlisted(lone, names)
+    wait_until_unloaded_counts(since)
+    pipeline = pipeline_of(lone, tmp_path, [namespace], at_once=1)
+    plan, rows = planned(pipeline)
+    assert {name for name, row in rows.items() if row["kept"] is None} == set(names)
+    arguments = {"plan_id": plan.plan_id, "digest": plan.digest}
+    for number, step in enumerate(STEPS):
+        (struck,) = strike(pipeline.file, "load", {"run_id": f"killed-{number}", **arguments}, step).struck()
+        assert step.about in struck.arguments
+        assert notes(lone)
+    time.sleep(3 * STATS_INTERVAL + 1)  # until the brokers' lists say who has what
+    settled = load_topics(pipeline.where, "settle", Order(plan.plan_id, plan.digest), dry_run=False)
+    assert not [one for one in settled if one.outcome is Outcome.FAILED], settled
+    wait_unlisted(lone, names)
+    assert notes(lone) == []
+
+    wait_until_unloaded_counts(time.time())
+    plan, _ = planned(pipeline)
+    load_topics(pipeline.where, "last", Order(plan.plan_id, plan.digest), dry_run=False)
+    wait_unlisted(lone, names)
+    assert notes(lone) == []
+    left = {name for name in names if not set(ids[name]).isdisjoint(listed(lone, name))}
+    assert left <= {names[UNSUBSCRIBED]}  # there a new ledger is the last one by now: the others go by metadata
+
+
+def test_brokers_free_what_metadata_cannot_and_all_else_stays(
+    lone: Cluster, aged: Aged, spark: None, tmp_path: Path
+) -> None:
+    last, held, open_ = aged.topic("aged", "last"), aged.topic("aged", "held"), aged.open
+    late, other, ids = aged.topic("ttl", "late"), aged.topic("unnamed", "other"), aged.ids
+    time.sleep(max(0.0, aged.since + MINUTE - time.time()))
+    pipeline = pipeline_of(lone, tmp_path, [aged.namespaces[name] for name in ("aged", "killed", "ttl")])
+    where = pipeline.where
+    assert state(pipeline, ids[open_][-1]) == LedgerState.OPEN.name
+    plan, rows = planned(pipeline)
+    needs = {name: (row["needs"], row["kept"]) for name, row in rows.items() if name in {*ids, aged.live}}
+    assert needs == {
+        last: (["last_ledger_expired"], None),
+        open_: (["open_expired"], None),
+        late: (["past_ttl"], None),
+        other: (["last_ledger_expired"], str(LoadKept.WAY_IS_METADATA)),
+    }
+    assert plan.actionable
+    assert rows[late]["bytes_at_once"] > 0
+    assert {rows[name]["second_visit_at"] is not None for name in (last, open_)} == {True}
+    others = listed(lone, other)  # what was acknowledged its broker may have trimmed before the unload
+    order = Order(plan.plan_id, plan.digest)
+    dry = load_topics(where, "dry", order, dry_run=True)
+    assert {one.topic: one.outcome for one in dry} == dict.fromkeys((last, open_, late), Outcome.GOES), dry
+    assert not loaded(lone) & set(ids)
+
+    done = load_topics(where, "run", order, dry_run=False)
+    assert {one.topic: one.outcome for one in done} == dict.fromkeys((last, open_, late), Outcome.DONE), done
+    assert set(ids[late]).isdisjoint(listed(lone, late))
+    assert listed(lone, last)[0] == ids[last][-1]
+    assert ids[open_][-1] in listed(lone, open_)
+    assert state(pipeline, ids[open_][-1]) == LedgerState.CLOSED.name
+    assert (listed(lone, held), listed(lone, other)) == (ids[held], others)
+    wait_unlisted(lone, ids)
+    assert notes(lone) == []
+    journalled = journal_rows(where.journal_reader, run_id="run").to_pylist()
+    steps = {
+        (row["topic"], row["phase"])
+        for row in journalled
+        if row["action"] == Action.LOAD_TOPIC and row["outcome"] == Outcome.DONE
+    }
+    assert {(late, phase) for phase in ("load", "expire", "unload")} <= steps, steps
+    assert {(open_, phase) for phase in ("load", "trim", "unload")} <= steps, steps
+
+    assert {one.topic for one in done if one.second_visit_at} == {last, open_}
+    close_earlier(lone, [last, open_])
+    wait_until_unloaded_counts(time.time())
+    second, _ = make_retention_plan(where, pipeline.scan())
+    found = apply_retention(where, "second", Order(second.plan_id, second.digest), dry_run=False)
+    gone = {one.ledger_id for one in found if one.outcome is Outcome.REMOVED}
+    assert {ids[last][-1], ids[open_][-1]} <= gone
+    assert not loaded(lone) & set(ids)
+    for name in (aged.live, held):
+        reader = aged.client.create_reader(name, pulsar.MessageId.earliest)
+        assert [reader.read_next(60_000).data() for _ in CONTENTS] == CONTENTS
