@@ -3,7 +3,7 @@
 Source of truth: the buckets' listings against the newest scan's topics. Job ``sweep_objects`` applies the plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -110,7 +110,9 @@ def inventory_shown(rows: DataFrame) -> dict[str, Any]:
     return {
         "dagster/row_count": sum(row["objects"] for row in kinds),
         "bytes": sum(row["bytes"] for row in kinds),
-        "by bucket": dg.MetadataValue.md(show.markdown(["bucket", "kind", *headers], map(_cells, kinds))),
+        "by bucket": dg.MetadataValue.md(
+            show.markdown(["bucket", "kind", *headers], (_cells(row[:-1]) for row in kinds))
+        ),
         "why kept": dg.MetadataValue.md(show.markdown(["kind", "code", *headers, "such as"], map(_cells_why, reasons))),
         "largest kept": _sample(rows.where(plain)),
     }
@@ -133,13 +135,14 @@ def _grouped(rows: DataFrame, *by: str) -> list[Any]:
     )
 
 
-def _cells(row: Any) -> tuple[Any, ...]:
-    *by, entries, objects, size, oldest, _ = row
+def _cells(row: Sequence[Any]) -> tuple[Any, ...]:
+    """Of the columns of a group, then its entries, objects, bytes and the oldest."""
+    *by, entries, objects, size, oldest = row
     return (*by, entries, objects, show.size(size), _at(oldest))
 
 
 def _cells_why(row: Any) -> tuple[Any, ...]:
-    return (*_cells(row), row["reason"])
+    return (*_cells(row[:-1]), row["reason"])
 
 
 def _sample(rows: DataFrame) -> dg.MetadataValue:

@@ -38,7 +38,7 @@ BUCKET = "tiered-storage"
 
 _READY_TIMEOUT = 300.0
 _STOP_TIMEOUT = 20.0
-_END_TIMEOUT = 90.0
+_END_TIMEOUT = 180.0
 """Seconds until a server that is told to end must have: a broker unloads its topics first, for up to a minute."""
 
 

@@ -161,6 +161,6 @@ def test_planning_and_running_an_offload_loads_no_topic(sandbox: Cluster, tmp_pa
     time.sleep(2)
     assert nodes(sandbox, namespace) == before
     assert {name: bool(left_out) for name, (_, left_out) in found.items()} == dict(zip(names, (0, 1, 0), strict=True))
-    assert "its bucket another is not one of" in found[names[1]][1]
+    assert "its bucket another is not one of" in str(found[names[1]][1])
     admin.topic("GET", names[0], "/retention")  # what it was asked by, before
     wait_for("REST to load topics", lambda: nodes(sandbox, namespace) != before)
