@@ -1,17 +1,25 @@
+# pyright: reportMissingTypeStubs=false
+# pyarrow has no types.
 """What a run may rely on of the scans there are: which are fresh, covered, and of this cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
 
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.ports import MetadataStore
+from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap, GapCode, in_words
-from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs import control, plan_checks
+from pulsar_lifecycle.runs.caps import Caps, Order, caps_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
 from pulsar_lifecycle.scan import history_check
@@ -143,6 +151,40 @@ def check_may_act(cluster: Cluster, store: MetadataStore) -> str:
         raise Refused(SWITCHED_OFF)
     control.check_not_paused(store)
     return check_store(cluster, store)
+
+
+def check_order(
+    cluster: Cluster,
+    order: Order,
+    stored: Callable[[str], tuple[PlanSummary, pa.Table]],
+    digest: Callable[[pa.Table, Mapping[str, Any]], str],
+    as_capped: Callable[[pa.Table], pa.Table],
+    *,
+    dry_run: bool,
+) -> tuple[PlanSummary, pa.Table, Caps]:
+    """The plan that an order names, as many of its rows as it takes, and the caps in effect, if it may be applied now.
+
+    ``stored`` reads a plan by its id, ``as_capped`` gives its rows as caps count them. Raises Refused for a plan that
+    is stale, report-only, of another cluster or beyond the caps; NotFound, UsageError, Paused.
+    """
+    settings = cluster.settings
+    caps, now = caps_of(settings, order), cluster.clock.now_ms()
+    with cluster.ports(read_only=True) as ports:
+        fingerprint = (check_store if dry_run else check_may_act)(cluster, ports.store)
+    summary, rows = stored(order.plan_id)
+    valid = int(settings.orphans.plan_valid_for * 1000)
+    plans.check_applicable(
+        summary,
+        digest(rows, summary.to_json()),
+        digest_given=order.digest,
+        fingerprint=fingerprint,
+        now=now,
+        valid_for_ms=valid,
+    )
+    plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, settings.words_in_force(now))
+    some = rows.slice(0, order.limit or rows.num_rows)
+    plan_checks.check_caps(summary, as_capped(some), caps)
+    return summary, some, caps
 
 
 def check_store(cluster: Cluster, store: MetadataStore) -> str:

@@ -17,11 +17,9 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.plans import retention_plan
-from pulsar_lifecycle.runs import plan_checks
-from pulsar_lifecycle.runs.caps import Order, caps_of
+from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report
@@ -45,23 +43,9 @@ def apply_retention(
     has loaded by now is left to it. A dry run writes nothing. Repeating it is harmless. Raises Refused for a plan that
     is stale, report-only, of another cluster or beyond the caps; NotFound, UsageError, and as ``trim_run.trim``.
     """
-    settings = cluster.settings
-    caps, now = caps_of(settings, order), cluster.clock.now_ms()
-    with cluster.ports(read_only=True) as ports:
-        fingerprint = (evidence.check_store if dry_run else evidence.check_may_act)(cluster, ports.store)
-    summary, rows = cluster.lake.retention_plan(order.plan_id)
-    valid = int(settings.orphans.plan_valid_for * 1000)
-    plans.check_applicable(
-        summary,
-        retention_plan.digest(rows, summary.to_json()),
-        digest_given=order.digest,
-        fingerprint=fingerprint,
-        now=now,
-        valid_for_ms=valid,
+    summary, some, caps = evidence.check_order(
+        cluster, order, cluster.lake.retention_plan, retention_plan.digest, retention_plan.as_capped, dry_run=dry_run
     )
-    plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, settings.words_in_force(now))
-    some = rows.slice(0, order.limit or rows.num_rows)
-    plan_checks.check_caps(summary, retention_plan.as_capped(some), caps)
     orders = _orders(some, _Policies(cluster))
     return trim(cluster, run_id, orders, dry_run=dry_run, report=report, caps=caps, of_plan=summary.plan_id)
 

@@ -35,13 +35,12 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.run_settings import LoadSettings
-from pulsar_lifecycle.runs import control, plan_checks
-from pulsar_lifecycle.runs.caps import Order, caps_of
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
@@ -90,23 +89,10 @@ def load_topics(
 
 
 def _checked(cluster: Cluster, order: Order, *, dry_run: bool) -> tuple[pa.Table, str]:
-    settings = cluster.settings
-    caps, now = caps_of(settings, order), cluster.clock.now_ms()
-    with cluster.ports(read_only=True) as ports:
-        fingerprint = (evidence.check_store if dry_run else evidence.check_may_act)(cluster, ports.store)
-    summary, rows = cluster.lake.load_plan(order.plan_id)
-    valid = int(settings.orphans.plan_valid_for * 1000)
-    plans.check_applicable(
-        summary,
-        load_plan.digest(rows, summary.to_json()),
-        digest_given=order.digest,
-        fingerprint=fingerprint,
-        now=now,
-        valid_for_ms=valid,
+    lake = cluster.lake
+    summary, some, _ = evidence.check_order(
+        cluster, order, lake.load_plan, load_plan.digest, load_plan.as_capped, dry_run=dry_run
     )
-    plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, settings.words_in_force(now))
-    some = rows.slice(0, order.limit or rows.num_rows)
-    plan_checks.check_caps(summary, some.append_column("physical_bytes", some.column("bytes")), caps)
     return some, summary.plan_id
 
 

@@ -50,3 +50,8 @@ _FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "action
 def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
     """SHA-256 (hex) over the id-sorted canonical rows and the facts that make the plan actionable."""
     return plans.digest(rows.select(TOPICS_TO_LOAD.names), {name: summary[name] for name in _FACTS})
+
+
+def as_capped(rows: pa.Table) -> pa.Table:
+    """Rows as caps count them: a load knows logical bytes alone."""
+    return rows.append_column("physical_bytes", rows.column("bytes"))
