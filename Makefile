@@ -32,7 +32,7 @@ lock: setup ## Write requirements.lock anew from pyproject.toml; UPGRADE=1 takes
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-annotate \
 	  --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade,) --quiet --output-file requirements.lock
 
-demo: setup ## Find, plan and delete leaked ledgers on a real cluster in miniature
+demo: setup ## Delete leaked ledgers, offload topics and free a disk, on a real cluster in miniature
 	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
 	@$(BIN)/python -m sandbox.demo
 

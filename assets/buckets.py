@@ -4,7 +4,6 @@ Source of truth: the buckets' listings against the newest scan's topics. Job ``s
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -18,7 +17,7 @@ from assets.names import EPOCH, key
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting
-from pulsar_lifecycle.tiered.buckets.bucket_rules import DELETE
+from pulsar_lifecycle.tiered.buckets.bucket_rules import SweepAction
 from pulsar_lifecycle.tiered.buckets.bucket_runs import TABLE, run_config, take_inventory
 from resources.lifecycle import LifecycleResource
 
@@ -138,7 +137,7 @@ def _grouped(rows: DataFrame, *by: str) -> list[Any]:
 def _cells(row: Sequence[Any]) -> tuple[Any, ...]:
     """Of the columns of a group, then its entries, objects, bytes and the oldest."""
     *by, entries, objects, size, oldest = row
-    return (*by, entries, objects, show.size(size), _at(oldest))
+    return (*by, entries, objects, show.size(size), show.at(oldest))
 
 
 def _cells_why(row: Any) -> tuple[Any, ...]:
@@ -151,11 +150,7 @@ def _sample(rows: DataFrame) -> dg.MetadataValue:
 
 
 def _table(rows: list[dict[str, Any]]) -> dg.MetadataValue:
-    return show.table([row | {"since": _at(row["modified"])} for row in rows], COLUMNS)
-
-
-def _at(ms: int | None) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else ""
+    return show.table([row | {"since": show.at(row["modified"])} for row in rows], COLUMNS)
 
 
 def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
@@ -186,7 +181,7 @@ def rows_shown(rows: pa.Table) -> dict[str, Any]:
     groups = rows.group_by(["bucket", "kind"]).aggregate(sums)
     columns = ("bucket", "kind", *(f"{column}_{how}" for column, how in sums))
     cells = [_cells([group[name] for name in columns]) for group in groups.to_pylist()]
-    copies = rows.column("action").to_pylist().count(DELETE)
+    copies = rows.column("action").to_pylist().count(SweepAction.DELETE)
     headers = ["bucket", "kind", "entries", "objects", "bytes", "oldest"]
     return {
         "copies to delete": copies,

@@ -122,7 +122,7 @@ def _plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         "frees": f"{show.size(summary.physical_bytes)} on the bookies ({show.size(summary.logical_bytes)} of data)",
         "by namespace": dg.MetadataValue.md(_by(rows, "namespace")),
         "by component": dg.MetadataValue.md(_by(rows, "component")),
-        "why": dg.MetadataValue.md(_by(rows, "reason")),
+        "why": dg.MetadataValue.md(_by(rows, "code", "reason")),
         "sample": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
         "how to apply": how,
         "dagster/row_count": summary.ledgers,
@@ -134,12 +134,21 @@ def _plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
     }
 
 
-def _by(rows: pa.Table, column: str) -> str:
-    """Ledgers and bytes by one column, largest first, at most :data:`show.SAMPLE` lines."""
-    grouped = rows.group_by(column).aggregate([("ledger_id", "count"), ("physical_bytes", "sum")])
+def _by(rows: pa.Table, column: str, said: str = "") -> str:
+    """Ledgers and bytes by one column, largest first, at most :data:`show.SAMPLE` lines; ``said`` of one of each."""
+    such_as = [(said, "min")] if said else []
+    grouped = rows.group_by(column).aggregate([("ledger_id", "count"), ("physical_bytes", "sum"), *such_as])
     lines = grouped.sort_by([("physical_bytes_sum", "descending")]).slice(0, show.SAMPLE).to_pylist()
-    cells = [(line[column], line["ledger_id_count"], show.size(line["physical_bytes_sum"] or 0)) for line in lines]
-    return show.markdown([column, "ledgers", "bytes"], cells)
+    cells = [
+        (
+            line[column],
+            line["ledger_id_count"],
+            show.size(line["physical_bytes_sum"] or 0),
+            *(line[f"{said}_min"] for _ in such_as),
+        )
+        for line in lines
+    ]
+    return show.markdown([column, "ledgers", "bytes", *("such as" for _ in such_as)], cells)
 
 
 def check_not_stopped(outcomes: Iterable[OutcomeCount], metadata: Mapping[str, Any]) -> None:
@@ -164,8 +173,8 @@ def outcomes_shown(outcomes: list[OutcomeCount]) -> dict[str, Any]:
         "deleted bytes": sum(o.bytes for o in deleted),
         "outcomes": dg.MetadataValue.md(
             show.markdown(
-                ["outcome", "reason", "messages", "bytes"],
-                [(o.outcome, o.reason, o.ledgers, show.size(o.bytes)) for o in outcomes],
+                ["outcome", "code", "messages", "bytes", "such as"],
+                [(o.outcome, o.code, o.ledgers, show.size(o.bytes), o.reason) for o in outcomes],
             )
         ),
     }

@@ -59,8 +59,9 @@ COLUMNS = {
     "entries": "int",
     "physical_bytes": "int",
     "finding": "string",
+    "code": "string",
 }
-"""Of a sample; reasons are sentences and stand in a table of their own, with how many they hold for."""
+"""Of a sample; reasons are sentences and stand in a table of their own, one of each code."""
 
 
 def findings_assets(cluster: str) -> dg.AssetsDefinition:
@@ -126,19 +127,26 @@ def _check(asset_key: dg.AssetKey, name: str, wrong: DataFrame) -> dg.AssetCheck
 
 def _shown(rows: DataFrame) -> dict[str, Any]:
     groups = (
-        rows.groupBy("finding", "reason")
+        rows.groupBy("finding", "code")
         .agg(
             f.count("*").alias("ledgers"),
             f.sum("logical_bytes").alias("logical"),
             f.sum("physical_bytes").alias("physical"),
+            f.min("reason").alias("reason"),
         )
         .orderBy(f.desc("physical"))
-        .limit(100)
         .collect()
     )
     sample = [row.asDict() for row in rows.orderBy(f.desc("physical_bytes"), "ledger_id").limit(show.SAMPLE).collect()]
-    by_reason = [
-        (g["finding"], g["reason"], g["ledgers"], show.size(g["logical"] or 0), show.size(g["physical"] or 0))
+    by_code = [
+        (
+            g["finding"],
+            g["code"],
+            g["ledgers"],
+            show.size(g["logical"] or 0),
+            show.size(g["physical"] or 0),
+            g["reason"],
+        )
         for g in groups
     ]
     return {
@@ -146,7 +154,7 @@ def _shown(rows: DataFrame) -> dict[str, Any]:
         "logical bytes": sum(g["logical"] or 0 for g in groups),
         "physical bytes": sum(g["physical"] or 0 for g in groups),
         "by reason": dg.MetadataValue.md(
-            show.markdown(["finding", "reason", "ledgers", "logical", "physical"], by_reason)
+            show.markdown(["finding", "code", "ledgers", "logical", "physical", "such as"], by_code)
         ),
         "largest": show.table(sample, COLUMNS),
     }

@@ -4,22 +4,18 @@ Source of truth: the newest scan, and the policies in force. Job ``load_topics``
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 
 from assets import show
-from assets.epochs import epoch_to_read
-from assets.names import EPOCH, key
+from assets.names import key
+from assets.planned import table_and_plan
 from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan, run_config
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.progress import of_stages, reporting
-from resources.lifecycle import LifecycleResource
 
 COLUMNS = {
     "topic": "string",
@@ -39,49 +35,29 @@ def load_assets(cluster: str) -> dg.AssetsDefinition:
     table, plan = key(cluster, "topics_to_load"), key(cluster, "load_plan")
     read = ("managed_ledgers", "managed_cursors", "bookkeeper_ledgers", "topics", "ledger_references")
 
-    @dg.multi_asset(
-        name=f"{cluster}_load_plan",
-        specs=[
-            dg.AssetSpec(
-                table,
-                group_name="lifecycle",
-                description="Every topic whose data only a broker that loads it can free: why, how much, and what "
-                "keeps it from being loaded.",
-                deps=[key(cluster, name) for name in read],
-                kinds={"pyspark", "parquet"},
-            ),
-            dg.AssetSpec(
-                plan,
-                group_name="lifecycle",
-                description="Which topics would be loaded, trimmed and unloaded. Making it changes nothing; job "
-                "`load_topics` takes its id and digest.",
-                deps=[table],
-                kinds={"parquet"},
-            ),
-        ],
+    return table_and_plan(
+        f"{cluster}_load_plan",
+        dg.AssetSpec(
+            table,
+            group_name="lifecycle",
+            description="Every topic whose data only a broker that loads it can free: why, how much, and what "
+            "keeps it from being loaded.",
+            deps=[key(cluster, name) for name in read],
+            kinds={"pyspark", "parquet"},
+        ),
+        TABLE,
+        dg.AssetSpec(
+            plan,
+            group_name="lifecycle",
+            description="Which topics would be loaded, trimmed and unloaded. Making it changes nothing; job "
+            "`load_topics` takes its id and digest.",
+            deps=[table],
+            kinds={"parquet"},
+        ),
+        make_load_plan,
+        needing_shown,
+        lambda where, summary, rows: plan_shown(summary, rows),
     )
-    def topics_to_load(
-        context: dg.AssetExecutionContext, lifecycle: LifecycleResource
-    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
-        where = lifecycle.cluster()
-        epoch_id = epoch_to_read(context, where)
-        with reporting(context.log.info, of_stages(where.spark)):
-            summary, rows = make_load_plan(where, where.lake.epoch(epoch_id))
-        yield dg.MaterializeResult(
-            asset_key=table,
-            metadata={
-                EPOCH: epoch_id,
-                "dagster/uri": where.lake.epoch_table(epoch_id, TABLE),
-                **needing_shown(where, epoch_id),
-            },
-        )
-        yield dg.MaterializeResult(
-            asset_key=plan,
-            metadata={EPOCH: epoch_id, **plan_shown(summary, rows)},
-            data_version=dg.DataVersion(summary.digest),
-        )
-
-    return topics_to_load
 
 
 def needing_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
@@ -117,7 +93,7 @@ def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
     cells = [(name, topics[name], show.size(size)) for name, size in sizes.most_common(show.SAMPLE)]
     then = (
         "What is left then goes by jobs `plan_retention` and `apply_retention`, once its retention time has passed "
-        f"again: from {at(min(later))} to {at(max(later))}, had it been loaded now."
+        f"again: from {show.at(min(later))} to {show.at(max(later))}, had it been loaded now."
         if later
         else ""
     )
@@ -135,7 +111,7 @@ def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         "actionable": summary.actionable,
         "bytes": summary.logical_bytes,
         "bytes at once": at_once,
-        "second visit": f"{len(later)} topics, the last at {at(max(later))}" if later else "none",
+        "second visit": f"{len(later)} topics, the last at {show.at(max(later))}" if later else "none",
         "how to apply": how,
         "by namespace": dg.MetadataValue.md(show.markdown(["namespace", "topics", "bytes"], cells)),
         "sample": _sample(listed),
@@ -148,13 +124,8 @@ def _sample(rows: list[dict[str, Any]]) -> dg.MetadataValue:
         | {
             "needs": ", ".join(row["needs"]),
             "monitors": ", ".join(row["monitors"]),
-            "second visit": at(row["second_visit_at"]),
+            "second visit": show.at(row["second_visit_at"]),
         }
         for row in rows[: show.SAMPLE]
     ]
     return show.table(some, COLUMNS)
-
-
-def at(ms: int | None) -> str:
-    """A time as pages show it; empty for none."""
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else ""

@@ -13,7 +13,7 @@ from assets import show
 from assets.findings import COLUMNS
 from assets.names import key, namespace_partitions
 from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
-from pulsar_lifecycle.journal.intents import DEAD, NamespaceIntents
+from pulsar_lifecycle.journal.intents import IntentState, NamespaceIntents
 from resources.lifecycle import LifecycleResource
 
 RECONCILIATION = "namespace_reconciliation"
@@ -76,7 +76,7 @@ def _shown(intent_states: NamespaceIntents, found: Reconciled) -> dict[str, Any]
         "physical bytes": intent_states.physical_bytes,
         "in flight by the journal": intent_states.in_flight,
         "settled": intent_states.settled,
-        "dead letters": intent_states.states.get(DEAD, 0),
+        "dead letters": intent_states.states.get(IntentState.DEAD_LETTER, 0),
         "by state": dg.MetadataValue.md(show.markdown(["intents", "count"], sorted(intent_states.states.items()))),
         "queue": _queue(intent_states, found),
         **_unsubscribed(found),
@@ -117,7 +117,14 @@ def run_config(namespaces: list[str], *, dry_run: bool) -> dict[str, Any]:
 def reconciled_shown(found: Reconciled) -> Mapping[str, Any]:
     """What the job's op shows."""
     lines = [
-        (s.namespace, s.orphans, show.size(s.physical_bytes), s.in_flight, s.settled, s.states.get(DEAD, 0))
+        (
+            s.namespace,
+            s.orphans,
+            show.size(s.physical_bytes),
+            s.in_flight,
+            s.settled,
+            s.states.get(IntentState.DEAD_LETTER, 0),
+        )
         for s in sorted(found.namespace_intents, key=lambda s: (-s.orphans, s.namespace))[: show.SAMPLE]
     ]
     headers = ["namespace", "confirmed orphans", "bytes", "in flight", "settled", "dead letters"]

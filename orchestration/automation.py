@@ -9,8 +9,8 @@ from typing import Any
 
 import dagster as dg
 
-from assets.lifecycle import expired_shown, plan_shown
 from assets.names import EPOCH, key
+from assets.retention import expired_shown, plan_shown
 from orchestration.failures import wrong_configuration_fails
 from orchestration.trimming import finish
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan

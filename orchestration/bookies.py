@@ -59,7 +59,7 @@ def collect_op(context: dg.OpExecutionContext, config: CollectConfig, lifecycle:
         first = wrong[0]
         raise dg.Failure(
             f"{len(wrong)} of {len(done)} bookies did not end a collection, the first: {first.bookie}: "
-            f"{first.outcome.value}: {first.text}",
+            f"{first.outcome.value}: {first.why}",
             metadata=done_shown(done),
         )
     context.add_output_metadata(done_shown(done))
@@ -88,7 +88,7 @@ def plan_shown(plan: Sequence[PlannedCollection], disks: Sequence[BookieDisk]) -
 
 def done_shown(done: Sequence[Collected]) -> dict[str, Any]:
     """What became of each bookie, and the bytes that their disks have free now beyond those before."""
-    cells = [(one.bookie, one.rack, one.outcome.value, show.size(one.freed), one.text) for one in done]
+    cells = [(one.bookie, one.rack, one.outcome.value, show.size(one.freed), one.why.text) for one in done]
     return {
         "dry run": False,
         "freed": sum(one.freed for one in done),

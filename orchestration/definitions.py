@@ -8,19 +8,21 @@ from typing import Any
 
 import dagster as dg
 
+from assets.activity import activity_assets
 from assets.bookies import bookie_disk_asset
 from assets.buckets import object_assets
 from assets.dead_letters import dead_letters_asset
 from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
-from assets.lifecycle import retention_assets
 from assets.load import load_assets
 from assets.metastore import metastore_assets
 from assets.reconcile import reconciliation_asset
 from assets.references import references_asset
+from assets.retention import retention_assets
 from assets.storage import storage_report_asset
 from assets.tiered import offload_assets
+from orchestration.activity import delete_inactive_subscriptions_job, delete_inactive_topics_job, report_activity_job
 from orchestration.automation import keep_retention_job, retention_schedule
 from orchestration.bookies import collect_bookies_job, report_storage_job
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
@@ -61,6 +63,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             load_assets(cluster),
             bookie_disk_asset(cluster),
             storage_report_asset(cluster),
+            activity_assets(cluster),
         ],
         jobs=[
             scan,
@@ -83,6 +86,9 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             load_topics_job,
             collect_bookies_job,
             report_storage_job(cluster),
+            report_activity_job(cluster),
+            delete_inactive_topics_job,
+            delete_inactive_subscriptions_job,
         ],
         schedules=[scan_schedule(scan), retention_schedule(keep_retention)],
         sensors=[*queue_sensors(delete_pending, cluster), dead_letter_sensor(cluster)],

@@ -8,7 +8,6 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from assets import show
-from assets.load import at
 from assets.names import key
 from orchestration.failures import wrong_configuration_fails
 from orchestration.jobs import PlanConfig
@@ -81,7 +80,7 @@ def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
             "outcome": one.outcome.value,
             "code": one.why.code.value,
             "freed": one.freed,
-            "second visit": at(one.second_visit_at),
+            "second visit": show.at(one.second_visit_at),
             "why": one.why.text,
         }
         for one in sorted(done, key=lambda one: (first.get(one.outcome, 2), one.topic))
@@ -90,7 +89,7 @@ def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
     return {
         "dry run": dry_run,
         "freed": sum(one.freed for one in done),
-        "second visit": f"{len(later)} topics, the last at {at(max(later))}" if later else "none",
+        "second visit": f"{len(later)} topics, the last at {show.at(max(later))}" if later else "none",
         "by outcome": dg.MetadataValue.md(show.markdown(["outcome", "code", "topics"], cells)),
         "sample": show.table(rows, COLUMNS),
     }

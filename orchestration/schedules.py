@@ -123,8 +123,8 @@ def _may_be_dead(instance: dg.DagsterInstance, run: dg.DagsterRun, now: int) -> 
     return bool(last) and now / 1000 - last[0].timestamp > DEAD_AFTER_SECONDS
 
 
-def held_back(where: Cluster, now: int) -> str:
-    """Why a run would be refused once it had scanned; empty if it would not, as far as can be told before the scan."""
+def held_back(where: Cluster, now: int) -> str | None:
+    """Why a run would be refused once it had scanned, as far as can be told before the scan."""
     try:
         with where.ports(read_only=True) as ports:
             check_not_paused(ports.store)
@@ -137,17 +137,17 @@ def held_back(where: Cluster, now: int) -> str:
         return str(error)
 
 
-def _unconfirmed(where: Cluster, now: int) -> str:
+def _unconfirmed(where: Cluster, now: int) -> str | None:
     """Why no scan made now could be confirmed by an earlier one. Without any, a run is to make the first."""
     settings = where.settings
     declared = settings.bookkeeper.shared_with
     roots = None if declared is None else [root.name for root in declared]
     epochs = [e for e in where.lake.epochs(cluster=settings.cluster) if e.covers(roots)]
     if not epochs:
-        return ""
+        return None
     wait = settings.orphans.confirm_after - (now - epochs[0].started_at) / 1000
     first = f"the first covered scan, {epochs[0].epoch_id}, is too young to confirm another"
-    return f"{first}: nothing can be deleted for {wait:.0f} s" if wait > 0 else ""
+    return f"{first}: nothing can be deleted for {wait:.0f} s" if wait > 0 else None
 
 
 @dataclass

@@ -83,8 +83,8 @@ FALLS_SHORT = {
 """Outcomes after which a ledger that was asked for is not back."""
 
 
-def shortfall(request: Request, result: Result) -> str:
-    """What was asked for and is not back, or in a dry run would not be; empty if nothing."""
+def shortfall(request: Request, result: Result) -> str | None:
+    """What was asked for and is not back, or in a dry run would not be."""
     if request.run_id and not result.ledgers and not result.lost_objects:
         return (
             f"the archive holds nothing that the run {request.run_id} deleted and no later one archived again: is it "
@@ -101,7 +101,7 @@ def shortfall(request: Request, result: Result) -> str:
     said = [f"of {len(result.ledgers) + len(result.not_archived)} ledgers " + "; ".join(found)] if found else []
     if lost := result.lost_objects:
         said.append(f"{len(lost)} objects of offloaded copies are deleted for good, the first: {lost[0]}")
-    return "; ".join(said)
+    return "; ".join(said) or None
 
 
 def undone_shown(result: Result) -> dict[str, Any]:

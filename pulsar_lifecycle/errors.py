@@ -5,6 +5,7 @@
     ├── UsageError               a command was called wrongly                           (exit code 2)
     ├── Refused                  a safety rule said no; names the rule and what to do   (exit code 1)
     │   ├── Protected            a rule keeps all of a topic
+    │   ├── RefusedBy            one rule said no, by its code
     │   ├── Paused               the pause z-node exists
     │   └── LeaseLost            another controller took the lease
     ├── CorruptFormat            bytes are not what they claim to be; offset and expectation
@@ -22,6 +23,8 @@ Retrying is decided by class: a read that raised Unavailable may be repeated, no
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 
 class LifecycleError(Exception):
@@ -42,6 +45,17 @@ class Refused(LifecycleError):
 
 class Protected(Refused):
     """A rule keeps all of a topic: a legal hold, a shadow topic, an unknown namespace, the settings."""
+
+
+class RefusedBy(Refused):
+    """One rule said no, by its ``code``."""
+
+    def __init__(self, code: StrEnum, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[type[RefusedBy], tuple[StrEnum, str]]:
+        return RefusedBy, (self.code, str(self))
 
 
 class Paused(Refused):

@@ -293,6 +293,29 @@ class LoadSettings(Section):
         return _owner_names(value)
 
 
+class InactivitySettings(Section):
+    """When topics and subscriptions count as inactive, and which of these may be deleted (job ``report_activity``).
+
+    Without a name here they are only reported.
+    """
+
+    period: Seconds = 7 * 86400.0
+    """How long nobody used it, all of it within our own history of scans; at least 24 h to delete anything."""
+    max_gap: Seconds = 2 * 86400.0
+    """Two scans with reports that are further apart begin the history anew."""
+    topics: tuple[str, ...] = ()
+    """Tenants, namespaces and full topic names whose inactive topics may be deleted, by plan and apply."""
+    subscriptions: tuple[str, ...] = ()
+    """The same of inactive subscriptions, whose unread messages then go by retention."""
+    kept_subscriptions: tuple[str, ...] = ()
+    """Names of subscriptions that never go, such as those of functions with a ``subName`` of their own."""
+
+    @field_validator("topics", "subscriptions")
+    @classmethod
+    def _name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _owner_names(value)
+
+
 class MetricsSettings(Section):
     """Where the metrics of two-phase deletion go besides the UI."""
 

@@ -21,6 +21,7 @@ from pulsar_lifecycle.run_settings import (
     AutomationSettings,
     CollectionSettings,
     DeletionSettings,
+    InactivitySettings,
     LoadSettings,
     MetricsSettings,
     OffloadSettings,
@@ -243,6 +244,7 @@ class Settings(Section):
     offload: OffloadSettings = OffloadSettings()
     collection: CollectionSettings = CollectionSettings()
     load: LoadSettings = LoadSettings()
+    inactivity: InactivitySettings = InactivitySettings()
     metrics: MetricsSettings = MetricsSettings()
 
     def words(self) -> list[Word]:

@@ -281,15 +281,15 @@ class Cluster:
     def _forget_registration(self, bookie: Server) -> None:
         """Remove what the session of a killed bookie left; until it expires, a bookie of that id refuses to start."""
         with self.metadata() as client, suppress(NoNodeError):
-            client.delete(_registration(bookie))
+            client.delete(_registrations(bookie)[0])
 
     def _wait(self, wanted: list[Server]) -> None:
         for server in wanted:
             self._until(lambda server=server: servers.is_ready(server), server)
         for bookie in (server for server in wanted if server.kind == "bookie"):
             with self.metadata() as client:
-                path = _registration(bookie)
-                self._until(lambda path=path, client=client: client.exists(path) is not None, bookie)
+                paths = _registrations(bookie)
+                self._until(lambda paths=paths, client=client: any(map(client.exists, paths)), bookie)
 
     def _until(self, ready: Callable[[], bool], server: Server) -> None:
         deadline = time.monotonic() + _READY_TIMEOUT
@@ -396,8 +396,9 @@ class Cluster:
         return f"{(errors or lines or ['no output'])[-1].strip()[:300]} (log: {self._log(name)})"
 
 
-def _registration(bookie: Server) -> str:
-    return f"/ledgers/available/{bookie.address}"
+def _registrations(bookie: Server) -> tuple[str, str]:
+    """Where a bookie is registered: as one that takes entries, or as read-only."""
+    return f"/ledgers/available/{bookie.address}", f"/ledgers/available/readonly/{bookie.address}"
 
 
 def _runs(server: Server) -> bool:

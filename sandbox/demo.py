@@ -1,7 +1,7 @@
-"""``make demo``: the main job on a sandbox, from leaked ledgers to proof that nothing live was touched.
+"""``make demo``: the main jobs on a sandbox, from leaks and full disks to proof that nothing live was touched.
 
 Belongs here: driving the Dagster jobs as an operator would, and checking the outcome against what was planted. The
-product itself never sees what was planted. Exit code 0 only if exactly the planted orphans were deleted and every live
+product itself never sees what was planted. Exit code 0 only if exactly what was planted to go is gone and every live
 topic still reads back whole.
 """
 
@@ -30,6 +30,8 @@ from pulsar_lifecycle.deletion.planning.deletion_planning import run_config
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.lifecycle import retention_planning, storage_run
+from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import JournalReader, Lake
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -39,8 +41,9 @@ from pulsar_lifecycle.scan.references import KINDS
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from pulsar_lifecycle.tiered.buckets import bucket_runs
 from resources.lifecycle import LifecycleResource
-from sandbox import tiered, znodes
+from sandbox import expired, tiered, znodes
 from sandbox.cluster import Cluster
+from sandbox.expired import Expired
 from sandbox.seed import Seeded, seed
 from sandbox.verify import read_back
 
@@ -49,6 +52,8 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 UNLOADED_AFTER = 7.0
 """Seconds: three of the sandbox brokers' statistics intervals, and one."""
+EXPIRED_BYTES = 140 << 20
+"""What :mod:`sandbox.expired` plans to see freed."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +106,16 @@ def _demo(cluster: Cluster, begun: float) -> int:
         time.sleep(settings.deletion.deliver_after + 1)
         jobs.run("delete_pending", "deletion run: scan again, then delete what the queue holds")
     _tier(jobs, lake, settings)
+    tiered_verdicts = _tiered_verdicts(cluster, jobs, settings, config, archive)
+    freed, disk_verdicts = _free_disk(cluster, jobs, lake, settings, say)
     say("reading every live topic back through the broker")
-    wrong = read_back(cluster, seeded.live)
-    released = {ledger for one in archive for ledger in one.ids}
+    wrong = read_back(cluster, [*seeded.live, *freed.live])
+    others = {ledger for one in archive for ledger in one.ids} | freed.ledgers
     deleted = {
         row["ledger_id"]
         for run_id in jobs.run_ids
         for row in journal_rows(journal, run_id=run_id).to_pylist()
-        if row["outcome"] == Outcome.DELETED and row["ledger_id"] not in released
+        if row["outcome"] == Outcome.DELETED and row["ledger_id"] not in others
     }
     left = expected & _there(cluster)
     verdicts = [
@@ -123,8 +130,13 @@ def _demo(cluster: Cluster, begun: float) -> int:
             deleted == expected and not left,
             f"{len(deleted)} of {len(expected)}, {len(left)} still there",
         ),
-        Verdict("every live topic reads back whole", not wrong, "; ".join(wrong[:3]) or f"{len(seeded.live)} topics"),
-        *_tiered_verdicts(cluster, jobs, settings, config, archive),
+        Verdict(
+            "every live topic reads back whole",
+            not wrong,
+            "; ".join(wrong[:3]) or f"{len(seeded.live) + len(freed.live)} topics",
+        ),
+        *tiered_verdicts,
+        *disk_verdicts,
     ]
     _report(lake, journal, summary, jobs.run_ids, verdicts)
     return 0 if all(v.holds for v in verdicts) else 1
@@ -149,9 +161,7 @@ def _tier(jobs: _Jobs, lake: Lake, settings: Settings) -> None:
     )
     leaked, _ = lake.object_plan(str(made.metadata["plan id"].value))
     if leaked.ledgers:
-        ops = bucket_runs.run_config(leaked)["ops"]
-        ops["sweep"]["config"]["dry_run"] = False
-        jobs.run("sweep_objects", "applying it: one message per leaked copy", ops)
+        jobs.launch("sweep_objects", bucket_runs.run_config(leaked), "applying it: one message per leaked copy")
     if plan.released or leaked.ledgers:
         time.sleep(settings.deletion.deliver_after + 1)
         jobs.run("delete_pending", "deletion run: the copies in BookKeeper go, and the leaked one in the bucket")
@@ -177,6 +187,65 @@ def _tiered_verdicts(
             "; ".join(unread[:3]) or f"{sum(sum(one.ledgers.values()) for one in archive)} messages",
         ),
     ]
+
+
+def _free_disk(
+    cluster: Cluster, jobs: _Jobs, lake: Lake, settings: Settings, say: Callable[[str], None]
+) -> tuple[Expired, list[Verdict]]:
+    """Free what retention policies no longer ask for, first by metadata, then by the broker; then have bookies collect.
+
+    Returns the act's topics and its verdicts.
+    """
+    say("180 MB past their retention in topics that no broker has loaded, one of them open since its broker was killed")
+    made = expired.seed(cluster, settings)
+    time.sleep(UNLOADED_AFTER)
+    jobs.run("scan", "scan: what is there now")
+    jobs.run("report_storage", "where the disk goes, and why")
+    reports = [storage_run.newest_report(lake, settings.cluster)[1]]
+    jobs.run("plan_retention", "retention plan: what is past its retention and needs no broker to go")
+    plan = lake.retention_plans()[-1]
+    before = expired.loaded(cluster)
+    if plan.ledgers:
+        jobs.launch("apply_retention", retention_planning.run_config(plan), "applying it: no topic is loaded")
+    needless = sorted(expired.loaded(cluster) - before)
+    jobs.run("plan_load", "load plan: what only a broker can free")
+    plan = lake.load_plans()[-1]
+    if plan.ledgers:
+        jobs.launch("load_topics", load_planning.run_config(plan), "applying it: load, expire, trim, unload")
+    time.sleep(settings.deletion.deliver_after + 1)
+    jobs.run("delete_pending", "deletion run: the ledgers that left their topics go")
+    left = expired.left(cluster, made)
+    jobs.run("scan", "scan: what the bookie may free")
+    jobs.launch("collect_bookies", {"ops": {"collect": {"config": {}}}}, "having the bookie collect")
+    jobs.run("report_storage", "where the disk goes now")
+    reports.append(storage_run.newest_report(lake, settings.cluster)[1])
+    console.print(_disk_table(reports))
+    now = expired.entry_log_bytes(cluster)
+    return made, [
+        Verdict(
+            "what was past its retention is gone", not left, f"{len(made.ledgers) - len(left)} of {len(made.ledgers)}"
+        ),
+        Verdict("no topic was loaded that did not need it", not needless, ", ".join(needless)),
+        Verdict(
+            "the entry logs on disk are smaller by most of it",
+            made.entry_logs - now > EXPIRED_BYTES // 2,
+            f"{made.entry_logs >> 20} MiB before, {now >> 20} after",
+        ),
+    ]
+
+
+def _disk_table(reports: list[pa.Table]) -> Table:
+    """Two storage reports side by side."""
+    before, after = map(storage_run.by_reason, reports)
+    table = Table(title="Where the disk goes", title_justify="left")
+    table.add_column("reason")
+    for name in ("ledgers before", "after", "MiB before", "after"):
+        table.add_column(name, justify="right")
+    for reason in {**before, **after}:
+        ledgers = (str(found[reason]["ledgers"] if reason in found else 0) for found in (before, after))
+        sizes = (found[reason]["physical_bytes"] if reason in found else 0 for found in (before, after))
+        table.add_row(reason, *ledgers, *(f"{size / (1 << 20):.1f}" for size in sizes))
+    return table
 
 
 def _wait_for_grace(cluster: Cluster, seeded: Seeded, settings: Settings, say: Callable[[str], None]) -> None:
@@ -241,6 +310,11 @@ class _Jobs:
         config = {"plan_id": plan.plan_id, "digest": plan.digest}
         self.run("offload", what, {"offload_ledgers": {"config": config}})
 
+    def launch(self, name: str, config: dict[str, Any], what: str) -> None:
+        """Launch a job that is a dry run by default, as its plan's page says, with ``dry_run = false``."""
+        ((op, said),) = config["ops"].items()
+        self.run(name, what, {op: {"config": said["config"] | {"dry_run": False}}})
+
     def apply(self, summary: PlanSummary) -> None:
         """Launch ``apply_plan`` as the plan's page says."""
         ops = run_config(summary)["ops"]
@@ -261,14 +335,14 @@ def _report(
     kinds = Counter(lake.read_epoch_table(epoch.epoch_id, "references", ["kind"]).column("kind").to_pylist())
     for kind, count in sorted(kinds.items()):
         table.add_row("references", f"{kind} {KINDS[kind].name}", str(count), "")
-    for (finding, reason), (count, size) in _grouped(
-        lake.read_epoch_table(epoch.epoch_id, "findings"), "finding", "reason", "physical_bytes"
+    for (finding, code), (count, size) in _grouped(
+        lake.read_epoch_table(epoch.epoch_id, "findings"), "finding", "code", "physical_bytes"
     ).items():
-        table.add_row(f"finding: {finding}", reason, str(count), str(size))
+        table.add_row(f"finding: {finding}", code, str(count), str(size))
     table.add_row("planned", summary.plan_id, str(summary.ledgers), str(summary.physical_bytes))
     rows = pa.concat_tables([journal_rows(journal, run_id=run_id) for run_id in run_ids])
-    for (outcome, reason), (count, size) in _grouped(rows, "outcome", "reason", "bytes").items():
-        table.add_row(f"journal: {outcome}", reason, str(count), str(size))
+    for (outcome, code), (count, size) in _grouped(rows, "outcome", "code", "bytes").items():
+        table.add_row(f"journal: {outcome}", code, str(count), str(size))
     console.print(table)
     for verdict in verdicts:
         mark = "[green]yes[/green]" if verdict.holds else "[red]NO[/red] "
@@ -278,8 +352,9 @@ def _report(
 def _grouped(rows: pa.Table, first: str, second: str, size: str) -> dict[tuple[str, str], tuple[int, int]]:
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for row in rows.select([first, second, size]).to_pylist():
-        count, total = found.get((row[first], row[second]), (0, 0))
-        found[row[first], row[second]] = (count + 1, total + (row[size] or 0))
+        key = row[first], row[second] or ""
+        count, total = found.get(key, (0, 0))
+        found[key] = (count + 1, total + (row[size] or 0))
     return dict(sorted(found.items()))
 
 

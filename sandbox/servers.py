@@ -93,7 +93,8 @@ def write_configuration(
 ) -> None:
     """Render the server's configuration into ``conf`` for its data folder ``data``; values fill the template.
 
-    ``more``, then the server's own settings, come after it: of a name that is there twice, the last counts.
+    ``more``, then the server's own settings, replace lines of the template: of a name that is there twice, brokers take
+    the last and bookies the first.
     """
     template = next(CONF.glob(f"{server.kind}.*"))
     data.mkdir(parents=True, exist_ok=True)
@@ -106,8 +107,10 @@ def write_configuration(
         "loopback_interface": _loopback_interface(),
     }
     conf.touch(mode=0o600)  # one of them holds a secret
-    lines = [f"{name}={value}" for name, value in {**(more or {}), **server.settings}.items()]
-    conf.write_text("\n".join([Template(template.read_text()).substitute(filled), *lines]) + "\n")
+    others = {**(more or {}), **server.settings}
+    lines = Template(template.read_text()).substitute(filled).splitlines()
+    kept = [line for line in lines if line.partition("=")[0] not in others]
+    conf.write_text("\n".join([*kept, *(f"{name}={value}" for name, value in others.items())]) + "\n")
 
 
 def production_settings() -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from pulsar_lifecycle.cli import compaction, control, disk, explain, inspect, plans, queue
+from pulsar_lifecycle.cli import compaction, control, disk, explain, inactive, inspect, plans, queue
 from pulsar_lifecycle.cli.session import Options
 from pulsar_lifecycle.cli.show import printable
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, UsageError
@@ -33,8 +33,10 @@ app = typer.Typer(
 )
 app.add_typer(inspect.app, name="inspect")
 app.command()(explain.explain)
+app.command()(explain.findings)
 app.command()(disk.storage)
 app.command()(disk.bookies)
+app.command()(inactive.inactive)
 app.add_typer(compaction.app, name="compaction")
 app.command()(control.status)
 app.command()(control.pause)

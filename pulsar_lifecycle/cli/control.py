@@ -80,7 +80,7 @@ def accept_restore(
     where = cluster_of(context)
     settings, lake = where.settings, where.lake
     aside = lake.epochs(cluster=settings.cluster)
-    broken = next((e.broken for e in reversed(aside) if e.broken), "")
+    broken = next((e.broken for e in reversed(aside) if e.broken), None)
     if not broken and not anyway:
         raise Refused(
             f"no scan of {settings.cluster} found that its metadata store was restored, so they are good evidence: "
@@ -179,6 +179,7 @@ def _status(where: Cluster) -> dict[str, Any]:
 
 def _print(document: dict[str, Any], where: Cluster) -> None:
     from pulsar_lifecycle.cli.plans import condition
+    from pulsar_lifecycle.inspect.settled import settled_plans
     from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 
     now = where.clock.now_ms()
@@ -193,7 +194,7 @@ def _print(document: dict[str, Any], where: Cluster) -> None:
         listed = scan["listed"].get("bookkeeper_ledgers", 0)
         begun_ago = show.span(now - scan["started_at"])
         lines = [f"{scan['epoch_id']}, begun {begun_ago} ago, {covered}, {listed} ledgers listed"]
-        lines += [f"gap: {gap['text']}" for gap in scan["gaps"][:5]]
+        lines += [f"gap {gap['code']}: {gap['text']}" for gap in scan["gaps"][:5]]
         lines += [f"... {len(scan['gaps']) - 5} more gaps; --json has all of them"] if len(scan["gaps"]) > 5 else []
     if begun and begun["epoch_id"]:
         lines.append(f"{begun['epoch_id']}, begun {show.span(now - begun['started_at'])} ago, has not finished")
@@ -204,7 +205,7 @@ def _print(document: dict[str, Any], where: Cluster) -> None:
     if document["plan"]:
         newest = PlanSummary.from_json(document["plan"])
         plan = f"{newest.plan_id}: {show.counted(newest.ledgers, 'ledger')}, {show.size(newest.physical_bytes)}"
-        plan += f", {condition(newest, where.settings, now)}"
+        plan += f", {condition(newest, where.settings, now, settled_plans(where, [newest], now))}"
     show.facts(
         [
             ("cluster", f"{document['cluster']} (fingerprint {document['fingerprint']})"),
@@ -285,9 +286,9 @@ def refusals(settings: Settings, store: MetadataStore, scans: Sequence[Epoch]) -
     from pulsar_lifecycle.scan import history_check
 
     root = settings.bookkeeper.ledgers_root
-    broken = history_check.broken_since(store, scans, cluster_fingerprint(store, root), root) if scans else ""
-    off = "" if settings.deletion.topicTwoPhaseDeletionEnabled else SWITCHED_OFF
-    return [why for why in (off, broken) if why]
+    broken = history_check.broken_since(store, scans, cluster_fingerprint(store, root), root) if scans else None
+    off = [] if settings.deletion.topicTwoPhaseDeletionEnabled else [SWITCHED_OFF]
+    return [*off, *([broken.text] if broken else [])]
 
 
 def open_attempts(store: MetadataStore) -> dict[str, Any]:
@@ -401,5 +402,5 @@ def show_unread(one: dict[str, Any]) -> str:
     told = since({"since": one["since"], "text": " ".join(one["said"].split())})
     return (
         f"{where}: a broker could not read there {told}; {keeps}: mend the brokers, then plan and launch an offload; "
-        "if no read there can work any more, revert_offloads (docs/howto/damaged-copies.md)"
+        "if no read there can work any more, revert_offloads (docs/howto/unread-location.md)"
     )

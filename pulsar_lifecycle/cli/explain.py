@@ -1,6 +1,6 @@
-"""``explain LEDGER|TOPIC``: why it is kept, or why it may go.
+"""``explain LEDGER|TOPIC`` and ``findings``: why a ledger is kept or may go, one or all that a scan found.
 
-Belongs here: gathering what the lake knows of the ledger, and the page. Not here: the answer (``inspect/explain.py``).
+Belongs here: gathering what the lake knows, and the pages. Not here: the answer (``inspect/explain.py``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def explain(
     ledger_id = int(what)
     if ledger_id > MAX_LEDGER_ID:
         raise UsageError(f"{what} is no ledger id: the highest is {MAX_LEDGER_ID}")
-    from pulsar_lifecycle.inspect.explain import Verdict
+    from pulsar_lifecycle.inspect.answers import Verdict
     from pulsar_lifecycle.inspect.explain import explain as explain_ledger
     from pulsar_lifecycle.inspect.history import history_of
     from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
@@ -65,13 +65,74 @@ def explain(
         raise typer.Exit(1)
 
 
+def findings(
+    context: typer.Context,
+    code: Annotated[str | None, typer.Option("--code", help="The ledgers with this code, such as legal_hold.")] = None,
+    finding: Annotated[str | None, typer.Option("--finding", help="The ledgers of this finding.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What the newest scan found that is not plainly in use, by finding and code; or the ledgers with one."""
+    import pyarrow.compute as pc
+
+    from pulsar_lifecycle.deletion.planning.orphans import CODES
+    from pulsar_lifecycle.errors import NotFound
+    from pulsar_lifecycle.records.codes import check_known
+    from pulsar_lifecycle.records.findings import Finding
+
+    if code:
+        check_known("a code of a finding", code, {str(one) for codes in CODES for one in codes})
+    if finding:
+        check_known("a finding", finding, {str(one) for one in Finding})
+    where = cluster_of(context)
+    epochs = where.lake.epochs(cluster=where.settings.cluster)
+    if not epochs:
+        raise NotFound("there is no scan yet: run the job `scan`")
+    epoch, columns = epochs[-1], [*_SAMPLE, "physical_bytes", "reason"]
+    rows = where.lake.read_epoch_table(epoch.epoch_id, "findings", columns)
+    for name, wanted in (("code", code), ("finding", finding)):
+        rows = rows.filter(pc.field(name) == wanted) if wanted else rows
+    groups = (
+        rows.group_by(["finding", "code"])
+        .aggregate([("finding", "count"), ("physical_bytes", "sum"), ("reason", "min")])
+        .sort_by([("finding_count", "descending"), ("code", "ascending")])
+        .to_pylist()
+    )
+    if as_json:
+        scan = {"epoch_id": epoch.epoch_id, "scanned_at": epoch.started_at, "covered": epoch.covered}
+        listed = {"rows": rows.to_pylist()} if code or finding else {}
+        show.json_document(
+            {**scan, "by_code": [dict(zip(_GROUP, _group(one), strict=True)) for one in groups], **listed}
+        )
+        return
+    age = show.span(where.clock.now_ms() - epoch.started_at)
+    covered = "" if epoch.covered else ", which is not covered"
+    show.text(f"{show.counted(rows.num_rows, 'finding')} of scan {epoch.epoch_id}, begun {age} ago{covered}")
+    show.table(_GROUP, [(*cells, show.size(size), said) for *cells, size, said in map(_group, groups)])
+    if code or finding:
+        largest = rows.sort_by([("physical_bytes", "descending")]).slice(0, LEDGERS)
+        show.text(f"largest ({largest.num_rows} of {rows.num_rows}; --json has all)", "bold cyan")
+        listed = [(*(row[name] for name in _SAMPLE), show.size(row["physical_bytes"])) for row in largest.to_pylist()]
+        show.table([*_SAMPLE, "on disk"], listed, 2)
+
+
+LEDGERS = 50
+"""Ledgers that ``findings`` lists."""
+_SAMPLE = ("ledger_id", "topic", "component", "cursor", "finding", "code")
+_GROUP = ("finding", "code", "ledgers", "bytes", "such as")
+
+
+def _group(one: dict[str, Any]) -> tuple[Any, ...]:
+    return one["finding"], one["code"], one["finding_count"], one["physical_bytes_sum"] or 0, one["reason_min"]
+
+
 def _document(found: Explanation, now: int) -> dict[str, Any]:
     history = found.history
     epoch = history.epoch
     return {
         "ledger_id": found.ledger_id,
         "verdict": found.verdict.value,
-        "answer": found.answer,
+        "code": str(found.code),
+        "answer": found.answer.why.text,
         "notes": list(found.notes),
         "path": found.path,
         "topic": found.topic,
@@ -97,8 +158,10 @@ def _document(found: Explanation, now: int) -> dict[str, Any]:
 
 def _print(found: Explanation, settings: Settings, now: int) -> None:
     history = found.history
-    show.text(f"Ledger {found.ledger_id}: {found.verdict.replace('_', ' ')}", _STYLES.get(found.verdict, "bold"))
-    show.text(f"  {found.answer}{_when(found, now)}")
+    code = "" if found.code == found.verdict else f" ({found.code})"
+    verdict = found.verdict.replace("_", " ")
+    show.text(f"Ledger {found.ledger_id}: {verdict}{code}", _STYLES.get(found.verdict, "bold"))
+    show.text(f"  {found.answer.why}{_when(found, now)}")
     for note in found.notes:
         show.text(f"  - {note}")
     show.text()
@@ -188,27 +251,29 @@ def _scan(history: History, now: int) -> list[str]:
 
 
 def _plans(found: Explanation, settings: Settings, now: int) -> list[str] | None:
-    lines = [f"{plan.plan_id}: {condition(plan, settings, now)}" for plan in found.history.plans]
+    settled = found.history.settled
+    lines = [f"{plan.plan_id}: {condition(plan, settings, now, settled)}" for plan in found.history.plans]
     return lines or (["in none that is still valid"] if found.verdict == "may_go" else None)
 
 
 def _next(found: Explanation) -> str | None:
     """What to do, where there is something to do."""
-    from pulsar_lifecycle.inspect.explain import Verdict
-    from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT
+    from pulsar_lifecycle.inspect.answers import Verdict
+    from pulsar_lifecycle.journal.intents import IntentState
 
     history = found.history
-    ready = [plan for plan in history.plans if plan.actionable]
+    ready = history.applicable()
     if found.verdict is Verdict.UNJUDGED:
         return "run the job `scan`"
     if found.verdict is Verdict.MAY_GO:
         intent = history.intent()
-        if intent == IN_FLIGHT:
+        if intent == IntentState.IN_FLIGHT:
             return "its intent was sent: the job `delete_pending` decides it afresh"
-        if intent == DEAD:
+        if intent == IntentState.DEAD_LETTER:
             return "its intent is a dead letter: mend its reason, then run the job `redrive_dead_letters`"
         return f"`pulsar-lifecycle plan {ready[0].plan_id}` says how to apply it" if ready else "run the job `scan`"
-    return f"it is judged again from {show.moment(found.again)} on" if found.again is not None else None
+    again = found.answer.again
+    return f"it is judged again from {show.moment(again)} on" if again is not None else None
 
 
 def _archived(row: dict[str, Any], settings: Settings) -> str:

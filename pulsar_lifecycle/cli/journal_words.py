@@ -14,8 +14,10 @@ from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.records.codes import Code, check_known
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
+from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
 from pulsar_lifecycle.records.topic_load import LoadReason
+from pulsar_lifecycle.scan.snapshot_memory import Memory
 from pulsar_lifecycle.topics.policies import Unreadable
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.trim_rules import Stays
@@ -24,9 +26,11 @@ from pulsar_lifecycle.words import WordKind
 CODES: tuple[type[StrEnum], ...] = (
     Code,
     Finding,
+    InactiveKept,
     LoadKept,
     LoadReason,
     LoadStep,
+    Memory,
     OffloadCode,
     Outcome,
     Protection,

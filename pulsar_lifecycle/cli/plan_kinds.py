@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 # pyarrow has no types.
-"""Plans of orphans and of expired ledgers: what ``plan`` must know of each kind to show it.
+"""Plans of orphans, of expired ledgers and of topics to load: what ``plan`` must know of each kind to show it.
 
 Not here: what they have in common (``cli/plans.py``). Imported by a command that needs it: pyarrow takes its time.
 """
@@ -13,15 +13,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.deletion.planning import deletion_planning
 from pulsar_lifecycle.lifecycle import retention_planning
+from pulsar_lifecycle.lifecycle.activity import inactive_planning
 from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
-from pulsar_lifecycle.records.plans import deletion_plan, load_plan, retention_plan
+from pulsar_lifecycle.records.plans import deletion_plan, inactive_plan, load_plan, retention_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 
 Groups = list[tuple[str, int, str]]
@@ -29,12 +28,17 @@ Groups = list[tuple[str, int, str]]
 
 
 class PlanKind(Protocol):
-    """One kind of plan. ``job`` applies it; ``columns`` are those of a line of its sample."""
+    """One kind of plan. ``job`` applies it; ``columns`` are those of a line of its sample.
+
+    ``needs_two_scans``: whether an earlier scan must confirm what it rests on.
+    """
 
     @property
     def job(self) -> str: ...  # noqa: D102 - see above
     @property
     def columns(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def needs_two_scans(self) -> bool: ...  # noqa: D102
 
     def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """Summary and rows. Raises NotFound."""
@@ -52,10 +56,6 @@ class PlanKind(Protocol):
         """The rows with the column that the caps count."""
         ...
 
-    def settled(self, rows: pa.Table, journalled: pa.Table) -> int:
-        """How many of its ledgers the plan's runs are done with, by the plan's rows of the journal."""
-        ...
-
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """Ledgers by what an operator asks for, most first."""
         ...
@@ -69,6 +69,8 @@ def kind_of(plan_id: str) -> PlanKind:
     """By the beginning of a plan's id."""
     if plan_id.startswith(f"{load_planning.KIND}-"):
         return LoadPlans()
+    if plan_id.startswith((f"{inactive_plan.TOPICS}-", f"{inactive_plan.SUBSCRIPTIONS}-")):
+        return InactivePlans(plan_id)
     return RetentionPlans() if plan_id.startswith(f"{retention_planning.KIND}-") else OrphanPlans()
 
 
@@ -76,6 +78,7 @@ class OrphanPlans:
     """Plans of ledgers that nothing refers to."""
 
     job = "apply_plan"
+    needs_two_scans = True
     columns = ("ledger", "component", "topic", "entries", "frees", "made")
 
     def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
@@ -94,17 +97,14 @@ class OrphanPlans:
         """As they are."""
         return rows
 
-    def settled(self, rows: pa.Table, journalled: pa.Table) -> int:
-        """Deleted, gone, kept or refused by deletion runs."""
-        ended = (pc.field("phase") == Phase.DELETE) & pc.field("outcome").isin(sorted(FINAL))
-        return _both(rows, journalled.filter(ended & (pc.field("action") == Action.DELETE_LEDGER)))
-
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
-        """By component, and by reason."""
+        """By component, and by code, each with the sentence of one of its ledgers."""
         listed = rows.to_pylist()
+        said = {row["code"]: row["reason"] for row in reversed(listed)}
+        codes = _grouped((row["code"], row["physical_bytes"]) for row in listed)
         return {
             "component": _grouped((_component(row), row["physical_bytes"]) for row in listed),
-            "reason": _grouped((row["reason"], row["physical_bytes"]) for row in listed),
+            "code": [(f"{code}: {said[code]}", ledgers, size) for code, ledgers, size in codes],
         }
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
@@ -117,6 +117,7 @@ class RetentionPlans:
     """Plans of ledgers past their retention."""
 
     job = "apply_retention"
+    needs_two_scans = False
     columns = ("ledger", "topic", "expired by", "set at", "since", "frees")
 
     def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
@@ -135,10 +136,6 @@ class RetentionPlans:
         """What is in a bucket alone counts, too."""
         return retention_plan.as_capped(rows)
 
-    def settled(self, rows: pa.Table, journalled: pa.Table) -> int:
-        """Taken off their topics' lists."""
-        return _both(rows, journalled.filter(pc.field("outcome") == Outcome.REMOVED))
-
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by limit."""
         listed = rows.select(["namespace", "expired_by", "physical_bytes"]).to_pylist()
@@ -156,6 +153,7 @@ class LoadPlans:
     """Plans of topics to load; each stands under its last ledger."""
 
     job = "load_topics"
+    needs_two_scans = False
     columns = ("last ledger", "topic", "needs", "frees", "at once", "rest from")
 
     def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
@@ -174,12 +172,6 @@ class LoadPlans:
         """Bytes of one copy: how many there are the plan does not know."""
         return rows.append_column("physical_bytes", rows.column("bytes"))
 
-    def settled(self, rows: pa.Table, journalled: pa.Table) -> int:
-        """Topics that were loaded and are unloaded again."""
-        through = (pc.field("phase") == str(Phase.UNLOAD)) & (pc.field("outcome") == str(Outcome.DONE))
-        done = set(journalled.filter(through)["topic"].to_pylist())
-        return len(done.intersection(rows["topic"].to_pylist()))
-
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by need."""
         listed = rows.select(["namespace", "needs", "bytes"]).to_pylist()
@@ -195,8 +187,41 @@ class LoadPlans:
         return row["ledger_id"], row["topic"], ", ".join(row["needs"]), *sizes, rest
 
 
-def _both(rows: pa.Table, journalled: pa.Table) -> int:
-    return len(set(rows["ledger_id"].to_pylist()).intersection(journalled["ledger_id"].to_pylist()))
+class InactivePlans:
+    """Plans of inactive topics, or of inactive subscriptions; each stands under a ledger."""
+
+    needs_two_scans = False
+    columns = ("ledger", "topic", "subscription", "unused since", "holds")
+
+    def __init__(self, plan_id: str) -> None:
+        self._subscriptions = plan_id.startswith(f"{inactive_plan.SUBSCRIPTIONS}-")
+        self.job = "delete_inactive_subscriptions" if self._subscriptions else "delete_inactive_topics"
+
+    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """From the lake."""
+        return lake.inactive_plan(plan_id)
+
+    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
+        """Over rows and facts."""
+        return inactive_plan.digest(rows, summary.to_json())
+
+    def run_config(self, summary: PlanSummary) -> dict[str, Any]:
+        """Of :attr:`job`."""
+        return inactive_planning.run_config(summary)
+
+    def sized(self, rows: pa.Table) -> pa.Table:
+        """Bytes of one copy."""
+        return inactive_plan.as_capped(rows)
+
+    def groups(self, rows: pa.Table) -> dict[str, Groups]:
+        """By namespace, and by evidence."""
+        listed = rows.select(["namespace", "evidence", "bytes"]).to_pylist()
+        return {name: _grouped((row[name], row["bytes"]) for row in listed) for name in ("namespace", "evidence")}
+
+    def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        """Ledger, topic, subscription, since when, bytes."""
+        since, size = show.moment(row["inactive_since"]), show.size(row["bytes"])
+        return row["ledger_id"], row["topic"], row.get("cursor"), since, size
 
 
 def _grouped(sized: Any) -> Groups:

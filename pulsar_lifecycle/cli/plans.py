@@ -1,14 +1,13 @@
 """``plans``, ``plan ID``, ``journal``: what would be deleted and how to say so, and what was.
 
-Belongs here: the pages. Not here: applying a plan, which is the Dagster job ``apply_plan``.
+Belongs here: the pages. Not here: applying a plan, which is a Dagster job for each kind.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,21 +22,23 @@ if TYPE_CHECKING:
     from pulsar_lifecycle.cli.plan_kinds import PlanKind
     from pulsar_lifecycle.ports import Lake
     from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
-    from pulsar_lifecycle.runs.cluster import Cluster
     from pulsar_lifecycle.settings import Settings
 
 SAMPLE = 20
 JOURNAL_ROWS = 50
-DAY_MS = 86_400_000
 NOTHING_LEFT = "nothing is left to apply"
 
 
 def plans(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the stored plans of orphans, of expired ledgers and of topics to load, newest first."""
+    """List the stored plans of all kinds but offload, newest first."""
+    from pulsar_lifecycle.inspect.settled import settled_plans
+
     where = cluster_of(context)
     settings, lake = where.settings, where.lake
     found = sorted(
-        [*lake.plans(), *lake.retention_plans(), *lake.load_plans()], key=lambda plan: plan.created_at, reverse=True
+        [*lake.plans(), *lake.retention_plans(), *lake.load_plans(), *lake.inactive_plans()],
+        key=lambda plan: plan.created_at,
+        reverse=True,
     )
     for broken in lake.broken_plans():
         print(f"pulsar-lifecycle: left out: {show.printable(str(broken))}", file=sys.stderr)
@@ -45,7 +46,7 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
         show.json_document([plan.to_json() for plan in found])
         return
     now = where.clock.now_ms()
-    done = _settled_plans(where, found, now)
+    settled = settled_plans(where, found, now)
     rows = [
         (
             plan.plan_id,
@@ -53,7 +54,7 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
             plan.ledgers,
             _share(plan),
             show.size(plan.physical_bytes),
-            NOTHING_LEFT if plan.plan_id in done else condition(plan, settings, now),
+            condition(plan, settings, now, settled),
         )
         for plan in found
     ]
@@ -73,6 +74,7 @@ def plan(
 ) -> None:
     """What a plan would delete, whether it can be applied, and how. Exit code 1 if applying it would be refused."""
     from pulsar_lifecycle.cli.plan_kinds import kind_of
+    from pulsar_lifecycle.inspect.settled import settled_ledgers
     from pulsar_lifecycle.journal.queries import journal_rows
 
     where = cluster_of(context)
@@ -83,7 +85,7 @@ def plan(
     refusal = refusal_of(kind, summary, rows, lake, settings, now)
     journalled = journal_rows(where.journal_reader, plan_id=plan_id)
     done = Counter(journalled.column("outcome").to_pylist())
-    settled = kind.settled(rows, journalled)
+    settled = settled_ledgers(plan_id, rows, journalled)
     config = kind.run_config(summary)
     if run_config:
         show.json_document(config)
@@ -163,40 +165,16 @@ def journal(
     show.table(columns, [_journal_line(row) for row in shown])
 
 
-def condition(summary: PlanSummary, settings: Settings, now: int) -> str:
-    """Whether a plan can still be applied, in few words."""
+def condition(summary: PlanSummary, settings: Settings, now: int, settled: Collection[str] = ()) -> str:
+    """Whether a plan can still be applied, in few words; ``settled``: ids of plans with nothing left to apply."""
+    if summary.plan_id in settled:
+        return NOTHING_LEFT
     left = summary.created_at + settings.orphans.plan_valid_for * 1000 - now
     if summary.cluster != settings.cluster:
         return f"of another cluster: {summary.cluster}"
     if not summary.actionable:
         return f"report-only, {show.counted(len(summary.gaps), 'gap')}"
     return f"actionable for {show.span(left)}" if left >= 0 else "expired"
-
-
-def _settled_plans(where: Cluster, found: Sequence[PlanSummary], now: int) -> set[str]:
-    """Ids of those that could be applied still, and whose every ledger is settled."""
-    import pyarrow.compute as pc
-
-    from pulsar_lifecycle.cli.plan_kinds import kind_of
-    from pulsar_lifecycle.errors import LifecycleError
-    from pulsar_lifecycle.journal.queries import filed_since
-
-    valid_since = now - where.settings.orphans.plan_valid_for * 1000
-    ours = [one for one in found if one.cluster == where.settings.cluster and one.actionable and one.ledgers]
-    open_ids = [one.plan_id for one in ours if one.created_at >= valid_since]
-    if not open_ids:
-        return set()
-    applied = pc.field("plan_id").isin(open_ids) & filed_since(int(valid_since) - DAY_MS)  # clocks may differ
-    columns = ["plan_id", "ledger_id", "topic", "action", "phase", "outcome"]
-    journalled = where.journal_reader.find(applied, columns)
-    settled: set[str] = set()
-    for plan_id in set(journalled.column("plan_id").to_pylist()):
-        with contextlib.suppress(LifecycleError):  # `plan ID` says what is wrong with its rows
-            kind = kind_of(plan_id)
-            rows = kind.stored(where.lake, plan_id)[1]
-            if kind.settled(rows, journalled.filter(pc.field("plan_id") == plan_id)) == rows.num_rows:
-                settled.add(plan_id)
-    return settled
 
 
 def refusal_of(kind: PlanKind, summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> str:
@@ -236,19 +214,20 @@ def _print_plan(
     now: int,
 ) -> None:
     left = rows.num_rows - settled
+    confirmed = [f"confirmed by {summary.confirmed_by or 'none'}"] if kind.needs_two_scans else []
     show.facts(
         [
             ("plan", summary.plan_id),
             ("condition", condition(summary, settings, now)),
             ("refused", refusal or None),
             ("made", f"{show.moment(summary.created_at)} ({show.span(now - summary.created_at)} ago)"),
-            ("scans", f"{summary.epoch_id}, confirmed by {summary.confirmed_by or 'none'}"),
+            ("scans", ", ".join([summary.epoch_id, *confirmed])),
             ("deletes", f"{show.counted(summary.ledgers, 'ledger')}, {_share(summary)} of {summary.cluster_ledgers}"),
             ("frees", f"{show.size(summary.physical_bytes)} on disk, {show.size(summary.logical_bytes)} logical"),
             ("digest", summary.digest),
             ("journal", ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.items())) or "not applied"),
             ("settled", f"{settled} of its ledgers{'' if left else f': {NOTHING_LEFT}'}" if settled else None),
-            ("gaps", list(summary.gaps[:SAMPLE])),
+            ("gaps", [f"{gap.code}: {gap.text}" for gap in summary.gaps[:SAMPLE]]),
         ]
     )
     if rows.num_rows:

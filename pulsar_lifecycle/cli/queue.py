@@ -250,8 +250,8 @@ def _print(document: dict[str, Any], settings: Settings, now: int) -> None:
         )
         lines = [(w["waiting"], w["messages"], show.span(now - w["since"])) for w in queue["waits"]]
         show.table(["for", "intents", "the oldest since"], lines, 2)
-    if queue["unseen"]:
-        show.text(f"  which of them are due could not be seen: {queue['unseen']}")
+    if queue["due_error"]:
+        show.text(f"  which of them are due could not be seen: {queue['due_error']}")
     show.text("metrics, since the journal began", "bold cyan")
     show.table(["count", "what"], [(document["metrics"][metric.name], metric.help) for metric in METRICS], 2)
 

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.ports import ObjectHead, ObjectStore
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Verified
 
 
-def are_whole(objects: ObjectStore, copies: Sequence[tuple[Location, Verified]]) -> list[str | LifecycleError]:
-    """Of each copy why its objects are not those that were verified; empty when both have the same size and ETag still.
+def are_whole(objects: ObjectStore, copies: Sequence[tuple[Location, Verified]]) -> list[Why | LifecycleError | None]:
+    """Of each copy why its objects are not those that were verified; None when both have the same size and ETag still.
 
     All heads of a bucket are asked for at once. A LifecycleError where one could not be asked for.
     """
-    found: dict[Location, str | LifecycleError] = {}
+    found: dict[Location, Why | LifecycleError | None] = {}
     for bucket in dict.fromkeys(location.bucket for location, _ in copies):
         some = [(location, verified) for location, verified in copies if location.bucket == bucket]
         keys = [key for location, _ in some for key in (location.data_key, location.index_key)]
@@ -33,7 +34,7 @@ def _changed(
     verified: Verified,
     data: ObjectHead | LifecycleError | None,
     index: ObjectHead | LifecycleError | None,
-) -> str | LifecycleError:
+) -> Why | LifecycleError | None:
     for head, url, size, etag in (
         (data, location.data_url, verified.data_size, verified.data_etag),
         (index, location.index_url, verified.index_size, verified.index_etag),
@@ -41,10 +42,11 @@ def _changed(
         if isinstance(head, LifecycleError):
             return head
         if head is None:
-            return f"{url} is not there any more"
+            return Why(Code.OBJECT_MISSING, f"{url} is not there any more")
         if (head.size, head.etag) != (size, etag):
-            return f"{url} is another one: {size} bytes with ETag {etag} were verified, found {as_told(head)}"
-    return ""
+            what = f"{size} bytes with ETag {etag} were verified, found {as_told(head)}"
+            return Why(Code.OTHER_COPY, f"{url} is another one: {what}")
+    return None
 
 
 def as_told(head: ObjectHead) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.deletion import offloaded_copies
 from pulsar_lifecycle.deletion.decision import Decision, Run
+from pulsar_lifecycle.deletion.decision_row import journal_row
 from pulsar_lifecycle.deletion.owner_check import in_use, look_at_owners
 from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.deletion.released import look_at_copies
@@ -31,19 +32,17 @@ from pulsar_lifecycle.deletion.waiting import STAYS, send_back, stay
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
-from pulsar_lifecycle.formats.retry_letter import WAITING_RUN, reconsume_times
+from pulsar_lifecycle.formats.retry_letter import WAITING_RUN
 from pulsar_lifecycle.journal.in_doubt import NOT_KNOWN, TWIN
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows
 from pulsar_lifecycle.model import Topic, cursor_name
-from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, NodeDeletion, Received
+from pulsar_lifecycle.ports import Archived, Deletion, Node, NodeDeletion, Received
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import findings, owner_names
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import copy_of
 from pulsar_lifecycle.records.findings import Finding, component_of
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting, action_of
+from pulsar_lifecycle.records.outcomes import Outcome, Phase, Waiting
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.throttle import RateBudget, mind_latency
 
 COMPARED = [
@@ -58,9 +57,6 @@ MAY_GO = (Finding.ORPHAN, orphans.PENDING)
 
 SENDERS_AHEAD_MS = 3_600_000
 """A message dated later than this from now would wait for a scan that never comes."""
-
-RAW_LIMIT = 65_536
-"""Bytes of a refused message that the journal keeps."""
 
 
 def work_off(run: Run, ports: Ports, limit: int, wait_ms: int) -> Iterable[Decision]:
@@ -132,7 +128,7 @@ def delete_batch(run: Run, ports: Ports, messages: Sequence[Received], budgets: 
             d.outcome = Outcome.NOT_DELETED
     if not stopped:
         send_back(run, ports, [d for d in decisions if d.outcome == Outcome.WAITING and d.waiting not in STAYS])
-    ports.journal.record([_row(run, d, ports.clock.now_ms()) for d in decisions])
+    ports.journal.record([journal_row(run, d, ports.clock.now_ms()) for d in decisions])
     ports.queue.acknowledge([d.message for d in decisions if d.outcome != Outcome.WAITING or d.sent_back])
     ports.queue.release([d.message for d in decisions if d.outcome == Outcome.WAITING and not d.sent_back])
     if stopped:
@@ -177,7 +173,7 @@ def _delete_copies(
             raise stopped
         control.check_not_paused(ports.store)
         now = ports.clock.now_ms()
-        ports.journal.record([_row(run, d, now, Phase.ARCHIVE, Outcome.DELETING) for d in copies])
+        ports.journal.record([journal_row(run, d, now, Phase.ARCHIVE, Outcome.DELETING) for d in copies])
     except LifecycleError as error:
         for d in copies:
             d.wait(Waiting.STOPPED, f"the run was stopped: {error}")
@@ -265,25 +261,24 @@ def _judge(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
         assert d.node is not None
         row, finding = by_id[d.info.ledger_id], found.get(d.info.ledger_id)
         d.length = row["length"] or 0
-        mismatch = _mismatch(d.info, row)
         marked_at = marked.get(d.info.ledger_id)
-        if mismatch:
-            d.decide(Outcome.REFUSED, Code.MISMATCH, mismatch)
+        if mismatch := _mismatch(d.info, row):
+            d.decide(Outcome.REFUSED, Code.MISMATCH, mismatch.text)
         elif marked_at is not None and marked_at >= evidence.started_at:
             d.wait(Waiting.NO_SCAN, "no covered scan has started since it left its topic")
         elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
             in_use(run, ports, d, "something refers to it", marked_at or 0)
         elif finding["finding"] == Finding.OFFLOAD_LEFTOVER and _released(run, d, row):
             if rule := orphans.released_rule(row, context):  # its owner has the next word
-                d.decide(*rule)
+                outcome, why = rule
+                d.decide(outcome, why.code, why.text)
         elif finding["finding"] not in MAY_GO:
             passes = marked_at is not None and passing[d.info.ledger_id]["finding"] in MAY_GO
-            code, why = Finding(finding["finding"]), f"{finding['finding']}: {finding['reason']}"
-            d.decide(Outcome.RETRYING if passes else Outcome.KEPT, code, why)
+            d.decide(Outcome.RETRYING if passes else Outcome.KEPT, orphans.code_of(finding), finding["reason"])
         elif marked_at is not None:
             continue
         elif why := evidence.unconfirmed(d.info.ledger_id, d.node.stat.czxid, d.node.stat.ctime):
-            d.decide(Outcome.KEPT, Code.NOT_CONFIRMED, why)
+            d.decide(Outcome.KEPT, Code.NOT_CONFIRMED, why.text)
 
 
 def _released(run: Run, d: Decision, row: Mapping[str, Any]) -> bool:
@@ -296,40 +291,40 @@ def _released(run: Run, d: Decision, row: Mapping[str, Any]) -> bool:
 
 
 def _found(rows: pa.Table, run: Run, context: findings.Context) -> dict[int, dict[str, Any]]:
-    found = orphans.judge(rows, run.evidence.refs, context).select(["ledger_id", "finding", "reason"])
+    found = orphans.judge(rows, run.evidence.refs, context).select(["ledger_id", "finding", "code", "reason"])
     return {row["ledger_id"]: row for row in found.to_pylist()}
 
 
-def _mismatch(info: PendingDeleteLedgerInfo, row: Mapping[str, Any]) -> str:
-    """How a message differs from the ledger it names; empty if it does not."""
+def _mismatch(info: PendingDeleteLedgerInfo, row: Mapping[str, Any]) -> Why | None:
+    """How a message differs from the ledger it names; None if it does not."""
     if row["problem"]:
-        return f"its z-node holds no metadata: {row['error']}"
+        return Why(Code.MISMATCH, f"its z-node holds no metadata: {row['error']}")
     if row["application"] != "pulsar" or row["component"] not in findings.COMPONENTS:
-        return "not a ledger that Pulsar wrote"
+        return Why(Code.MISMATCH, "not a ledger that Pulsar wrote")
     if info.czxid is not None and info.czxid != row["czxid"]:
-        return "another ledger has this id now: its z-node was created by another transaction"
+        return Why(Code.MISMATCH, "another ledger has this id now: its z-node was created by another transaction")
     if info.ctime is not None and info.ctime != row["ctime"]:
-        return "another ledger has this id now: its z-node was created at another time"
+        return Why(Code.MISMATCH, "another ledger has this id now: its z-node was created at another time")
     component = component_of(row["component"], row["cursor"])
     if info.component is not component:
-        return f"the message says {info.component.value}, the ledger is {component.value}"
+        return Why(Code.MISMATCH, f"the message says {info.component.value}, the ledger is {component.value}")
     _, topic = owner_names.owner_in(row)
     named = Topic.parse(info.topic_name)
     if str(named) != topic and not (
         component is LedgerComponent.SCHEMA_STORAGE and str(named.partitioned_parent) == topic
     ):
-        return f"the message says {info.topic_name}, the ledger is of {topic or 'no topic'}"
+        return Why(Code.MISMATCH, f"the message says {info.topic_name}, the ledger is of {topic or 'no topic'}")
     if component is LedgerComponent.MANAGED_CURSOR and cursor_name(row["cursor"]) != info.cursor_name:
-        return f"the message says cursor {info.cursor_name}, the ledger is of {row['cursor']}"
+        return Why(Code.MISMATCH, f"the message says cursor {info.cursor_name}, the ledger is of {row['cursor']}")
     if component is LedgerComponent.SCHEMA_STORAGE and info.schema_id != row["schema_id"]:
-        return f"the message says schema {info.schema_id}, the ledger is of {row['schema_id']}"
+        return Why(Code.MISMATCH, f"the message says schema {info.schema_id}, the ledger is of {row['schema_id']}")
     if component is LedgerComponent.DELAYED_INDEX_BUCKET and (info.bucket_key, info.cursor_name) != (
         row["bucket_key"],
         row["bucket_cursor"],
     ):
         found = f"{row['bucket_key']} of {row['bucket_cursor']}"
-        return f"the message says {info.bucket_key} of {info.cursor_name}, the ledger is {found}"
-    return ""
+        return Why(Code.MISMATCH, f"the message says {info.bucket_key} of {info.cursor_name}, the ledger is {found}")
+    return None
 
 
 def _archive(run: Run, ports: Ports, doomed: Iterable[Decision]) -> None:
@@ -378,45 +373,3 @@ def _confirm(
             else:
                 d.decide(failed, Code.STILL_THERE, "it was not deleted")
             d.waiting = Waiting.STOPPED if failed == Outcome.WAITING else None
-
-
-def _bounded(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties of a refused message, as many as fit :data:`RAW_LIMIT` characters."""
-    kept: dict[str, str] = {}
-    room = RAW_LIMIT
-    for name, value in sorted(properties.items()):
-        room -= len(name) + len(value)
-        if room < 0:
-            break
-        kept[name] = value
-    return kept
-
-
-def _row(run: Run, d: Decision, now: int, phase: Phase = Phase.DELETE, outcome: Outcome | None = None) -> JournalRow:
-    info = d.message.info
-    detail: dict[str, Any] = {"message": d.message.message_id.hex(), "publish_time": d.message.publish_time}
-    times = reconsume_times(d.message.properties) if d.reconsume_times is None else d.reconsume_times
-    if times:
-        detail["reconsume_times"] = times
-    if d.waiting and d.outcome == Outcome.WAITING:
-        detail["waiting"] = str(d.waiting)
-        if d.sent_back:
-            detail["waiting_since"] = d.waiting_since
-    if info and (uuid := copy_of(info)):
-        detail["uuid"] = uuid
-    if d.bucket:
-        detail["bucket"] = d.bucket
-    if d.objects:
-        detail["objects"] = [asdict(one) for one in d.objects]
-    if d.released:
-        detail["offloaded"] = {"uuid": str(d.released.uuid), "bucket": d.released.bucket}
-    if d.outcome == Outcome.REFUSED:
-        detail |= {"raw": d.message.raw[:RAW_LIMIT].hex(), "properties": _bounded(d.message.properties)}
-    outcome = outcome or d.outcome
-    assert outcome is not None
-    about = Subject(-1, "", "", d.length, d.checksum, detail)
-    if info:
-        about = Subject(info.ledger_id, info.component.value, info.topic_name, d.length, d.checksum, detail)
-    action = action_of(info.ledger_type) if info else Action.DELETE_LEDGER
-    writer = Writer(run.run_id, run.cluster, info.plan_id if info else "")
-    return writer.row(Step(action, phase), about, outcome, Why(d.code or Code.ABOUT_TO, d.reason), now)

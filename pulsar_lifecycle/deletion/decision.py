@@ -6,6 +6,7 @@ Belongs here: the values that deciding (``deletion/batch.py``, ``owner_check.py`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from pulsar_lifecycle.deletion.run_evidence import Evidence, OffloadPolicy
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
@@ -17,7 +18,6 @@ from pulsar_lifecycle.ports import (
 )
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import OffloadLocation, Released
-from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 
 
@@ -69,7 +69,7 @@ class Decision:
 
     message: Received
     outcome: Outcome | None = None
-    code: Code | Waiting | Finding | None = None
+    code: StrEnum | None = None
     reason: str = ""
     node: Node | None = None
     length: int = 0
@@ -100,7 +100,7 @@ class Decision:
         if self.message.info is not None:
             self.info = self.message.info
 
-    def decide(self, outcome: Outcome, code: Code | Waiting | Finding, reason: str) -> None:
+    def decide(self, outcome: Outcome, code: StrEnum, reason: str) -> None:
         """Decide, once: later calls change nothing."""
         if not self.outcome:
             self.outcome, self.code, self.reason = outcome, code, reason

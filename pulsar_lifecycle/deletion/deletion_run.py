@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pulsar_lifecycle.deletion.decision import Run
 from pulsar_lifecycle.deletion.planning import deletion_planning
@@ -72,38 +71,26 @@ def make_plan(
     """
     now = cluster.clock.now_ms()
     gaps = gaps_of(cluster, epoch)
-    found = _findings(cluster, epoch)
+    found = _findings(cluster, epoch, deletion_plan.PLAN.names)
     earlier = next((e for e in reversed(earlier_epochs(cluster, epoch)) if _was_judged(cluster, e)), None)
     if earlier is None:
         gaps.append(unconfirmed(cluster.settings))
-    rows = only(deletion_planning.confirm(found, _findings(cluster, earlier) if earlier else found))
+    before = _findings(cluster, earlier, deletion_planning.CONFIRMED_BY) if earlier else found
+    rows = only(deletion_planning.confirm(found, before))
     if earlier and rows.num_rows:
         asked = since(cluster, earlier, epoch)
         in_use = in_use_at_any(cluster.lake.referenced(e.epoch_id) for e in asked)
         rows = confirmed_by_all(rows, in_use, shadow_sources_at_any(cluster, asked))
-    ledgers = next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed
-    summary = PlanSummary(
-        plan_id=f"{kind}-{epoch.epoch_id}-{cluster.ids.token(2)}",
-        cluster=epoch.cluster,
-        fingerprint=epoch.fingerprint,
-        epoch_id=epoch.epoch_id,
-        confirmed_by=earlier.epoch_id if earlier else "",
-        created_at=now,
-        actionable=not gaps,
-        gaps=tuple(gaps),
-        ledgers=rows.num_rows,
-        logical_bytes=int(pc.sum(rows.column("logical_bytes")).as_py() or 0),
-        physical_bytes=int(pc.sum(rows.column("physical_bytes")).as_py() or 0),
-        cluster_ledgers=ledgers,
-        digest="",
-    )
-    summary = replace(summary, digest=deletion_plan.digest(rows, summary.to_json()))
+    summary = deletion_plan.summary_of(
+        kind, cluster.ids.token(2), epoch, gaps, now, rows, deletion_plan.digest,
+        logical="logical_bytes", physical="physical_bytes", confirmed_by=earlier.epoch_id if earlier else "",
+    )  # fmt: skip
     cluster.lake.store_plan(summary, rows)
     return summary, rows
 
 
-def _findings(cluster: Cluster, epoch: Epoch) -> pa.Table:
-    return cluster.lake.read_epoch_table(epoch.epoch_id, "findings", columns=deletion_plan.PLAN.names)
+def _findings(cluster: Cluster, epoch: Epoch, columns: Sequence[str]) -> pa.Table:
+    return cluster.lake.read_epoch_table(epoch.epoch_id, "findings", columns=list(columns))
 
 
 def _was_judged(cluster: Cluster, epoch: Epoch) -> bool:

@@ -22,10 +22,10 @@ from pulsar_lifecycle.copies.last_copy import STOPPING, CopyPlaces, OtherCopy, i
 from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS, foreign
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion.decision import Decision, ObjectSeen, Run
-from pulsar_lifecycle.deletion.owner_check import STILL_IN_USE, ask_owners, first_sent, in_use, memory_of
+from pulsar_lifecycle.deletion.owner_check import STILL_IN_USE, BrokerMemory, ask_owners, first_sent, in_use, memory_of
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_object
-from pulsar_lifecycle.formats.deletion_message import OffloadContext
+from pulsar_lifecycle.formats.deletion_message import MessageOffloadContext
 from pulsar_lifecycle.journal.in_doubt import NOT_KNOWN
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore
@@ -119,7 +119,7 @@ def _look_at_message(run: Run, ports: Ports, d: Decision) -> None:
     elif not owner:
         d.decide(Outcome.REFUSED, Code.MISMATCH, f"the message says {d.info.topic_name}, which no topic can be called")
     elif rule := protection.owner_rule(namespace, owner, run.evidence.context.at(run.now)):
-        d.decide(Outcome.KEPT, Finding(rule[0]), f"{rule[0]}: {rule[1]}")
+        d.decide(Outcome.KEPT, rule.code, rule.text)
     elif run.evidence.offloads.undecoded:
         d.wait(
             Waiting.UNDECODED_TOPICS,
@@ -176,18 +176,18 @@ def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, grou
     info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
     named = managed_ledger.offload_uuids(info)
     listed = {item.ledger_id: item for item in info.ledgers}
-    unsure, memory = "", set[int]()
+    memory = BrokerMemory()
     if any(d.info.ledger_id not in listed for d in group):
-        unsure, memory = memory_of(run, ports, topic, node, info)
+        memory = memory_of(run, ports, topic, node, info)
     for d in group:
         item = listed.get(d.info.ledger_id)
         if _uuid(d) in named:
             in_use(run, ports, d, "its topic's z-node names its UUID")
         elif item is not None and _marked_at(run, d) is not None:
             in_use(run, ports, d, "its topic's z-node lists the ledger")
-        elif item is None and unsure:
-            d.decide(Outcome.RETRYING, Code.NOT_KNOWN_YET, unsure)
-        elif item is None and d.info.ledger_id in memory:
+        elif item is None and memory.unsure:
+            d.decide(Outcome.RETRYING, Code.NOT_KNOWN_YET, memory.unsure.text)
+        elif item is None and d.info.ledger_id in memory.ledgers:
             d.decide(Outcome.RETRYING, Code.STILL_IN_USE, f"{STILL_IN_USE}its broker holds it in memory")
         else:
             d.listed = item
@@ -230,7 +230,7 @@ def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
     elif newest + CLOCK_SKEW_MS >= evidence.earlier_started_at:
         d.decide(Outcome.KEPT, Code.NOT_CONFIRMED, "not confirmed: younger than the earlier of two scans")
     elif run.now - newest < evidence.context.grace:
-        d.decide(Outcome.KEPT, Finding.TOO_YOUNG, f"{Finding.TOO_YOUNG}: younger than the grace period")
+        d.decide(Outcome.KEPT, Finding.TOO_YOUNG, "younger than the grace period")
 
 
 def _not_ours(run: Run, d: Decision, head: ObjectHead) -> Why | None:
@@ -350,7 +350,7 @@ def _marked_at(run: Run, d: Decision) -> int | None:
     return at if asked.uuid in (None, _uuid(d)) and asked.bucket in (None, bucket_of(d.info)) else None
 
 
-def _context(d: Decision) -> OffloadContext:
+def _context(d: Decision) -> MessageOffloadContext:
     assert d.info.offload_context is not None
     return d.info.offload_context
 

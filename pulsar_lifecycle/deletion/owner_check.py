@@ -7,6 +7,7 @@ rule itself (``planning/orphans.py``), and what is done with the answer (``delet
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -24,7 +25,7 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
 from pulsar_lifecycle.model import Topic, cursor_nodes
 from pulsar_lifecycle.ports import Node, TopicInternals, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Released
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -37,9 +38,6 @@ RACE_WINDOW_MS = 3_600_000
 
 STILL_IN_USE = "still in use: "
 """How the sentence of ``Code.STILL_IN_USE`` begins."""
-
-NOT_KNOWN_YET = "not known yet: "
-"""How the sentence of ``Code.NOT_KNOWN_YET`` begins."""
 
 Look = Callable[[Run, Ports, Topic, Node | None, Sequence[Decision]], None]
 """Settles the messages of one topic by its z-node as it is now, None where there is none."""
@@ -71,18 +69,18 @@ def in_use(run: Run, ports: Ports, d: Decision, why: str, since: int = 0) -> Non
     d.decide(Outcome.RETRYING if fresh else Outcome.KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}{why}")
 
 
-def still_used(ports: Ports, item: LedgerInfo, last: int, released: Released, topic: Topic) -> str:
-    """Why a listed ledger is in use though its copy in BookKeeper was released; empty if that holds still."""
+def still_used(ports: Ports, item: LedgerInfo, last: int, released: Released, topic: Topic) -> Why | None:
+    """Why a listed ledger is in use though its copy in BookKeeper was released; None if that holds still."""
     offload = item.offload
     if offload is None or not offload.complete or not offload.bookkeeper_deleted:
-        return "its topic's z-node lists it, and does not release its copy in BookKeeper"
+        return Why(Code.FROM_BOOKKEEPER, "its topic's z-node lists it, and does not release its copy in BookKeeper")
     if offload.uuid != released.uuid or offload.driver_metadata.get("bucket") != released.bucket:
-        return f"its topic's z-node names another offload, {offload.uuid}"
+        return Why(Code.OTHER_COPY, f"its topic's z-node names another offload, {offload.uuid}")
     if item.ledger_id == last:
-        return "it is the last ledger of its topic: a broker that loads it forgets its offload"
+        return Why(Code.LAST_LEDGER, "it is the last ledger of its topic: a broker that loads it forgets its offload")
     if control.has_pending_unload(ports.store, topic):
-        return "an unload of its topic is pending: a broker may read it in BookKeeper"
-    return ""
+        return Why(Code.UNLOAD_PENDING, "an unload of its topic is pending: a broker may read it in BookKeeper")
+    return None
 
 
 def first_sent(run: Run, d: Decision) -> int:
@@ -105,28 +103,27 @@ def _readable(node: Node | Unread | None) -> Node | None:
 def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
     info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
     listed = {item.ledger_id: item for item in info.ledgers}
-    unsure, internals = _internals_of(run, ports, topic, node, info)
-    memory = _held(internals)
+    memory = memory_of(run, ports, topic, node, info)
     pending: list[Decision] = []
     for d in group:
         released = d.released
         if d.info.ledger_id in listed:
-            why = "its topic's z-node lists it"
-            if released:
-                item = listed[d.info.ledger_id]
-                copy = OffloadedCopy.of_item(item, 0)
-                why = still_used(ports, item, max(listed), released, topic)
-                if copy:
-                    d.site = location_of(copy)
-                else:
-                    why = why or "its topic's z-node does not say by which driver it is offloaded"
-            if why:
-                in_use(run, ports, d, why)
+            if not released:
+                in_use(run, ports, d, "its topic's z-node lists it")
+                continue
+            item = listed[d.info.ledger_id]
+            copy = OffloadedCopy.of_item(item, 0)
+            if why := still_used(ports, item, max(listed), released, topic):
+                in_use(run, ports, d, why.text)
+            elif copy is None:
+                in_use(run, ports, d, "its topic's z-node does not say by which driver it is offloaded")
+            else:
+                d.site = location_of(copy)
         elif released:
             d.decide(Outcome.RETRYING, Code.DELISTED, "its topic does not list it any more: the next scan decides")
-        elif unsure:
-            d.decide(Outcome.RETRYING, Code.NOT_KNOWN_YET, unsure)
-        elif d.info.ledger_id in memory:
+        elif memory.unsure:
+            d.decide(Outcome.RETRYING, Code.NOT_KNOWN_YET, memory.unsure.text)
+        elif d.info.ledger_id in memory.ledgers:
             d.decide(Outcome.RETRYING, Code.STILL_IN_USE, f"{STILL_IN_USE}its broker holds it in memory")
         elif d.info.component in (LedgerComponent.COMPACTED_LEDGER, LedgerComponent.DELAYED_INDEX_BUCKET):
             pending.append(d)
@@ -139,44 +136,46 @@ def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, grou
             _look_at_compaction(run, ports, d, topic, f"{base}/{stored_references.COMPACTION_CURSOR}")
         elif d.info.component is LedgerComponent.SCHEMA_STORAGE:
             _look_at_schema(run, ports, d)
-    _decide_pending(run, ports, topic, node, info, internals, [d for d in pending if not d.outcome])
+    _decide_pending(run, ports, topic, node, info, memory.internals, [d for d in pending if not d.outcome])
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerMemory:
+    """What a broker says it has in memory of a topic, or why that cannot be known now; neither, if none has it."""
+
+    unsure: Why | None = None
+    internals: TopicInternals | None = None
+
+    @property
+    def ledgers(self) -> set[int]:
+        """The ledgers it holds."""
+        return {ledger for ledger, _ in stored_references.held(self.internals)} if self.internals else set()
 
 
 def memory_of(
     run: Run, ports: Ports, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
-) -> tuple[str, set[int]]:
-    """What some broker may hold in memory of a topic: why that cannot be known now, and the ledgers it holds."""
-    unsure, internals = _internals_of(run, ports, topic, node, info)
-    return unsure, _held(internals)
-
-
-def _held(internals: TopicInternals | None) -> set[int]:
-    return {ledger for ledger, _ in stored_references.held(internals)} if internals else set()
-
-
-def _internals_of(
-    run: Run, ports: Ports, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
-) -> tuple[str, TopicInternals | None]:
-    """What a broker says it has in memory of a topic, or why that cannot be known now; neither, if none has it.
+) -> BrokerMemory:
+    """Ask what some broker may hold in memory of a topic.
 
     Asking loads a topic that is not loaded, so only one that is listed and looks loaded is asked.
     """
-    unsure = ""
     broker = run.brokers.loaded.get(str(topic))
     if node is None:
-        if broker:
-            unsure = f"{NOT_KNOWN_YET}its topic has no z-node, and {broker} still lists it"
-        return unsure, None
+        return _not_known_yet(f"its topic has no z-node, and {broker} still lists it") if broker else BrokerMemory()
     if not broker:
         if run.now - node.stat.mtime <= load_state.UNLOADED_AFTER * run.brokers.stats_interval:
-            unsure = f"{NOT_KNOWN_YET}its topic's z-node was just written: some broker may be loading it"
-        return unsure, None
+            return _not_known_yet("its topic's z-node was just written: some broker may be loading it")
+        return BrokerMemory()
     last = max((item.ledger_id for item in info.ledgers), default=None)
     state = load_state.ledger_states(ports.store, [last], run.ledgers_root)[0]
     if state != "OPEN" and info.terminated is None:
-        unsure = f"its topic is listed by {broker}, and its last ledger is {state or 'not there'}: being unloaded"
-        return f"{NOT_KNOWN_YET}{unsure}", None
-    return "", ports.admin.internal_stats(topic)
+        now = state or "not there"
+        return _not_known_yet(f"its topic is listed by {broker}, and its last ledger is {now}: being unloaded")
+    return BrokerMemory(internals=ports.admin.internal_stats(topic))
+
+
+def _not_known_yet(text: str) -> BrokerMemory:
+    return BrokerMemory(Why(Code.NOT_KNOWN_YET, f"not known yet: {text}"))
 
 
 def _look_at_cursor(ports: Ports, d: Decision, path: str) -> None:
@@ -270,7 +269,7 @@ def _decide_pending(
     settled = orphans.decide_pending(pa.Table.from_pylist(rows, schema=snapshot_memory.OWNER_FACTS))
     for d, row in zip(pending, settled.to_pylist(), strict=True):
         if row["finding"] != Finding.ORPHAN:
-            d.decide(Outcome.KEPT, Finding(row["finding"]), row["reason"])
+            d.decide(Outcome.KEPT, orphans.code_of(row), row["reason"])
 
 
 def _snapshot_memory(

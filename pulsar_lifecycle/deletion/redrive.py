@@ -15,7 +15,7 @@ from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import told_times
 from pulsar_lifecycle.journal.prometheus import published
-from pulsar_lifecycle.journal.queries import GivenUp, dead_letter_reasons
+from pulsar_lifecycle.journal.queries import DeadLetterReason, dead_letter_reasons
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import (
@@ -41,9 +41,9 @@ from pulsar_lifecycle.scan import history_check
 from pulsar_lifecycle.settings import Settings
 
 BATCH = 500
-UNKNOWN = GivenUp(Code.NOT_JOURNALLED, "not in our journal")
+UNKNOWN = DeadLetterReason(Code.NOT_JOURNALLED, "not in our journal")
 
-Reasons = Mapping[tuple[int, str], GivenUp]
+Reasons = Mapping[tuple[int, str], DeadLetterReason]
 """Why messages became dead letters, as the journal says: (ledger id, action) -> why, the last time."""
 
 
@@ -56,7 +56,7 @@ class Letter:
     """A dead letter and why it is one."""
 
     message: Received
-    why: GivenUp
+    why: DeadLetterReason
 
     @property
     def reason(self) -> str:
@@ -76,10 +76,12 @@ class Letter:
 
 def letters_of(messages: Iterable[Received], reasons: Reasons) -> list[Letter]:
     """Messages with their reasons; of an unparseable one it is what is wrong with it now."""
-    return [Letter(m, _why(m.info, reasons) if m.info else GivenUp(Code.UNPARSEABLE, m.problem)) for m in messages]
+    return [
+        Letter(m, _why(m.info, reasons) if m.info else DeadLetterReason(Code.UNPARSEABLE, m.problem)) for m in messages
+    ]
 
 
-def _why(info: PendingDeleteLedgerInfo, reasons: Reasons) -> GivenUp:
+def _why(info: PendingDeleteLedgerInfo, reasons: Reasons) -> DeadLetterReason:
     return reasons.get((info.ledger_id, action_of(info.ledger_type)), UNKNOWN)
 
 
@@ -119,7 +121,7 @@ class LetterFilter:
     """Which dead letters to send again; an empty field wants all, all fields together must hold.
 
     ``topics`` are full names, a partitioned topic's stands for its partitions; ``namespaces`` are ``tenant/namespace``;
-    ``code`` says why they were given up: :class:`Code`, ``Finding``, ``Waiting``. Raises UsageError for another.
+    ``code`` says why they became dead letters: :class:`Code`, ``Finding``, ``Waiting``. Raises UsageError for another.
     """
 
     ledger_ids: frozenset[int] = frozenset()
@@ -225,15 +227,21 @@ def _may_go_on(store: MetadataStore, lease: Lease) -> None:
     control.check_lease(store, lease.guard)
 
 
+@dataclass(frozen=True, slots=True)
+class _Detail:
+    """Details of a row: the dead letter, the message that it became, and how often it had been retried."""
+
+    dead_letter: str
+    message: str
+    reconsume_times: int | None
+
+
 def _row(run_id: str, cluster: str, letter: Letter, receipt: Resent, now: int) -> JournalRow:
     info = letter.message.info
     assert info is not None
-    detail = {
-        "dead_letter": letter.message.message_id.hex(),
-        "message": receipt.message_id.hex(),
-        "reconsume_times": told_times(letter.message.properties),
-    }
-    about = Subject(info.ledger_id, info.component.value, info.topic_name, detail=detail)
+    ids = letter.message.message_id.hex(), receipt.message_id.hex()
+    detail = _Detail(*ids, told_times(letter.message.properties))
+    about = Subject(info.ledger_id, info.component.value, info.topic_name, details=(detail,))
     outcome, why = Outcome.SENT, Why(Code.SENT_AGAIN, f"sent again; a dead letter before: {letter.reason}")
     if receipt.error:
         outcome, why = Outcome.SEND_FAILED, Why(Code.NOT_SENT, receipt.error)

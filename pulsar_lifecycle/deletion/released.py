@@ -69,4 +69,4 @@ UNREAD_OF_LATE = (
 def _proven(d: Decision) -> tuple[Location, Verified]:
     released = d.released
     assert released is not None
-    return Location(released.bucket, released.uuid, d.info.ledger_id), Verified(**released.proof)
+    return Location(released.bucket, released.uuid, d.info.ledger_id), released.proof

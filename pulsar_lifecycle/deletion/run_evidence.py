@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pulsar_lifecycle.records import findings
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Asked, OffloadLocation, Released
 from pulsar_lifecycle.records.offload_uuids import NamedUuids, OffloadUuids
 from pulsar_lifecycle.records.referenced import Referenced
@@ -65,15 +66,19 @@ class Evidence:
     marked: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     offloads: OffloadEvidence = field(default_factory=OffloadEvidence)
 
-    def unconfirmed(self, ledger_id: int, czxid: int, ctime: int) -> str:
-        """Why the earlier scan does not confirm that nothing needs this ledger; empty if it does."""
+    def unconfirmed(self, ledger_id: int, czxid: int, ctime: int) -> Why | None:
+        """Why the earlier scan does not confirm that nothing needs this ledger; None if it does."""
         if ledger_id in self.earlier.needed or ledger_id in self.earlier.offloaded:
-            return "not confirmed: an earlier scan still found a reference; the orphan scan goes on looking"
+            return _not_confirmed("an earlier scan still found a reference")
         if czxid > self.earlier_czxid or ctime >= self.earlier_started_at:
-            return "not confirmed: younger than the earlier of two scans; the orphan scan goes on looking"
-        return ""
+            return _not_confirmed("younger than the earlier of two scans")
+        return None
 
     def marked_at(self, ledger_id: int, czxid: int) -> int | None:
         """When (ms) our own first phase took exactly this ledger out of its topic's metadata; None if it did not."""
         found = self.marked.get(ledger_id)
         return found[1] if found and found[0] == czxid else None
+
+
+def _not_confirmed(text: str) -> Why:
+    return Why(Code.NOT_CONFIRMED, f"not confirmed: {text}; the orphan scan goes on looking")

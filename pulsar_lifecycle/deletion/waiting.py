@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from enum import StrEnum
 
 from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS
 from pulsar_lifecycle.deletion.decision import Decision, Run
@@ -25,7 +26,6 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Postponed, QueueReader, Received
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 
 STAYS = (Waiting.STOPPED, Waiting.NOT_SENT)
@@ -39,7 +39,7 @@ def stay(decisions: Iterable[Decision], why: str) -> None:
         d.reason = f"{d.reason}; {why}"
 
 
-def _still(code: Code | Waiting | Finding | None) -> Code | None:
+def _still(code: StrEnum | None) -> Code | None:
     """A code that says something of the ledger which is true wherever its message is."""
     return next((known for known in (Code.OUTCOME_UNKNOWN, Code.TWIN) if code is known), None)
 

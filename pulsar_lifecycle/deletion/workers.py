@@ -58,7 +58,10 @@ FAILURES = {
 
 @dataclass(frozen=True)
 class OutcomeCount:
-    """How many messages ended the same way for the same ``code``; ``reason`` is that of the first one."""
+    """How many messages ended the same way for the same ``code``; ``reason`` is that of the first one.
+
+    What a run says of itself has no code: its outcome says it all.
+    """
 
     outcome: Outcome | RunEnd
     reason: str
@@ -124,12 +127,12 @@ def _collect(counted: Iterable[Sequence[OutcomeCount]]) -> list[OutcomeCount]:
     return sorted(counts.values(), key=lambda one: (one.outcome, -one.ledgers))
 
 
-class _Counts(dict[tuple[str, str], OutcomeCount]):
-    """Outcomes by outcome and code; what has no code by its reason."""
+class _Counts(dict[tuple[Outcome | RunEnd, str], OutcomeCount]):
+    """Outcomes by outcome and code."""
 
     def add(self, one: OutcomeCount) -> None:
         """Count it with those that ended the same way."""
-        key = one.outcome, one.code or one.reason
+        key = one.outcome, one.code
         before = self.get(key, replace(one, ledgers=0, bytes=0))
         self[key] = replace(before, ledgers=before.ledgers + one.ledgers, bytes=before.bytes + one.bytes)
 

@@ -50,12 +50,12 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """Partitions of each topic (:data:`TOPICS`); none where the topic does not exist. ``unseen``: why due is None."""
+    """Partitions of each topic (:data:`TOPICS`); none where the topic is missing. ``due_error``: why due is None."""
 
     main: tuple[PartitionState, ...]
     retry: tuple[PartitionState, ...]
     dead_letters: tuple[PartitionState, ...]
-    unseen: str = ""
+    due_error: str = ""
 
     @property
     def in_flight(self) -> int:
@@ -92,26 +92,26 @@ class QueueState:
 
 def look(admin: BrokerAdmin, reader: QueueReader, now: int) -> QueueState:
     """Look at every partition, at ``now`` (ms). Raises what the admin API raises; a mute reader only hides ``due``."""
-    unseen: list[str] = []
+    due_error: list[str] = []
     found = [
-        tuple(_look(admin, reader, part, now, unseen, topic != DLQ_TOPIC) for part in topics_of(admin, topic))
+        tuple(_look(admin, reader, part, now, due_error, topic != DLQ_TOPIC) for part in topics_of(admin, topic))
         for topic in TOPICS.values()
     ]
-    return QueueState(*found, unseen=unseen[0] if unseen else "")
+    return QueueState(*found, due_error=due_error[0] if due_error else "")
 
 
 def _look(
-    admin: BrokerAdmin, reader: QueueReader, part: Topic, now: int, unseen: list[str], delayed: bool
+    admin: BrokerAdmin, reader: QueueReader, part: Topic, now: int, due_error: list[str], delayed: bool
 ) -> PartitionState:
     if SUBSCRIPTION not in admin.subscriptions(part):
         return PartitionState(str(part), False, None)
     backlog = admin.backlog(part, SUBSCRIPTION)
-    if not delayed or not backlog or unseen:
+    if not delayed or not backlog or due_error:
         return PartitionState(str(part), True, backlog, *((0, 0) if not backlog else (None, None)))
     try:
         page = reader.waiting(part, None, LOOKED_AT)
     except LifecycleError as error:
-        unseen.append(str(error))
+        due_error.append(str(error))
         return PartitionState(str(part), True, backlog)
     due = sum(due_at(message.properties, message.publish_time, now) <= now for message in page.messages)
     waits = _added(_waits(message) for message in page.messages if WAITING_FOR in message.properties)

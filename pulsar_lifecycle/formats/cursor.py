@@ -13,6 +13,7 @@ Rewriting loses nothing, as in :mod:`managed_ledger`. Ranges and batch indexes a
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -139,6 +140,13 @@ def encode(info: ManagedCursorInfo) -> bytes:
     _fill_batch_deletions(message.batchedEntryDeletionIndexInfo, info.batch_deletions)
     _fill_properties(message.cursorProperties, info.cursor_properties)
     return wrap(message.SerializeToString(), info.compression)
+
+
+def acknowledged(info: ManagedCursorInfo) -> str:
+    """SHA-256 (hex) of what was acknowledged beyond the position, and of the properties."""
+    properties = sorted(info.properties.items()), sorted(info.cursor_properties.items())
+    said = repr((info.individual_deleted, info.batch_deletions, properties))
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def decode_position(data: bytes) -> PositionInfo:

@@ -55,7 +55,7 @@ _TYPES = {**{member.value: member for member in LedgerType}, **{member.name: mem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadContext:
+class MessageOffloadContext:
     """Where the tiered-storage copy is: ``msb`` and ``lsb`` are the halves of the UUID as signed Java longs."""
 
     lsb: int
@@ -81,7 +81,7 @@ class PendingDeleteLedgerInfo:
     cursor_name: str = ""
     schema_id: str = ""
     bucket_key: str = ""
-    offload_context: OffloadContext | None = None
+    offload_context: MessageOffloadContext | None = None
     plan_id: str = ""
     czxid: int | None = None
     ctime: int | None = None
@@ -164,7 +164,7 @@ def _schema_id(fields: _Fields) -> str:
     )
 
 
-def _offload_context(parent: _Fields) -> OffloadContext | None:
+def _offload_context(parent: _Fields) -> MessageOffloadContext | None:
     value = parent.value("offloadContext")
     if value is None:
         return None
@@ -175,7 +175,7 @@ def _offload_context(parent: _Fields) -> OffloadContext | None:
     )
     if len(metadata.document) > PAIRS_LIMIT:
         raise _bad(f"{fields.where}metadata: at most {PAIRS_LIMIT} pairs, found {len(metadata.document)}")
-    return OffloadContext(
+    return MessageOffloadContext(
         lsb=fields.required_integer("lsb", LONG_MIN),
         msb=fields.required_integer("msb", LONG_MIN),
         driver_name=fields.required_text("driverName"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,9 +23,10 @@ from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.inspect.answers import Answer, ExplainCode, Verdict
 from pulsar_lifecycle.inspect.history import History
 from pulsar_lifecycle.journal.in_doubt import ARCHIVE, JOURNAL_COLUMNS, WITHIN_MS, deletions_in_doubt, lost_copies
-from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT
+from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.metastore.schemas import read_schemas
 from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers
@@ -33,7 +34,7 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, 
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.owner_names import owner_in
@@ -42,27 +43,6 @@ from pulsar_lifecycle.scan import references as kinds
 from pulsar_lifecycle.scan import stored_references
 
 Row = dict[str, Any]
-
-
-class Verdict(StrEnum):
-    """The answer in a word."""
-
-    IN_USE = "in_use"
-    """Something refers to it now."""
-    MAY_GO = "may_go"
-    """An orphan by every rule, in a covered scan and now."""
-    KEPT = "kept"
-    """Nothing refers to it now, and a rule keeps it."""
-    UNJUDGED = "unjudged"
-    """Nothing its owner has refers to it, and no scan says whether anything else does."""
-    DANGLING = "dangling"
-    """BookKeeper does not have it, and something refers to it."""
-    DELETED = "deleted"
-    """Our journal says which run deleted it."""
-    GONE = "gone"
-    """It is not there any more, and our journal has no deletion of it (yet)."""
-    UNKNOWN = "unknown"
-    """No trace of it anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +63,29 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer: ``verdict``, one sentence, more reasons, and all it rests on.
+    """The answer, more reasons, and all it rests on.
 
-    ``ledger`` is the row of ``tables.BOOKKEEPER_LEDGERS`` as read now, None where there is no z-node. ``again``: when
-    (ms) a ledger is judged again that only its age keeps.
+    ``ledger`` is the row of ``tables.BOOKKEEPER_LEDGERS`` as read now, None where there is no z-node.
     """
 
     ledger_id: int
-    verdict: Verdict
-    answer: str
+    answer: Answer
     notes: tuple[str, ...]
     ledger: Row | None
     path: str
     topic: str
     look: Look
     history: History
-    again: int | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The answer in a word."""
+        return self.answer.verdict
+
+    @property
+    def code(self) -> StrEnum:
+        """Why, as a code."""
+        return self.answer.why.code
 
 
 def explain(
@@ -114,13 +101,13 @@ def explain(
     owners, schemas = _owners(ledger, history)
     found = look(store, reader, ledger_id, owners, schemas, ledgers_root)
     if isinstance(node, Unread):
-        said = Answer(Verdict.KEPT, f"its z-node cannot be read: {node.reason}")
+        answer = _kept(Code.UNREAD, f"its z-node cannot be read: {node.reason}")
     elif ledger is None:
-        said = Answer(*_absent(found, history, now))
+        answer = _absent(found, history, now)
     else:
-        said = _present(ledger_id, rows, found, history, now)
-    notes = (*_notes(said.verdict, ledger, found, history), *found.offloads, *found.trouble)
-    return Explanation(ledger_id, said.verdict, said.text, notes, ledger, path, topic, found, history, said.again)
+        answer = _present(ledger_id, rows, found, history, now)
+    notes = (*_notes(answer.verdict, ledger, found, history), *found.offloads, *found.trouble)
+    return Explanation(ledger_id, answer, notes, ledger, path, topic, found, history)
 
 
 # -------------------------------------------------------------------------------------------------------- fresh look
@@ -223,129 +210,140 @@ def _owners(ledger: Row | None, history: History) -> tuple[set[str], set[str]]:
 # ------------------------------------------------------------------------------------------------------- the verdict
 
 
-def _absent(found: Look, history: History, now: int) -> tuple[Verdict, str]:
+def _absent(found: Look, history: History, now: int) -> Answer:
     needing = _needing(found.references)
     deletions = history.deletions()
     if needing:
-        return Verdict.DANGLING, f"BookKeeper does not have it, but {_referring(needing)}"
+        text = f"BookKeeper does not have it, but {_referring(needing)}"
+        return Answer(Verdict.DANGLING, Why(Verdict.DANGLING, text))
     unsaid = deletions_in_doubt(
         pa.Table.from_pylist(list(history.archived), ARCHIVE),
         pa.Table.from_pylist(list(history.journal), JOURNAL_COLUMNS),
     )
     for run_id, _, at in unsaid:
-        answer = f"run {run_id} was about to delete it and ended before it could say so"
-        if now - at <= WITHIN_MS:
-            return Verdict.GONE, f"{answer}: the next one will"
-        days = WITHIN_MS // 86_400_000
-        return Verdict.GONE, (
-            f"{answer}. No run looks back further than {days} days: take it as deleted by that run. If it should not "
-            "have been, the job undo_deletions with its id says whether the bookies still have it"
-        )
+        return Answer(Verdict.GONE, _unsaid(run_id, now - at <= WITHIN_MS), run_id)
     if deletions:
         run_id, reason = deletions[-1]["run_id"], deletions[-1]["reason"]
         if set(found.copies) - _lost_of(found, history.journal):
-            return Verdict.DELETED, f"run {run_id} deleted it in BookKeeper, its topic reads it offloaded: {reason}"
-        return Verdict.DELETED, f"run {run_id} deleted it: {reason}"
+            text = f"run {run_id} deleted it in BookKeeper, its topic reads it offloaded: {reason}"
+            return Answer(Verdict.DELETED, Why(ExplainCode.READ_OFFLOADED, text), run_id)
+        return Answer(Verdict.DELETED, Why(Verdict.DELETED, f"run {run_id} deleted it: {reason}"), run_id)
     if found.references.num_rows:
-        return Verdict.GONE, "its topic says that it was offloaded and its BookKeeper copy deleted"
+        return _gone(Code.RELEASED, "its topic says that it was offloaded and its BookKeeper copy deleted")
     for row in reversed(history.journal):
         marked = (row["action"], row["phase"]) == (Action.DELETE_LEDGER, Phase.MARK)
         if marked and row["code"] in (Code.TOPIC_DELETED, Code.BROKER_DELETED):
-            return Verdict.GONE, f"its broker deleted it with its topic, which run {row['run_id']} had it delete"
+            text = f"its broker deleted it with its topic, which run {row['run_id']} had it delete"
+            return Answer(Verdict.GONE, Why(Code(row["code"]), text), row["run_id"])
     if found.trouble:
-        return Verdict.GONE, "BookKeeper does not have it; what its owner says could not all be read"
+        return _gone(Code.UNREAD, "BookKeeper does not have it; what its owner says could not all be read")
     if history.references.num_rows or history.finding:
-        return Verdict.GONE, "the last scan knew it, now BookKeeper does not have it; our journal has no deletion of it"
+        text = "the last scan knew it, now BookKeeper does not have it; our journal has no deletion of it"
+        return _gone(ExplainCode.LAST_SCAN_KNEW, text)
     if history.journal:
-        return Verdict.GONE, "BookKeeper does not have it; our journal knows it and has no deletion of it there"
-    return Verdict.UNKNOWN, "BookKeeper does not have it, and neither scans nor journal know it"
+        text = "BookKeeper does not have it; our journal knows it and has no deletion of it there"
+        return _gone(ExplainCode.JOURNAL_KNOWS, text)
+    text = "BookKeeper does not have it, and neither scans nor journal know it"
+    return Answer(Verdict.UNKNOWN, Why(Verdict.UNKNOWN, text))
 
 
-class Answer(NamedTuple):
-    """The verdict on a ledger that is there, and why; ``again``: when (ms) its age keeps it no more."""
+def _gone(code: StrEnum, text: str) -> Answer:
+    return Answer(Verdict.GONE, Why(code, text))
 
-    verdict: Verdict
-    text: str
-    again: int | None = None
+
+def _unsaid(run_id: str, lately: bool) -> Why:
+    """Why a deletion that a run never told of is no ``deleted``."""
+    text = f"run {run_id} was about to delete it and ended before it could say so"
+    if lately:
+        return Why(ExplainCode.NEXT_RUN_SAYS, f"{text}: the next one will")
+    return Why(
+        ExplainCode.NEVER_SAID,
+        f"{text}. No run looks back further than {WITHIN_MS // 86_400_000} days: take it as deleted by that run. If it "
+        "should not have been, the job undo_deletions with its id says whether the bookies still have it",
+    )
 
 
 def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now: int) -> Answer:
     needing = _needing(found.references)
     if needing:
-        return Answer(Verdict.IN_USE, _referring(needing))
+        return Answer(Verdict.IN_USE, Why(Verdict.IN_USE, _referring(needing)))
     if found.trouble:
-        return Answer(Verdict.KEPT, "whether its owner refers to it could not be read")
+        return _kept(Code.UNREAD, "whether its owner refers to it could not be read")
     epoch, context, ledger = history.epoch, history.context, rows.to_pylist()[0]
     if history.marks(ledger):
-        return Answer(*_marked(rows, found, history, now))
+        return _marked(rows, found, history, now)
     if epoch is None or context is None:
-        return Answer(
-            Verdict.UNJUDGED, "its owner does not refer to it; only a scan can tell whether anything else does"
-        )
+        text = "its owner does not refer to it; only a scan can tell whether anything else does"
+        return Answer(Verdict.UNJUDGED, Why(Verdict.UNJUDGED, text))
     seen = _needing(history.references)
     if seen:
-        return Answer(Verdict.KEPT, f"not so now, but in the last scan {_referring(seen)}: the next scan tells")
+        text = f"not so now, but in the last scan {_referring(seen)}: the next scan tells"
+        return _kept(ExplainCode.IN_LAST_SCAN, text)
     every = pa.concat_tables([found.references, history.references])
     judged = orphans.judge(rows, kinds.referenced(every), context.at(now)).to_pylist()[0]
     if judged["finding"] == orphans.PENDING:  # depends on what its broker said, which only a scan asks
-        judged = history.finding or {
-            "finding": Finding.KEPT.value,
-            "reason": "the last scan did not judge it yet, and its broker must be asked: the next scan tells",
-        }
+        if history.finding is None:
+            text = "the last scan did not judge it yet, and its broker must be asked: the next scan tells"
+            return _kept(ExplainCode.NOT_JUDGED_YET, text)
+        judged = history.finding
         if judged["finding"] == Finding.ORPHAN and found.written >= epoch.started_at:
-            return Answer(
-                Verdict.KEPT, "free by the last scan, but its topic was loaded or written since: the next scan tells"
-            )
+            text = "free by the last scan, but its topic was loaded or written since: the next scan tells"
+            return _kept(ExplainCode.WRITTEN_SINCE, text)
+    why = Why(orphans.code_of(judged), judged["reason"])
     if judged["finding"] == Finding.OFFLOAD_LEFTOVER and history.releases(ledger):
-        return Answer(*_released(ledger, history, context.at(now)))
+        return _released(ledger, history, context.at(now))
     if judged["finding"] != Finding.ORPHAN:
-        name = "" if judged["finding"] == Finding.KEPT else f"{judged['finding'].replace('_', ' ')}: "
         young = judged["finding"] == Finding.TOO_YOUNG
-        return Answer(Verdict.KEPT, f"{name}{judged['reason']}", ledger["ctime"] + context.grace if young else None)
+        return Answer(Verdict.KEPT, why, again=ledger["ctime"] + context.grace if young else None)
     if rows.column("ctime")[0].as_py() >= epoch.started_at:
-        return Answer(Verdict.KEPT, "made after the last scan began: the next scan tells")
-    if why := history.uncovered():
-        return Answer(Verdict.KEPT, why)
-    if history.evidence and (why := history.evidence.unconfirmed(ledger_id, ledger["czxid"], ledger["ctime"])):
-        return Answer(Verdict.KEPT, why)
-    return Answer(Verdict.MAY_GO, judged["reason"])
+        return _kept(ExplainCode.NEWER_THAN_SCAN, "made after the last scan began: the next scan tells")
+    if uncovered := history.uncovered():
+        return Answer(Verdict.KEPT, uncovered)
+    unconfirmed = history.evidence and history.evidence.unconfirmed(ledger_id, ledger["czxid"], ledger["ctime"])
+    return Answer(Verdict.KEPT, unconfirmed) if unconfirmed else Answer(Verdict.MAY_GO, why)
+
+
+def _kept(code: StrEnum, text: str) -> Answer:
+    return Answer(Verdict.KEPT, Why(code, text))
 
 
 WAS_RELEASED = "offloaded, and a run of ours released its copy in BookKeeper"
 TAKEN_OFF = "our first phase took it off its topic's list"
 
 
-def _released(ledger: Row, history: History, context: Context) -> tuple[Verdict, str]:
+def _released(ledger: Row, history: History, context: Context) -> Answer:
     """A deletion run waives for it that its topic lists it, as long as the release's own message is there."""
     intent = history.intent()
     if rule := orphans.released_rule(ledger, context):
-        return Verdict.KEPT, f"{WAS_RELEASED}, but {rule[2]}"
-    if intent == DEAD:
-        return Verdict.KEPT, f"{WAS_RELEASED}; its intent is a dead letter: the job redrive_dead_letters sends it again"
-    if intent != IN_FLIGHT:
+        return _kept(rule[1].code, f"{WAS_RELEASED}, but {rule[1]}")
+    if intent == IntentState.DEAD_LETTER:
+        text = f"{WAS_RELEASED}; its intent is a dead letter: the job redrive_dead_letters sends it again"
+        return _kept(ExplainCode.DEAD_LETTER, text)
+    if intent != IntentState.IN_FLIGHT:
         last = f"its last intent was {intent}" if intent else "our journal has no intent"
-        return Verdict.KEPT, f"{WAS_RELEASED}; {last}: the next offload plan proves its offloaded copy anew"
-    return Verdict.MAY_GO, f"{WAS_RELEASED}: the next deletion run deletes that copy"
+        text = f"{WAS_RELEASED}; {last}: the next offload plan proves its offloaded copy anew"
+        return _kept(ExplainCode.NO_INTENT, text)
+    return Answer(Verdict.MAY_GO, Why(Code.RELEASED, f"{WAS_RELEASED}: the next deletion run deletes that copy"))
 
 
-def _marked(rows: pa.Table, found: Look, history: History, now: int) -> tuple[Verdict, str]:
+def _marked(rows: pa.Table, found: Look, history: History, now: int) -> Answer:
     """A deletion run waives grace period and earlier scan for it, and nothing else."""
     epoch, context = history.epoch, history.context
     after = history.marked is not None and epoch is not None and history.marked[1] < epoch.started_at
     seen = _needing(history.references) if after else []
     if seen:
-        return Verdict.KEPT, f"{TAKEN_OFF}, but in the last scan {_referring(seen)}"
+        return _kept(ExplainCode.IN_LAST_SCAN, f"{TAKEN_OFF}, but in the last scan {_referring(seen)}")
     if context is not None:
         every = pa.concat_tables([found.references, history.references]) if after else found.references
         waived = replace(context.at(now), grace=0)
         judged = orphans.judge(rows, kinds.referenced(every), waived).to_pylist()[0]
         if judged["finding"] not in (Finding.ORPHAN, orphans.PENDING):
-            return Verdict.KEPT, f"{TAKEN_OFF}, but {judged['reason']}"
+            return _kept(orphans.code_of(judged), f"{TAKEN_OFF}, but {judged['reason']}")
     if epoch is None or not after:
-        return Verdict.KEPT, f"{TAKEN_OFF}: the next deletion run after a new scan deletes it"
-    if why := history.uncovered():
-        return Verdict.KEPT, f"{TAKEN_OFF}, but {why}"
-    return Verdict.MAY_GO, f"{TAKEN_OFF}: the next deletion run deletes it"
+        return _kept(ExplainCode.NO_NEW_SCAN, f"{TAKEN_OFF}: the next deletion run after a new scan deletes it")
+    if uncovered := history.uncovered():
+        return _kept(uncovered.code, f"{TAKEN_OFF}, but {uncovered}")
+    return Answer(Verdict.MAY_GO, Why(Code.TAKEN_OFF, f"{TAKEN_OFF}: the next deletion run deletes it"))
 
 
 def _lost_of(found: Look, journal: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -377,7 +375,7 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, found: Look, hist
         notes.append(f"run {row['run_id']} {done}, which no undo brings back{spared}: {why}")
     if verdict is Verdict.MAY_GO:
         ours = history.marks(ledger) or history.releases(ledger)
-        if not ours and not any(plan.actionable for plan in history.plans):
+        if not ours and not history.applicable():
             notes.append("no actionable plan has it: a second scan, orphans.confirm_after later, must agree first")
         notes.append("before it is deleted its owner is asked again, its broker's memory too")
     if verdict is Verdict.DELETED:

@@ -15,12 +15,15 @@ import pyarrow as pa
 from pulsar_lifecycle.deletion.deletion_run import evidence_at, valid_marks
 from pulsar_lifecycle.deletion.run_evidence import Evidence
 from pulsar_lifecycle.errors import NotFound
+from pulsar_lifecycle.inspect.answers import ExplainCode
+from pulsar_lifecycle.inspect.settled import settled_plans
 from pulsar_lifecycle.journal.archive import archived_nodes
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers
 from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, intent_states
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.copies import Released
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
@@ -40,10 +43,10 @@ class History:
 
     ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
     rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` hold the
-    ledger, newest first. ``journal`` and ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first
-    phase's mark that stands; ``released`` what a release of ours left in BookKeeper and no deletion run settled.
-    ``gaps``: why the epoch does not count any more, as the settings are now. ``evidence``: what a deletion run would go
-    by, None while no earlier scan confirms the newest.
+    ledger, newest first; of those in ``settled`` nothing is left to apply. ``journal`` and ``archived`` are oldest
+    first. ``marked`` is (czxid, when in ms) of our first phase's mark that stands; ``released`` what a release of ours
+    left in BookKeeper and no deletion run settled. ``gaps``: why the epoch does not count any more, as the settings are
+    now. ``evidence``: what a deletion run would go by, None while no earlier scan confirms the newest.
     """
 
     epoch: Epoch | None = None
@@ -51,6 +54,7 @@ class History:
     references: pa.Table = field(default_factory=tables.REFERENCES.empty_table)
     finding: Row | None = None
     plans: tuple[PlanSummary, ...] = ()
+    settled: frozenset[str] = frozenset()
     journal: tuple[Row, ...] = ()
     archived: tuple[Row, ...] = ()
     marked: tuple[int, int] | None = None
@@ -58,11 +62,18 @@ class History:
     gaps: tuple[Gap, ...] = ()
     evidence: Evidence | None = None
 
-    def uncovered(self) -> str:
-        """Why no run acts on the newest epoch; empty if one may."""
+    def uncovered(self) -> Why | None:
+        """Why no run acts on the newest epoch; None if one may."""
         if self.epoch is None or not self.epoch.covered:
-            return "the last scan could not read everything that may refer to it"
-        return f"the last scan does not count any more: {self.gaps[0]}" if self.gaps else ""
+            text = "the last scan could not read everything that may refer to it"
+            return Why(ExplainCode.NOT_COVERED, text)
+        if self.gaps:
+            return Why(ExplainCode.NOT_COVERED, f"the last scan does not count any more: {self.gaps[0]}")
+        return None
+
+    def applicable(self) -> list[PlanSummary]:
+        """Those of ``plans`` that can be applied and have something left to apply."""
+        return [plan for plan in self.plans if plan.actionable and plan.plan_id not in self.settled]
 
     def deletions(self) -> list[Row]:
         """What the journal says of its deletion in BookKeeper."""
@@ -115,6 +126,13 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
     older = earlier_epochs(cluster, epoch)
     evidence = evidence_at(cluster, epoch, older[-1], now) if older else None
     valid_ms = settings.orphans.plan_valid_for * 1000
+    plans = tuple(
+        plan
+        for plan in reversed(lake.plans())
+        if plan.fingerprint == fingerprint
+        and now - plan.created_at <= valid_ms
+        and lake.plan_holds(plan.plan_id, ledger_id)
+    )
     try:
         findings = lake.read_epoch_table(epoch.epoch_id, "findings", ledger_id=ledger_id).to_pylist()
     except NotFound:
@@ -126,13 +144,8 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
         marked=(evidence.marked if evidence else valid_marks(cluster, epoch, marks)).get(ledger_id),
         gaps=tuple(new_gaps(cluster, epoch)),
         references=lake.read_epoch_table(epoch.epoch_id, "references", ledger_id=ledger_id),
-        finding=findings[0] if findings else None,
-        plans=tuple(
-            plan
-            for plan in reversed(lake.plans())
-            if plan.fingerprint == fingerprint
-            and now - plan.created_at <= valid_ms
-            and lake.plan_holds(plan.plan_id, ledger_id)
-        ),
+        finding={"code": None, **findings[0]} if findings else None,  # a scan of an earlier version has no codes
+        plans=plans,
+        settled=settled_plans(cluster, plans, now),
         evidence=evidence,
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -180,6 +181,13 @@ def _detail(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Details of a row that another run wrote: that run."""
+
+    settled_by: str
+
+
 def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[JournalRow]:
     read = [one.node for one in nodes]
     rows: list[JournalRow] = []
@@ -191,7 +199,7 @@ def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[Jou
             owner_names.owner_in(tags)[1],
             tags["length"] or 0,
             hashlib.sha256(one.data).hexdigest(),
-            {"settled_by": run_id},
+            (Settled(run_id),),
         )
         why = Why(Code.RUN_ENDED, "its run ended before it could say so")
         rows.append(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,17 +23,28 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 INTENT_COLUMNS = ["ledger_id", "action", "topic", "phase", "outcome", "at"]
 """The journal's columns that say what became of an intent."""
 
-IN_FLIGHT = "in flight"
-DEAD = "dead letter"
-_OPEN = {Outcome.SENT: IN_FLIGHT, Outcome.RETRYING: IN_FLIGHT, Outcome.WAITING: IN_FLIGHT, Outcome.DEAD_LETTERED: DEAD}
+
+class IntentState(StrEnum):
+    """Where an intent stands whose message still exists; a final outcome stands for itself."""
+
+    IN_FLIGHT = "in flight"
+    DEAD_LETTER = "dead letter"
+
+
+_OPEN = {
+    Outcome.SENT: IntentState.IN_FLIGHT,
+    Outcome.RETRYING: IntentState.IN_FLIGHT,
+    Outcome.WAITING: IntentState.IN_FLIGHT,
+    Outcome.DEAD_LETTERED: IntentState.DEAD_LETTER,
+}
 """Outcomes after which a message still exists; every other one is final and stands for itself."""
 
 
 def intent_states(rows: pa.Table) -> pa.Table:
     """The newest word on each intent, one row per ledger and action: ``ledger_id action topic state at sent_at``.
 
-    ``rows`` (:data:`INTENT_COLUMNS`): any journal rows of one cluster. ``state`` is :data:`IN_FLIGHT`, :data:`DEAD`, or
-    a final outcome. ``sent_at``: when (ms) its newest message was sent; null where the journal knows of none.
+    ``rows`` (:data:`INTENT_COLUMNS`): any journal rows of one cluster. ``state`` is an :class:`IntentState` or a final
+    outcome. ``sent_at``: when (ms) its newest message was sent; null where the journal knows of none.
     """
     sends = pc.is_in(rows.column("phase"), pa.array([Phase.SEND, Phase.REDRIVE]))
     sent = pc.and_(sends, pc.equal(rows.column("outcome"), Outcome.SENT))
@@ -70,12 +82,12 @@ class NamespaceIntents:
     @property
     def in_flight(self) -> int:
         """Intents that were sent and not settled since."""
-        return self.states.get(IN_FLIGHT, 0)
+        return self.states.get(IntentState.IN_FLIGHT, 0)
 
     @property
     def settled(self) -> int:
         """Intents with a final outcome."""
-        return sum(count for state, count in self.states.items() if state not in (IN_FLIGHT, DEAD))
+        return sum(count for state, count in self.states.items() if state not in set(IntentState))
 
 
 def by_namespace(intents: pa.Table, orphans: pa.Table, namespaces: Iterable[str] | None) -> list[NamespaceIntents]:
@@ -112,7 +124,7 @@ def still_there(rows: pa.Table, intents: pa.Table, since: int) -> pa.Table:
 
 def to_send(rows: pa.Table, intents: pa.Table) -> pa.Table:
     """Plan rows without those whose intent is in flight."""
-    return _without(rows, intents.filter(pc.equal(intents.column("state"), IN_FLIGHT)))
+    return _without(rows, intents.filter(pc.equal(intents.column("state"), IntentState.IN_FLIGHT)))
 
 
 def _without(rows: pa.Table, intents: pa.Table) -> pa.Table:

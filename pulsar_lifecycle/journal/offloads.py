@@ -28,10 +28,10 @@ def released_of(topic: str, detail: str) -> Released | None:
     try:
         found = json.loads(detail)
         uuid, bucket, czxid = UUID(found.pop("uuid")), found.pop("bucket"), found.pop("czxid")
-        Verified(**found)
+        proof = Verified(**found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return Released(topic, uuid, bucket, czxid, found) if type(czxid) is int and type(bucket) is str else None
+    return Released(topic, uuid, bucket, czxid, proof) if type(czxid) is int and type(bucket) is str else None
 
 
 def sent_copies(journal: JournalReader, plan_id: str) -> frozenset[UUID]:

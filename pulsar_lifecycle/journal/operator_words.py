@@ -5,8 +5,6 @@ Not here: which of them are news (``records/known_words.py``), the words themsel
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.known_words import KnownWord, meet
@@ -18,7 +16,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 def journal_row(run_id: str, cluster: str, word: KnownWord, now: int) -> JournalRow:
     """One word that is in force, or has ended; ``detail`` holds all of it, ``reason`` is for reading."""
     why = Why(word.kind, f"{word.subject}: {word.why or 'no reason given'}")
-    about = Subject(-1, word.kind.value, "", detail=asdict(word))
+    about = Subject(-1, word.kind.value, "", details=(word,))
     return Writer(run_id, cluster).row(Step(Action.OPERATOR_WORD, Phase.OPERATOR_WORD), about, word.how, why, now)
 
 

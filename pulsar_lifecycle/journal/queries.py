@@ -102,19 +102,22 @@ def sent_ledgers(journal: JournalReader, plan_id: str) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
-    """Why a deletion run gave a message up: as a code, empty in rows of versions without codes; as a sentence."""
+class DeadLetterReason:
+    """Why a message became a dead letter: as a code, empty in rows of versions without codes; as a sentence."""
 
     code: str
     text: str
 
 
-def dead_letter_reasons(journal: JournalReader, cluster: str, since: int) -> dict[tuple[int, str], GivenUp]:
-    """Why a deletion run gave messages up at ``since`` (ms) or later: (ledger id, action) -> why, the last time."""
+def dead_letter_reasons(journal: JournalReader, cluster: str, since: int) -> dict[tuple[int, str], DeadLetterReason]:
+    """Why messages became dead letters at ``since`` (ms) or later: (ledger id, action) -> why, the last time."""
     mine = (pc.field("cluster") == cluster) & (pc.field("phase") == Phase.DELETE)
     key = ["ledger_id", "action"]
     rows = rows_of_outcome(journal, Outcome.DEAD_LETTERED, since, mine, [*key, "code", "reason", "at"]).sort_by("at")
-    return {(row["ledger_id"], row["action"]): GivenUp(row["code"] or "", row["reason"]) for row in rows.to_pylist()}
+    return {
+        (row["ledger_id"], row["action"]): DeadLetterReason(row["code"] or "", row["reason"])
+        for row in rows.to_pylist()
+    }
 
 
 def rows_of_phase(journal: JournalReader, phase: Phase) -> pa.Table:
@@ -142,8 +145,8 @@ def waiting_ledgers(
     return {i for i, row in last.items() if row["outcome"] == Outcome.WAITING and _waits_for(row["detail"]) == waiting}
 
 
-def _waits_for(detail: str) -> str:
-    """What the detail of a decision says that its message waits for; empty if it does not, or is not ours."""
+def _waits_for(detail: str) -> Waiting | None:
+    """What the detail of a decision says that its message waits for; None if it does not, or is not ours."""
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        return str(json.loads(detail)["waiting"])
-    return ""
+        return Waiting(json.loads(detail)["waiting"])
+    return None

@@ -13,13 +13,26 @@ from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation, offload_location
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 
-HELD, AFTER = "held", "after"
-"""In the detail of a row: the mzxid with which a failed read held its location, and the one that a read that worked
-found there before it began. They tell which was first, whatever the clocks say."""
+
+@dataclass(frozen=True, slots=True)
+class ReadAt:
+    """Details of a read check: the metadata store's fingerprint, the location, the broker that was asked.
+
+    ``held``: the mzxid with which a failed read held its location, ``after``: the one that a read that worked found
+    there before it began. They tell which was first, whatever the clocks say.
+    """
+
+    store: str
+    namespace: str
+    driver: str
+    metadata: tuple[tuple[str, str], ...]
+    broker: str = ""
+    held: int | None = None
+    after: int | None = None
 
 
 def locations_that_passed(rows: Iterable[Mapping[str, Any]], store: str, now: int) -> dict[NamespaceLocation, int]:
-    """The places that brokers of this metadata store read when they were asked last, and when (ms) that was.
+    """The locations that brokers of this metadata store read when they were asked last, and when (ms) that was.
 
     ``rows`` are the journal's of action ``read-check``; what a clock dated later than ``now`` (ms) shows
     nothing.
@@ -29,7 +42,7 @@ def locations_that_passed(rows: Iterable[Mapping[str, Any]], store: str, now: in
         if found := _location_in(row["detail"], store):
             word = row["at"], row["outcome"] != Outcome.CHECK_PASSED  # of two at once the one that says no
             last[found[0]] = max(last.get(found[0], word), word)
-    return {place: at for place, (at, unseen) in last.items() if not unseen}
+    return {location: at for location, (at, failed) in last.items() if not failed}
 
 
 def locations_that_failed(
@@ -37,10 +50,10 @@ def locations_that_failed(
 ) -> frozenset[OffloadLocation]:
     """The locations of which a broker of this metadata store has said one of ``noes``, and that none has read since.
 
-    A read in the same run by another broker does not count: what it could read the first one could not. Other words
-    than these and ``seen`` do not count; ``rows`` as above. What is dated later than ``now`` was said by a clock that
-    was ahead: such an ``unseen`` stands until a read that began after its location was held, an ``unanswered``, which
-    holds none, not at all.
+    A read in the same run by another broker does not count: what it could read the first one could not. Other outcomes
+    than these and ``CHECK_PASSED`` do not count; ``rows`` as above. What is dated later than ``now`` is of a clock that
+    was ahead: such a ``CHECK_FAILED`` stands until a read that began after its location was held, a
+    ``CHECK_UNANSWERED``, which holds none, not at all.
     """
     words = [row for row in _sound(rows, now) if row["outcome"] in (*noes, Outcome.CHECK_PASSED)]
     left: dict[OffloadLocation, set[_No]] = {}
@@ -49,18 +62,18 @@ def locations_that_failed(
         words, key=lambda row: (row["at"], row["outcome"] != Outcome.CHECK_PASSED)
     ):  # of two at once the no stands
         if not (found := _location_in(row["detail"], store)) or (
-            row["outcome"] == Outcome.UNANSWERED and row["at"] > now
+            row["outcome"] == Outcome.CHECK_UNANSWERED and row["at"] > now
         ):
             continue
         (_, driver, metadata), broker = found
         where = offload_location(driver, dict(metadata))
         noes_there = left.setdefault(where, set())
         if row["outcome"] == Outcome.CHECK_PASSED:
-            read = _Read(row["run_id"], broker, _mark(row["detail"], AFTER))
+            read = _Read(row["run_id"], broker, _mark(row["detail"], "after"))
             reads.setdefault(where, []).append(read)
             noes_there -= {no for no in noes_there if read.speaks_for(no)}
         else:
-            noes_there.add(_No(row["run_id"], broker, _mark(row["detail"], HELD)))
+            noes_there.add(_No(row["run_id"], broker, _mark(row["detail"], "held")))
     for where, some in reads.items():
         left[where] -= {
             no for no in left[where] if any(0 < no.held <= one.after and one.speaks_for(no) for one in some)
@@ -101,14 +114,14 @@ def _sound(rows: Iterable[Mapping[str, Any]], now: int) -> Iterator[Mapping[str,
 
 
 def _location_in(detail: str, store: str) -> tuple[NamespaceLocation, str] | None:
-    """The place and the broker in the detail of a row; None if it is another store's, or not ours."""
+    """The location and the broker in the detail of a row; None if it is another store's, or not ours."""
     try:
         found = json.loads(detail)
         if found["store"] != store:
             return None
         pairs = tuple((str(name), str(value)) for name, value in found["metadata"])
-        place = str(found["namespace"]), str(found["driver"]), tuple(sorted(pairs))
-        return place, str(found.get("broker", ""))
+        location = str(found["namespace"]), str(found["driver"]), tuple(sorted(pairs))
+        return location, str(found.get("broker", ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

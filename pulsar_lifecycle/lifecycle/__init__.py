@@ -1,1 +1,1 @@
-"""What is past its retention in topics that no broker has loaded, and what the bookies hold on their disks."""
+"""What may go by the policies set: retention, loads by order, what nobody uses; and what the bookies' disks hold."""

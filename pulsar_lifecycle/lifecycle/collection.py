@@ -25,6 +25,7 @@ from pulsar_lifecycle.lifecycle.bookie_disk import (
     waits_for,
 )
 from pulsar_lifecycle.ports import BookieStatus
+from pulsar_lifecycle.records.codes import Why
 
 
 class CollectionChoice(StrEnum):
@@ -82,7 +83,7 @@ def waves(plan: Sequence[PlannedCollection], at_once: int) -> list[list[str]]:
 
 
 class StopReason(StrEnum):
-    """Why a run makes no more bookies collect. What runs on a bookie by then goes on there."""
+    """Why a run tells no more bookies. What runs on a bookie by then goes on there."""
 
     BOOKIE_AWAY = "bookie_away"
     """A bookie that was registered when the run began is so no more."""
@@ -91,20 +92,26 @@ class StopReason(StrEnum):
     SLOW_ADDS = "slow_adds"
     """A collecting bookie's adds take longer than `collection.max_add_latency` (99th percentile)."""
     NO_ANSWER = "no_answer"
-    """ZooKeeper does not say which bookies are registered."""
+    """ZooKeeper does not say which bookies are registered, or whether the run may go on."""
+    PAUSED = "paused"
+    """The pause z-node exists."""
+    LEASE_LOST = "lease_lost"
+    """Another run has the lease by now."""
+    LEDGERS_DELETED = "ledgers_deleted"
+    """A run may delete or restore ledgers now. The next bookie waits for its end; a major compaction is not begun."""
     STALLED = "stalled"
     """A collecting bookie shows no progress for `collection.stalled_after`."""
 
 
-def cluster_trouble(before: Mapping[str, bool], now: Mapping[str, bool]) -> tuple[StopReason, str] | None:
-    """What went wrong with the registered bookies (id -> read-only) since the run began, as code and sentence."""
+def cluster_trouble(before: Mapping[str, bool], now: Mapping[str, bool]) -> Why | None:
+    """What went wrong with the registered bookies (id -> read-only) since the run began."""
     away = sorted(before.keys() - now.keys())
     if away:
-        return StopReason.BOOKIE_AWAY, f"bookie {away[0]} is not registered any more"
+        return Why(StopReason.BOOKIE_AWAY, f"bookie {away[0]} is not registered any more")
     read_only = sorted(bookie for bookie, is_so in now.items() if is_so and not before.get(bookie, False))
     if not read_only:
         return None
-    return StopReason.BOOKIE_READ_ONLY, f"bookie {read_only[0]} has become read-only"
+    return Why(StopReason.BOOKIE_READ_ONLY, f"bookie {read_only[0]} has become read-only")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Refused
+from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, Refused
 from pulsar_lifecycle.formats import bookie_racks
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, to_compact
 from pulsar_lifecycle.lifecycle.collection import (
@@ -31,7 +31,7 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.runs.journal_rows import BookieTold, Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
 
 POLL = 5.0
@@ -42,15 +42,14 @@ POLL = 5.0
 class Collected:
     """What became of one bookie. ``freed``: how many bytes more its disks have free, clients writing meanwhile.
 
-    ``stop`` is why the run stopped, of the bookies that were collecting then.
+    ``why`` has a :class:`StopReason` where something stopped the run, else the outcome.
     """
 
     bookie: str
     rack: str
     outcome: Outcome
-    text: str
+    why: Why
     freed: int = 0
-    stop: StopReason | None = None
 
 
 def plan_now(cluster: Cluster) -> tuple[list[PlannedCollection], list[BookieDisk]]:
@@ -131,7 +130,7 @@ class CollectionRun:
     def all(self) -> list[Collected]:
         """Wave after wave, until all are through or something stops the run."""
         self._registered = self.bookies.bookies()
-        why = ""
+        why = None
         for wave in waves(self.plan, self.settings.at_once):
             why = why or self._may_not_start()
             if why:
@@ -141,7 +140,7 @@ class CollectionRun:
                 why = self._collect(wave)
         return self._done
 
-    def _may_not_start(self) -> str:
+    def _may_not_start(self) -> Why | None:
         """Why no bookie may be told now; waits while a run deletes or restores ledgers."""
         said = False
         while not (why := self._forbidden()) and (held := self._held()):
@@ -149,61 +148,62 @@ class CollectionRun:
                 self.say(f"waits: {held}: what bookies collect cannot be undone")
             said = True
             self.clock.sleep(POLL)
-        if why:
-            return why
-        trouble = self._trouble()
-        return trouble[1] if trouble else ""
+        return why or self._trouble()
 
-    def _held(self) -> str:
-        """Which run may delete or restore ledgers now; empty if none does."""
+    def _held(self) -> Why | None:
+        """Whether a run may delete or restore ledgers now."""
         try:
-            return f"a run holds {control.LEASE}" if control.is_held(self.store, control.LEASE) else ""
+            if not control.is_held(self.store, control.LEASE):
+                return None
+            text = f"a run holds {control.LEASE}"
         except LifecycleError as error:
-            return f"whether a run holds {control.LEASE} is not known: {error}"
+            text = f"whether a run holds {control.LEASE} is not known: {error}"
+        return Why(StopReason.LEDGERS_DELETED, text)
 
-    def _forbidden(self) -> str:
+    def _forbidden(self) -> Why | None:
         """Why this run may tell no bookie any more."""
         try:
             if self.store.read([control.PAUSE])[0] is not None:
-                return f"paused: {control.PAUSE} exists"
+                return Why(StopReason.PAUSED, f"paused: {control.PAUSE} exists")
             control.check_lease(self.store, self.guard)
+        except LeaseLost as error:
+            return Why(StopReason.LEASE_LOST, str(error))
         except LifecycleError as error:
-            return str(error)
-        return ""
+            return Why(StopReason.NO_ANSWER, str(error))
+        return None
 
-    def _trouble(self) -> tuple[StopReason, str] | None:
+    def _trouble(self) -> Why | None:
         try:
             return cluster_trouble(self._registered, self.bookies.bookies())
         except LifecycleError as error:
-            return StopReason.NO_ANSWER, f"which bookies are registered is not known: {error}"
+            return Why(StopReason.NO_ANSWER, f"which bookies are registered is not known: {error}")
 
-    def _collect(self, wave: Sequence[str]) -> str:
-        """Collect these at once; why the run stops here, empty if it does not."""
+    def _collect(self, wave: Sequence[str]) -> Why | None:
+        """Collect these at once; why the run stops here, None if it does not."""
         watched: dict[str, _Watched] = {}
         for bookie in wave:
             try:
                 said = self.bookies.status(bookie)
             except LifecycleError as error:
-                self._end(bookie, Outcome.NOT_ANSWERING, str(error))
+                self._end(bookie, Outcome.NOT_ANSWERING, Why(Outcome.NOT_ANSWERING, str(error)))
                 continue
             one = _Watched(said, said, False, self.clock.now_ms())
             if is_at_it(said):
-                self._end(bookie, Outcome.LEFT_AT_IT, "it was at it already", one)
+                self._end(bookie, Outcome.LEFT_AT_IT, Why(Outcome.LEFT_AT_IT, "it was at it already"), one)
             elif why := self._tell(bookie, major=False):
                 self._end(bookie, Outcome.NOT_ANSWERING, why)
             else:
                 watched[bookie] = one
         while watched:
             self.clock.sleep(POLL)
-            stop = self._look(watched)
-            if stop:
+            if stop := self._look(watched):
                 for bookie, one in watched.items():
-                    self._end(bookie, Outcome.LEFT_AT_IT, stop[1], one, stop[0])
-                return stop[1]
+                    self._end(bookie, Outcome.LEFT_AT_IT, stop, one)
+                return stop
             self.say(", ".join(f"{b}: {_kind(one.major)} compaction" for b, one in watched.items()) or "all through")
-        return ""
+        return None
 
-    def _look(self, watched: dict[str, _Watched]) -> tuple[StopReason, str] | None:
+    def _look(self, watched: dict[str, _Watched]) -> Why | None:
         """Ask each of them once; those that are through are watched no more."""
         for bookie, one in list(watched.items()):
             try:
@@ -216,7 +216,8 @@ class CollectionRun:
                     one.moved_at = self.clock.now_ms()
                 one.said = said
                 if anew:
-                    self._end(bookie, Outcome.RESTARTED, "launch the job again", watched.pop(bookie))
+                    why = Why(Outcome.RESTARTED, "launch the job again")
+                    self._end(bookie, Outcome.RESTARTED, why, watched.pop(bookie))
                 elif not is_at_it(said):
                     self._next(bookie, watched)
                 elif stop := self._slow(bookie, said):
@@ -231,74 +232,61 @@ class CollectionRun:
         ran = counters(one.said) != counters(one.before)
         text = f"{_kind(one.major)} compaction" if ran else "deleted ledgers collected; no compaction ran there"
         if one.major or not ran or to_compact(one.said) < self.settings.min_bytes:
-            self._end(bookie, Outcome.COLLECTED, text, watched.pop(bookie))
+            self._end(bookie, Outcome.COLLECTED, Why(Outcome.COLLECTED, text), watched.pop(bookie))
             return
-        why = self._forbidden() or self._held() or self._tell(bookie, major=True)
-        if why:
-            text = f"{text}; the major one was not begun: {why}"
-            self._end(bookie, Outcome.COLLECTED, text, watched.pop(bookie))
+        if why := self._forbidden() or self._held() or self._tell(bookie, major=True):
+            why = why.put(f"{text}; the major one was not begun: {why}")
+            self._end(bookie, Outcome.COLLECTED, why, watched.pop(bookie))
         one.major, one.moved_at = True, self.clock.now_ms()
 
-    def _slow(self, bookie: str, said: BookieStatus) -> tuple[StopReason, str] | None:
+    def _slow(self, bookie: str, said: BookieStatus) -> Why | None:
         limit = self.settings.max_add_latency * 1000
         if said.add_latency_ms is None or said.add_latency_ms <= limit:
             return None
         text = f"{bookie}: adds take {said.add_latency_ms:.0f} ms, collection.max_add_latency is {limit:.0f} ms"
-        return StopReason.SLOW_ADDS, text
+        return Why(StopReason.SLOW_ADDS, text)
 
-    def _stalled(self, bookie: str, one: _Watched, answers: bool) -> tuple[StopReason, str] | None:
+    def _stalled(self, bookie: str, one: _Watched, answers: bool) -> Why | None:
         still = self.clock.now_ms() - one.moved_at
         if still <= self.settings.stalled_after * 1000:
             return None
         at = ", ".join(str(number) for number, each in enumerate(one.said.compactions) if each.running)
         where = f" in ledger directory {at} (of ledgerDirectories, from 0)" if at and answers else ""
-        return StopReason.STALLED, (
+        text = (
             f"{bookie}: {_kind(one.major)} compaction shows no progress for {still // 60_000} minutes{where}. Its "
             "own log names the entry log (`Compaction progress`); if it stands still there, restart the bookie"
         )
+        return Why(StopReason.STALLED, text)
 
-    def _tell(self, bookie: str, *, major: bool) -> str:
-        """Have it collect; why it does not, empty if it may: one whose answer got lost is watched as well."""
-        self._note(bookie, Outcome.COLLECTING, f"{_kind(major)} compaction")
+    def _tell(self, bookie: str, *, major: bool) -> Why | None:
+        """Have it collect; why it does not, None if it may: one whose answer got lost is watched as well."""
+        self._note(bookie, Outcome.COLLECTING, Why(Outcome.COLLECTING, f"{_kind(major)} compaction"))
         try:
             self.bookies.collect(bookie, major=major)
         except OutcomeUnknown:
-            return ""
+            return None
         except LifecycleError as error:
-            return str(error)
-        return ""
+            return Why(Outcome.NOT_ANSWERING, str(error))
+        return None
 
     # ------------------------------------------------------------------------------------------------------ journal
 
-    def _end(
-        self,
-        bookie: str,
-        outcome: Outcome,
-        text: str,
-        one: _Watched | None = None,
-        stop: StopReason | None = None,
-    ) -> None:
+    def _end(self, bookie: str, outcome: Outcome, why: Why, one: _Watched | None = None) -> None:
         rack = next((row.rack for row in self.plan if row.bookie == bookie), "")
         freed = max(0, one.said.free - one.before.free) if one else 0
-        self._note(bookie, outcome, text, one, stop)
-        self._done.append(Collected(bookie, rack, outcome, text, freed, stop))
+        self._note(bookie, outcome, why, one)
+        self._done.append(Collected(bookie, rack, outcome, why, freed))
 
-    def _note(
-        self,
-        bookie: str,
-        outcome: Outcome,
-        text: str,
-        one: _Watched | None = None,
-        stop: StopReason | None = None,
-    ) -> None:
-        numbers = {"free": [one.before.free, one.said.free]} if one else {}
+    def _note(self, bookie: str, outcome: Outcome, why: Why, one: _Watched | None = None) -> None:
+        detail = BookieTold(bookie)
         if one:
-            numbers["entry_logs"] = [one.before.entry_log_files, one.said.entry_log_files]
+            logs = (one.before.entry_log_files, one.said.entry_log_files)
+            detail = BookieTold(bookie, (one.before.free, one.said.free), logs)
         freed = max(0, one.said.free - one.before.free) if one else 0
-        about = Subject(-1, "Bookie", "", freed, detail={"bookie": bookie, **numbers})
-        why, step = Why(stop or outcome, f"{bookie}: {text}"), Step(Action.COLLECT_BOOKIE, Phase.COLLECT_BOOKIE)
-        row = Writer(self.run_id, self.cluster).row(step, about, outcome, why, self.clock.now_ms())
-        self.journal.record([row])
+        about = Subject(-1, "Bookie", "", freed, details=(detail,))
+        step = Step(Action.COLLECT_BOOKIE, Phase.COLLECT_BOOKIE)
+        writer = Writer(self.run_id, self.cluster)
+        self.journal.record([writer.row(step, about, outcome, why.put(f"{bookie}: {why}"), self.clock.now_ms())])
 
 
 def _kind(major: bool) -> str:

@@ -47,25 +47,36 @@ _PARTITION = r"-partition-(0|[1-9][0-9]{0,9})$"
 
 
 def persisted_positions(store: MetadataStore, reader: LedgerReader, cursors: pa.Table, root: str) -> pa.Table:
-    """Where durable cursors stand (``POSITIONS``), of rows of ``tables.MANAGED_CURSORS``.
+    """Where durable cursors stand (``POSITIONS``), of rows of ``tables.MANAGED_CURSORS``. Writes nothing."""
+    found = cursor_marks(store, reader, cursors, root)
+    paths, owners = (cursors.column(name).to_pylist() for name in ("path", "managed_ledger"))
+    # A row without an owner stands for what could not be listed.
+    above = [path.rpartition("/")[0] if owner else path for path, owner in zip(paths, owners, strict=True)]
+    return pa.table([above, [one[0] for one in found], [one[1] for one in found]], schema=POSITIONS)
+
+
+CursorMark = tuple[int | None, int | None, int | None]
+"""A persisted mark-delete position (ledger, entry), null where it is unknown; the last entry of the cursor ledger."""
+
+
+def cursor_marks(store: MetadataStore, reader: LedgerReader, cursors: pa.Table, root: str) -> list[CursorMark]:
+    """What is persisted of durable cursors, of rows of ``tables.MANAGED_CURSORS``, in their order.
 
     The last entry of its cursor ledger counts, else its z-node. A cursor ledger without any entry was just opened: the
     z-node's copy is then the truth. One that is gone or cannot be read: brokers go back to that copy or do not load the
     topic; here the position is unknown. Writes nothing, and recovers no ledger.
     """
-    names = ("path", "managed_ledger", "cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "problem")
-    paths, owners, ids, ledgers, entries, problems = (cursors.column(name).to_pylist() for name in names)
-    found: list[tuple[int | None, int | None]] = list(zip(ledgers, entries, strict=True))
+    names = ("cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "problem")
+    ids, ledgers, entries, problems = (cursors.column(name).to_pylist() for name in names)
+    found: list[CursorMark] = [(*position, None) for position in zip(ledgers, entries, strict=True)]
     own = [n for n, ledger in enumerate(ids) if problems[n] is None and ledger >= 0]
     answers = last_entries_of(store, reader, [ids[n] for n in own], root)
     for n, (metadata, entry) in zip(own, answers, strict=True):
         if entry is not None and not never_written(metadata, entry):
             position = _position(metadata, entry)
-            found[n] = (position.ledger_id, position.entry_id) if position else (None, None)
-    found = [position if problems[n] is None else (None, None) for n, position in enumerate(found)]
-    # A row without an owner stands for what could not be listed.
-    above = [path.rpartition("/")[0] if owner else path for path, owner in zip(paths, owners, strict=True)]
-    return pa.table([above, [one[0] for one in found], [one[1] for one in found]], schema=POSITIONS)
+            last = None if isinstance(entry, LifecycleError) else entry.entry_id
+            found[n] = (position.ledger_id, position.entry_id, last) if position else (None, None, last)
+    return [mark if problems[n] is None else (None, None, None) for n, mark in enumerate(found)]
 
 
 def _position(metadata: LedgerMetadata | LifecycleError, entry: Entry | LifecycleError) -> Position | None:

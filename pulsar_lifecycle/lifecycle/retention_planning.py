@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans import retention_plan
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
@@ -82,23 +82,8 @@ def _plan(cluster: Cluster, epoch: Epoch, gaps: Sequence[Gap], now: int) -> tupl
     parts = cluster.parts(epoch.epoch_id, TABLE)
     going = cluster.lake.batches(parts, EXPIRED_LEDGERS.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), EXPIRED_LEDGERS))
-    logical, physical = (int(pc.sum(rows.column(name)).as_py() or 0) for name in ("bytes", "physical_bytes"))
-    summary = PlanSummary(
-        plan_id=f"{KIND}-{epoch.epoch_id}-{cluster.ids.token(2)}",
-        cluster=epoch.cluster,
-        fingerprint=epoch.fingerprint,
-        epoch_id=epoch.epoch_id,
-        confirmed_by="",
-        created_at=now,
-        actionable=not gaps,
-        gaps=tuple(gaps),
-        ledgers=rows.num_rows,
-        logical_bytes=logical,
-        physical_bytes=physical,
-        cluster_ledgers=next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed,
-        digest="",
-    )
-    summary = replace(summary, digest=retention_plan.digest(rows, summary.to_json()))
+    token = cluster.ids.token(2)
+    summary = summary_of(KIND, token, epoch, gaps, now, rows, retention_plan.digest, physical="physical_bytes")
     cluster.lake.store_retention_plan(summary, rows)
     return summary, rows
 

@@ -15,7 +15,7 @@ from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.runs.journal_rows import BookieTold, Step, Subject, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def _tell(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str, *, su
             raise UsageError(f"no bookie {missing[0]} is registered; there are {', '.join(sorted(registered))}")
 
         def note(bookie: str, outcome: Outcome, text: str) -> None:
-            subject = Subject(-1, "Bookie", "", detail={"bookie": bookie})
+            subject = Subject(-1, "Bookie", "", details=(BookieTold(bookie),))
             said = Why(outcome, f"{bookie}: {text}" if text else bookie)
             row = writer.row(step, subject, outcome, said, ports.clock.now_ms())
             ports.journal.record([row])

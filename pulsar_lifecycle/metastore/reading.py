@@ -119,19 +119,19 @@ class Reading:
         if not self.settings.pulsar.admin_url:
             raise UsageError("topics: give option admin_url (or settings): the load state needs the brokers' word")
         try:
-            heard = load_state.fetch_brokers(store, ports.admin)
+            brokers = load_state.fetch_brokers(store, ports.admin)
         except LifecycleError as error:
             if self.strict:
                 raise
-            heard = Brokers({}, 0, str(error))
+            brokers = Brokers({}, 0, str(error))
         try:
             policies = namespace_policies(ports.configuration)
         except LifecycleError as error:
             if self.strict:
                 raise
-            policies, heard = {}, replace(heard, error=f"policies: {error}")
+            policies, brokers = {}, replace(brokers, error=f"policies: {error}")
         now = ports.clock.now_ms()
-        return [_with_its_topics(share, heard, policies, now) for share in shares]
+        return [_with_its_topics(share, brokers, policies, now) for share in shares]
 
     def _batches(self, ports: Connections, share: Share, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         if self.table == "topics":
@@ -158,13 +158,13 @@ class Reading:
         yield from _READERS[self.table](store, share.units, schema)
 
 
-def _with_its_topics(share: Share, heard: Brokers, policies: Mapping[str, Mapping[str, Any]], now: int) -> Share:
+def _with_its_topics(share: Share, brokers: Brokers, policies: Mapping[str, Mapping[str, Any]], now: int) -> Share:
     """The share with what brokers and policies say of its own namespaces."""
     namespaces = {unit.parent[len(walk.MANAGED_LEDGERS_ROOT) + 1 :].rpartition("/")[0] for unit in share.units}
-    mine = {t: b for t, b in heard.loaded.items() if _namespace_of("topic", t) in namespaces}
+    mine = {t: b for t, b in brokers.loaded.items() if _namespace_of("topic", t) in namespaces}
     return replace(
         share,
-        brokers=replace(heard, loaded=mine),
+        brokers=replace(brokers, loaded=mine),
         policies={n: p for n, p in policies.items() if n in namespaces},
         now=now,
     )

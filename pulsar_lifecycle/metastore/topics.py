@@ -223,18 +223,38 @@ def partitioned_shadow_sources(store: MetadataStore) -> dict[str, str]:
     Source: the ``properties`` of PartitionedTopicMetadata, as createShadowTopic writes them. Raises CorruptFormat,
     or UnsupportedFormat for what cannot be read.
     """
+    found: dict[str, str] = {}
+    for path, data in partitioned_metadata(store):
+        if SHADOW_SOURCE.encode() in data:
+            try:
+                found[path] = str(json.loads(data)["properties"][SHADOW_SOURCE]) or UNNAMED
+            except (ValueError, KeyError, TypeError) as error:
+                raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error
+    return found
+
+
+def partition_counts(store: MetadataStore) -> dict[str, int]:
+    """How many partitions each partitioned topic has, by its managed-ledger name, as its metadata says.
+
+    Raises CorruptFormat, or UnsupportedFormat for what cannot be read.
+    """
+    found: dict[str, int] = {}
+    for path, data in partitioned_metadata(store):
+        try:
+            found[path[len(PARTITIONED_ROOT) + 1 :]] = int(json.loads(data)["partitions"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error
+    return found
+
+
+def partitioned_metadata(store: MetadataStore) -> Iterator[tuple[str, bytes]]:
+    """Every partitioned topic's z-node: its path and data. Raises UnsupportedFormat where not all could be read."""
     namespaces_, failed = namespace_paths(store, PARTITIONED_ROOT)
     listings, more = children_below(store, [f"{path}/persistent" for path in namespaces_])
     bad = [f"{unit.parent}: {unit.why}" for unit in failed + more]
-    found: dict[str, str] = {}
     for batch in store.scan(f"{c.path}/{n}" for c in listings for n in c.names):
         bad += [f"{node.path}: {node.reason}" for node in batch.unread]
         for path, data, *_ in batch.rows:
-            if SHADOW_SOURCE.encode() in data:
-                try:
-                    found[path] = str(json.loads(data)["properties"][SHADOW_SOURCE]) or UNNAMED
-                except (ValueError, KeyError, TypeError) as error:
-                    raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error
+            yield path, data
     if bad:
         raise UnsupportedFormat(PARTITIONED_ROOT, 0, f"readable partitioned-topic metadata: {bad[0]}")
-    return found

@@ -6,7 +6,7 @@ Times are milliseconds since the epoch, sizes bytes.
 """
 
 from pulsar_lifecycle.ports.bookies import BookieAdmin, BookieStatus, Compaction, LedgerDirectory
-from pulsar_lifecycle.ports.brokers import BEFORE_ALL, Acknowledged, BrokerAdmin, TopicInternals
+from pulsar_lifecycle.ports.brokers import BEFORE_ALL, Acknowledged, BrokerAdmin, TopicConnections, TopicInternals
 from pulsar_lifecycle.ports.journal import Archived, Clock, Counting, Ids, Journal, JournalReader, JournalRow
 from pulsar_lifecycle.ports.lake import Lake
 from pulsar_lifecycle.ports.ledgers import Entry, EntryBatch, LedgerReader, ReplicaCheck
@@ -87,6 +87,7 @@ __all__ = [
     "ScanRow",
     "Sent",
     "Stat",
+    "TopicConnections",
     "TopicInternals",
     "Unread",
     "Upload",

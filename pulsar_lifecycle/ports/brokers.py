@@ -48,6 +48,18 @@ class TopicInternals:
         return frozenset({*self.cursor_ledgers, *self.cursor_properties, *self.acknowledged})
 
 
+@dataclass(frozen=True, slots=True)
+class TopicConnections:
+    """Who is connected to a loaded topic, and how many messages clients have ``published`` since its load.
+
+    ``consumers`` by the name of their subscription, durable or not, also those that have none connected.
+    """
+
+    producers: int
+    consumers: Mapping[str, int]
+    published: int
+
+
 class BrokerAdmin(Protocol):
     """The admin REST API; only calls that do not load a topic, except where a docstring says so."""
 
@@ -60,6 +72,10 @@ class BrokerAdmin(Protocol):
 
         The list lags by ``statsUpdateFrequencyInSecs`` (60). Raises if any broker does not answer.
         """
+        ...
+
+    def connections(self) -> dict[str, TopicConnections]:
+        """The clients of every loaded topic, by its full name; from where :meth:`loaded_topics` is, and as late."""
         ...
 
     def internal_stats(self, topic: Topic) -> TopicInternals:
@@ -134,6 +150,20 @@ class BrokerAdmin(Protocol):
 
     def backlog(self, topic: Topic, subscription: str) -> int:
         """``msgBacklog`` of one subscription of one partition or topic. Loads the topic."""
+        ...
+
+    def last_use(self, topic: Topic, subscription: str) -> int | None:
+        """When a subscription was last read or acknowledged since its topic's load (ms); 0 for never, None for now.
+
+        Now: consumers are connected. Loads the topic. Raises NotFound.
+        """
+        ...
+
+    def delete_subscription(self, topic: Topic, subscription: str) -> None:
+        """Delete a durable subscription, whose unread messages then go by retention. Loads the topic.
+
+        The broker refuses one with connected consumers (StoreError). Raises NotFound, OutcomeUnknown.
+        """
         ...
 
     def unload(self, topic: Topic) -> None:

@@ -223,6 +223,18 @@ class Lake(Protocol):
         """Every load plan that can be read, oldest first."""
         ...
 
+    def store_inactive_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan of inactive topics, or of inactive subscriptions, and return its location."""
+        ...
+
+    def inactive_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan of :meth:`store_inactive_plan` with its rows. Raises NotFound."""
+        ...
+
+    def inactive_plans(self) -> list[PlanSummary]:
+        """Stored plans of inactive topics and subscriptions, oldest first."""
+        ...
+
     def plan_holds(self, plan_id: str, ledger_id: int) -> bool:
         """Whether a stored plan has a row for the ledger."""
         ...
@@ -232,5 +244,5 @@ class Lake(Protocol):
         ...
 
     def broken_plans(self) -> list[CorruptFormat]:
-        """What is wrong with plans whose document is not a plan's, one error each."""
+        """What is wrong with plans, of any kind, whose document is not a plan's, one error each."""
         ...

@@ -1,10 +1,8 @@
-"""Why a message, a ledger or an offload became what its journal row says: column ``code``.
+"""Why a message, a ledger or an offload became what a row of journal, scan or plan says: column ``code``.
 
 Belongs here: the codes, a code with its sentence (:class:`Why`), refusing what is none. Not here: what became of it
 (``outcomes.py``), nor the sentences: each is made where its code is chosen, and stands in column ``reason``. Some rows
-have a code of another enumeration: what a message waits for (``outcomes.Waiting``), the finding that keeps it
-(``findings.Finding``), why a ledger stays on its topic's list (``trim_rules.Stays``), which word of the operator it is
-(``words.WordKind``). ``cli/journal_words.py`` has all of them.
+have a code of another enumeration, which stands where the choice is made: ``cli/journal_words.py`` lists them.
 """
 
 from __future__ import annotations
@@ -21,7 +19,9 @@ class Code(StrEnum):
     """Why it is so."""
 
     UNREFERENCED = "unreferenced"
-    """Deleted: nothing refers to it."""
+    """Nothing refers to it: it may go, or was deleted."""
+    NOT_HELD = "not_held"
+    """Nothing refers to it, and no broker can hold it in memory: it may go."""
     COPY_RELEASED = "copy_released"
     """Deleted: its topic released the copy in BookKeeper, and the offloaded one is whole."""
     ABOUT_TO = "about_to"
@@ -58,6 +58,20 @@ class Code(StrEnum):
     """Its topic does not list it, or no more. A message about it is kept: the next scan decides."""
     NEVER_CLOSED = "never_closed"
     """It was never closed in BookKeeper."""
+    OTHER_OPEN = "other_open"
+    """Another unreferenced ledger of its topic is open: some broker may be writing it."""
+    NOT_TAGGED = "not_tagged"
+    """Its tags do not say ``application=pulsar``."""
+    UNKNOWN_COMPONENT = "unknown_component"
+    """Its tags name a component that we do not know."""
+    UNNAMED_CURSOR = "unnamed_cursor"
+    """It is a delayed-index snapshot, and its tags name no cursor or no bucket key."""
+    UNKNOWN_AGE = "unknown_age"
+    """When it was made is missing, or in the future."""
+    COMPACTION_POSSIBLE = "compaction_possible"
+    """Its topic is loaded and may be being compacted: what a compaction writes is referenced nowhere yet."""
+    NOT_ASKED = "not_asked"
+    """Its topic counts as loaded, and its broker was not asked what it has in memory."""
     DAMAGED_REFERENCE = "damaged_reference"
     """An entry that could name it is lost."""
     UNREAD = "unread"
@@ -225,5 +239,5 @@ def check_known(kind: str, given: str, known: Collection[str]) -> None:
     """Raise UsageError, with the known words near it, if ``given`` is not one of ``known``; ``kind`` names these."""
     if given not in known:
         near = get_close_matches(given.lower(), known) or sorted(one for one in known if given and given.lower() in one)
-        hint = f"did you mean {', '.join(near)}?" if near else "docs/reference/codes.md has all"
+        hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(sorted(known))}"
         raise UsageError(f"{given!r} is not {kind}: {hint}")

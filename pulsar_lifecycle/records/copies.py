@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from pulsar_lifecycle.formats import offload_object
@@ -30,7 +29,7 @@ OffloadLocation = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """An offloaded ledger whose copy in BookKeeper our own run released, and what its objects were then (``proof``).
+    """An offloaded ledger whose copy in BookKeeper our own run released, and what its objects were then.
 
     ``czxid`` is of its z-node in BookKeeper.
     """
@@ -39,7 +38,7 @@ class Released:
     uuid: UUID
     bucket: str
     czxid: int
-    proof: Mapping[str, Any]
+    proof: Verified
 
 
 @dataclass(frozen=True, slots=True)

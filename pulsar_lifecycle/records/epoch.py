@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, TypeAdapter
 
-from pulsar_lifecycle.records.gaps import Gaps
+from pulsar_lifecycle.records.gaps import Gap, GapCode, Gaps, StoredGap
 from pulsar_lifecycle.records.history import UNKNOWN, Marks
 from pulsar_lifecycle.words import WordKind
 
@@ -78,7 +78,7 @@ class Epoch:
     ids_issued: int = UNKNOWN
     lease: tuple[int, int] = (UNKNOWN, UNKNOWN)
     """With ``zxid``: the store's :class:`~pulsar_lifecycle.records.history.Marks` when the scan ended."""
-    broken: str = ""
+    broken: StoredGap = None
     """Why no earlier scan can be compared with this one; every later scan inherits it until it is accepted."""
     relied_on: tuple[tuple[WordKind, str], ...] = ()
     """The operator's words, beside ``acknowledged``, without which there were more gaps: kind and subject."""
@@ -116,15 +116,16 @@ class Epoch:
 _CENSUS, _EPOCH = TypeAdapter(Census), TypeAdapter(Epoch)
 
 
-def rests_on_withdrawn(epoch: Epoch, in_force: Collection[tuple[WordKind, str]]) -> str:
-    """Why a scan proves nothing any more: it holds by a word of the operator that is withdrawn; empty if not so."""
+def rests_on_withdrawn(epoch: Epoch, in_force: Collection[tuple[WordKind, str]]) -> Gap | None:
+    """Why a scan proves nothing any more: it holds by a word of the operator that is withdrawn; None if not so."""
     subjects = epoch.rests_on(in_force)
-    return (
+    if not subjects:
+        return None
+    text = (
         f"scan {epoch.epoch_id} is covered only by what the settings file said then of {subjects[0]}: it does not say "
         "so any more, or that has expired; repair it or say it again, then scan again"
-        if subjects
-        else ""
     )
+    return Gap(GapCode.WORD_WITHDRAWN, epoch.epoch_id, text)
 
 
 def last_covered(previous: Iterable[Epoch], fingerprint: str) -> Epoch | None:

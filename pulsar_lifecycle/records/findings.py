@@ -58,7 +58,7 @@ class Finding(StrEnum):
     OPEN = "open"
     """Unreferenced, young, and still open or in recovery."""
     KEPT = "kept"
-    """Unreferenced, and kept by the rule that ``reason`` names."""
+    """Unreferenced, and kept by the rule that ``code`` names."""
 
 
 COMPONENTS = ("managed-ledger", "compacted-ledger", "schema", "delayed-index-bucket")

@@ -97,3 +97,11 @@ def _of_any_version(value: Any) -> Any:
 
 Gaps = Annotated[tuple[Gap, ...], BeforeValidator(_of_any_version)]
 """The gaps of a stored scan or plan; earlier versions kept sentences."""
+
+
+def _broken_of_any_version(value: Any) -> Any:
+    return (Gap(GapCode.HISTORY_BROKEN, "", value) if value else None) if isinstance(value, str) else value
+
+
+StoredGap = Annotated[Gap | None, BeforeValidator(_broken_of_any_version)]
+"""The gap of a stored scan that is not of a later state of the store; earlier versions kept the sentence, or ""."""

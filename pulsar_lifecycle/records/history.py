@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pulsar_lifecycle.records.gaps import Gap, GapCode
+
 ELECTION_BITS = 32
 """A zxid's lower bits; the upper ones count leader elections (org.apache.zookeeper.server.util.ZxidUtils)."""
 
@@ -33,33 +35,38 @@ class Marks:
     lease: tuple[int, int] = (UNKNOWN, UNKNOWN)
 
 
-def went_back(now: Marks, before: Marks, when: str) -> str:
-    """How the store of ``now`` cannot be the later state of the store of ``before``; empty if it can.
+def went_back(now: Marks, before: Marks, when: str) -> Gap | None:
+    """How the store of ``now`` cannot be the later state of the store of ``before``; None if it can.
 
     ``when`` says when ``before`` was, as in "scan 2026...".
     """
     if now.fingerprint != before.fingerprint:
-        return (
+        return _broken(
             f"this is another metadata store than at {when}: its fingerprint is {now.fingerprint}, "
             f"it was {before.fingerprint}"
         )
     if now.zxid < before.zxid:
         elected, was = now.zxid >> ELECTION_BITS, before.zxid >> ELECTION_BITS
         leader = f", by an earlier leader (epoch {elected}, it was {was})" if elected < was else ""
-        return f"{BACK}: its newest transaction is {now.zxid:#x}, at {when} it was {before.zxid:#x}{leader}"
+        return _broken(f"{BACK}: its newest transaction is {now.zxid:#x}, at {when} it was {before.zxid:#x}{leader}")
     if UNKNOWN not in (now.ids_issued, before.ids_issued) and _behind(now.ids_issued, before.ids_issued):
-        return f"{BACK}: it has issued fewer ledger ids than at {when} (counter {now.ids_issued}, {before.ids_issued})"
+        counted = f"counter {now.ids_issued}, {before.ids_issued}"
+        return _broken(f"{BACK}: it has issued fewer ledger ids than at {when} ({counted})")
     if UNKNOWN in (now.lease[0], before.lease[0]) or before.lease == NO_LEASE:
-        return ""
+        return None
     if now.lease == NO_LEASE:
-        return f"{BACK}: our lease's z-node does not exist, at {when} it did"
+        return _broken(f"{BACK}: our lease's z-node does not exist, at {when} it did")
     if now.lease[0] != before.lease[0]:
-        return (
+        return _broken(
             f"{BACK}: transaction {now.lease[0]:#x} created our lease's z-node, at {when} it was {before.lease[0]:#x}"
         )
     if now.lease[1] < before.lease[1]:
-        return f"{BACK}: our lease has version {now.lease[1]}, at {when} it had {before.lease[1]}"
-    return ""
+        return _broken(f"{BACK}: our lease has version {now.lease[1]}, at {when} it had {before.lease[1]}")
+    return None
+
+
+def _broken(text: str) -> Gap:
+    return Gap(GapCode.HISTORY_BROKEN, "", text)
 
 
 BACK = "the metadata store went back in time"

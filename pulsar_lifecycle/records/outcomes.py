@@ -34,6 +34,10 @@ class Action(StrEnum):
     """Having a bookie compact by itself again; ``detail`` has its id."""
     LOAD_TOPIC = "load-topic"
     """Having a broker load a topic for a while, so that it frees what only it can."""
+    DELETE_TOPIC = "delete-topic"
+    """Having a broker delete an inactive topic."""
+    DELETE_SUBSCRIPTION = "delete-subscription"
+    """Having a broker delete an inactive subscription; ``detail`` has its name."""
     OPERATOR_WORD = "operator-word"
     """A run met, or missed, a word of the operator; ``component`` is its kind, ``detail`` all of it."""
 
@@ -80,6 +84,10 @@ class Phase(StrEnum):
     """Action ``load-topic``: its broker trims it."""
     UNLOAD = "unload"
     """Action ``load-topic``: its broker unloads it; the row after it is the last word on the topic."""
+    DELETE_TOPIC = "delete-topic"
+    """The only one of its action."""
+    DELETE_SUBSCRIPTION = "delete-subscription"
+    """The only one of its action."""
     OPERATOR_WORD = "operator-word"
     """The only one of its action."""
 
@@ -157,7 +165,7 @@ class Outcome(StrEnum):
     """Action ``read-check``: the broker read it, and it reads the object store first."""
     CHECK_FAILED = "read-failed"
     """Action ``read-check``: the broker could not read it."""
-    UNANSWERED = "read-unanswered"
+    CHECK_UNANSWERED = "read-unanswered"
     """Action ``read-check``: the broker did not answer, or would not be asked."""
 
     ABORTING = "aborting"
@@ -207,9 +215,10 @@ class Outcome(StrEnum):
     known. Say it again."""
 
     BEGUN = "begun"
-    """Action ``load-topic``: the broker is about to be told."""
+    """Actions ``load-topic``, ``delete-topic``, ``delete-subscription``: the broker is about to be told."""
     DONE = "done"
-    """Action ``load-topic``: the topic's metadata says that the broker has done it."""
+    """Actions ``load-topic``, ``delete-topic``, ``delete-subscription``: the metadata says that the broker has done it.
+    """
 
     IN_FORCE = "in-force"
     """Action ``operator-word``: it holds, new or changed."""

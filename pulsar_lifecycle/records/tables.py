@@ -225,6 +225,7 @@ FINDINGS = pa.schema(
     [
         pa.field("ledger_id", pa.int64()),
         pa.field("finding", pa.string()),
+        pa.field("code", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("component", pa.string()),
         pa.field("namespace", pa.string()),
@@ -240,8 +241,8 @@ FINDINGS = pa.schema(
         *STAT,
     ]
 )
-"""One row per ledger that is not plainly in use. ``finding`` is one of ``orphans.Finding``; ``physical_bytes`` =
-``logical_bytes`` x write quorum."""
+"""One row per ledger that is not plainly in use. ``finding`` is a ``findings.Finding``; ``code`` says why, one of
+``orphans.CODES``, and ``reason`` is the sentence. ``physical_bytes`` = ``logical_bytes`` x write quorum."""
 
 
 def stored_name(table: str, root: str) -> str:
@@ -282,5 +283,5 @@ OBJECTS = pa.schema(
     ]
 )
 """One row per offloaded copy (its one or two objects), other object, or upload. ``code`` says why it stays, or goes: a
-``codes.Code``, or a finding of its owner; ``reason`` is the sentence. ``key`` is a copy's data object's; ``modified``
+``codes.Code``, or what protects its owner; ``reason`` is the sentence. ``key`` is a copy's data object's; ``modified``
 (ms) of its newer object, or when the upload began, whose ``bytes`` are not known (0)."""

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.formats import offload_object
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.ports import Clock, DeletionQueue, Journal, JournalRow, MetadataStore, Sent
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.copies import copy_of
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.records.outcomes import Outcome, Phase, action_of
 from pulsar_lifecycle.records.plans import deletion_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.caps import Caps, Order
-from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.runs.journal_rows import MessageSent, Step, Subject, Writer
 
 
 def intents(rows: pa.Table, plan_id: str, sent_at: int) -> Iterable[PendingDeleteLedgerInfo]:
@@ -60,10 +60,10 @@ class Applied:
     left: int = 0
 
     @property
-    def problem(self) -> str:
-        """What went wrong; empty if nothing did."""
+    def problem(self) -> str | None:
+        """What went wrong, for people."""
         left = f", and {self.left} were not tried after that" if self.left else ""
-        return f"{self.failed} intents could not be sent{left}, the first: {self.first_error}" if self.failed else ""
+        return f"{self.failed} intents could not be sent{left}, the first: {self.first_error}" if self.failed else None
 
 
 def chosen(
@@ -125,8 +125,8 @@ def send_intents(
 
 def _row(run_id: str, summary: PlanSummary, one: Sent, size: int, now: int) -> JournalRow:
     info = one.info
-    detail = {"message": one.message_id.hex(), **_attempt(info)}
-    about = Subject(info.ledger_id, info.component.value, info.topic_name, size, detail=detail)
+    message = MessageSent(one.message_id.hex(), copy_of(info) or None)
+    about = Subject(info.ledger_id, info.component.value, info.topic_name, size, details=(message,))
     why = Why(Code.NOT_SENT, one.error) if one.error else Why(Code.PLANNED, "planned as an orphan")
     writer = Writer(run_id, summary.cluster, summary.plan_id)
     return writer.row(
@@ -136,8 +136,3 @@ def _row(run_id: str, summary: PlanSummary, one: Sent, size: int, now: int) -> J
         why,
         now,
     )
-
-
-def _attempt(info: PendingDeleteLedgerInfo) -> dict[str, str]:
-    context = info.offload_context
-    return {"uuid": str(offload_object.uuid_of(context.msb, context.lsb))} if context else {}

@@ -1,7 +1,7 @@
 """Caps: the settings file is the ceiling, a launch may only lower them.
 
 Belongs here: which caps hold for one launch, for every job that sends intents, deletes, redrives or offloads. Not here:
-comparing a plan's rows with them (``deletion.check_caps``).
+comparing a plan's rows with them (``runs/plan_checks.py``).
 """
 
 from __future__ import annotations

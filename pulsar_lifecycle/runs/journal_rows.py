@@ -6,13 +6,19 @@ Not here: what a row says, which whoever decides or acts knows; reading rows (``
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Details = Sequence["DataclassInstance"]
+"""Typed values whose fields the row's ``detail`` has, as JSON, under their names; what is None is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class Writer:
             reason=why.text,
             bytes=what.bytes,
             checksum=what.checksum,
-            detail=json.dumps(what.detail, sort_keys=True),
+            detail=_stored(what.details),
             at=now,
             code=why.code.value,
         )
@@ -54,11 +60,37 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a row speaks of: a ledger of a topic; -1 is the topic, or none. ``detail`` goes into JSON."""
+    """What a row speaks of: a ledger of a topic; -1 is the topic, or none."""
 
     ledger_id: int
     component: str
     topic: str
     bytes: int = 0
     checksum: str = ""
-    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    details: Details = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSent:
+    """Details of phase ``send``: the message, and the UUID of the offloaded copy that it is about."""
+
+    message: str
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BookieTold:
+    """Details of what a bookie was told: free bytes and entry logs, before it collected and after."""
+
+    bookie: str
+    free: tuple[int, int] | None = None
+    entry_logs: tuple[int, int] | None = None
+
+
+def _stored(details: Details) -> str:
+    found = {name: value for some in details for name, value in _fields(some).items() if value is not None}
+    return json.dumps(found, sort_keys=True, default=_fields)
+
+
+def _fields(some: DataclassInstance) -> dict[str, object]:
+    return {one.name: getattr(some, one.name) for one in fields(some)}

@@ -11,6 +11,7 @@ gaps means the proof holds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,19 +157,13 @@ def prove(
     for census in epoch.census:
         gaps.extend(_census_gaps(census, epoch.acknowledged, schema_ledgers))
     gaps.extend(found)
-    broken = broken_history(epoch, previous)
-    if broken:
-        gaps.append(history_gap(broken))
+    if broken := broken_history(epoch, previous):
+        gaps.append(broken)
     gaps.extend(_wrong_clock(epoch, previous))
     last = last_covered(previous, epoch.fingerprint)
     if last is not None:
         gaps.extend(_shrinkage(epoch, last, deleted_since, max_shrinkage))
     return tuple(gaps)
-
-
-def history_gap(broken: str) -> Gap:
-    """The gap of a store that went back, of which ``broken`` says how."""
-    return Gap(GapCode.HISTORY_BROKEN, "", broken)
 
 
 CLOCKS_DIFFER = 60_000
@@ -191,25 +186,24 @@ def _wrong_clock(epoch: Epoch, previous: Sequence[Epoch]) -> list[Gap]:
     ]
 
 
-def broken_history(epoch: Epoch, previous: Sequence[Epoch]) -> str:
-    """Why ``epoch`` is not of a later state of the store that the epochs before it saw; empty if it is.
+def broken_history(epoch: Epoch, previous: Sequence[Epoch]) -> Gap | None:
+    """Why ``epoch`` is not of a later state of the store that the epochs before it saw; None if it is.
 
     A break stays one however far the counters have caught up since: every later epoch inherits it.
     """
     return epoch.broken or history_broken(epoch.marks, previous)
 
 
-def history_broken(now: Marks, previous: Sequence[Epoch]) -> str:
-    """How the store of ``now`` cannot be the later state of what each of ``previous`` saw; empty if it can.
+def history_broken(now: Marks, previous: Sequence[Epoch]) -> Gap | None:
+    """How the store of ``now`` cannot be the later state of what each of ``previous`` saw; None if it can.
 
     All of them are compared: which one is the last is only what the clocks of their runs said.
     """
     newest_first = sorted(previous, key=lambda e: e.finished_at, reverse=True)
-    known = next((e.broken for e in newest_first if e.broken), "")
-    if known:
+    if known := next((e.broken for e in newest_first if e.broken), None):
         return known
-    found = next(filter(None, (went_back(now, e.marks, f"scan {e.epoch_id}") for e in newest_first)), "")
-    return f"{found}; {WHAT_TO_DO}" if found else ""
+    found = next(filter(None, (went_back(now, e.marks, f"scan {e.epoch_id}") for e in newest_first)), None)
+    return replace(found, text=f"{found}; {WHAT_TO_DO}") if found else None
 
 
 def _census_gaps(census: Census, acknowledged: Sequence[str], schema_ledgers: int) -> Iterator[Gap]:

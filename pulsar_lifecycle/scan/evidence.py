@@ -23,7 +23,6 @@ from pulsar_lifecycle.runs.caps import Caps, Order, caps_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
 from pulsar_lifecycle.scan import history_check
-from pulsar_lifecycle.scan.coverage import history_gap
 from pulsar_lifecycle.settings import Settings
 
 FLOOR_SECONDS = 86_400
@@ -39,7 +38,7 @@ def gaps_of(cluster: Cluster, epoch: Epoch) -> list[Gap]:
         gaps += below_floor(settings, control.is_sandbox(ports.store))
         scans = cluster.lake.epochs(cluster=settings.cluster)
         broken = history_check.broken_since(ports.store, scans, cluster_fingerprint(ports.store, root), root)
-    return gaps + ([history_gap(broken)] if broken and history_gap(broken) not in gaps else [])
+    return gaps + ([broken] if broken and broken not in gaps else [])
 
 
 def new_gaps(cluster: Cluster, epoch: Epoch) -> list[Gap]:
@@ -53,7 +52,7 @@ def new_gaps(cluster: Cluster, epoch: Epoch) -> list[Gap]:
         said = f"{SHARED_WITH} names a root now that this scan did not read: scan again"
         gaps.append(Gap(GapCode.ROOT_NOT_SCANNED, SHARED_WITH, said))
     withdrawn = on_withdrawn_words(cluster, epoch)
-    return gaps + ([Gap(GapCode.WORD_WITHDRAWN, epoch.epoch_id, withdrawn)] if withdrawn else [])
+    return gaps + ([withdrawn] if withdrawn else [])
 
 
 SHARED_WITH = "bookkeeper.shared_with"
@@ -128,10 +127,10 @@ def shadow_sources_at_any(cluster: Cluster, epochs: Iterable[Epoch]) -> frozense
     return frozenset[str]().union(*(cluster.lake.context(e.epoch_id).shadow_sources for e in epochs))
 
 
-def on_withdrawn_words(cluster: Cluster, epoch: Epoch) -> str:
-    """``coverage.rests_on_withdrawn`` as the settings are now."""
+def on_withdrawn_words(cluster: Cluster, epoch: Epoch) -> Gap | None:
+    """``epoch.rests_on_withdrawn`` as the settings are now."""
     if not (epoch.acknowledged or epoch.relied_on):
-        return ""
+        return None
     return rests_on_withdrawn(epoch, cluster.settings.words_in_force(cluster.clock.now_ms()))
 
 
@@ -208,7 +207,7 @@ def newest_epoch(cluster: Cluster, fingerprint: str) -> Epoch:
             "run the job scan again"
         )
     if why := on_withdrawn_words(cluster, epochs[-1]):
-        raise Refused(why)
+        raise Refused(why.text)
     return epochs[-1]
 
 

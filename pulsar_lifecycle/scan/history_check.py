@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.history import NO_LEASE, UNKNOWN, Marks
 from pulsar_lifecycle.runs.control import LEASE
 from pulsar_lifecycle.scan.coverage import history_broken
@@ -42,9 +43,9 @@ def check_history(store: MetadataStore, scans: Sequence[Epoch], fingerprint: str
     """
     found = broken_since(store, scans, fingerprint, ledgers_root)
     if found:
-        raise Refused(found)
+        raise Refused(found.text)
 
 
-def broken_since(store: MetadataStore, scans: Sequence[Epoch], fingerprint: str, ledgers_root: str) -> str:
-    """What :func:`check_history` would refuse with; empty if it would not."""
-    return history_broken(read_marks(store, fingerprint, ledgers_root), scans) if scans else ""
+def broken_since(store: MetadataStore, scans: Sequence[Epoch], fingerprint: str, ledgers_root: str) -> Gap | None:
+    """What :func:`check_history` would refuse with; None if it would not."""
+    return history_broken(read_marks(store, fingerprint, ledgers_root), scans) if scans else None

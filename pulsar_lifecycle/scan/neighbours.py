@@ -40,10 +40,10 @@ class Bookies:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """What stands on our ZooKeeper beside us; ``unseen``: (z-node, why it could not be listed)."""
+    """What stands on our ZooKeeper beside us; ``unlisted``: (z-node, why it could not be listed)."""
 
     roots: tuple[OtherRoot, ...] = ()
-    unseen: tuple[tuple[str, str], ...] = ()
+    unlisted: tuple[tuple[str, str], ...] = ()
     bookies: Bookies = Bookies()
 
 
@@ -70,7 +70,7 @@ def undeclared(
                     f'path = "{root.path}" into bookkeeper.not_sharing',
                 )
             )
-    for path, reason in found.unseen:
+    for path, reason in found.unlisted:
         if path not in not_sharing:  # where we may not look, there may be one
             gaps.append(
                 Gap(

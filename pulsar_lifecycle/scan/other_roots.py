@@ -42,8 +42,8 @@ def look_around(top: MetadataStore, chroot: str, ledgers_root: str) -> Neighbour
     first = list(dict.fromkeys(_below(listed)))
     below = [one for one in top.children([path for path in first if _may_hold_roots(path)]) if one is not None]
     candidates = [path for path in dict.fromkeys([*above, *first, *_below(below)]) if path not in own]
-    unseen = dict.fromkeys(_unseen([*listed, *below]))
-    return Neighbours(tuple(_roots(top, candidates, ours)), tuple(unseen), ours)
+    unlisted = dict.fromkeys(_unlisted([*listed, *below]))
+    return Neighbours(tuple(_roots(top, candidates, ours)), tuple(unlisted), ours)
 
 
 def _below(listings: Iterable[Children | Unread]) -> list[str]:
@@ -60,14 +60,14 @@ def _may_hold_roots(path: str) -> bool:
     return path.rpartition("/")[2] not in _INTERNAL
 
 
-def _unseen(listings: Iterable[Children | Unread]) -> list[tuple[str, str]]:
-    unseen: list[tuple[str, str]] = []
+def _unlisted(listings: Iterable[Children | Unread]) -> list[tuple[str, str]]:
+    unlisted: list[tuple[str, str]] = []
     for one in listings:
         if isinstance(one, Unread):
-            unseen.append((one.path, one.reason))
+            unlisted.append((one.path, one.reason))
         elif len(one.names) > MOST:
-            unseen.append((one.path, f"it has {len(one.names)} children"))
-    return unseen
+            unlisted.append((one.path, f"it has {len(one.names)} children"))
+    return unlisted
 
 
 def _roots(top: MetadataStore, candidates: Sequence[str], ours: Bookies) -> list[OtherRoot]:

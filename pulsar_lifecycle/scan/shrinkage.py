@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,14 @@ def _among(ids: Any, wanted: BitMap64) -> Any:
     return np.isin(ids, np.array(wanted.to_array(), np.int64))
 
 
+class Limit(StrEnum):
+    """The setting that limits what may be lost."""
+
+    SHARE = "orphans.max_shrinkage"
+    LEDGERS = "orphans.max_lost_ledgers"
+    BYTES = "orphans.max_lost_bytes"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much may be lost from one scan to the next: a share of ledgers and of bytes, and both absolutely."""
@@ -189,14 +198,14 @@ class Limits:
     ledgers: int
     nbytes: int
 
-    def exceeded(self, loss: Loss) -> str:
-        """Which setting forbids the loss; empty if none does."""
+    def exceeded(self, loss: Loss) -> Limit | None:
+        """Which limit forbids the loss; None if none does."""
         ledgers, nbytes = len(loss.lost), loss.lost_bytes
         if ledgers > self.share * len(loss.listed) or nbytes > self.share * loss.listed_bytes:
-            return "orphans.max_shrinkage"
+            return Limit.SHARE
         if ledgers > self.ledgers:
-            return "orphans.max_lost_ledgers"
-        return "orphans.max_lost_bytes" if nbytes > self.nbytes else ""
+            return Limit.LEDGERS
+        return Limit.BYTES if nbytes > self.nbytes else None
 
 
 def lost_references(
@@ -213,15 +222,15 @@ def lost_references(
         there = BitMap64(still_there(list(asked)))
         written = {ledger_id: path for ledger_id, path in now.written.items() if ledger_id in there}
         losses = weigh(listings, replace(now, there=now.there - (asked - there), written=written))
-    return [_gap(loss, setting) for loss in losses if (setting := limits.exceeded(loss))]
+    return [_gap(loss, limit) for loss in losses if (limit := limits.exceeded(loss))]
 
 
-def _gap(loss: Loss, setting: str) -> Gap:
+def _gap(loss: Loss, limit: Limit) -> Gap:
     place = f"{loss.table} of {loss.root}" if loss.root else loss.table
     return Gap(
         GapCode.LOST_REFERENCES,
         stored_name(loss.table, loss.root),
         f"{place}: {len(loss.lost)} of {len(loss.listed)} ledgers ({loss.lost_bytes} of {loss.listed_bytes} bytes) "
         f"that the last covered scan saw listed are listed by nothing now, and BookKeeper has them still: look at "
-        f"{', '.join(loss.examples)}; if nobody needs them, raise {setting} for one scan",
+        f"{', '.join(loss.examples)}; if nobody needs them, raise {limit} for one scan",
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pulsar_lifecycle.copies import attempts, failed_proofs
@@ -91,7 +91,7 @@ def release_topic(
     failed_proofs.let_go(ports.store, [one.ledger_id for one in going])
     _record(run, ports, about, going, czxids)
     policy = policy_for(ports, topic, read_check)
-    said = edit_topic(run, ports, guard, topic, _giving_up({d.ledger_id: d for d in going}, view.lag), policy)
+    said = edit_topic(run, ports, guard, topic, _releasing({d.ledger_id: d for d in going}, view.lag), policy)
     done = [OffloadOutcome(str(topic), i, one.outcome, one.why, lengths[i]) for i, one in sorted(said.items())]
     _record(run, ports, done, going, czxids)
     outcomes |= {one.ledger_id: one for one in done}
@@ -251,7 +251,7 @@ def record_failed_proofs(
         said = (Outcome.REFUSED, why) if why else (Outcome.PROOF_FAILED, Why(Code.NOT_PROVEN, reason))
         found.append(OffloadOutcome(str(topic), one.ledger_id, *said, item.size or 0 if item else 0, uuid))
     told = [one for one in found if one.outcome == Outcome.PROOF_FAILED]
-    where = {one.ledger_id: {"bucket": one.location.bucket} for one in failed}
+    where = {one.ledger_id: (CopyAt(one.location.bucket),) for one in failed}
     try:
         for one in told:  # a deletion run that is under way has read the journal already
             failed_proofs.hold(ports.store, one.ledger_id)
@@ -356,7 +356,7 @@ def _message(
     )
 
 
-def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
+def _releasing(due: Mapping[int, Due], lag: _Lag) -> Change:
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
         delisted = EditOutcome(Outcome.LEFT, Why(Code.DELISTED, "its topic does not list it any more"))
         said = dict.fromkeys(due, delisted)
@@ -384,18 +384,19 @@ def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
     return change
 
 
+@dataclass(frozen=True, slots=True)
+class CopyAt:
+    """Details of a release: the bucket of the offloaded copy, the z-node of the ledger in BookKeeper."""
+
+    bucket: str
+    czxid: int | None = None
+
+
 def _record(
     run: TopicRun, ports: Ports, outcomes: Sequence[OffloadOutcome], due: Sequence[Due], czxids: Mapping[int, int]
 ) -> None:
     uuids = {one.ledger_id: str(one.location.uuid) for one in due}
-    proof = {
-        one.ledger_id: {
-            "bucket": one.location.bucket,
-            "czxid": czxids[one.ledger_id],
-            **asdict(one.verified),
-        }
-        for one in due
-    }
+    proof = {one.ledger_id: (CopyAt(one.location.bucket, czxids[one.ledger_id]), one.verified) for one in due}
     record(
         run,
         ports,

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 from uuid import UUID
 
 from pulsar_lifecycle.copies import attempts
@@ -30,7 +29,9 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.runs.journal_rows import Details
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, outcome_of, record
 from pulsar_lifecycle.tiered.read_check import (
@@ -177,12 +178,17 @@ def of_context(item: LedgerInfo) -> Why | None:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """An attempt whose objects were read back whole. ``detail``: what they were then, for the journal."""
+    """An attempt whose objects were read back whole. ``verified``: what they were then; None in another run."""
 
     attempt: Attempt
     entries: int
     bytes: int
-    detail: Mapping[str, Any]
+    verified: Verified | None
+
+    @property
+    def details(self) -> Details:
+        """What the journal says of it."""
+        return (self.verified,) if self.verified else ()
 
 
 def commit_topic(
@@ -248,7 +254,7 @@ def _commit(
         replace(outcome_of(by_id[i].attempt, one.outcome, one.why), bytes=by_id[i].bytes)
         for i, one in sorted(said.items())
     ]
-    record(run, ports, outcomes, {i: one.detail for i, one in by_id.items()})
+    record(run, ports, outcomes, {i: one.details for i, one in by_id.items()})
     return outcomes
 
 
@@ -308,7 +314,7 @@ def unread_by_broker(
     *,
     proves: bool = True,
 ) -> list[OffloadOutcome]:
-    """Nothing if its broker reads the first of these; else what became of them all. They are of one place.
+    """Nothing if its broker reads the first of these; else what became of them all. They are of one location.
 
     ``proves`` as in ``read_check.record_passed``.
     """
@@ -343,18 +349,16 @@ def unread_by_broker(
     except LifecycleError as failure:
         why = Why(Code.OUTCOME_UNKNOWN, f"whether it was reverted is not known, run again: {failure}")
         said = dict.fromkeys(uuids, EditOutcome(Outcome.FAILED, why))
-    taken_back: list[OffloadOutcome] = []
+    after: list[OffloadOutcome] = []
     for one in committed:
         reverted = said[one.attempt.ledger_id]
         first = unread.why if reverted.outcome == Outcome.REVERTED else reverted.why
         why = first.put(f"{unread.reason}; {reverted.reason}{untold}")
-        taken_back.append(replace(outcome_of(one.attempt, reverted.outcome, why), bytes=one.bytes))
+        after.append(replace(outcome_of(one.attempt, reverted.outcome, why), bytes=one.bytes))
     try:
-        record(run, ports, taken_back, {one.attempt.ledger_id: one.detail for one in committed})
+        record(run, ports, after, {one.attempt.ledger_id: one.details for one in committed})
     except STOPPING:
         raise
     except LifecycleError as failure:  # whoever hears of it must stop all the same
-        return [
-            replace(one, why=one.why.put(f"{one.why}; the journal does not say so: {failure}")) for one in taken_back
-        ]
-    return taken_back
+        return [replace(one, why=one.why.put(f"{one.why}; the journal does not say so: {failure}")) for one in after]
+    return after

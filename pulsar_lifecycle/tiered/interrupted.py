@@ -79,7 +79,7 @@ def finish_attempts(
             item, why = _state_of(run, ports, topic, attempt)
             if item and is_ours(item, attempt):
                 there = committed.setdefault(namespace_location(topic, attempt), {}).setdefault(attempt.topic, [])
-                there.append(Proven(attempt, item.entries or 1, item.size or 0, {}))
+                there.append(Proven(attempt, item.entries or 1, item.size or 0, None))
                 continue
             if not why and _may_be_requested_yet(run, ports, attempt, wanted):
                 waits = "this plan does not name it: it stays open for one that does"
@@ -125,7 +125,7 @@ def _why_not_requested(attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -
         return Why(Code.ATTEMPT_NOT_PLANNED, "no plan has named it for the grace period")
     here = attempt.driver, attempt.metadata, attempt.block_size
     same = (asked.driver, asked.metadata, asked.block_size) == here
-    return None if same else Why(Code.ATTEMPT_NOT_PLANNED, "the plan names another place or block size for it")
+    return None if same else Why(Code.ATTEMPT_NOT_PLANNED, "the plan names another location or block size for it")
 
 
 def _finish_committed(
@@ -133,9 +133,9 @@ def _finish_committed(
 ) -> list[OffloadOutcome]:
     """A run was cut off between the commit of these ledgers and the end of their attempts: one may be the read check.
 
-    They are of one place. If their broker cannot read the first that it can be asked for, all are reverted at once:
-    it is the same for all. Where it can be asked for none, another of their place must have been read since they were
-    begun. Beside an attempt of their broker's none is read: the topic is unloaded after a read.
+    They are of one location. If their broker cannot read the first that it can be asked for, all are reverted at once:
+    it is the same for all. Where it can be asked for none, another of their location must have been read since they
+    were begun. Beside an attempt of their broker's none is read: the topic is unloaded after a read.
     """
     if read_check.due(topic, committed[0].attempt):
         first = next((one for one in committed if _can_be_asked_for(run, ports, one)), None)

@@ -134,7 +134,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
                 run.cluster,
                 fingerprint,
                 ports.clock.now_ms(),
-                (Outcome.CHECK_FAILED, Outcome.UNANSWERED),
+                (Outcome.CHECK_FAILED, Outcome.CHECK_UNANSWERED),
             )
             some = chosen(agreed, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without, unread)
             named = cluster.lake.named_uuids(epoch.epoch_id)

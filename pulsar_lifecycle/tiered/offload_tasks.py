@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from pulsar_lifecycle.copies.attempts import Attempt
@@ -142,7 +142,7 @@ class Task:
             outcome_of(attempt, Outcome.VERIFIED, Why(Code.READ_BACK, "read back whole, every entry agrees")),
             bytes=verified.length,
         )
-        row = journal_row(self.run_id, self.settings.cluster, said, asdict(verified), ports.clock.now_ms())
+        row = journal_row(self.run_id, self.settings.cluster, said, (verified,), ports.clock.now_ms())
         ports.journal.record([row])
         return verified
 

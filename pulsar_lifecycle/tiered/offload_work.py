@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
 from operator import itemgetter
 
 import pyarrow as pa
@@ -112,7 +111,7 @@ class OffloadWork:
                 record(self._run, self._tools, [failed])
                 self.outcomes.append(failed)
             else:
-                one = Proven(attempt, verified.entries, verified.length, asdict(verified))
+                one = Proven(attempt, verified.entries, verified.length, verified)
                 proven.setdefault(attempt.topic, []).append(one)
         for name, some in proven.items():
             self._commit(Topic.parse(name), some)
@@ -182,7 +181,7 @@ class OffloadWork:
     def release(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
         """Read the offloaded copies back whole once more; then release those in BookKeeper, in any order.
 
-        Else a few topics that cannot be read would be the ones asked for their place in every run.
+        Else a few topics that cannot be read would be the ones asked for their location in every run.
         """
         whole = self._proven([row for row in wave if row["ledger_id"] not in self._failed_proofs], progress)
         for name in random.sample(list(whole), len(whole)):

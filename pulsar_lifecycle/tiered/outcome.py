@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.runs.journal_rows import Details, Step, Subject, Writer
 from pulsar_lifecycle.topics.write import TopicRun
 
 POLICY = "offload.loaded_topics"
@@ -53,11 +53,25 @@ def outcome_of(attempt: Attempt, outcome: Outcome, why: Why) -> OffloadOutcome:
     return OffloadOutcome(attempt.topic, attempt.ledger_id, outcome, why, uuid=str(attempt.uuid))
 
 
+@dataclass(frozen=True, slots=True)
+class OfCopy:
+    """Details of every row here: the UUID of the offloaded copy; empty where it is about none."""
+
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Details of a row that speaks of a topic: of how many of its ledgers."""
+
+    ledgers: int
+
+
 def record(
     run: TopicRun,
     ports: Ports,
     outcomes: Sequence[OffloadOutcome],
-    details: Mapping[int, Mapping[str, Any]] | None = None,
+    details: Mapping[int, Details] | None = None,
     *,
     action: Action = Action.OFFLOAD,
     phase: Phase = Phase.OFFLOAD,
@@ -66,7 +80,7 @@ def record(
     known, now = details or {}, ports.clock.now_ms()
     ports.journal.record(
         [
-            journal_row(run.run_id, run.cluster, one, known.get(one.ledger_id, {}), now, action=action, phase=phase)
+            journal_row(run.run_id, run.cluster, one, known.get(one.ledger_id, ()), now, action=action, phase=phase)
             for one in outcomes
         ]
     )
@@ -76,7 +90,7 @@ def record_topics(run: TopicRun, ports: Ports, outcomes: Sequence[OffloadOutcome
     """One journal row per topic, of so many of its ledgers together."""
     now, phase = ports.clock.now_ms(), Phase.OFFLOAD if action is Action.OFFLOAD else Phase.RELEASE
     rows = [
-        journal_row(run.run_id, run.cluster, one, {"ledgers": one.ledgers}, now, action=action, phase=phase)
+        journal_row(run.run_id, run.cluster, one, (Several(one.ledgers),), now, action=action, phase=phase)
         for one in outcomes
     ]
     ports.journal.record(rows)
@@ -86,7 +100,7 @@ def journal_row(
     run_id: str,
     cluster: str,
     one: OffloadOutcome,
-    detail: Mapping[str, Any],
+    details: Details,
     now: int,
     *,
     action: Action = Action.OFFLOAD,
@@ -98,7 +112,7 @@ def journal_row(
         LedgerComponent.MANAGED_LEDGER.value,
         one.topic,
         one.bytes,
-        str(detail.get("checksum", "")),
-        {**detail, "uuid": one.uuid},
+        next((each.checksum for each in details if isinstance(each, Verified)), ""),
+        (*details, OfCopy(one.uuid)),
     )
     return Writer(run_id, cluster).row(Step(action, phase), about, one.outcome, one.why, now)

@@ -30,6 +30,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.offload_data import DataObjectReader, ReadEntries
 from pulsar_lifecycle.formats.offload_index import ENTRY_HEADER_LENGTH
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, ObjectStore
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.throttle import Pace
 from pulsar_lifecycle.tiered.upload import Copied, Source, digest
@@ -134,8 +135,8 @@ def _verified(ledger: OffloadedLedger, source: Source, checksums: array[int]) ->
     )
 
 
-def find_copy(objects: ObjectStore, location: Location, source: Source, origin: Origin = Origin()) -> str:
-    """Why the objects there cannot be a copy of the ledger; empty when only reading them whole can tell.
+def find_copy(objects: ObjectStore, location: Location, source: Source, origin: Origin = Origin()) -> Why | None:
+    """Why the objects there cannot be a copy of the ledger; None when only reading them whole can tell.
 
     To ask before a copy is made again: what is found is to be verified like any other. Raises as ``ObjectStore.head``.
     """
@@ -143,9 +144,11 @@ def find_copy(objects: ObjectStore, location: Location, source: Source, origin: 
         ledger = open_offloaded(objects, location)
         _check_origin(ledger, origin)
         _check_metadata(ledger, source, whole=False)
-    except (NotFound, Conflict, CorruptFormat) as error:
-        return str(error)
-    return ""
+    except NotFound as error:
+        return Why(Code.OBJECT_MISSING, str(error))
+    except (Conflict, CorruptFormat) as error:
+        return Why(Code.OTHER_COPY, str(error))
+    return None
 
 
 def _check_origin(ledger: OffloadedLedger, origin: Origin) -> None:

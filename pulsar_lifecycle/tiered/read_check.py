@@ -6,7 +6,7 @@ Not here: committing and reverting (``tiered/commit.py``), releasing BookKeeper'
 
 A broker shows nothing of the bucket while it may read the ledger in BookKeeper: where it reads BookKeeper first, where
 it has the topic as it was before it was written, or a handle of BookKeeper's copy still open, and where the topic's
-metadata does not name this very offload. Before a commit one read stands for a namespace and place. Before copies in
+metadata does not name this very offload. Before a commit one read stands for a namespace and location. Before copies in
 BookKeeper are released, one stands for a location and the broker that made it; one that fails speaks against the
 location whatever the namespace, in the rest of its run, and until a later one works there.
 
@@ -18,7 +18,7 @@ later run, lets it go.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,7 +26,7 @@ from pulsar_lifecycle.copies import unread_locations
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.copies.location import OffloadedCopy, location_of, namespace_location
 from pulsar_lifecycle.errors import AccessDenied, Failed, LifecycleError, Refused, Unavailable
-from pulsar_lifecycle.journal.read_checks import AFTER, HELD
+from pulsar_lifecycle.journal.read_checks import ReadAt
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Node
@@ -93,9 +93,9 @@ class ReadCheck:
         return str(topic) in self.tiered_first
 
     def has_passed(self, topic: Topic, attempt: Attempt) -> bool:
-        """Whether the place of an attempt was read in this run, or last when the attempt was open, and it worked."""
-        place = namespace_location(topic, attempt)
-        return (place, True) in self._passed or self.passed_before.get(place, -1) >= attempt.since
+        """Whether the location of an attempt was read in this run, or last when the attempt was open, and it worked."""
+        location = namespace_location(topic, attempt)
+        return (location, True) in self._passed or self.passed_before.get(location, -1) >= attempt.since
 
     def reads(self, where: OffloadLocation, broker: str) -> bool:
         """Whether this broker has read the location in this run; where none is known (empty), whether any has."""
@@ -109,9 +109,9 @@ class ReadCheck:
 
     def failed(self, topic: Topic, copy: OffloadedCopy, unread: EditOutcome) -> None:
         """Its broker did not read it; where it could not, nothing counts any more that was read at its location."""
-        place = namespace_location(topic, copy)
-        self.passed_before.pop(place, None)
-        self._passed -= {(place, True), (place, False)}
+        location = namespace_location(topic, copy)
+        self.passed_before.pop(location, None)
+        self._passed -= {(location, True), (location, False)}
         if unread.outcome == Outcome.CHECK_FAILED:
             self.blocked.setdefault(location_of(copy), f"{topic}: {unread.reason}")
 
@@ -149,7 +149,7 @@ def read_by_broker(
                     raise
                 except LifecycleError as error:
                     unread = _unread(error, copy)
-                    with contextlib.suppress(LifecycleError):  # record_unseen tries again, and tells where that fails
+                    with contextlib.suppress(LifecycleError):  # record_failed tries again, and tells where that fails
                         unread = _held(run, ports, topic, copy, unread)
                     raise
     except LifecycleError as error:
@@ -239,17 +239,9 @@ def record_passed(
     proves = proves and read_check.proves(topic)
     broker = _broker_of(run, ports, topic, read_check)
     if proves:
-        mark = {AFTER: before.stat.mzxid} if before else {}
-        _tell(
-            run,
-            ports,
-            topic,
-            copy,
-            read_check,
-            EditOutcome(Outcome.CHECK_PASSED, Why(Code.READ_CHECK_PASSED, "its broker reads it in the object store")),
-            broker,
-            mark,
-        )
+        why = Why(Code.READ_CHECK_PASSED, "its broker reads it in the object store")
+        where = replace(_read_at(topic, copy, read_check, broker), after=before.stat.mzxid if before else None)
+        _tell(run, ports, topic, copy, EditOutcome(Outcome.CHECK_PASSED, why), where)
         if location_of(copy) not in read_check.blocked:
             unread_locations.let_go(ports.store, location_of(copy), before)
     read_check.passed(topic, copy, proves=proves, broker=broker)
@@ -268,8 +260,9 @@ def record_failed(
             "copies in BookKeeper of what is offloaded there: end them with `pulsar-lifecycle pause`; this run stopped"
         )
     try:
-        mark = {HELD: unread.hold.mzxid} if isinstance(unread, HeldRead) else {}
-        _tell(run, ports, topic, copy, read_check, unread, _broker_of(run, ports, topic, read_check), mark)
+        held = unread.hold.mzxid if isinstance(unread, HeldRead) else None
+        where = _read_at(topic, copy, read_check, _broker_of(run, ports, topic, read_check))
+        _tell(run, ports, topic, copy, unread, replace(where, held=held))
     except LifecycleError as error:
         if not read_check.unheld:
             raise
@@ -393,14 +386,14 @@ def _named_otherwise(ports: Ports, topic: Topic, copy: OffloadedCopy) -> Why | N
 
 
 def _unread(error: LifecycleError, copy: OffloadedCopy) -> EditOutcome:
-    """What a failed read through a broker shows of this place."""
+    """What a failed read through a broker shows of this location."""
     bucket = dict(copy.metadata).get("bucket", "")
     if isinstance(error, Unavailable) and not isinstance(error, Failed):
         why = f"its broker did not answer when it was to read it from bucket {bucket}: {error}"
-        return EditOutcome(Outcome.UNANSWERED, Why(Code.READ_CHECK_UNANSWERED, why))
+        return EditOutcome(Outcome.CHECK_UNANSWERED, Why(Code.READ_CHECK_UNANSWERED, why))
     if isinstance(error, AccessDenied):
         why = f"its broker could not be asked to read it from bucket {bucket}: {error} (see pulsar.token)"
-        return EditOutcome(Outcome.UNANSWERED, Why(Code.READ_CHECK_UNANSWERED, why))
+        return EditOutcome(Outcome.CHECK_UNANSWERED, Why(Code.READ_CHECK_UNANSWERED, why))
     why = (
         f"its broker cannot read it from bucket {bucket}: {error} (give the brokers an offloader for "
         f"driver {copy.driver} and this bucket)"
@@ -408,19 +401,18 @@ def _unread(error: LifecycleError, copy: OffloadedCopy) -> EditOutcome:
     return EditOutcome(Outcome.CHECK_FAILED, Why(Code.READ_CHECK_FAILED, why))
 
 
+def _read_at(topic: Topic, copy: OffloadedCopy, read_check: ReadCheck, broker: str) -> ReadAt:
+    return ReadAt(read_check.store, *namespace_location(topic, copy), broker)
+
+
 def _tell(
     run: TopicRun,
     ports: Ports,
     topic: Topic,
     copy: OffloadedCopy,
-    read_check: ReadCheck,
     said: EditOutcome,
-    broker: str,
-    mark: Mapping[str, int],
+    where: ReadAt,
 ) -> None:
-    """The runs after this one may know what a read has shown of a place."""
-    namespace, driver, metadata = namespace_location(topic, copy)
-    place = {"namespace": namespace, "driver": driver, "metadata": metadata}
-    detail = {"store": read_check.store, **place, "broker": broker, **mark}
+    """The runs after this one may know what a read has shown of a location."""
     what = OffloadOutcome(str(topic), copy.ledger_id, said.outcome, said.why, uuid=str(copy.uuid))
-    record(run, ports, [what], {copy.ledger_id: detail}, action=Action.READ_CHECK, phase=Phase.READ_CHECK)
+    record(run, ports, [what], {copy.ledger_id: (where,)}, action=Action.READ_CHECK, phase=Phase.READ_CHECK)

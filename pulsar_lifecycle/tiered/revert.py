@@ -44,8 +44,8 @@ def revert_topic(
     """Let a topic read offloaded ledgers from BookKeeper again, where it has them whole: for objects that are damaged.
 
     The objects stay; nothing names them any more. A ledger may then be offloaded anew. ``released``: even where its
-    topic gave BookKeeper's copy up, which may be there still; then the caller holds the deletion lease, too. ``policy``
-    and what is raised as ``edit_topic``.
+    topic released BookKeeper's copy, which may be there still; then the caller holds the deletion lease,
+    too. ``policy`` and what is raised as ``edit_topic``.
     """
     guard.check(ports.store)
     planned = plan_revert(run, ports, topic, ledger_ids, guard)

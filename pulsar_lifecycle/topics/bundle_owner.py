@@ -25,7 +25,7 @@ _LAST = 0xFFFFFFFF
 
 
 class Owners:
-    """The brokers that own bundles, as the locks are now and the brokers were heard; each bundle is looked up once."""
+    """The brokers that own bundles, as the locks are now and the brokers answered; each bundle is looked up once."""
 
     def __init__(self) -> None:
         self._names: dict[str, list[str]] | None = None

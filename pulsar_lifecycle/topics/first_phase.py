@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
 
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.model import Topic
@@ -13,7 +13,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import bucket_of, copy_of
 from pulsar_lifecycle.records.outcomes import Outcome, Phase, action_of
-from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.runs.journal_rows import Details, MessageSent, Step, Subject, Writer
 from pulsar_lifecycle.topics.write import TopicRun
 
 NOT_COUNTED = "could not go when this launch's caps were checked, and count in none of them: run again"
@@ -37,7 +37,7 @@ class LedgerOutcome:
         return self.why.text
 
 
-def of_topic(topic: Topic | str, outcome: Outcome, code: Code, text: str) -> LedgerOutcome:
+def of_topic(topic: Topic | str, outcome: Outcome, code: StrEnum, text: str) -> LedgerOutcome:
     """What became of a topic as a whole."""
     return LedgerOutcome(str(topic), -1, outcome, Why(code, text))
 
@@ -65,24 +65,40 @@ def send_messages(
         why = Why(Code.NOT_SENT, sent.error) if sent.error else Why(Code.PLANNED, reason)
         length = lengths.get(info.ledger_id, 0)
         one = LedgerOutcome(info.topic_name, info.ledger_id, outcome, why, length, info.component.value)
-        rows.append(journal_row(run, one, info.ledger_type, {"message": sent.message_id.hex()}, now, Phase.SEND))
+        rows.append(journal_row(run, one, info.ledger_type, (MessageSent(sent.message_id.hex()),), now, Phase.SEND))
     ports.journal.record(rows)
     return outcomes
 
 
-def outcome_of_message(messages: Sequence[PendingDeleteLedgerInfo]) -> dict[str, Any]:
-    """What a mark says of the copies that a ledger's messages are about; where there is no message it asks for none.
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Details of a mark: the copies that a ledger's messages are about; empty where it asks for none.
 
     ``czxid`` is what waives the grace period of exactly the ledger whose own message went with the mark.
     """
+
+    czxid: int | None
+    uuid: str
+    bucket: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkMessages:
+    """Details of a mark: the messages that went with it, by what they are about."""
+
+    messages: Mapping[str, str]
+
+
+def mark_of(messages: Sequence[PendingDeleteLedgerInfo]) -> Mark:
+    """What a mark asks for, by the messages about its ledger."""
     own = next((m.czxid for m in messages if m.ledger_type is LedgerType.LEDGER), None)
-    return {"czxid": own, "uuid": "".join(map(copy_of, messages)), "bucket": "".join(map(bucket_of, messages))}
+    return Mark(own, "".join(map(copy_of, messages)), "".join(map(bucket_of, messages)))
 
 
 def journal_row(
-    run: TopicRun, one: LedgerOutcome, kind: LedgerType, detail: Mapping[str, Any], now: int, phase: Phase = Phase.MARK
+    run: TopicRun, one: LedgerOutcome, kind: LedgerType, details: Details, now: int, phase: Phase = Phase.MARK
 ) -> JournalRow:
     """The journal's row for what became of a ledger whose (first) message is about the copy ``kind``."""
     writer = Writer(run.run_id, run.cluster, run.plan_id)
-    about = Subject(one.ledger_id, one.component, one.topic, one.bytes, detail=detail)
+    about = Subject(one.ledger_id, one.component, one.topic, one.bytes, details=details)
     return writer.row(Step(action_of(kind), phase), about, one.outcome, one.why, now)

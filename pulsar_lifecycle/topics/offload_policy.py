@@ -213,8 +213,8 @@ def competing(policy: OffloadPolicy) -> Why | None:
     return Why(Code.BROKERS_RELEASE, text)
 
 
-def warning(policy: OffloadPolicy, retention: RetentionPolicy) -> str:
-    """What an operator should know of a policy that is not refused; empty if nothing."""
+def warning(policy: OffloadPolicy, retention: RetentionPolicy) -> str | None:
+    """What an operator should know of a policy that is not refused."""
     if policy.automatic and retention.nothing:
         return "retention is 0: only unacknowledged backlog is left to offload"
-    return ""
+    return None

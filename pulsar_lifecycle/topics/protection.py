@@ -11,7 +11,7 @@ from enum import StrEnum
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import findings
 from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.findings import Context, Finding
+from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.owner_names import holders, schema_owner
 
 NEVER = (
@@ -111,17 +111,13 @@ def owner_protection(namespace: str, topic: str, context: Context) -> Protection
     return None
 
 
-def owner_rule(namespace: str, topic: str, context: Context) -> tuple[str, str] | None:
-    """:func:`owner_protection` as (finding, reason)."""
+def owner_rule(namespace: str, topic: str, context: Context) -> Why | None:
+    """:func:`owner_protection` with its sentence; None where the owner is no reason."""
     code = owner_protection(namespace, topic, context)
-    if code is None:
-        return None
     if code is Protection.UNKNOWN_NAMESPACE:
-        return (
-            Finding.FOREIGN,
-            f"namespace {namespace} exists under no declared root: foreign or gone (bookkeeper.gone_namespaces)",
-        )
-    return Finding.KEPT, _text(code, namespace)
+        text = f"namespace {namespace} exists under no declared root: foreign or gone (bookkeeper.gone_namespaces)"
+        return Why(code, text)
+    return Why(code, _text(code, namespace)) if code else None
 
 
 def _text(code: Protection, namespace: str) -> str:

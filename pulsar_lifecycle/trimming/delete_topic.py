@@ -9,11 +9,11 @@ orphan scan finds those that no locator and no entry index names.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pulsar_lifecycle.errors import LifecycleError, Protected, Refused
+from pulsar_lifecycle.errors import LifecycleError, Protected, Refused, RefusedBy
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
@@ -28,8 +28,8 @@ from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,
     LedgerOutcome,
     journal_row,
+    mark_of,
     of_topic,
-    outcome_of_message,
     send_messages,
 )
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
@@ -51,11 +51,19 @@ _Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo], int]
 """A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it; its messages; its bytes."""
 
 
-def plan_topic_deletion(run: TopicRun, ports: Ports, topic: Topic) -> list[LedgerOutcome]:
+Rule = Callable[[Node], Why | None]
+"""Says of a topic's z-node, read now, why the topic stays beside what protects it; None if it may go."""
+
+
+def _no_rule(_: Node) -> None:
+    return None
+
+
+def plan_topic_deletion(run: TopicRun, ports: Ports, topic: Topic, rule: Rule = _no_rule) -> list[LedgerOutcome]:
     """Every ledger that would go with :func:`delete_topic`, by a message or by the broker alone; writes nothing."""
 
     def look() -> list[LedgerOutcome]:
-        node, named = _named(run, ports, topic)
+        node, named = _named(run, ports, topic, rule)
         text = f"its broker is to delete it, and its ledgers at once; {_subscriptions(run, ports, node, named)}"
         alone = [one for one in managed_ledger.decode(node.data).ledgers if one.ledger_id not in named]
         data = LedgerComponent.MANAGED_LEDGER.value
@@ -72,21 +80,34 @@ def plan_topic_deletion(run: TopicRun, ports: Ports, topic: Topic) -> list[Ledge
 
 
 def delete_topic(
-    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, force: bool, counted: Collection[int] | None = None
+    run: TopicRun,
+    ports: Ports,
+    guard: RunGuard,
+    topic: Topic,
+    force: bool,
+    counted: Collection[int] | None = None,
+    rule: Rule = _no_rule,
 ) -> list[LedgerOutcome]:
     """Send a message for every ledger that a topic names, then let its broker delete it.
 
     ``counted``: the ledgers that were counted against the caps; a topic that has others by now is refused. The row of
-    ledger -1 says what became of the topic. Raises Paused, LeaseLost, Overloaded.
+    ledger -1 says what became of the topic. ``rule`` is asked before the messages, and again before the request.
+    Raises Paused, LeaseLost, Overloaded.
     """
-    return guarded(topic, lambda: _delete(run, ports, guard, topic, force, counted))
+    return guarded(topic, lambda: _delete(run, ports, guard, topic, force, counted, rule))
 
 
 def _delete(
-    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, force: bool, counted: Collection[int] | None
+    run: TopicRun,
+    ports: Ports,
+    guard: RunGuard,
+    topic: Topic,
+    force: bool,
+    counted: Collection[int] | None,
+    rule: Rule,
 ) -> list[LedgerOutcome]:
     guard.check(ports.store)
-    node, named = _named(run, ports, topic)
+    node, named = _named(run, ports, topic, rule)
     if counted is not None and not named.keys() | _ids(managed_ledger.decode(node.data)) <= set(counted):
         raise Refused(f"{topic} has ledgers that {NOT_COUNTED}")
     todo = [message for _, messages, _ in named.values() for message in messages]
@@ -98,7 +119,7 @@ def _delete(
         return _journalled(run, ports, topic, named, Outcome.LEFT, Why(Code.NOT_SENT, f"{reason}: {unsent.error}"))
     _journalled(run, ports, topic, named, Outcome.MARKED, Why(Code.ABOUT_TO, "its topic is about to be deleted"))
     try:
-        again, now = _refuse(run, ports, topic)
+        again, now = _refuse(run, ports, topic, rule)
         if (again.stat.czxid, _ids(now)) != (node.stat.czxid, _ids(managed_ledger.decode(node.data))):
             raise Refused(f"{topic} lists other ledgers by now: run again")
     except Refused as refusal:
@@ -154,23 +175,25 @@ def _ids(info: ManagedLedgerInfo) -> list[int]:
     return [item.ledger_id for item in info.ledgers]
 
 
-def _refuse(run: TopicRun, ports: Ports, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
+def _refuse(run: TopicRun, ports: Ports, topic: Topic, rule: Rule) -> tuple[Node, ManagedLedgerInfo]:
     """The topic's z-node, read now. Raises Refused if the topic must not go, shadow topics made this minute included.
 
     The broker's DELETE takes the source's ledgers from a shadow topic that reads them.
     """
     ports.store.sync("/")
     node, info = snapshot.topic_node(ports.store, topic)
-    rule = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info))
-    rule = rule or protection.deletion_rule(topic, run.context)
-    if rule:
-        raise Protected(rule.text)
+    protected = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info))
+    protected = protected or protection.deletion_rule(topic, run.context)
+    if protected:
+        raise Protected(protected.text)
+    if why := rule(node):
+        raise RefusedBy(why.code, why.text)
     return node, info
 
 
-def _named(run: TopicRun, ports: Ports, topic: Topic) -> tuple[Node, dict[int, _Named]]:
+def _named(run: TopicRun, ports: Ports, topic: Topic, rule: Rule) -> tuple[Node, dict[int, _Named]]:
     """The topic's z-node, and every ledger that it and its cursors name and that is the topic's. Raises Refused."""
-    node, info = _refuse(run, ports, topic)
+    node, info = _refuse(run, ports, topic, rule)
     cursors = snapshot.cursors(ports.store, node.path)
     listed = {item.ledger_id: item for item in info.ledgers}
     ids = sorted(listed.keys() | snapshot.named_by_cursors(ports, run.ledgers_root, node.path, cursors))
@@ -214,8 +237,7 @@ def _journalled(
     marked = [replace(m, why=deleted.get(m.ledger_id, why)) for m in _marked(topic, named, outcome, why)]
     rows: list[JournalRow] = []
     for one, (_, messages, _) in zip(marked, named.values(), strict=True):
-        detail = outcome_of_message(messages)
-        rows.append(journal_row(run, one, messages[0].ledger_type, detail, now))
+        rows.append(journal_row(run, one, messages[0].ledger_type, (mark_of(messages),), now))
     ports.journal.record(rows)
     return [
         *marked,

@@ -46,11 +46,11 @@ def apply_retention(
     summary, some, caps = evidence.check_order(
         cluster, order, cluster.lake.retention_plan, retention_plan.digest, retention_plan.as_capped, dry_run=dry_run
     )
-    orders = _orders(some, _Policies(cluster))
+    orders = _orders(some, PoliciesInForce(cluster))
     return trim(cluster, run_id, orders, dry_run=dry_run, report=report, caps=caps, of_plan=summary.plan_id)
 
 
-def _orders(rows: pa.Table, policies: _Policies) -> list[TrimOrder]:
+def _orders(rows: pa.Table, policies: PoliciesInForce) -> list[TrimOrder]:
     ledgers: dict[str, set[int]] = {}
     planned: dict[str, tuple[int, int]] = {}
     names = ("topic", "ledger_id", "retention_minutes", "retention_mb")
@@ -64,7 +64,7 @@ def _orders(rows: pa.Table, policies: _Policies) -> list[TrimOrder]:
     ]
 
 
-class _Policies:
+class PoliciesInForce:
     """The retention in force, by namespace, as of at most :data:`POLICIES_SEEN_FOR` ago."""
 
     def __init__(self, cluster: Cluster) -> None:

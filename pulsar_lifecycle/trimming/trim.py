@@ -15,9 +15,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from enum import StrEnum
 
-from pulsar_lifecycle.errors import LifecycleError, Protected, Refused
+from pulsar_lifecycle.errors import LifecycleError, Protected, Refused, RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
@@ -32,10 +32,12 @@ from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,
     LedgerOutcome,
+    Mark,
+    MarkMessages,
     Report,
     journal_row,
+    mark_of,
     of_topic,
-    outcome_of_message,
     send_messages,
 )
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, copies_of
@@ -148,8 +150,10 @@ def guarded(topic: Topic, work: Callable[[], list[LedgerOutcome]]) -> list[Ledge
         return [of_topic(topic, Outcome.FAILED, Code.SERVER_FAILED, str(error))]
 
 
-def refusal_code(refusal: Refused) -> Code:
+def refusal_code(refusal: Refused) -> StrEnum:
     """Why a topic was refused whole."""
+    if isinstance(refusal, RefusedBy):
+        return refusal.code
     return Code.TOPIC_PROTECTED if isinstance(refusal, Protected) else Code.TOPIC_REFUSED
 
 
@@ -246,7 +250,7 @@ class _Trim:
         self._run, self._tools, self._guard, self._order = run, ports, guard, order
         self._sent: dict[tuple[int, LedgerType], Sent] = {}
         self._marked: dict[int, LedgerOutcome] = {}
-        self._marks: dict[int, Mapping[str, Any]] = {}
+        self._marks: dict[int, Mark] = {}
         """Ledger id -> what its journalled mark names."""
         self._outcomes: dict[int, LedgerOutcome] = {}
         self._write = TopicWrite(ports, guard, order.topic)
@@ -428,13 +432,12 @@ class _Trim:
         now = self._tools.clock.now_ms()
         self._tools.journal.record([self._row(replace(m, outcome=outcome or m.outcome), now) for m in marked])
 
-    def _mark(self, ledger_id: int) -> dict[str, Any]:
+    def _mark(self, ledger_id: int) -> Mark:
         """What its acknowledged messages ask for."""
-        return outcome_of_message([s.info for (one, _), s in self._sent.items() if one == ledger_id and not s.error])
+        return mark_of([s.info for (one, _), s in self._sent.items() if one == ledger_id and not s.error])
 
     def _row(self, one: LedgerOutcome, now: int) -> JournalRow:
         sent = {kind: s for (ledger_id, kind), s in self._sent.items() if ledger_id == one.ledger_id}
         kind = LedgerType.LEDGER if LedgerType.LEDGER in sent else LedgerType.OFFLOAD_LEDGER
-        messages = {kind.value: s.message_id.hex() for kind, s in sent.items()}
-        detail = {"messages": messages, **self._mark(one.ledger_id)}
-        return journal_row(self._run, one, kind, detail, now)
+        messages = MarkMessages({kind.value: s.message_id.hex() for kind, s in sent.items()})
+        return journal_row(self._run, one, kind, (messages, self._mark(one.ledger_id)), now)

@@ -15,7 +15,7 @@ from typing import Any
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
     LedgerType,
-    OffloadContext,
+    MessageOffloadContext,
     PendingDeleteLedgerInfo,
 )
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
@@ -151,7 +151,7 @@ def data_messages(
                 component=LedgerComponent.MANAGED_LEDGER,
                 ledger_id=item.ledger_id,
                 ledger_type=LedgerType.OFFLOAD_LEDGER,
-                offload_context=OffloadContext(
+                offload_context=MessageOffloadContext(
                     msb=msb,
                     lsb=lsb,
                     driver_name=whole.driver_name,

@@ -56,11 +56,11 @@ def trim(
         return replace(run, plan_id=of_plan, loaded_topics=False) if of_plan else run
 
     if dry_run:
-        with _looking(cluster, run_id) as (run, ports):
+        with looking(cluster, run_id) as (run, ports):
             return planned(of(run), ports)
-    with _acting(cluster, run_id) as (run, ports, guard):
+    with acting(cluster, run_id) as (run, ports, guard):
         run = of(run)
-        counted = _check_caps(cluster, planned(run, ports), caps)
+        counted = check_caps(cluster, planned(run, ports), caps)
         orders = [replace(order, counted=counted.get(str(order.topic), frozenset())) for order in orders]
         return trim_topics(run, ports, guard, orders, report)
 
@@ -74,10 +74,10 @@ def delete_topics(
         return _each(topics, lambda topic: delete_topic.plan_topic_deletion(run, ports, topic), report)
 
     if dry_run:
-        with _looking(cluster, run_id) as (run, ports):
+        with looking(cluster, run_id) as (run, ports):
             return planned(run, ports, report)
-    with _acting(cluster, run_id) as (run, ports, guard):
-        counted = _check_caps(cluster, planned(run, ports, no_report))
+    with acting(cluster, run_id) as (run, ports, guard):
+        counted = check_caps(cluster, planned(run, ports, no_report))
         finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
 
         def delete(topic: Topic) -> list[LedgerOutcome]:
@@ -86,7 +86,7 @@ def delete_topics(
         return _each(topics, delete, report)
 
 
-def _check_caps(
+def check_caps(
     cluster: Cluster, planned: Sequence[LedgerOutcome], caps: Caps | None = None
 ) -> dict[str, frozenset[int]]:
     """By topic, the ledgers that were counted: only they may go, as each is judged anew when its turn comes.
@@ -119,7 +119,7 @@ def _each(topics: Sequence[Topic], work: Callable[[Topic], list[LedgerOutcome]],
 
 
 @contextmanager
-def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports]]:
+def looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports]]:
     """Everything a dry run needs, paused or not; the session with the metadata store cannot write."""
     with topic_tools(cluster, read_only=True) as ports:
         context = _context(cluster, evidence.check_store(cluster, ports.store))
@@ -130,7 +130,7 @@ def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports]]:
 
 
 @contextmanager
-def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports, RunGuard]]:
+def acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports, RunGuard]]:
     """Check that we may act, and hold the lease for as long as the work lasts."""
     settings = cluster.settings
     with published(cluster), topic_tools(cluster) as ports:

@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 
+from assets.deletion import _plan_shown, outcomes_shown
 from orchestration.buckets import SweepConfig, sweep_objects_job
 from orchestration.jobs import ApplyConfig, RedriveConfig, apply_plan_job, deleted, redrive_job
 from orchestration.retention import RetentionConfig, apply_retention_job
 from pulsar_lifecycle.deletion.workers import OutcomeCount, RunEnd
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs.caps import AS_SET
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
@@ -49,6 +53,19 @@ def test_a_run_that_stopped_or_deleted_nothing_fails_and_shows_its_outcomes(
 @pytest.mark.parametrize("outcomes", [[], [GONE_ONE], [DELETED_ONE, SLOW], [DELETED_ONE, LIMIT]])
 def test_a_run_that_deleted_some_or_had_nothing_to_do_does_not_fail(outcomes: list[OutcomeCount]) -> None:
     assert deleted(outcomes)["dagster/row_count"] == (DELETED_ONE in outcomes)
+
+
+def test_pages_of_a_plan_and_of_a_run_group_by_code_with_one_sentence_of_each() -> None:
+    said = (("unreferenced", "nothing refers to it"), ("not_held", "x"), ("not_held", "y"))
+    rows = [
+        {"ledger_id": i, "code": code, "reason": why, "physical_bytes": 10**i, "namespace": "t/n", "topic": "t"}
+        for i, (code, why) in enumerate(said)
+    ]
+    summary = PlanSummary("p", "c", "f", "e2", "e1", 1, True, (), 3, 3, 111, 10, "d")
+    lines = _plan_shown(summary, pa.Table.from_pylist(rows, FINDINGS))["why"].value.splitlines()
+    assert lines[2:] == ["| not_held | 2 | 110 B | x |", "| unreferenced | 1 | 1 B | nothing refers to it |"]
+    held = OutcomeCount(Outcome.KEPT, "legal hold", 3, 5, "legal_hold")
+    assert outcomes_shown([held])["outcomes"].value.splitlines()[2:] == ["| kept | legal_hold | 3 | 5 B | legal hold |"]
 
 
 class Unreachable(LifecycleResource):

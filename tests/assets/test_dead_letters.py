@@ -24,7 +24,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.lake.journal import FileJournal
-from pulsar_lifecycle.journal.queries import GivenUp
+from pulsar_lifecycle.journal.queries import DeadLetterReason
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.codes import Code
@@ -189,9 +189,9 @@ def test_every_dead_letter_is_reported_once(scene: Scene) -> None:
 def test_the_journal_is_read_once_and_only_for_what_is_reported(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
-    def reasons(lake: str, cluster: str, since: int) -> dict[tuple[int, str], GivenUp]:
+    def reasons(lake: str, cluster: str, since: int) -> dict[tuple[int, str], DeadLetterReason]:
         read.append(since)
-        return {(1, "delete-ledger"): GivenUp(Code.CHANGED_MEANWHILE, "changed")}
+        return {(1, "delete-ledger"): DeadLetterReason(Code.CHANGED_MEANWHILE, "changed")}
 
     monkeypatch.setattr(dead_letters, "dead_letter_reasons", reasons)
     scene.bury(1)

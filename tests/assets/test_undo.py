@@ -29,7 +29,7 @@ def test_it_is_a_dry_run_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.RESTORED, Outcome.PRESENT, Outcome.RECREATED, Outcome.RESTORABLE])
 def test_what_is_back_or_could_be_is_no_failure(outcome: str) -> None:
-    assert shortfall(Request("run"), result(outcome)) == ""
+    assert shortfall(Request("run"), result(outcome)) is None
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,14 @@ def test_what_is_back_or_could_be_is_no_failure(outcome: str) -> None:
 )
 def test_what_is_not_back_fails_the_job(outcome: str, words: str) -> None:
     told = shortfall(Request("run"), result(Outcome.RESTORED, outcome))
+    assert told
     assert told.startswith("of 2 ledgers 1 ")
     assert words in told
     assert (f"ledger 1, because {outcome}" in told) == (outcome != Outcome.UNKNOWN)
 
 
 def test_a_run_that_deleted_nothing_fails_the_job() -> None:
-    assert "nothing that the run mistyped deleted" in shortfall(Request("mistyped"), result())
+    assert "nothing that the run mistyped deleted" in str(shortfall(Request("mistyped"), result()))
 
 
 def test_offloaded_copies_that_the_run_deleted_fail_the_job() -> None:
@@ -57,7 +58,7 @@ def test_offloaded_copies_that_the_run_deleted_fail_the_job() -> None:
     said = "2 objects of offloaded copies are deleted for good, the first: s3://b/u-ledger-7"
     assert shortfall(Request("run"), replace(result(), lost_objects=lost)) == said
     found = replace(result(Outcome.RESTORED, Outcome.LOST), lost_objects=lost)
-    assert shortfall(Request("run"), found).endswith(f"because {Outcome.LOST}; {said}")
+    assert str(shortfall(Request("run"), found)).endswith(f"because {Outcome.LOST}; {said}")
     assert "objects of offloaded copies" in undone_shown(found)["outcomes"].value
 
 

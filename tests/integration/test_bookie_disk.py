@@ -16,7 +16,7 @@ from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, DiskVerdict
-from pulsar_lifecycle.lifecycle.collection import CollectionChoice
+from pulsar_lifecycle.lifecycle.collection import CollectionChoice, remedies
 from pulsar_lifecycle.lifecycle.collection_run import collect_bookies, plan_now
 from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
 from pulsar_lifecycle.records.outcomes import Action, Outcome
@@ -126,3 +126,24 @@ def test_what_was_deleted_and_not_freed_is_named_until_the_bookie_has_collected(
         assert freed.verdict in (DiskVerdict.NOTHING_TO_FREE, DiskVerdict.WAITS_FOR_GC), freed
         assert (freed.bytes_to_collect or 0) < MB
         assert (freed.log_bytes or 0) < (before.log_bytes or 0)
+
+
+def test_a_bookie_whose_disk_counts_as_full_is_read_only_and_told_what_to_set(
+    seldom: Cluster, spark: None, tmp_path: Path
+) -> None:
+    pipeline = Pipeline(settings_file(seldom, tmp_path, {"collection": {"min_bytes": LOG}}))
+    epoch = pipeline.scan()
+    names = ("diskUsageLwmThreshold", "diskUsageWarnThreshold", "diskUsageThreshold")
+    seldom.restart("bookie-1", dict(zip(names, ("0.01", "0.02", "0.03"), strict=True)))
+
+    def disk() -> BookieDisk:
+        (found,) = build_bookie_disk(pipeline.where, epoch.epoch_id)[0]
+        return found
+
+    wait_for("the bookie to be read-only", lambda: disk().verdict is DiskVerdict.READ_ONLY)
+    wait_for("what to set", lambda: any("diskUsageThreshold=" in text for text in remedies(disk())))
+    with closing(KazooStore(ZooKeeperSettings(hosts=seldom.zookeeper), read_only=True)) as store:
+        assert list(HttpBookieAdmin(store, "/ledgers", BookieAdminSettings()).bookies().values()) == [True]
+    seldom.restart("bookie-1", {})
+    wait_for("the bookie to take entries", lambda: disk().verdict is not DiskVerdict.READ_ONLY)
+    assert not remedies(disk())

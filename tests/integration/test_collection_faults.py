@@ -96,8 +96,8 @@ def test_a_bookie_struck_while_it_collects_stops_the_run_and_the_next_ends_it(
 ) -> None:
     settings = CollectionSettings(min_bytes=1, max_add_latency=600.0)
     victim, found = collect(two, number, settings.model_copy(update={"stalled_after": stalled_after}))
-    assert [(one.outcome, one.stop) for one in found] == [(LEFT, stop), (NOT_STARTED, None)], found
-    assert found[0].bookie in found[1].text
+    assert [(one.outcome, one.why.code) for one in found] == [(LEFT, stop), (NOT_STARTED, stop)], found
+    assert found[0].bookie in found[1].why.text
     if number == signal.SIGSTOP:
         two.kill(victim, signal.SIGCONT)
     else:

@@ -135,8 +135,8 @@ def test_a_topic_comes_back_from_its_bucket_message_by_message(
         verified = offloading.verify(metadata, target, copied)
         assert offloading.verify(metadata, target) == verified
         assert verified.checksum == upload.digest(copied.checksums)
-        assert are_whole(offloading.objects, [(target.location, verified)])[0] == ""
-        assert find_copy(offloading.objects, target.location, Source(metadata, 1)) == ""
+        assert are_whole(offloading.objects, [(target.location, verified)])[0] is None
+        assert find_copy(offloading.objects, target.location, Source(metadata, 1)) is None
         context = OffloadContext(target.location.uuid, True, True, 1, "aws-s3", {"bucket": BUCKET})
         contexts.append(LedgerInfo(ledger_id, metadata.last_entry_id + 1, metadata.length, 1, context))
     assert len(contexts) > 1

@@ -17,14 +17,20 @@ from botocore.config import Config
 from kazoo.client import KazooClient
 
 from pulsar_lifecycle.formats import managed_ledger
-from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
-from pulsar_lifecycle.formats.deletion_message import OffloadContext as MessageContext
+from pulsar_lifecycle.formats.deletion_message import (
+    LedgerComponent,
+    LedgerType,
+    MessageOffloadContext,
+    PendingDeleteLedgerInfo,
+)
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.outcomes import Waiting
 from sandbox import znodes
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.state import CLUSTER
@@ -58,7 +64,9 @@ class Attempt:
             component=LedgerComponent.MANAGED_LEDGER,
             ledger_id=self.ledger_id,
             ledger_type=LedgerType.OFFLOAD_LEDGER,
-            offload_context=MessageContext(msb=msb, lsb=lsb, driver_name="aws-s3", metadata={"bucket": self.bucket}),
+            offload_context=MessageOffloadContext(
+                msb=msb, lsb=lsb, driver_name="aws-s3", metadata={"bucket": self.bucket}
+            ),
             sent_at=int(time.time() * 1000) - 2 * HOUR_MS,
         )
 
@@ -184,7 +192,7 @@ def test_exactly_the_unreferenced_objects_go(place: NamespaceLocation, pipeline:
     pipeline.scan_and_delete()
     rows = {row["ledger_id"]: row for row in pipeline.journal()}
     found = {
-        name: (rows[one.ledger_id]["outcome"], rows[one.ledger_id]["reason"], len(place.there(one)))
+        name: (rows[one.ledger_id]["outcome"], rows[one.ledger_id]["code"], len(place.there(one)))
         for name, one in {
             "live": live,
             "leaked": leaked,
@@ -198,18 +206,17 @@ def test_exactly_the_unreferenced_objects_go(place: NamespaceLocation, pipeline:
             "elsewhere": elsewhere,
         }.items()
     }
-    in_use = "still in use: the newest scan found its UUID in a topic's metadata"
     assert found == {
-        "live": ("kept", in_use, 2),
-        "leaked": ("deleted", "nothing refers to it", 0),
-        "under way": ("kept", in_use, 2),
-        "listed elsewhere": ("kept", in_use, 2),
-        "trimmed": ("deleted", "nothing refers to it", 0),
-        "foreign": ("kept", "the object is of cluster another, this is sandbox (object_store.pulsar_cluster)", 2),
-        "unknown": ("kept", "of unknown origin: the object's metadata lacks its cluster or its topic", 2),
-        "no topic": ("deleted", "nothing refers to it", 0),
-        "forged": ("kept", f"the message says {b}, the object is of {a.managed_ledger}", 2),
-        "elsewhere": ("refused", "the message names a bucket that is not one of object_store.buckets", 2),
+        "live": ("kept", Code.STILL_IN_USE, 2),
+        "leaked": ("deleted", Code.UNREFERENCED, 0),
+        "under way": ("kept", Code.STILL_IN_USE, 2),
+        "listed elsewhere": ("kept", Code.STILL_IN_USE, 2),
+        "trimmed": ("deleted", Code.UNREFERENCED, 0),
+        "foreign": ("kept", Code.NOT_OURS, 2),
+        "unknown": ("kept", Code.NOT_OURS, 2),
+        "no topic": ("deleted", Code.UNREFERENCED, 0),
+        "forged": ("kept", Code.NOT_OURS, 2),
+        "elsewhere": ("refused", Code.MISMATCH, 2),
     }
     intended = [row for row in journal_rows(FileJournal(pipeline.lake)).to_pylist() if row["outcome"] == "deleting"]
     assert {row["ledger_id"] for row in intended} == {one.ledger_id for one in (leaked, trimmed, no_topic)}
@@ -230,9 +237,7 @@ def test_a_message_waits_where_no_object_store_is_declared(
     pipeline.scan()
     driving.send(place.sandbox, [leaked.message()])
     outcomes = pipeline.scan_and_delete()
-    assert [(one.outcome, one.reason) for one in outcomes] == [
-        ("waiting", "object_store is not set: nothing can be said of offloaded copies")
-    ]
+    assert [(one.outcome, one.code) for one in outcomes] == [("waiting", Waiting.NO_OBJECT_STORE)]
     assert place.there(leaked) == leaked.keys
     driving.drain(place.sandbox)
     _clean(place, [leaked])

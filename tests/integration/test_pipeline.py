@@ -22,7 +22,9 @@ from pulsar_lifecycle._pb import pulsar_schema_pb2
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.workers import OutcomeCount
 from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.topics.protection import Protection
 from sandbox import plant, topics, verify, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
@@ -437,23 +439,23 @@ def test_a_forged_message_about_what_must_stay_deletes_nothing(story: Story, kin
 
 
 EXPECTED = {
-    "R11 of an undeclared cluster": Finding.FOREIGN,
-    "R13 open": Finding.OPEN_ORPHAN,
-    "R16 untagged": Finding.FOREIGN,
-    "another application": Finding.FOREIGN,
-    "empty z-node": Finding.EMPTY_ZNODE,
-    "undecodable": Finding.UNDECODABLE,
-    "offload leftover": Finding.OFFLOAD_LEFTOVER,
-    "dangling": Finding.DANGLING,
-    "beside an open one": Finding.KEPT,
-    "legal hold": Finding.KEPT,
+    "R11 of an undeclared cluster": (Finding.FOREIGN, Protection.UNKNOWN_NAMESPACE),
+    "R13 open": (Finding.OPEN_ORPHAN, Finding.OPEN_ORPHAN),
+    "R16 untagged": (Finding.FOREIGN, Code.NOT_TAGGED),
+    "another application": (Finding.FOREIGN, Code.NOT_TAGGED),
+    "empty z-node": (Finding.EMPTY_ZNODE, Finding.EMPTY_ZNODE),
+    "undecodable": (Finding.UNDECODABLE, Finding.UNDECODABLE),
+    "offload leftover": (Finding.OFFLOAD_LEFTOVER, Finding.OFFLOAD_LEFTOVER),
+    "dangling": (Finding.DANGLING, Finding.DANGLING),
+    "beside an open one": (Finding.KEPT, Code.OTHER_OPEN),
+    "legal hold": (Finding.KEPT, Protection.LEGAL_HOLD),
 }
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_each_finding_has_its_name_and_reason(story: Story, kind: str) -> None:
+def test_each_finding_has_its_name_code_and_reason(story: Story, kind: str) -> None:
     for ledger in story.world.kept[kind]:
-        assert story.findings[ledger]["finding"] == EXPECTED[kind]
+        assert (story.findings[ledger]["finding"], story.findings[ledger]["code"]) == EXPECTED[kind]
         assert story.findings[ledger]["reason"]
 
 
@@ -502,9 +504,9 @@ def test_a_malformed_message_is_journalled_with_its_bytes_and_acknowledged(story
 
 def test_a_ledger_younger_than_the_grace_period_is_kept(story: Story) -> None:
     assert story.young <= story.alive_after_planning
-    assert [(row["outcome"], row["reason"].partition(":")[0]) for row in story.young_rows] == [
-        ("kept", Finding.TOO_YOUNG)
-    ] * len(story.young)
+    assert [(row["outcome"], row["code"]) for row in story.young_rows] == [("kept", Finding.TOO_YOUNG)] * len(
+        story.young
+    )
 
 
 def test_planning_asks_zookeeper_for_reads_only(story: Story) -> None:

@@ -17,9 +17,10 @@ from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
 from pulsar_lifecycle.deletion.redrive import LetterFilter, redrive_now
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.lake.journal import FileJournal
-from pulsar_lifecycle.journal.intents import IN_FLIGHT
+from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.trimming import trim_run
 from sandbox import plant, topics, verify, znodes
 from sandbox.clients import Admin, pulsar_client
@@ -122,7 +123,7 @@ def test_intents_that_the_queue_lost_are_derived_again_for_the_chosen_namespaces
     assert sent.applied is not None
     assert (sent.applied.sent, waiting(sandbox)) == (4, 4)
     intent_states = read_intent_states(FileJournal(pipeline.lake), "sandbox").to_pylist()
-    assert {row["ledger_id"]: row["state"] for row in intent_states} == dict.fromkeys(ours, IN_FLIGHT)
+    assert {row["ledger_id"]: row["state"] for row in intent_states} == dict.fromkeys(ours, IntentState.IN_FLIGHT)
 
     again = reconciled(pipeline, [chosen, other], apply=True)  # what is in flight is not sent twice
     assert again.applied is not None
@@ -203,7 +204,8 @@ def test_a_store_that_went_back_is_report_only_until_it_is_accepted(
         with pytest.raises(Refused, match="went back in time"):
             effect()
     back = pipeline.scan()
-    assert "went back in time" in back.broken
+    assert back.broken
+    assert back.broken.code is GapCode.HISTORY_BROKEN
     assert not pipeline.plan(back).summary.actionable
 
     main_exit(pipeline, "accept-restore", "the test did it")

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.integration
 def bookkeeper_list(sandbox: Cluster) -> dict[int, tuple[bool, int]]:
     """BookKeeper's own list of ledgers: whether each is closed, and its bytes times write quorum.
 
-    A bookie answers 500 for a ledger that a broker deleted since the list was made.
+    A bookie answers 500 for a ledger that a broker deleted since the list was made, and for one that cannot be decoded.
     """
     (bookie, *_) = sandbox.state.as_json()["bookies"]
     found: dict[int, tuple[bool, int]] = {}
@@ -42,6 +42,7 @@ def bookkeeper_list(sandbox: Cluster) -> dict[int, tuple[bool, int]]:
         for ledger in http.get("/list").raise_for_status().json():
             answer = http.get(f"/metadata?ledger_id={ledger}")
             if answer.status_code == 500:
+                found[int(ledger)] = False, 0
                 continue
             (said,) = answer.raise_for_status().json().values()
             size = said["length"] * said["writeQuorumSize"] if said["closed"] else 0

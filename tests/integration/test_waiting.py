@@ -16,7 +16,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_T
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
     LedgerType,
-    OffloadContext,
+    MessageOffloadContext,
     PendingDeleteLedgerInfo,
 )
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
@@ -55,7 +55,7 @@ def narrow(sandbox: Cluster) -> Iterator[Cluster]:
 def offloaded(topic: str, ledger_id: int) -> PendingDeleteLedgerInfo:
     """A message about an offloaded copy that is gone."""
     msb, lsb = (part - (1 << 63) for part in divmod(uuid4().int, 1 << 64))
-    context = OffloadContext(msb=msb, lsb=lsb, driver_name="aws-s3", metadata={"bucket": BUCKET})
+    context = MessageOffloadContext(msb=msb, lsb=lsb, driver_name="aws-s3", metadata={"bucket": BUCKET})
     return PendingDeleteLedgerInfo(
         topic_name=topic,
         component=LedgerComponent.MANAGED_LEDGER,

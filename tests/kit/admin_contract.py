@@ -49,6 +49,18 @@ class BrokerAdminContract:
         assert name not in admin.subscriptions(partition(topic, 0))
         assert admin.backlog(partition(topic, 1), name) == 0
 
+    @pytest.mark.parametrize("name", ["s", "a+b c~%25*"])
+    def test_a_subscription_that_was_never_used_is_deleted_once(self, admin, topic, name):
+        admin.create_topic(topic)
+        admin.create_subscription(topic, name)
+        assert admin.last_use(topic, name) == 0
+        admin.delete_subscription(topic, name)
+        assert name not in admin.subscriptions(topic)
+        with pytest.raises(NotFound):
+            admin.delete_subscription(topic, name)
+        with pytest.raises(NotFound):
+            admin.last_use(topic, name)
+
     def test_a_missing_subscription_is_not_found(self, admin, topic):
         admin.create_topic(topic)
         with pytest.raises(NotFound):

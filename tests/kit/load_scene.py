@@ -16,7 +16,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.retention_scene import MINUTE, NAMESPACE, RetentionScene
-from tests.simulation.cluster import BROKER, data_tags
+from tests.kit.simulated.cluster import BROKER, data_tags
 
 
 class LoadScene(RetentionScene):
@@ -28,6 +28,7 @@ class LoadScene(RetentionScene):
         "brokerDeleteInactiveTopicsEnabled": "false",
         "brokerDeleteInactiveTopicsMode": "delete_when_no_subscriptions",
         "additionalSystemCursorNames": "[]",
+        "replicatorPrefix": "pulsar.repl",
     }
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

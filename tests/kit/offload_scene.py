@@ -19,7 +19,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.formats.offload_object import CLUSTER_NAME, MANAGED_LEDGER_NAME, data_key, index_key
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.copies import NamespaceLocation
+from pulsar_lifecycle.records.copies import NamespaceLocation, Verified
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.tiered import commit as tiered_commit
@@ -31,8 +31,8 @@ from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from tests.kit.crash import Watched
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
+from tests.kit.simulated.cluster import ENTRY_BYTES, data_tags
 from tests.kit.topic_scene import OTHER, TOPIC, TopicBroker, TopicScene
-from tests.simulation.cluster import ENTRY_BYTES, data_tags
 
 BUCKET = "tiered"
 PLACE = (
@@ -229,7 +229,7 @@ class Session:
         assert objects
         objects.put(BUCKET, data_key(attempt.uuid, attempt.ledger_id), b"d", SAYS)
         objects.put(BUCKET, index_key(attempt.uuid, attempt.ledger_id), b"i", SAYS)
-        return Proven(attempt, 1, ENTRY_BYTES, {"checksum": "sum"})
+        return Proven(attempt, 1, ENTRY_BYTES, Verified(0, "", 0, "", 1, ENTRY_BYTES, "sum"))
 
     def commit(self, proven: Sequence[Proven]) -> list[OffloadOutcome]:
         return tiered_commit.commit_topic(self.run, self.ports, self.guard, TOPIC, proven, self.read_check)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
+from pulsar_lifecycle.copies.location import OffloadedCopy
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion.decision import Decision
 from pulsar_lifecycle.formats import managed_ledger
@@ -21,6 +22,7 @@ from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -29,11 +31,11 @@ from pulsar_lifecycle.tiered.bookkeeper_copies import Due
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ReadCheck
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
-from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.topics.write import EditOutcome, TopicRun
 from tests.kit.crash import Watched
+from tests.kit.simulated.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
+from tests.kit.simulated.offloaded import BUCKET, DATA, INDEX, Offloading, attempt
 from tests.kit.topic_scene import TOPIC, TopicBroker, TopicScene
-from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
-from tests.simulation.offloaded import BUCKET, DATA, INDEX, Offloading, attempt
 
 CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
 LAG = 3_600_000
@@ -236,3 +238,40 @@ def disown(cluster: SimulatedCluster, topic: Topic) -> None:
 
 def theirs() -> OffloadContext:
     return OffloadContext(uuid4(), False, False, None, "aws-s3", {"bucket": BUCKET})
+
+
+def settled(decisions: Sequence[Decision]) -> set[tuple[str | None, str | None]]:
+    return {(d.outcome, d.code) for d in decisions}
+
+
+def finished(scene: ReleaseScene) -> None:
+    """Whatever came before: runs of the usual kinds end it."""
+    scene.scan()
+    scene.delete()
+    scene.law()
+    for _ in range(3):
+        if scene.left:
+            scene.release()
+        scene.scan()
+        scene.delete()
+    assert scene.left == []
+    assert scene.released_ids == scene.due
+    assert (scene.waiting, scene.left_pending) == (0, [])
+    scene.law()
+
+
+FAR = Topic.parse("persistent://acme/else/t")
+NO = EditOutcome(Outcome.CHECK_FAILED, Why(Code.READ_CHECK_FAILED, "its broker cannot read it"))
+
+
+def copy_of(scene: ReleaseScene, ledger_id: int) -> OffloadedCopy:
+    item = next(item for item in scene.info.ledgers if item.ledger_id == ledger_id)
+    copy = OffloadedCopy.of_item(item, 1)
+    assert copy
+    return copy
+
+
+def beside(scene: ReleaseScene) -> tuple[TopicRun, Ports]:
+    """An offload run in another process, and so with a session and a journal of its own."""
+    run, ports, _ = scene.begin()
+    return run, replace(ports, store=scene.cluster.open_store(), journal=scene.cluster.journal)

@@ -30,7 +30,7 @@ from pulsar_lifecycle.settings import Settings, load_settings
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.metadata_store import FakeStore, Operation
 from tests.kit.settings import write_settings
-from tests.simulation.cluster import SimulatedCluster, data_tags
+from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 
 MINUTE = 60_000
 NAMESPACE = "acme/orders"

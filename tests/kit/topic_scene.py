@@ -24,7 +24,7 @@ from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from tests.kit.crash import Tell
 from tests.kit.fakes.metadata_store import FakeStore, Operation
-from tests.simulation.cluster import SimulatedCluster, data_tags
+from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 OTHER = Topic.parse("persistent://acme/orders/other")

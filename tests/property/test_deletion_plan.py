@@ -14,7 +14,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans import deletion_plan
-from tests.simulation.cluster import (
+from tests.kit.simulated.cluster import (
     SimulatedCluster,
     bucket_tags,
     compacted_tags,
@@ -22,8 +22,8 @@ from tests.simulation.cluster import (
     data_tags,
     schema_tags,
 )
-from tests.simulation.clusters import TOPICS, Drawn, clusters
-from tests.simulation.pipeline import Policy, apply_plan, delete, plan, scan, two_scans, whole_round
+from tests.kit.simulated.pipeline import Policy, apply_plan, delete, plan, scan, two_scans, whole_round
+from tests.kit.simulated.random_clusters import TOPICS, Drawn, clusters
 
 FEW = settings(max_examples=60, deadline=None)
 

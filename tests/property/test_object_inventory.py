@@ -18,8 +18,8 @@ from pulsar_lifecycle.metastore.topics import read_managed_ledgers, topic_units
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.tiered.buckets.bucket_listing import Inventory, look_below
 from pulsar_lifecycle.tiered.buckets.bucket_rules import Rules
-from tests.simulation.offloaded import BUCKET, CLUSTER, Offloading, attempt, metadata
-from tests.simulation.pipeline import GRACE, scan
+from tests.kit.simulated.offloaded import BUCKET, CLUSTER, Offloading, attempt, metadata
+from tests.kit.simulated.pipeline import GRACE, scan
 
 TOPICS = [Topic.parse(f"persistent://{name}") for name in ("acme/orders/a+b c~é", "acme/held/a", "acme/other/a")]
 GONE = Topic.parse("persistent://gone/ns/a")

@@ -20,7 +20,7 @@ from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.copies import Asked
 from pulsar_lifecycle.records.outcomes import Outcome
-from tests.simulation.offloaded import BUCKET, CLUSTER, POLICY, Offloading, attempt, metadata
+from tests.kit.simulated.offloaded import BUCKET, CLUSTER, POLICY, Offloading, attempt, metadata
 
 TOPICS = [
     Topic.parse(f"persistent://{name}")

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-from tests.simulation.faults import NAMES
+from tests.simulation.faults.fault_codes import NAMES
 from tests.simulation.many import report, run_many
 from tests.simulation.simulator import shrink, simulate
 

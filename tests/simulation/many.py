@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from tests.simulation.faults import NAMES
-from tests.simulation.simulator import Result, simulate
+from tests.simulation.faults.fault_codes import NAMES
+from tests.simulation.simulator import simulate
+from tests.simulation.steps import Result
 
 CHUNK = 25
 

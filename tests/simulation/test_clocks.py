@@ -8,10 +8,11 @@ import pytest
 
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
-from tests.simulation.laws import Laws
-from tests.simulation.operator import Operator
-from tests.simulation.simulator import _settings
-from tests.simulation.world import HOUR, TOPICS, ModelTopic, World
+from tests.simulation.laws.laws import Laws
+from tests.simulation.operators.operator import Operator
+from tests.simulation.settings import random_settings
+from tests.simulation.world.model import HOUR, TOPICS, ModelTopic
+from tests.simulation.world.world import World
 
 DAY = 24 * HOUR
 
@@ -21,7 +22,7 @@ def test_two_scans_an_hour_apart_confirm_nothing(skews: tuple[int, int, int]) ->
     """``skews``: of our clock at the first scan, at the second, and at the deletion run, which may have two more."""
     world = World(Random(1))
     laws = Laws(world)
-    settings = next(s for s in map(_settings, map(Random, range(100))) if s.bookkeeper.shared_with == ())
+    settings = next(s for s in map(random_settings, map(Random, range(100))) if s.bookkeeper.shared_with == ())
     operator = Operator(world, laws, Random(1), settings)
     world.store(world.model.topics.setdefault(TOPICS[0], ModelTopic(TOPICS[0])))
     leak = world.make("data", TOPICS[0])

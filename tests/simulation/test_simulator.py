@@ -7,10 +7,11 @@ import time
 
 import pytest
 
-from tests.simulation import retaining, tiering
-from tests.simulation.faults import NAMES
+from tests.simulation.faults.fault_codes import NAMES
 from tests.simulation.many import report, run_many
-from tests.simulation.simulator import EXTRAS, ROUTINE, shrink, simulate
+from tests.simulation.operators import loading, tiering
+from tests.simulation.simulator import shrink, simulate
+from tests.simulation.steps import EXTRAS, ROUTINE
 
 SCHEDULES = 1_500
 
@@ -41,7 +42,10 @@ def test_every_invariant_holds_in_every_schedule() -> None:
     ):
         assert sum(r.facts[what] for r in results) > SCHEDULES / 400, f"next to nothing was {what}"
     assert sum(r.facts["expired"] for r in results) > SCHEDULES / 100, "next to nothing was past its retention"
-    for what in {*ROUTINE, *EXTRAS, *tiering.RUNS, *retaining.RUNS} & {what for r in results for what in r.facts}:
+    for what in ("loaded by order", "expired by order", "freed by loads"):
+        assert sum(r.facts[what] for r in results) > SCHEDULES / 100, f"next to nothing was {what}"
+    assert any(r.facts["unsubscribed by order"] for r in results)
+    for what in {*ROUTINE, *EXTRAS, *tiering.RUNS, *loading.Loading.RUNS} & {what for r in results for what in r.facts}:
         tried, ended = (sum(r.facts[fact] for r in results) for fact in (what, f"{what} ended"))
         assert ended > tried / 10, f"{what}: {ended} of {tried} ended without an error"
 

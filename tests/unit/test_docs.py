@@ -87,12 +87,14 @@ NO_CODES = {
     "Action",
     "CollectionChoice",
     "DiskVerdict",
+    "Evidence",
+    "ExplainCode",
     "GapCode",
     "Level",
     "LoadNeed",
-    "Memory",
     "ObjectKind",
     "OffloadChoice",
+    "PartitionFinding",
     "Phase",
     "Problem",
     "Reason",
@@ -268,7 +270,7 @@ def test_safety_rules_that_the_simulator_judges_by_are_on_their_page() -> None:
     page = set(re.findall(r"^\| ([IP]\d+) \|", (ROOT / "docs/reference/safety-rules.md").read_text(), re.MULTILINE))
     judged = {
         rule
-        for module in (ROOT / "tests/simulation").glob("*.py")
+        for module in (ROOT / "tests/simulation").rglob("*.py")
         for rule in re.findall(r'"([IP]\d+)\b', module.read_text())
     }
     assert judged

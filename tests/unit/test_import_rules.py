@@ -68,7 +68,7 @@ def test_an_adapter_is_imported_by_nothing_but_the_one_place_that_connects(kept:
         ("Imports go down only", "resources.lifecycle", "assets.names"),
         ("Inside the library", "pulsar_lifecycle.trimming.trim", "pulsar_lifecycle.tiered.commit"),
         ("Inside the library", "pulsar_lifecycle.scan.read", "pulsar_lifecycle.deletion.batch"),
-        ("Inside the library", "pulsar_lifecycle.delete_records", "pulsar_lifecycle.model"),
+        ("Inside the library", "pulsar_lifecycle.no_such_room", "pulsar_lifecycle.model"),
         ("The library knows nothing of Dagster", "pulsar_lifecycle.runs.cluster", "dagster"),
         ("Vendors stay in io", "pulsar_lifecycle.run_settings", "boto3"),
         ("Vendors stay in io", "orchestration.schedules", "kazoo"),

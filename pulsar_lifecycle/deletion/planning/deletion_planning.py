@@ -15,15 +15,21 @@ from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
 
+_SAME = ["ledger_id", "czxid", "ctime"]
+CONFIRMED_BY = (*_SAME, "finding")
+"""The columns of an earlier scan's findings that :func:`confirm` reads."""
+
 
 def confirm(now: pa.Table, before: pa.Table) -> pa.Table:
-    """Orphans of ``now`` that an earlier scan found too, the same z-node both times, sorted by ledger id."""
-    keys = ["ledger_id", "czxid", "ctime"]
+    """Orphans of ``now`` that an earlier scan found too, the same z-node both times, sorted by ledger id.
+
+    ``now`` are ``tables.FINDINGS``, of ``before`` :data:`CONFIRMED_BY` are enough.
+    """
     orphans = now.filter(pc.equal(now.column("finding"), Finding.ORPHAN.value))
-    earlier = before.select(keys).filter(pc.equal(before.column("finding"), Finding.ORPHAN.value))
+    earlier = before.select(_SAME).filter(pc.equal(before.column("finding"), Finding.ORPHAN.value))
     if not (orphans.num_rows and earlier.num_rows):
         return PLAN.empty_table()
-    both: Any = orphans.join(earlier, keys=keys, join_type="left semi", use_threads=False).select(PLAN.names)
+    both: Any = orphans.join(earlier, keys=_SAME, join_type="left semi", use_threads=False).select(PLAN.names)
     return plans.by_id(both if both.schema.equals(PLAN) else both.cast(PLAN))
 
 

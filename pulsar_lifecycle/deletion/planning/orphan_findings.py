@@ -164,6 +164,7 @@ def dangling_row(row: Mapping[str, object]) -> dict[str, object]:
     return {
         "ledger_id": row["ledger_id"],
         "finding": Finding.DANGLING.value,
+        "code": Finding.DANGLING.value,
         "reason": f"{row['referrer']} refers to it ({row['kind']}) and BookKeeper does not have it",
         **_owner_of(row),
     }
@@ -174,6 +175,7 @@ def damaged_row(row: Mapping[str, object]) -> dict[str, object]:
     return {
         "ledger_id": row["held_in"],
         "finding": Finding.DAMAGED.value,
+        "code": Finding.DAMAGED.value,
         "reason": f"its entry {row['entry_id']} held references ({row['kind']}), so its owner is kept: {row['error']}",
         "path": row["referrer"],
         **_owner_of(row),
@@ -184,6 +186,7 @@ def unanswered_row(row: Mapping[str, object]) -> dict[str, object]:
     """The finding (``tables.FINDINGS``) of a topic whose broker does not say what it holds (``tables.REFERENCES``)."""
     return {
         "finding": Finding.UNANSWERED.value,
+        "code": Finding.UNANSWERED.value,
         "reason": f"its broker does not say what it has in memory, so the topic is kept: {row['error']}",
         "path": row["referrer"],
         **_owner_of(row),

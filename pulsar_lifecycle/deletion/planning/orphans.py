@@ -11,7 +11,8 @@ Both are pure: the time comes in with the context. When in doubt a ledger is kep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -21,20 +22,31 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import cursor_name
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import COMPONENTS, Context, Finding
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.owner_names import OWNER_TAGS, owner_in, owner_of
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import FINDINGS, Problem
 from pulsar_lifecycle.scan.snapshot_memory import KEPT_BECAUSE, NOT_ASKED, RESTING, Memory
-from pulsar_lifecycle.topics.protection import owner_rule
+from pulsar_lifecycle.topics.protection import Protection, owner_rule
 
 NEEDS_OWNER = ("compacted-ledger", "delayed-index-bucket")
 """Components whose owner's state decides: ``judge`` leaves them to ``decide_pending``."""
 
 PENDING = "pending"
 """What ``judge`` writes for a row that ``decide_pending`` must decide."""
+
+CODES: tuple[type[StrEnum], ...] = (Finding, Code, Protection, Memory)
+"""What column ``code`` has members of: the finding itself where that says it all."""
+
+
+def code_of(row: Mapping[str, Any]) -> StrEnum:
+    """The code of a finding (``tables.FINDINGS``); of one that an earlier version stored without, the finding."""
+    return _MEMBERS[row["code"] or row["finding"]]
+
+
+_MEMBERS: dict[str, StrEnum] = {str(one): one for codes in CODES for one in codes}
 
 
 def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
@@ -47,15 +59,12 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     if not count:
         return _NOTHING
     columns = _described(suspects)
-    finding = np.full(count, Finding.KEPT.value, dtype=object)
-    reason = np.full(count, "", dtype=object)
-    open_ = np.ones(count, dtype=bool)  # not decided yet
+    said: list[_Said] = []
+    number = np.full(count, -1, dtype=np.int32)  # in ``said``; -1: not decided yet
 
-    def decide(where: Any, what: str, why: str | Any) -> None:
-        mask = np.asarray(where, dtype=bool) & open_
-        finding[mask] = what
-        reason[mask] = why[mask] if isinstance(why, np.ndarray) else why
-        open_[mask] = False
+    def decide(where: Any, finding: str, text: str, code: StrEnum | None = None) -> None:
+        number[np.asarray(where, dtype=bool) & (number < 0)] = len(said)
+        said.append((finding, code or finding, text))
 
     text = {
         name: _texts(columns[name]) for name in ("component", "namespace", "topic", "cursor", "bucket_key", "state")
@@ -67,36 +76,37 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     age = context.now - ctime
 
     decide(problem == Problem.EMPTY, Finding.EMPTY_ZNODE, "the z-node has no data")
-    decide(problem == Problem.CORRUPT, Finding.UNDECODABLE, error)
+    for broken in set(error[problem == Problem.CORRUPT]):
+        decide((problem == Problem.CORRUPT) & (error == broken), Finding.UNDECODABLE, broken)
     decide(_in(ids, refs.offloaded), Finding.OFFLOAD_LEFTOVER, "offloaded, and its BookKeeper copy is marked deleted")
-    decide(~tagged, Finding.FOREIGN, "not tagged application=pulsar")
-    decide(~_in(text["component"], COMPONENTS), Finding.KEPT, "unknown component")
-    decide(text["topic"] == "", Finding.KEPT, "its tags name no owner")
+    decide(~tagged, Finding.FOREIGN, "not tagged application=pulsar", Code.NOT_TAGGED)
+    decide(~_in(text["component"], COMPONENTS), Finding.KEPT, "unknown component", Code.UNKNOWN_COMPONENT)
+    decide(text["topic"] == "", Finding.KEPT, "its tags name no owner", Protection.UNNAMED_OWNER)
     nameless = (text["component"] == "delayed-index-bucket") & ((text["cursor"] == "") | (text["bucket_key"] == ""))
-    decide(nameless, Finding.KEPT, "its tags name no cursor or no bucket key")
-    for mask, what, why in _owner_rules(text["namespace"], text["topic"], context):
-        decide(mask, what, why)
-    for names, why in (
-        (context.holds, "legal hold on a topic or a namespace with these schemas"),
-        (context.shared_namespaces, "schemas of another cluster's namespace too"),
+    decide(nameless, Finding.KEPT, "its tags name no cursor or no bucket key", Code.UNNAMED_CURSOR)
+    for mask, rule in _owner_rules(text["namespace"], text["topic"], context):
+        foreign = rule.code is Protection.UNKNOWN_NAMESPACE
+        decide(mask, Finding.FOREIGN if foreign else Finding.KEPT, rule.text, rule.code)
+    for names, rule in (
+        (context.holds, Why(Protection.LEGAL_HOLD, "legal hold on a topic or a namespace with these schemas")),
+        (context.shared_namespaces, Why(Protection.SHARED_NAMESPACE, "schemas of another cluster's namespace too")),
     ):
         theirs = context.schemas_of(names)
         owned = _in(text["topic"], theirs) | _in(text["namespace"], theirs)
-        decide((text["component"] == "schema") & owned, Finding.KEPT, why)
+        decide((text["component"] == "schema") & owned, Finding.KEPT, rule.text, rule.code)
     closed = text["state"] == "CLOSED"
     decide(~closed & (age < context.grace), Finding.OPEN, "never closed, and younger than the grace period")
     decide(~closed, Finding.OPEN_ORPHAN, "never closed: no broker rolled it over, nothing refers to it")
-    decide((ctime <= 0) | (age < 0), Finding.KEPT, "its age is unknown: ctime is missing or in the future")
+    no_age = "its age is unknown: ctime is missing or in the future"
+    decide((ctime <= 0) | (age < 0), Finding.KEPT, no_age, Code.UNKNOWN_AGE)
     decide(age < context.grace, Finding.TOO_YOUNG, "younger than the grace period")
-    decide(_in(ids, context.under_replicated), Finding.KEPT, "under-replicated")
-    decide(
-        _in(text["topic"], context.open_topics),
-        Finding.KEPT,
-        "another unreferenced ledger of its topic is open: some broker may be writing it",
-    )
+    decide(_in(ids, context.under_replicated), Finding.KEPT, "under-replicated", Code.UNDER_REPLICATED)
+    other_open = "another unreferenced ledger of its topic is open: some broker may be writing it"
+    decide(_in(text["topic"], context.open_topics), Finding.KEPT, other_open, Code.OTHER_OPEN)
     decide(_in(text["component"], NEEDS_OWNER), PENDING, "")
-    decide(open_, Finding.ORPHAN, "closed, older than the grace period, and nothing refers to it")
-    return _found(columns, finding, reason)
+    unreferenced = "closed, older than the grace period, and nothing refers to it"
+    decide(number < 0, Finding.ORPHAN, unreferenced, Code.UNREFERENCED)
+    return _found(columns, said, number)
 
 
 def decide_pending(pending: pa.Table) -> pa.Table:
@@ -109,41 +119,55 @@ def decide_pending(pending: pa.Table) -> pa.Table:
     resting = ~exists | _in(state, RESTING)
     bucket = component == "delayed-index-bucket"
     free = resting | np.where(bucket, memory == Memory.NOTHING, _in(compaction, ("NOT_RUN", "SUCCESS")))
-    why_kept = np.where(
-        bucket,
-        np.array([KEPT_BECAUSE.get(code, NOT_ASKED) for code in memory], dtype=object),
-        "its topic is loaded and a compaction may be running: its output is referenced nowhere yet",
-    )
-    finding = np.where(free, Finding.ORPHAN.value, Finding.KEPT.value)
-    reason = np.where(
-        free, "closed, older than the grace period, nothing refers to it, and no broker can hold it", why_kept
-    )
-    return _found({name: pending.column(name) for name in FINDINGS.names}, finding, reason)
+    said = [
+        _FREE if may_go else _held(known) if is_bucket else _COMPACTED
+        for may_go, is_bucket, known in zip(free.tolist(), bucket.tolist(), memory.tolist(), strict=True)
+    ]
+    return _found({name: pending.column(name) for name in FINDINGS.names}, said, np.arange(len(said)))
 
 
-def released_rule(row: Mapping[str, Any], context: Context) -> tuple[Outcome, Code | Finding, str] | None:
-    """Why a copy in BookKeeper stays that our own run released: (outcome of its message, code, reason), or None.
+_FREE = (
+    Finding.ORPHAN,
+    Code.NOT_HELD,
+    "closed, older than the grace period, nothing refers to it, and no broker can hold it",
+)
+_COMPACTED = (
+    Finding.KEPT,
+    Code.COMPACTION_POSSIBLE,
+    "its topic is loaded and a compaction may be running: its output is referenced nowhere yet",
+)
+
+
+def _held(memory: str) -> _Said:
+    """A snapshot that stays, by what its topic's broker can hold of it."""
+    if memory not in KEPT_BECAUSE:
+        return Finding.KEPT, Code.NOT_ASKED, NOT_ASKED
+    return Finding.KEPT, memory, KEPT_BECAUSE[Memory(memory)]
+
+
+def released_rule(row: Mapping[str, Any], context: Context) -> tuple[Outcome, Why] | None:
+    """Why a copy in BookKeeper stays that our own run released: (outcome of its message, why), or None.
 
     ``row`` is of ``tables.BOOKKEEPER_LEDGERS``. These are the rules of an orphan that hold for a ledger that its topic
     lists, too.
     """
     if rule := owner_rule(*owner_in(row), context):
-        return Outcome.KEPT, Finding(rule[0]), f"{rule[0]}: {rule[1]}"
+        return Outcome.KEPT, rule
     if row["state"] != LedgerState.CLOSED.name:
-        return Outcome.KEPT, Code.NEVER_CLOSED, "offloaded, and never closed in BookKeeper"
+        return Outcome.KEPT, Why(Code.NEVER_CLOSED, "offloaded, and never closed in BookKeeper")
     if row["ledger_id"] in context.under_replicated:
-        return Outcome.RETRYING, Code.UNDER_REPLICATED, "under-replicated"
+        return Outcome.RETRYING, Why(Code.UNDER_REPLICATED, "under-replicated")
     return None
 
 
-def _owner_rules(namespaces: Any, topics: Any, context: Context) -> list[tuple[Any, str, str]]:
-    """One (mask, finding, reason) per distinct answer of ``owner_rule``, computed once per distinct topic."""
+def _owner_rules(namespaces: Any, topics: Any, context: Context) -> list[tuple[Any, Why]]:
+    """One (mask, why) per distinct answer of ``owner_rule``, computed once per distinct topic."""
     first = dict(zip(reversed(topics), reversed(namespaces), strict=True))
     answers = {topic: owner_rule(namespace, topic, context) for topic, namespace in first.items()}
     numbers = {answer: number for number, answer in enumerate(dict.fromkeys(answers.values()))}
     number_of = {topic: numbers[answer] for topic, answer in answers.items()}
     given = np.fromiter(map(number_of.__getitem__, topics), np.intp, len(topics))
-    return [(given == number, *answer) for answer, number in numbers.items() if answer]
+    return [(given == number, answer) for answer, number in numbers.items() if answer]
 
 
 _NEEDED_TO_JUDGE = ("problem", "error", "application", "length", "write_quorum", "bucket_cursor")
@@ -211,11 +235,16 @@ def _in(values: Any, known: BitMap64 | Collection[str]) -> Any:
     return _where(values.tolist(), members.__contains__)
 
 
-def _found(columns: Mapping[str, Any], finding: Any, reason: Any) -> pa.Table:
-    """``tables.FINDINGS`` of these columns and what was decided."""
+_Said = tuple[str, str, str]
+"""Finding, code and reason."""
+
+
+def _found(columns: Mapping[str, Any], said: Sequence[_Said], number: Any) -> pa.Table:
+    """``tables.FINDINGS`` of these columns and what was decided: for each row its ``number`` in ``said``."""
+    each = zip(*said, strict=True)
     decided = {
-        "finding": pa.array([str(f) for f in finding], pa.string()),
-        "reason": pa.array(reason, pa.string()),
+        name: pa.array(list(map(str, some)), pa.string()).take(pa.array(number))
+        for name, some in zip(("finding", "code", "reason"), each, strict=True)
     }
     whole = {**columns, **decided}
     return pa.Table.from_arrays([whole[name] for name in FINDINGS.names], schema=FINDINGS)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.ports import (
@@ -122,15 +121,23 @@ def record_undone(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> 
     ports.journal.record([_row(run, one, now) for one in ledgers])
 
 
+@dataclass(frozen=True, slots=True)
+class _Detail:
+    """Details of a row: the deletion that is undone, the z-node that is there now, what the bookies said."""
+
+    archived_by: str
+    archived_czxid: int
+    czxid: int | None
+    ctime: int | None
+    check: ReplicaCheck | None
+
+
 def _row(run: UndoRun, one: Undone, now: int) -> JournalRow:
     row = one.archived
-    detail: dict[str, Any] = {"archived_by": row.run_id, "archived_czxid": row.czxid}
-    if one.node:
-        detail |= {"czxid": one.node.stat.czxid, "ctime": one.node.stat.ctime}
-    if one.check:
-        detail["check"] = {**asdict(one.check), "missing": dict(one.check.missing), "silent": dict(one.check.silent)}
+    stat = one.node and one.node.stat
+    detail = _Detail(row.run_id, row.czxid, stat and stat.czxid, stat and stat.ctime, one.check)
     checksum = hashlib.sha256(row.data).hexdigest()
-    about = Subject(row.ledger_id, one.component, one.topic, one.length, checksum, detail)
+    about = Subject(row.ledger_id, one.component, one.topic, one.length, checksum, (detail,))
     assert one.outcome is not None
     assert one.why is not None
     return Writer(run.run_id, run.cluster).row(Step(Action.DELETE_LEDGER, Phase.UNDO), about, one.outcome, one.why, now)

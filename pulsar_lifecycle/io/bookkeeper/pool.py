@@ -106,7 +106,7 @@ class BookiePool:
     # -------------------------------------------------------------------------------------------------------- private
 
     def _lost(self, bookie: str, connection: BookieConnection, error: OSError | CorruptFormat) -> None:
-        """Give up a connection; ask again on a new one what may only have met a restart of the bookie."""
+        """Drop a connection; ask again on a new one what may only have met a restart of the bookie."""
         del self._connections[bookie]
         connection.close()
         failure = Unavailable(f"bookie {bookie}: {error}")

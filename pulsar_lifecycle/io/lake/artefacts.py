@@ -26,6 +26,7 @@ from pulsar_lifecycle.records.epoch import Census, Epoch, census_from_json, forg
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
+from pulsar_lifecycle.records.plans import inactive_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
@@ -46,6 +47,7 @@ OFFLOAD_PLANS = "offload-plans"
 OBJECT_PLANS = "object-plans"
 RETENTION_PLANS = "retention-plans"
 LOAD_PLANS = "load-plans"
+INACTIVE_PLANS = "inactive-plans"
 
 P = TypeVar("P", PlanSummary, OffloadPlan)
 
@@ -277,6 +279,18 @@ class FileLake(LakeFiles):
         """Every load plan that can be read, oldest first."""
         return self._readable(LOAD_PLANS, PlanSummary.from_json)
 
+    def store_inactive_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan of inactive topics, or of inactive subscriptions, and return its location."""
+        return self._store_plan(INACTIVE_PLANS, summary, rows)
+
+    def inactive_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan of :meth:`store_inactive_plan` with its rows, read from the files. Raises NotFound."""
+        return self._plan(INACTIVE_PLANS, plan_id, PlanSummary.from_json, inactive_plan.schema_of(plan_id))
+
+    def inactive_plans(self) -> list[PlanSummary]:
+        """Every plan of inactive topics and subscriptions that can be read, oldest first."""
+        return self._readable(INACTIVE_PLANS, PlanSummary.from_json)
+
     def _store_plan(self, kind: str, plan: PlanSummary | OffloadPlan, rows: pa.Table) -> str:
         sink = pa.BufferOutputStream()
         pq.write_table(rows, sink, compression="zstd")
@@ -293,8 +307,21 @@ class FileLake(LakeFiles):
         return plan, self._rows(f"{kind}/{plan_id}/rows.parquet", schema)
 
     def _readable(self, kind: str, decode: Callable[[Mapping[str, Any]], P]) -> list[P]:
-        found = [self._document(f"{kind}/{name}/plan.json", decode) for name in self._folders(kind)]
-        return sorted((plan for plan in found if plan), key=lambda plan: (plan.created_at, plan.plan_id))
+        found, _ = self._documents(kind, decode)
+        return sorted(found, key=lambda plan: (plan.created_at, plan.plan_id))
+
+    def _documents(self, kind: str, decode: Callable[[Mapping[str, Any]], P]) -> tuple[list[P], list[CorruptFormat]]:
+        """The plans of a kind, and what is wrong with the others."""
+        plans: list[P] = []
+        broken: list[CorruptFormat] = []
+        for name in sorted(self._folders(kind)):
+            try:
+                plan = self._document(f"{kind}/{name}/plan.json", decode)
+            except CorruptFormat as error:
+                broken.append(error)
+                continue
+            plans += [] if plan is None else [plan]
+        return plans, broken
 
     def _rows(self, relative: str, schema: pa.Schema) -> pa.Table:
         data = self._read(relative)
@@ -319,23 +346,13 @@ class FileLake(LakeFiles):
 
     def plans(self) -> list[PlanSummary]:
         """Stored plans, oldest first, without those of :meth:`broken_plans`."""
-        return sorted(self._plans()[0], key=lambda plan: plan.created_at)
+        return self._readable(PLANS, PlanSummary.from_json)
 
     def broken_plans(self) -> list[CorruptFormat]:
-        """What is wrong with plans whose document is not a plan's, one error each."""
-        return self._plans()[1]
-
-    def _plans(self) -> tuple[list[PlanSummary], list[CorruptFormat]]:
-        plans: list[PlanSummary] = []
-        broken: list[CorruptFormat] = []
-        for name in sorted(self._folders(PLANS)):
-            try:
-                plan = self._document(f"{PLANS}/{name}/plan.json", PlanSummary.from_json)
-            except CorruptFormat as error:
-                broken.append(error)
-                continue
-            plans += [] if plan is None else [plan]
-        return plans, broken
+        """What is wrong with plans, of any kind, whose document is not a plan's, one error each."""
+        kinds = (PLANS, RETENTION_PLANS, LOAD_PLANS, OBJECT_PLANS)
+        broken = [error for kind in kinds for error in self._documents(kind, PlanSummary.from_json)[1]]
+        return broken + self._documents(OFFLOAD_PLANS, OffloadPlan.from_json)[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class LakeFiles:
         path = f"{self._root}/epochs/{epoch_id}/{table}"
         try:
             dataset = ds.dataset(path, format="parquet", filesystem=self._filesystem)
+            if missing := sorted(set(columns or ()).difference(dataset.schema.names)):
+                raise StoreError(f"{path}: no column {missing[0]}: an earlier version made this scan, run the job scan")
             return dataset.to_table(columns) if ledger_id is None else _rows_of(dataset, columns, ledger_id)
         except FileNotFoundError:
             raise NotFound(f"{path}: epoch {epoch_id} has no table {table}") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -27,9 +27,10 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
+from pulsar_lifecycle.io.pulsar import statistics
 from pulsar_lifecycle.io.tls import tls_context
 from pulsar_lifecycle.model import Position, Topic, encode_name
-from pulsar_lifecycle.ports import Acknowledged, TopicInternals
+from pulsar_lifecycle.ports import Acknowledged, TopicConnections, TopicInternals
 from pulsar_lifecycle.settings import PulsarSettings
 
 MAX_REDIRECTS = 5
@@ -77,22 +78,20 @@ class HttpBrokerAdmin:
 
     def loaded_topics(self) -> dict[str, str]:
         """Full topic name -> broker id, from every broker's own statistics; any failure raises."""
-        loaded: dict[str, str] = {}
+        return {name: broker for broker, topics in self._statistics() for name in topics}
+
+    def connections(self) -> dict[str, TopicConnections]:
+        """Full topic name -> its clients, of persistent topics, from every broker's own statistics; failure raises."""
+        found: dict[str, TopicConnections] = {}
+        for _, topics in self._statistics():
+            found |= statistics.connections_of(topics)
+        return found
+
+    def _statistics(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Of each broker its id, and what it says of each loaded topic."""
         for broker in self.brokers():
             url = self._web_url(broker).join("/admin/v2/broker-stats/topics")
-            answer = self._get(url)
-            try:
-                topics = [
-                    name
-                    for bundles in answer.values()
-                    for domains in bundles.values()
-                    for names in domains.values()
-                    for name in names
-                ]
-            except AttributeError:
-                raise _unexpected(url, "{namespace: {bundle: {domain: {topic: ...}}}}") from None
-            loaded.update(dict.fromkeys(topics, broker))
-        return loaded
+            yield broker, statistics.topics_of(self._get(url), str(url))
 
     def stats_interval_ms(self) -> int:
         """How often brokers refresh :meth:`loaded_topics`: ``statsUpdateFrequencyInSecs``, the longest of all."""
@@ -121,7 +120,8 @@ class HttpBrokerAdmin:
     def usage(self) -> dict[str, float]:
         """Broker id -> share of its scarcest resource, as its load report says; any failure raises.
 
-        A resource without a limit does not count, heap neither (``LocalBrokerData.getMaxResourceUsage``).
+        A resource without a limit does not count, heap neither (``LocalBrokerData.getMaxResourceUsage``). A broker that
+        says 0 of its CPU has just started and not measured it: it counts as using all.
         """
         found: dict[str, float] = {}
         for broker in self.brokers():
@@ -131,7 +131,8 @@ class HttpBrokerAdmin:
                 used = [(float(answer[name]["usage"]), float(answer[name]["limit"])) for name in _RESOURCES]
             except (KeyError, TypeError, ValueError) as error:
                 raise _unexpected(url, f"{', '.join(_RESOURCES)} with usage and limit") from error
-            found[broker] = max((usage / limit for usage, limit in used if limit > 0), default=0.0)
+            measured = used[0][0] > 0
+            found[broker] = max((usage / limit for usage, limit in used if limit > 0), default=0.0) if measured else 1.0
         return found
 
     def _web_url(self, broker: str) -> httpx.URL:
@@ -266,6 +267,16 @@ class HttpBrokerAdmin:
             return int(answer["subscriptions"][subscription]["msgBacklog"])
         except (KeyError, TypeError, ValueError) as error:
             raise _unexpected(path, "TopicStats") from error
+
+    def last_use(self, topic: Topic, subscription: str) -> int | None:
+        """By the topic's statistics; NotFound when there is no such subscription."""
+        said = self._get(_path(topic, "stats?excludePublishers=true"))
+        return statistics.last_use(said, topic, subscription)
+
+    def delete_subscription(self, topic: Topic, subscription: str) -> None:
+        """Without ``force`` the broker refuses one with consumers (412, StoreError)."""
+        name = quote(encode_name(subscription), safe="")
+        self._request("DELETE", f"{_path(topic, 'subscription', name)}?force=false")
 
     def owner(self, topic: Topic) -> str:
         """The broker id of who serves a topic's bundle, by a lookup; one without an owner gets one."""

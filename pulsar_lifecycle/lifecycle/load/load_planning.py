@@ -10,7 +10,7 @@ topics. Loads no topic, and writes nothing to the cluster.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans import load_plan
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.tables import MANAGED_CURSORS
 from pulsar_lifecycle.run_settings import LoadSettings
@@ -86,23 +86,7 @@ def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     cluster.store(epoch_id, TABLE, TOPICS_TO_LOAD, judging.rows, parts)
     going = lake.batches(cluster.parts(epoch_id, TABLE), TOPICS_TO_LOAD.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), TOPICS_TO_LOAD))
-    size = int(pc.sum(rows.column("bytes")).as_py() or 0)
-    summary = PlanSummary(
-        plan_id=f"{KIND}-{epoch_id}-{cluster.ids.token(2)}",
-        cluster=epoch.cluster,
-        fingerprint=epoch.fingerprint,
-        epoch_id=epoch_id,
-        confirmed_by="",
-        created_at=now,
-        actionable=not gaps,
-        gaps=tuple(gaps),
-        ledgers=rows.num_rows,
-        logical_bytes=size,
-        physical_bytes=size,
-        cluster_ledgers=next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed,
-        digest="",
-    )
-    summary = replace(summary, digest=load_plan.digest(rows, summary.to_json()))
+    summary = summary_of(KIND, cluster.ids.token(2), epoch, gaps, now, rows, load_plan.digest)
     lake.store_load_plan(summary, rows)
     return summary, rows
 

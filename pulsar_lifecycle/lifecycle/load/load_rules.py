@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.lifecycle.load.monitors import Monitors, TopicDeletion, is_subscription
+from pulsar_lifecycle.lifecycle.load.monitors import REPLICATOR, Monitors, TopicDeletion, is_subscription
 from pulsar_lifecycle.lifecycle.reasons import Reason, of_topics
 from pulsar_lifecycle.lifecycle.retention import judge, whole
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
@@ -125,7 +125,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
     }
     columns |= {"minutes": minutes.take(place).to_pylist(), "mb": mb.take(place).to_pylist()}
     columns |= {"level": tables.level.take(place).to_pylist(), "ttl": rows.ttl.take(place).to_pylist()}
-    subscriptions = _subscriptions(tables.cursors, columns["managed_ledger"])
+    subscriptions = _subscriptions(tables.cursors, columns["managed_ledger"], monitors.replicator or REPLICATOR)
     found: list[dict[str, Any]] = []
     for n, row in enumerate(needed.tolist()):
         one = {name: values[n] for name, values in columns.items()}
@@ -268,13 +268,13 @@ def _expired(inputs: pa.Table, topic: Any, ids: Any, entries: Any, past_ttl: Any
 _SLOWEST = ("slowest_ledger_id", "slowest_entry_id")
 
 
-def _subscriptions(cursors: pa.Table, wanted: Collection[str]) -> dict[str, dict[str, int | None]]:
+def _subscriptions(cursors: pa.Table, wanted: Collection[str], replicator: str) -> dict[str, dict[str, int | None]]:
     """By managed ledger, its subscriptions and when each was last active (ms)."""
     some = cursors.filter(pc.is_in(cursors.column("managed_ledger"), pa.array(list(wanted), pa.string())))
     found: dict[str, dict[str, int | None]] = {}
     names = ("managed_ledger", "cursor", "last_active")
     for owner, cursor, active in zip(*(some.column(name).to_pylist() for name in names), strict=True):
-        if cursor is None or is_subscription(cursor):
+        if cursor is None or is_subscription(cursor, replicator):
             found.setdefault(owner, {})[cursor or ""] = active
     return found
 
@@ -287,7 +287,7 @@ def _monitored(
     expiry = monitors.expiry.get(row["namespace"])
     known = row["namespace"] in monitors.deletion.by_namespace
     deletion: TopicDeletion | None = monitors.deletion.of(topic) if known else None
-    if expiry is None or deletion is None or row["ttl"] is None:
+    if expiry is None or deletion is None or row["ttl"] is None or monitors.replicator is None:
         return [LoadKept.MONITORS_UNKNOWN]
     limit = expiry * MS_PER_MINUTE
     stays = [name for name, active in subscriptions.items() if not limit or (active and now - active <= limit)]

@@ -21,12 +21,13 @@ _BROKER_TTL = "ttlDurationDefaultInSeconds"
 _BROKER_EXPIRY = "subscriptionExpirationTimeMinutes"
 _BROKER_DELETES, _BROKER_MODE = "brokerDeleteInactiveTopicsEnabled", "brokerDeleteInactiveTopicsMode"
 _SYSTEM_CURSORS = "additionalSystemCursorNames"
+_REPLICATOR = "replicatorPrefix"
 _UNSUBSCRIBED = "delete_when_no_subscriptions"
-BROKER_NAMES = frozenset({_BROKER_TTL, _BROKER_EXPIRY, _BROKER_DELETES, _BROKER_MODE, _SYSTEM_CURSORS})
+BROKER_NAMES = frozenset({_BROKER_TTL, _BROKER_EXPIRY, _BROKER_DELETES, _BROKER_MODE, _SYSTEM_CURSORS, _REPLICATOR})
 """What broker.conf calls all that brokers have a say in."""
 
 COMPACTION, DEDUPLICATION, REPLICATOR = "__compaction", "pulsar.dedup", "pulsar.repl."
-"""Cursors that are no subscriptions of clients; a replicator's name begins so (``replicatorPrefix``)."""
+"""Cursors that are no subscriptions of clients; a replicator's name begins so by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +43,35 @@ class Monitors:
     """What counts by namespace and topic; None: unknown. ``ttl`` in seconds, ``expiry`` in minutes, both 0 for none.
 
     ``system_cursors``: names of cursors that brokers never expire messages of, beside ``__compaction``.
+    ``replicator``: how replicators' cursors begin; None: unknown.
     """
 
     ttl: InForce[int | None]
     deletion: InForce[TopicDeletion | None]
     expiry: Mapping[str, int | None]
     system_cursors: frozenset[str] = frozenset()
+    replicator: str | None = REPLICATOR
 
     def expires_messages(self, cursor: str) -> bool:
         """Whether we may have the messages of a cursor expired: it is a subscription, and no system's."""
-        return is_subscription(cursor) and cursor not in self.system_cursors
+        known = self.replicator is not None and is_subscription(cursor, self.replicator)
+        return known and cursor not in self.system_cursors
 
 
-def is_subscription(cursor: str) -> bool:
+def is_subscription(cursor: str, replicator: str) -> bool:
     """Whether a cursor, by its name as ``model.cursor_name`` shows it, is a subscription of clients."""
-    return cursor not in (COMPACTION, DEDUPLICATION) and not cursor.startswith(REPLICATOR)
+    return cursor not in (COMPACTION, DEDUPLICATION) and not cursor.startswith(replicator)
 
 
 def monitors_in_force(layers: Layers) -> Monitors:
     """By what topics, namespaces and brokers say; what one of them says wrongly, or nobody, is unknown."""
-    names = layers.brokers.get(_SYSTEM_CURSORS, "").strip("[]")
+    names, prefix = layers.brokers.get(_SYSTEM_CURSORS, "").strip("[]"), layers.brokers.get(_REPLICATOR)
     return Monitors(
         _known(layers, layers.in_force(_TTL, _ttl)),
         _known(layers, layers.in_force(_INACTIVE, _deletion)),
         {name: _expiry(said, layers.brokers) for name, said in layers.namespaces.items()},
         frozenset(one.strip() for one in names.split(",") if one.strip()),
+        f"{prefix}." if prefix else None,
     )
 
 

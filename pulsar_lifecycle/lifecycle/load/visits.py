@@ -281,7 +281,9 @@ class Visits:
     ) -> None:
         now, step = self.ports.clock.now_ms(), Step(Action.LOAD_TOPIC, phase)
         rows = [
-            self.writer.row(step, Subject(-1, "", str(one.topic), nbytes, detail=_detail(one)), outcome, why(one), now)
+            self.writer.row(
+                step, Subject(-1, "", str(one.topic), nbytes, details=(_detail(one),)), outcome, why(one), now
+            )
             for one in visits
         ]
         if rows:
@@ -291,8 +293,17 @@ class Visits:
 _UNSAID = Why(Code.SERVER_FAILED, "nobody said why")
 
 
-def _detail(visit: Visit) -> Mapping[str, object]:
-    return {"broker": visit.broker, "ledgers": visit.before.ids, "going": sorted(visit.going)}
+@dataclass(frozen=True, slots=True)
+class _Detail:
+    """Details of a row: its broker, its ledgers before, and those that are to go."""
+
+    broker: str
+    ledgers: Sequence[int]
+    going: Sequence[int]
+
+
+def _detail(visit: Visit) -> _Detail:
+    return _Detail(visit.broker, visit.before.ids, sorted(visit.going))
 
 
 def _end_of_expired(topic: TopicNow, limit: int) -> Position | None:

@@ -6,15 +6,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
+from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.gaps import Gaps
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.gaps import Gap, Gaps
 from pulsar_lifecycle.records.tables import FINDINGS
 
 PLAN = FINDINGS
@@ -53,6 +56,37 @@ class PlanSummary:
 
 
 _SUMMARY = TypeAdapter(PlanSummary)
+
+
+def summary_of(
+    kind: str,
+    token: str,
+    epoch: Epoch,
+    gaps: Sequence[Gap],
+    created_at: int,
+    rows: pa.Table,
+    digest: Callable[[pa.Table, Mapping[str, Any]], str],
+    *,
+    logical: str = "bytes",
+    physical: str = "bytes",
+    confirmed_by: str = "",
+    cluster_ledgers: int | None = None,
+) -> PlanSummary:
+    """The summary of a plan with these rows, made of an epoch; ``kind`` begins its id, ``token`` ends it.
+
+    ``digest`` is that of its kind; ``logical`` and ``physical`` name the columns of its sizes in bytes.
+    ``cluster_ledgers``: what its share is of, where that is not BookKeeper's ledgers.
+    """
+    logical_bytes, physical_bytes = (int(pc.sum(rows.column(name)).as_py() or 0) for name in (logical, physical))
+    if cluster_ledgers is None:
+        cluster_ledgers = next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed
+    summary = PlanSummary(
+        f"{kind}-{epoch.epoch_id}-{token}", epoch.cluster, epoch.fingerprint, epoch.epoch_id, confirmed_by,
+        created_at, not gaps, tuple(gaps), rows.num_rows, logical_bytes, physical_bytes, cluster_ledgers, "",
+    )  # fmt: skip
+    return replace(summary, digest=digest(rows, summary.to_json()))
+
+
 _FACTS = (
     *("plan_id", "cluster", "fingerprint", "epoch_id", "confirmed_by", "created_at", "actionable"),
     "cluster_ledgers",
@@ -60,5 +94,10 @@ _FACTS = (
 
 
 def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) over the id-sorted canonical rows and the facts that make the plan actionable."""
+    """SHA-256 (hex) over the id-sorted canonical rows and the facts that make the plan actionable.
+
+    Raises Refused for rows without codes, which an earlier version stored.
+    """
+    if rows.column("code").null_count:
+        raise Refused(f"plan {summary['plan_id']}: an earlier version made it; make a new one")
     return plans.digest(rows.select(PLAN.names), {name: summary[name] for name in _FACTS})

@@ -36,6 +36,15 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
+class _Upload:
+    """Details of a row: the upload."""
+
+    bucket: str
+    key: str
+    upload: str
+
+
+@dataclass(frozen=True, slots=True)
 class UploadOutcome:
     """What became of one planned upload: ``aborted``, ``kept``, or ``retrying`` (apply the plan again)."""
 
@@ -55,8 +64,8 @@ class UploadOutcome:
     @property
     def subject(self) -> Subject:
         """What its journal row speaks of."""
-        detail = {"bucket": self.bucket, "key": self.key, "upload": self.upload_id}
-        return Subject(self.ledger_id, LedgerComponent.MANAGED_LEDGER.value, self.topic, detail=detail)
+        upload = _Upload(self.bucket, self.key, self.upload_id)
+        return Subject(self.ledger_id, LedgerComponent.MANAGED_LEDGER.value, self.topic, details=(upload,))
 
 
 def abort_uploads(

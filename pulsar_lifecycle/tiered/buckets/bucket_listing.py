@@ -43,7 +43,7 @@ from pulsar_lifecycle.records.copies import Begun
 from pulsar_lifecycle.records.offload_uuids import NamedUuids
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.tiered.buckets import bucket_rules
-from pulsar_lifecycle.tiered.buckets.bucket_rules import DELETE, KeyRange, Rules
+from pulsar_lifecycle.tiered.buckets.bucket_rules import KeyRange, Rules, SweepAction
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -247,7 +247,7 @@ def _owned(
         if isinstance(found, LifecycleError):
             why = Why(Code.OBJECTS_UNREAD, f"the objects that its topic reads could not be looked at: {found}")
         assert not isinstance(why, LifecycleError)
-        action = "" if why else DELETE
+        action = "" if why else SweepAction.DELETE
         yield one.row(one.unreferenced, why or bucket_rules.NOTHING_NAMES_IT, whose.topic, whose.namespace, action)
 
 

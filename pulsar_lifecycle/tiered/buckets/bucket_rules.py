@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
@@ -28,20 +29,26 @@ from pulsar_lifecycle.copies.object_pairs import (
     object_row,
 )
 from pulsar_lifecycle.formats import offload_object
-from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, OffloadContext
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, MessageOffloadContext
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo as Intent
 from pulsar_lifecycle.formats.offload_object import parse_key
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import owner_names, plans
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Begun
-from pulsar_lifecycle.records.findings import Context, Finding
+from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.topics import protection
+from pulsar_lifecycle.topics.protection import Protection
 
-DELETE = "delete"
-ABORT = "abort"
-"""What is to be done: delete the copy by a message to the deletion queue; abort the upload; "" keeps it."""
+
+class SweepAction(StrEnum):
+    """What a plan does with objects or an upload: column ``action``, empty where it does nothing."""
+
+    DELETE = "delete"
+    """A message about the offloaded copy goes to the deletion queue."""
+    ABORT = "abort"
+    """The upload is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +146,9 @@ def origin(found: Sequence[Mapping[str, str]], rules: Rules) -> Origin:
         why = Why(Code.NOT_OURS, f"the object says {names[0]}, which no topic can be called")
         return Origin("", "", names[0], why)
     if namespace not in rules.context.namespaces:
-        why = Why(Finding.FOREIGN, f"namespace {namespace} does not exist here: foreign or gone")
-        return Origin(topic, namespace, names[0], why)
-    rule = protection.owner_rule(namespace, topic, rules.context)
-    return Origin(topic, namespace, names[0], Why(Finding(rule[0]), f"{rule[0]}: {rule[1]}") if rule else None)
+        text = f"namespace {namespace} does not exist here: foreign or gone"
+        return Origin(topic, namespace, names[0], Why(Protection.UNKNOWN_NAMESPACE, text))
+    return Origin(topic, namespace, names[0], protection.owner_rule(namespace, topic, rules.context))
 
 
 NOTHING_NAMES_IT = Why(
@@ -169,7 +175,7 @@ def judge_upload(
     if parsed:
         known |= {"ledger_id": parsed.ledger_id, "uuid": str(parsed.uuid), "topic": begun.topic if begun else ""}
     if rule.goes and begun:
-        known |= {"namespace": str(Topic.parse(begun.topic).namespace), "action": ABORT}
+        known |= {"namespace": str(Topic.parse(begun.topic).namespace), "action": SweepAction.ABORT}
     return object_row(bucket, key, rule.kind, rule.why, **known)
 
 
@@ -216,7 +222,9 @@ def intents(rows: pa.Table, plan_id: str, sent_at: int) -> Iterator[Intent]:
             component=LedgerComponent.MANAGED_LEDGER,
             ledger_id=row["ledger_id"],
             ledger_type=LedgerType.OFFLOAD_LEDGER,
-            offload_context=OffloadContext(msb=msb, lsb=lsb, driver_name="aws-s3", metadata={"bucket": row["bucket"]}),
+            offload_context=MessageOffloadContext(
+                msb=msb, lsb=lsb, driver_name="aws-s3", metadata={"bucket": row["bucket"]}
+            ),
             plan_id=plan_id,
             sent_at=sent_at,
         )

@@ -30,7 +30,7 @@ from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gaps
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs import plan_checks as plan_deletion
@@ -44,7 +44,7 @@ from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
 from pulsar_lifecycle.tiered.buckets import bucket_listing, bucket_rules
 from pulsar_lifecycle.tiered.buckets.abort import Sweep, UploadOutcome, abort_uploads
 from pulsar_lifecycle.tiered.buckets.bucket_listing import Inventory
-from pulsar_lifecycle.tiered.buckets.bucket_rules import ABORT, DELETE, KeyRange, Rules
+from pulsar_lifecycle.tiered.buckets.bucket_rules import KeyRange, Rules, SweepAction
 from pulsar_lifecycle.topics import topic_run
 
 TABLE = "objects"
@@ -135,23 +135,11 @@ def _plan(cluster: Cluster, epoch: Epoch, confirmed_by: str, now: int, gaps: Gap
     rows = pa.Table.from_batches(list(lake.batches(parts, OBJECTS.names, todo)), OBJECTS)
     rows = rows.sort_by([(name, "ascending") for name in ("ledger_id", "bucket", "key", "upload_id")])
     copies = pc.field("uuid").is_valid() & (pc.field("upload_id") == "")
-    size = int(pc.sum(rows.column("bytes")).as_py() or 0)
-    summary = PlanSummary(
-        plan_id=f"objects-{epoch.epoch_id}-{cluster.ids.token(2)}",
-        cluster=epoch.cluster,
-        fingerprint=epoch.fingerprint,
-        epoch_id=epoch.epoch_id,
-        confirmed_by=confirmed_by,
-        created_at=now,
-        actionable=not gaps,
-        gaps=gaps,
-        ledgers=rows.num_rows,
-        logical_bytes=size,
-        physical_bytes=size,
-        cluster_ledgers=sum(batch.num_rows for batch in lake.batches(parts, ["uuid"], copies)),
-        digest="",
-    )
-    summary = replace(summary, digest=bucket_rules.digest(rows, summary.to_json()))
+    ledgers = sum(batch.num_rows for batch in lake.batches(parts, ["uuid"], copies))
+    summary = summary_of(
+        "objects", cluster.ids.token(2), epoch, gaps, now, rows, bucket_rules.digest,
+        confirmed_by=confirmed_by, cluster_ledgers=ledgers,
+    )  # fmt: skip
     lake.store_object_plan(summary, rows)
     return summary, rows
 
@@ -253,7 +241,7 @@ def sweep(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str],
         store, journal, clock, objects = ports.store, ports.journal, ports.clock, ports.objects
         summary, rows = _chosen(cluster, order, caps, evidence.check_may_act(cluster, store))
         operator_words.note_words(cluster, run_id)
-        copies = rows.filter(pc.equal(rows.column("action"), DELETE))
+        copies = rows.filter(pc.equal(rows.column("action"), SweepAction.DELETE))
         sent = pa.array([str(uuid) for uuid in sent_copies(ports.journal_reader, summary.plan_id)], pa.string())
         todo = copies.filter(pc.invert(pc.is_in(copies.column("uuid"), sent)))
         applied = send_intents(
@@ -271,7 +259,7 @@ def sweep(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str],
         )
         dropped = abort_uploads(
             Sweep(run_id, settings.cluster, summary.plan_id),
-            rows.filter(pc.equal(rows.column("action"), ABORT)).to_pylist(),
+            rows.filter(pc.equal(rows.column("action"), SweepAction.ABORT)).to_pylist(),
             _rules(cluster, cluster.lake.epoch(summary.epoch_id), clock.now_ms(), None, []),
             _began(ports.journal_reader, settings),
             store=store,

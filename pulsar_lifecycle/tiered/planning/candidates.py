@@ -80,7 +80,7 @@ def judge(
         if said is None and everything:
             said = _Said(OffloadChoice.OFFLOAD, OffloadCode.ASKED_FOR, "asked for")
         said = said or _by_threshold(item, policy, beyond, now)
-        found.append(_row(state, item, policy, said, warning(policy, retention), lag_ms))
+        found.append(_row(state, item, policy, said, warning(policy, retention) or "", lag_ms))
     return found[::-1]
 
 

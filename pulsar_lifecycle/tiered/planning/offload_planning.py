@@ -21,7 +21,7 @@ from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.deletion_queue.queue_topics import pending
 from pulsar_lifecycle.errors import NotFound, Refused, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
-from pulsar_lifecycle.journal.intents import IN_FLIGHT
+from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.journal.queries import read_intent_states, waiting_ledgers
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
@@ -40,7 +40,6 @@ from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import history_check
-from pulsar_lifecycle.scan.coverage import history_gap
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered.planning import candidates
 from pulsar_lifecycle.tiered.planning.candidates import TopicState
@@ -112,7 +111,7 @@ def make_offload_plan(
         sandbox = control.is_sandbox(store)
         scans = cluster.lake.epochs(cluster=settings.cluster)
         broken = history_check.broken_since(store, scans, cluster_fingerprint(store, root), root)
-    gaps += [history_gap(broken)] if broken and history_gap(broken) not in gaps else []
+    gaps += [broken] if broken and broken not in gaps else []
     gaps += attempts.unread(open_ones)
     policies = _policies(cluster, namespaces, sandbox)
     gaps += [Gap(GapCode.POLICIES_UNKNOWN, "", problem) for problem in policies.problems]
@@ -206,7 +205,8 @@ def in_flight(journal: JournalReader, cluster: str, ledger_ids: BitMap64, since:
         return ledger_ids
     intents = read_intent_states(journal, cluster)
     waits = pc.and_(
-        pc.equal(intents.column("state"), IN_FLIGHT), pc.equal(intents.column("action"), Action.DELETE_LEDGER)
+        pc.equal(intents.column("state"), IntentState.IN_FLIGHT),
+        pc.equal(intents.column("action"), Action.DELETE_LEDGER),
     )
     waits = pc.and_(waits, pc.greater_equal(intents.column("sent_at"), since))
     sent = ledger_ids & BitMap64(intents.filter(waits).column("ledger_id").to_pylist())

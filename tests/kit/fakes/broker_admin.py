@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pulsar_lifecycle.errors import Conflict, Failed, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports import TopicInternals
+from pulsar_lifecycle.ports import TopicConnections, TopicInternals
 
 
 @dataclass
@@ -24,9 +24,11 @@ class FakeBrokerAdmin:
 
     ``failure``, when set, is raised by every call. ``touched`` lists the topics that a call has loaded, for tests that
     prove that looking does not touch; a touched topic then is in ``loaded``. ``connected`` are topics with clients.
-    ``on_load`` (of a topic that is not loaded), ``on_expire``, ``on_trim``, ``on_unload``, ``on_delete`` and
-    ``on_read`` are called before the effect: they may fail, or be a test's own broker. ``owners`` of topics that
-    another broker than the first serves; ``used`` by broker id is what :meth:`usage` says.
+    ``on_load`` (of a topic that is not loaded), ``on_expire``, ``on_trim``, ``on_unload``, ``on_delete``,
+    ``on_unsubscribe`` and ``on_read`` are called before the effect: they may fail, or be a test's own broker.
+    ``clients`` by topic are what :meth:`connections` says of a loaded one that is not in ``connected``, ``used_at``
+    what :meth:`last_use` says. ``owners`` of topics that another broker than the first serves; ``used`` by broker id
+    is what :meth:`usage` says.
     ``configuration`` by broker id is what they say. ``silent`` topics are answered with an error by ``internal_stats``.
     ``failing`` brokers fail at everything about those.
     """
@@ -50,6 +52,9 @@ class FakeBrokerAdmin:
         self.silent: dict[Topic, LifecycleError] = {}
         self.failing: set[str] = set()
         self.connected: set[Topic] = set()
+        self.clients: dict[Topic, TopicConnections] = {}
+        self.used_at: dict[tuple[Topic, str], int] = {}
+        self.on_unsubscribe: Callable[[Topic, str], None] = lambda topic, subscription: None
         self.on_unload: Callable[[Topic], None] = lambda topic: None
         self.on_delete: Callable[[Topic], None] = lambda topic: None
         self.on_load: Callable[[Topic], None] = lambda topic: None
@@ -66,6 +71,13 @@ class FakeBrokerAdmin:
     def loaded_topics(self) -> dict[str, str]:
         self._answer()
         return dict(self.loaded)
+
+    def connections(self) -> dict[str, TopicConnections]:
+        self._answer()
+        nobody = TopicConnections(0, {}, 0)
+        known = {name: self.clients.get(Topic.parse(name), nobody) for name in self.loaded}
+        some = TopicConnections(1, {}, 0)
+        return known | {str(topic): some for topic in self.connected if str(topic) in self.loaded}
 
     def internal_stats(self, topic: Topic) -> TopicInternals:
         self._load(topic)
@@ -139,6 +151,18 @@ class FakeBrokerAdmin:
 
     def backlog(self, topic: Topic, subscription: str) -> int:
         return self._subscription(topic, subscription).backlog
+
+    def last_use(self, topic: Topic, subscription: str) -> int | None:
+        self._subscription(topic, subscription)
+        connected = topic in self.clients and self.clients[topic].consumers.get(subscription, 0)
+        return None if connected else self.used_at.get((topic, subscription), 0)
+
+    def delete_subscription(self, topic: Topic, subscription: str) -> None:
+        self._subscription(topic, subscription)
+        if topic in self.clients and self.clients[topic].consumers.get(subscription, 0):
+            raise StoreError(f"{topic}: {subscription} has consumers")
+        self.on_unsubscribe(topic, subscription)
+        del self.topics[topic][subscription]
 
     def unload(self, topic: Topic) -> None:
         self._load(topic)

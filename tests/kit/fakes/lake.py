@@ -59,6 +59,7 @@ class FakeLake:
         self.kept_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.offload_plans_kept: dict[str, tuple[OffloadPlan, pa.Table]] = {}
         self.object_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
+        self.inactive_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.retention_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.load_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self._unpublished: dict[str, pa.Table] = {}
@@ -261,6 +262,17 @@ class FakeLake:
 
     def load_plans(self) -> list[PlanSummary]:
         kept = (summary for summary, _ in self.load_plans_kept.values())
+        return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
+
+    def store_inactive_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        self.inactive_plans_kept[summary.plan_id] = summary, rows
+        return f"{self.location}/inactive-plans/{summary.plan_id}"
+
+    def inactive_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        return _kept(self.inactive_plans_kept, plan_id)
+
+    def inactive_plans(self) -> list[PlanSummary]:
+        kept = (summary for summary, _ in self.inactive_plans_kept.values())
         return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
 
     def store_retention_plan(self, summary: PlanSummary, rows: pa.Table) -> str:

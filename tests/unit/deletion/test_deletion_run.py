@@ -215,7 +215,7 @@ PORTS: Any = MagicMock(clock=SimpleNamespace(now_ms=lambda: 0))
         (deletion_run, lambda c: deletion_run.begun(c, "r", PORTS).__enter__()),
         (bucket_runs, lambda c: bucket_runs.sweep(c, "r", Order("p", "d"), lambda _: None)),
         (offload_run, lambda c: offload_run._acting(c, "r", EPOCH, PORTS).__enter__()),  # pyright: ignore[reportPrivateUsage]
-        (trim_run, lambda c: trim_run._acting(c, "r").__enter__()),  # pyright: ignore[reportPrivateUsage]
+        (trim_run, lambda c: trim_run.acting(c, "r").__enter__()),
     ],
     ids=["apply", "delete", "sweep", "offload", "first phase"],
 )

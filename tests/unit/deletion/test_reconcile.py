@@ -25,8 +25,8 @@ from pulsar_lifecycle.runs.caps import Caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.connections import connecting
-from tests.simulation.cluster import SimulatedCluster, data_tags
-from tests.simulation.pipeline import plan, two_scans
+from tests.kit.simulated.cluster import SimulatedCluster, data_tags
+from tests.kit.simulated.pipeline import plan, two_scans
 
 TOPIC = Topic.parse("persistent://acme/orders/x")
 NAMESPACE = str(TOPIC.namespace)

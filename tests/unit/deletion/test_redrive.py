@@ -13,12 +13,12 @@ from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.errors import LeaseLost, Paused, Unavailable, UsageError
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerType,
-    OffloadContext,
+    MessageOffloadContext,
     PendingDeleteLedgerInfo,
     encode_deletion_message,
 )
 from pulsar_lifecycle.formats.retry_letter import retry_properties
-from pulsar_lifecycle.journal.queries import GivenUp
+from pulsar_lifecycle.journal.queries import DeadLetterReason
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Resent
 from pulsar_lifecycle.records.codes import Code
@@ -32,7 +32,7 @@ from tests.kit.fakes.metadata_store import FakeZooKeeper
 
 
 def offloaded(ledger_id: int) -> PendingDeleteLedgerInfo:
-    context = OffloadContext(lsb=1, msb=2, driver_name="aws-s3")
+    context = MessageOffloadContext(lsb=1, msb=2, driver_name="aws-s3")
     return replace(intent(ledger_id), ledger_type=LedgerType.OFFLOAD_LEDGER, offload_context=context)
 
 
@@ -124,9 +124,9 @@ def test_dead_letters_go_back_as_they_were_sent_first(scene: Scene) -> None:
 def test_the_filter_says_which(scene: Scene, wanted: LetterFilter, sent: list[int]) -> None:
     scene.bury(intent(1), intent(2), intent(3, BILLS), offloaded(4))
     reasons = {
-        (1, Action.DELETE_LEDGER): GivenUp(Code.CHANGED_MEANWHILE, "changed; 10 retries did not help"),
-        (4, Action.DELETE_OFFLOADED): GivenUp(Code.OBJECTS_UNREAD, ""),
-        (4, Action.DELETE_LEDGER): GivenUp(Code.CHANGED_MEANWHILE, ""),
+        (1, Action.DELETE_LEDGER): DeadLetterReason(Code.CHANGED_MEANWHILE, "changed; 10 retries did not help"),
+        (4, Action.DELETE_OFFLOADED): DeadLetterReason(Code.OBJECTS_UNREAD, ""),
+        (4, Action.DELETE_LEDGER): DeadLetterReason(Code.CHANGED_MEANWHILE, ""),
     }
     assert scene.redrive(wanted, reasons=reasons).sent == len(sent)
     assert scene.sent == sent
@@ -168,7 +168,7 @@ def test_what_cannot_be_parsed_is_shown_and_stays(scene: Scene) -> None:
     assert (done.looked, done.sent, done.unparseable) == (2, 1, 1)
     seen = look(FakeQueueReader(scene.topics), DLQ_TOPIC, 10)
     (letter,) = letters_of(seen.messages, {})
-    assert "JSON" in letter.reason
+    assert letter.why.code == Code.UNPARSEABLE
     assert (letter.unparseable, seen.count, seen.unsubscribed) == (True, 1, ())
 
 

@@ -20,8 +20,8 @@ from pulsar_lifecycle.settings import Settings
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionTopics
-from tests.simulation.cluster import SimulatedCluster
-from tests.simulation.pipeline import scan
+from tests.kit.simulated.cluster import SimulatedCluster
+from tests.kit.simulated.pipeline import scan
 
 
 class Scene:

@@ -13,9 +13,9 @@ from pulsar_lifecycle.metastore.reading import TABLES
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.gaps import GapCode
 from tests.kit.fakes.lake import FakeLake
-from tests.simulation.cluster import SimulatedCluster
-from tests.simulation.connections import where_of
-from tests.simulation.pipeline import Policy, scan, settings_of
+from tests.kit.simulated.cluster import SimulatedCluster
+from tests.kit.simulated.connections import where_of
+from tests.kit.simulated.pipeline import Policy, scan, settings_of
 
 TOPIC = Topic.parse("persistent://acme/orders/placed")
 

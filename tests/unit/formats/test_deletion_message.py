@@ -10,7 +10,7 @@ from pulsar_lifecycle.formats.deletion_message import (
     LONG_MIN,
     LedgerComponent,
     LedgerType,
-    OffloadContext,
+    MessageOffloadContext,
     PendingDeleteLedgerInfo,
     decode_deletion_message,
     encode_deletion_message,
@@ -30,7 +30,7 @@ segments = st.text(st.characters(categories=["L", "N"], include_characters="-_=:
 longs = st.integers(0, LONG_MAX)
 signed = st.integers(LONG_MIN, LONG_MAX)
 offload_contexts = st.builds(
-    OffloadContext, lsb=signed, msb=signed, driver_name=names, metadata=st.dictionaries(names, names, max_size=3)
+    MessageOffloadContext, lsb=signed, msb=signed, driver_name=names, metadata=st.dictionaries(names, names, max_size=3)
 )
 
 
@@ -71,7 +71,7 @@ def test_the_bytes_are_the_fields_and_spellings_of_the_pip():
         component=LedgerComponent.MANAGED_LEDGER,
         ledger_id=12,
         ledger_type=LedgerType.OFFLOAD_LEDGER,
-        offload_context=OffloadContext(lsb=-1, msb=2, driver_name="aws-s3", metadata={"bucket": "b"}),
+        offload_context=MessageOffloadContext(lsb=-1, msb=2, driver_name="aws-s3", metadata={"bucket": "b"}),
         czxid=99,
     )
     assert encode_deletion_message(info).decode() == (

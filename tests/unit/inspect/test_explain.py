@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
@@ -16,19 +17,21 @@ from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger, sc
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
-from pulsar_lifecycle.inspect.explain import Explanation, Verdict, explain
+from pulsar_lifecycle.inspect.answers import ExplainCode, Verdict
+from pulsar_lifecycle.inspect.explain import Explanation, explain
 from pulsar_lifecycle.inspect.history import History
 from pulsar_lifecycle.journal.in_doubt import WITHIN_MS
-from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT
+from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import Released
+from pulsar_lifecycle.records.copies import Released, Verified
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.outcomes import Action
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.tables import REFERENCES
+from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.builders import A_GAP
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.ledger_reader import FakeLedgerReader
@@ -106,11 +109,19 @@ def world() -> World:
     return World()
 
 
+def said(found: Explanation) -> tuple[Verdict, StrEnum]:
+    return found.verdict, found.code
+
+
+def text(found: Explanation) -> str:
+    return found.answer.why.text
+
+
 def journalled(outcome: str, at: int = 1) -> dict[str, object]:
     topic = "persistent://shop/orders/placed"
-    reason = "orphan: nothing refers to it"
-    said = {"run_id": "run-9", "action": Action.DELETE_LEDGER, "phase": "delete", "outcome": outcome, "reason": reason}
-    return {**said, "ledger_id": 7, "topic": topic, "detail": "{}", "at": at, "code": None}
+    reason = "nothing refers to it"
+    row = {"run_id": "run-9", "action": Action.DELETE_LEDGER, "phase": "delete", "outcome": outcome, "reason": reason}
+    return {**row, "ledger_id": 7, "topic": topic, "detail": "{}", "at": at, "code": None}
 
 
 def test_a_ledger_on_its_topics_list_is_in_use(world: World) -> None:
@@ -118,7 +129,7 @@ def test_a_ledger_on_its_topics_list_is_in_use(world: World) -> None:
     world.topic(LedgerInfo(7))
     found = world.explain(7)
     assert found.verdict is Verdict.IN_USE
-    assert found.answer == f"{TOPIC_PATH} (managed-ledger) refers to it"
+    assert text(found) == f"{TOPIC_PATH} (managed-ledger) refers to it"
     assert found.topic == "persistent://shop/orders/placed"
 
 
@@ -126,7 +137,7 @@ def test_a_cursor_ledger_is_in_use_while_its_cursor_names_it(world: World) -> No
     world.ledger(7, CURSOR)
     world.topic(LedgerInfo(1))
     world.cursor("billing", 7)
-    assert world.explain(7).answer == f"{TOPIC_PATH}/billing (cursor) refers to it"
+    assert text(world.explain(7)) == f"{TOPIC_PATH}/billing (cursor) refers to it"
 
 
 def test_a_compacted_ledger_is_in_use_while_the_last_entry_of_the_cursor_ledger_names_it(world: World) -> None:
@@ -139,7 +150,7 @@ def test_a_compacted_ledger_is_in_use_while_the_last_entry_of_the_cursor_ledger_
     ]
     found = world.explain(7)
     assert found.verdict is Verdict.IN_USE
-    assert "cursor ledger 8" in found.answer
+    assert "cursor ledger 8" in text(found)
 
 
 def test_a_schema_ledger_is_in_use_while_an_index_inside_an_entry_names_it(world: World) -> None:
@@ -162,14 +173,14 @@ def test_what_another_topic_lists_is_in_use_when_the_scan_saw_that_topic(world: 
     world.remember(7, "R1", shadow, f"/managed-ledgers/{shadow}")
     found = world.explain(7)
     assert found.verdict is Verdict.IN_USE
-    assert found.answer == f"/managed-ledgers/{shadow} (managed-ledger) refers to it"
+    assert text(found) == f"/managed-ledgers/{shadow} (managed-ledger) refers to it"
 
 
 def test_an_orphan_of_a_covered_scan_may_go(world: World) -> None:
     world.ledger(7, DATA)
     world.topic(LedgerInfo(8))
     found = world.explain(7)
-    assert found.verdict is Verdict.MAY_GO
+    assert said(found) == (Verdict.MAY_GO, Code.UNREFERENCED)
     assert found.look.asked == (TOPIC_PATH,)
     assert any("no actionable plan has it" in note for note in found.notes)
 
@@ -179,14 +190,14 @@ def test_a_plan_that_has_it_is_no_longer_missed(world: World) -> None:
     plan = PlanSummary("p", "test", "f", "e1", "e0", world.born, True, (), 1, 1000, 1000, 10, "d")
     world.history = replace(world.history, plans=(plan,))
     assert not any("no actionable plan" in note for note in world.explain(7).notes)
+    world.history = replace(world.history, settled=frozenset({"p"}))
+    assert any("no actionable plan" in note for note in world.explain(7).notes)
 
 
 def test_an_orphan_is_kept_while_the_scan_is_not_covered(world: World) -> None:
     world.ledger(7, DATA)
     world.history = replace(world.history, epoch=world.epoch(gaps=(A_GAP,)))
-    found = world.explain(7)
-    assert found.verdict is Verdict.KEPT
-    assert "could not read everything" in found.answer
+    assert said(world.explain(7)) == (Verdict.KEPT, ExplainCode.NOT_COVERED)
 
 
 def test_without_a_scan_nothing_may_go(world: World) -> None:
@@ -200,69 +211,67 @@ def test_an_owner_that_cannot_be_read_keeps_its_ledgers(world: World) -> None:
     world.topic(LedgerInfo(8))
     world.zookeeper.unreadable.add(TOPIC_PATH)
     found = world.explain(7)
-    assert found.verdict is Verdict.KEPT
+    assert said(found) == (Verdict.KEPT, Code.UNREAD)
     assert any(TOPIC_PATH in note for note in found.notes)
 
 
 def test_an_owner_that_does_not_decode_keeps_its_ledgers(world: World) -> None:
     world.ledger(7, DATA)
     world.node(TOPIC_PATH, b"\xff\xff\xff")
-    assert world.explain(7).verdict is Verdict.KEPT
+    assert said(world.explain(7)) == (Verdict.KEPT, Code.UNREAD)
 
 
 def test_a_ledger_that_cannot_be_read_is_kept(world: World) -> None:
     world.ledger(7, DATA)
     world.zookeeper.unreadable.add(ledger_path(7, ROOT))
-    found = world.explain(7)
-    assert found.verdict is Verdict.KEPT
-    assert "cannot be read" in found.answer
+    assert said(world.explain(7)) == (Verdict.KEPT, Code.UNREAD)
 
 
 def test_what_the_scan_still_saw_in_use_waits_for_the_next(world: World) -> None:
     world.ledger(7, DATA)
     world.topic(LedgerInfo(8))
     world.remember(7, "R1", OWNER, TOPIC_PATH)
-    found = world.explain(7)
-    assert found.verdict is Verdict.KEPT
-    assert "the next scan tells" in found.answer
+    assert said(world.explain(7)) == (Verdict.KEPT, ExplainCode.IN_LAST_SCAN)
 
 
 def test_a_young_ledger_is_kept(world: World) -> None:
     world.clock.advance(20 * 3600)
     world.ledger(7, DATA)
     found = world.explain(7)
-    assert found.verdict is Verdict.KEPT
-    assert found.answer == "too young: younger than the grace period"
-    assert (found.again or 0) > world.clock.now_ms()
+    assert said(found) == (Verdict.KEPT, Finding.TOO_YOUNG)
+    assert (found.answer.again or 0) > world.clock.now_ms()
 
 
 def test_a_ledger_made_after_the_scan_began_is_kept(world: World) -> None:
     world.ledger(7, DATA)
     world.history = replace(world.history, epoch=world.epoch(hours=0))
-    assert world.explain(7).answer == "made after the last scan began: the next scan tells"
-    assert world.explain(7).again is None
+    found = world.explain(7)
+    assert said(found) == (Verdict.KEPT, ExplainCode.NEWER_THAN_SCAN)
+    assert found.answer.again is None
 
 
 @pytest.mark.parametrize(
-    ("tags", "state", "answer"),
+    ("tags", "state", "code"),
     [
-        ({}, LedgerState.CLOSED, "foreign: not tagged application=pulsar"),
-        ({**DATA, "pulsar/managed-ledger": "gone/ns/persistent/t"}, LedgerState.CLOSED, "foreign: namespace gone/ns"),
-        (DATA, LedgerState.OPEN, "open orphan: never closed"),
+        ({}, LedgerState.CLOSED, Code.NOT_TAGGED),
+        (
+            {**DATA, "pulsar/managed-ledger": "gone/ns/persistent/t"},
+            LedgerState.CLOSED,
+            Protection.UNKNOWN_NAMESPACE,
+        ),
+        (DATA, LedgerState.OPEN, Finding.OPEN_ORPHAN),
     ],
 )
 def test_the_rules_of_the_plan_are_the_rules_here(
-    world: World, tags: dict[str, str], state: LedgerState, answer: str
+    world: World, tags: dict[str, str], state: LedgerState, code: str
 ) -> None:
     world.ledger(7, tags, state)
-    found = world.explain(7)
-    assert found.verdict is Verdict.KEPT
-    assert found.answer.startswith(answer)
+    assert said(world.explain(7)) == (Verdict.KEPT, code)
 
 
 def test_an_empty_znode_is_named(world: World) -> None:
     world.node(ledger_path(7, ROOT), b"")
-    assert world.explain(7).answer == "empty znode: the z-node has no data"
+    assert said(world.explain(7)) == (Verdict.KEPT, Finding.EMPTY_ZNODE)
 
 
 @pytest.mark.parametrize(("released_copies", "word"), [(False, "says"), (True, "its copy in BookKeeper is released")])
@@ -285,9 +294,7 @@ def test_an_open_offload_attempt_is_named(world: World) -> None:
 def test_an_offload_leftover_is_named_although_its_topic_lists_it(world: World) -> None:
     world.ledger(7, DATA)
     world.topic(LedgerInfo(7, offload=OffloadContext(None, True, True, 1, "aws-s3", {})))
-    found = world.explain(7)
-    assert found.verdict is Verdict.KEPT
-    assert found.answer.startswith("offload leftover")
+    assert said(world.explain(7)) == (Verdict.KEPT, Finding.OFFLOAD_LEFTOVER)
 
 
 SENT = journalled("sent") | {"phase": "send"}
@@ -299,71 +306,72 @@ def release(world: World, *said: dict[str, object], state: LedgerState = LedgerS
     world.topic(LedgerInfo(7, offload=OffloadContext(None, True, True, 1, "aws-s3", {})))
     stat = world.zookeeper.stat(ledger_path(7, ROOT))
     assert stat is not None
-    released = Released("persistent://shop/orders/placed", UUID(int=1), "b", stat.czxid, {})
+    released = Released(
+        "persistent://shop/orders/placed", UUID(int=1), "b", stat.czxid, Verified(1, "", 1, "", 1, 1, "")
+    )
     world.history = replace(world.history, released=released, journal=(SENT, *said))
 
 
 def test_an_offload_leftover_that_was_released_goes_with_the_next_run(world: World) -> None:
     release(world)
     found = world.explain(7)
-    assert found.verdict is Verdict.MAY_GO
-    assert "the next deletion run deletes that copy" in found.answer
+    assert said(found) == (Verdict.MAY_GO, Code.RELEASED)
     assert not any("second scan" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
-    ("context", "why"),
+    ("context", "code"),
     [
-        ({"holds": frozenset({"shop"})}, "legal hold"),
-        ({"shadow_sources": frozenset({"persistent://shop/orders/placed"})}, "source of a shadow topic"),
-        ({"shared_namespaces": frozenset({"shop/orders"})}, "is another cluster's too"),
-        ({"under_replicated": BitMap64([7])}, "under-replicated"),
+        ({"holds": frozenset({"shop"})}, Protection.LEGAL_HOLD),
+        ({"shadow_sources": frozenset({"persistent://shop/orders/placed"})}, Protection.SHADOW_SOURCE),
+        ({"shared_namespaces": frozenset({"shop/orders"})}, Protection.SHARED_NAMESPACE),
+        ({"under_replicated": BitMap64([7])}, Code.UNDER_REPLICATED),
     ],
 )
 def test_what_was_released_is_kept_by_the_rules_of_a_deletion_run(
-    world: World, context: dict[str, Any], why: str
+    world: World, context: dict[str, Any], code: str
 ) -> None:
     release(world)
     world.history = replace(world.history, context=replace(world.context(), **context))
-    found = world.explain(7)
-    assert (found.verdict, why in found.answer) == (Verdict.KEPT, True)
+    assert said(world.explain(7)) == (Verdict.KEPT, code)
 
 
 def test_what_was_released_and_never_closed_is_kept(world: World) -> None:
     release(world, state=LedgerState.OPEN)
-    found = world.explain(7)
-    assert (found.verdict, "never closed" in found.answer) == (Verdict.KEPT, True)
+    assert said(world.explain(7)) == (Verdict.KEPT, Code.NEVER_CLOSED)
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("row", "code"),
     [
-        (journalled("kept", 5), "its last intent was kept: the next offload plan proves its offloaded copy anew"),
-        (journalled("dead-lettered", 5), "redrive_dead_letters"),
+        (journalled("kept", 5), ExplainCode.NO_INTENT),
+        (journalled("dead-lettered", 5), ExplainCode.DEAD_LETTER),
     ],
 )
-def test_what_was_released_does_not_go_without_its_intent(world: World, said: dict[str, object], why: str) -> None:
-    release(world, said)
-    found = world.explain(7)
-    assert (found.verdict, why in found.answer) == (Verdict.KEPT, True)
+def test_what_was_released_does_not_go_without_its_intent(
+    world: World, row: dict[str, object], code: ExplainCode
+) -> None:
+    release(world, row)
+    assert said(world.explain(7)) == (Verdict.KEPT, code)
 
 
 def test_another_ledger_with_the_id_of_a_released_one_is_a_leftover(world: World) -> None:
     release(world)
     assert world.history.released is not None
     world.history = replace(world.history, released=replace(world.history.released, czxid=-1))
-    found = world.explain(7)
-    assert (found.verdict, found.answer.startswith("offload leftover")) == (Verdict.KEPT, True)
+    assert said(world.explain(7)) == (Verdict.KEPT, Finding.OFFLOAD_LEFTOVER)
 
 
 def test_a_compacted_ledger_is_what_the_scan_found_because_only_scans_ask_brokers(world: World) -> None:
     world.ledger(7, COMPACTED)
-    assert world.explain(7).verdict is Verdict.KEPT
-    reason = "a compaction may be running"
-    world.history = replace(world.history, finding={"finding": "kept", "reason": reason, "topic": ""})
-    assert world.explain(7).answer == reason
-    world.history = replace(world.history, finding={"finding": "orphan", "reason": "free", "topic": ""})
-    assert world.explain(7).verdict is Verdict.MAY_GO
+    assert said(world.explain(7)) == (Verdict.KEPT, ExplainCode.NOT_JUDGED_YET)
+    for finding, verdict, code in (
+        ("kept", Verdict.KEPT, Code.COMPACTION_POSSIBLE),
+        ("orphan", Verdict.MAY_GO, Code.NOT_HELD),
+    ):
+        row = {"finding": finding, "code": code.value, "reason": "as it was", "topic": ""}
+        world.history = replace(world.history, finding=row)
+        assert (said(world.explain(7)), text(world.explain(7))) == ((verdict, code), "as it was")
 
 
 SNAPSHOT = {
@@ -375,15 +383,23 @@ SNAPSHOT = {
 }
 
 
-@pytest.mark.parametrize("finding", [Finding.ORPHAN, Finding.KEPT])
-def test_a_snapshot_is_what_the_scan_found_until_its_topic_is_loaded_again(world: World, finding: Finding) -> None:
+@pytest.mark.parametrize(
+    ("finding", "verdict", "loaded_again"),
+    [
+        (Finding.ORPHAN, Verdict.MAY_GO, ExplainCode.WRITTEN_SINCE),
+        (Finding.KEPT, Verdict.KEPT, Finding.KEPT),
+    ],
+)
+def test_a_snapshot_is_what_the_scan_found_until_its_topic_is_loaded_again(
+    world: World, finding: Finding, verdict: Verdict, loaded_again: ExplainCode | Finding
+) -> None:
+    """By a scan of an earlier version, which has no codes."""
     world.ledger(7, SNAPSHOT)
     world.topic(LedgerInfo(8))
-    world.history = replace(world.history, finding={"finding": finding.value, "reason": "as it was"})
-    before = world.explain(7)
-    assert (before.verdict is Verdict.MAY_GO, before.answer) == (finding is Finding.ORPHAN, "as it was")
+    world.history = replace(world.history, finding={"finding": finding.value, "code": None, "reason": ""})
+    assert said(world.explain(7)) == (verdict, finding)
     world.writer.write(TOPIC_PATH, managed_ledger.encode(ManagedLedgerInfo((LedgerInfo(8), LedgerInfo(9)))), -1)
-    assert world.explain(7).verdict is Verdict.KEPT
+    assert said(world.explain(7)) == (Verdict.KEPT, loaded_again)
 
 
 def test_a_missing_ledger_that_its_topic_lists_is_dangling(world: World) -> None:
@@ -391,23 +407,23 @@ def test_a_missing_ledger_that_its_topic_lists_is_dangling(world: World) -> None
     world.remember(7, "R1", OWNER, TOPIC_PATH)
     found = world.explain(7)
     assert found.verdict is Verdict.DANGLING
-    assert TOPIC_PATH in found.answer
+    assert TOPIC_PATH in text(found)
 
 
 def test_the_journal_says_which_run_deleted_it(world: World) -> None:
     world.history = replace(world.history, journal=(journalled("sent"), journalled("deleted", 2)))
     found = world.explain(7)
-    assert found.verdict is Verdict.DELETED
-    assert found.answer == "run run-9 deleted it: orphan: nothing refers to it"
+    assert (said(found), found.answer.run_id) == ((Verdict.DELETED, Verdict.DELETED), "run-9")
+    assert text(found) == "run run-9 deleted it: nothing refers to it"
 
 
 def test_a_deletion_that_no_run_will_journal_any_more_says_what_to_do(world: World) -> None:
     now = world.clock.now_ms() + 30 * HOUR
-    for at, said in ((now - WITHIN_MS, "the next one will"), (now - WITHIN_MS - 1, "take it as deleted by that run")):
+    for at, code in ((now - WITHIN_MS, ExplainCode.NEXT_RUN_SAYS), (now - WITHIN_MS - 1, ExplainCode.NEVER_SAID)):
         archived = {"run_id": "run-9", "ledger_id": 7, "at": at}
         world.history = replace(world.history, journal=(journalled("sent"),), archived=(archived,))
         found = world.explain(7)
-        assert (found.verdict, said in found.answer) == (Verdict.GONE, True), found.answer
+        assert (said(found), found.answer.run_id) == ((Verdict.GONE, code), "run-9")
 
 
 def test_a_deletion_that_is_not_journalled_yet_names_its_run(world: World) -> None:
@@ -415,10 +431,9 @@ def test_a_deletion_that_is_not_journalled_yet_names_its_run(world: World) -> No
     gone = journalled("gone", 4) | {"run_id": "run-10", "phase": "delete", "action": "delete-ledger", "ledger_id": 7}
     world.history = replace(world.history, journal=(journalled("sent"), gone), archived=(archived,))
     found = world.explain(7)
-    assert found.verdict is Verdict.GONE
-    assert found.answer.startswith("run run-9 was about to delete it and ended before it could say so")
-    said = gone | {"run_id": "run-9", "outcome": "deleted", "checksum": "abc"}
-    world.history = replace(world.history, journal=(*world.history.journal, said))
+    assert (said(found), found.answer.run_id) == ((Verdict.GONE, ExplainCode.NEVER_SAID), "run-9")
+    deleted = gone | {"run_id": "run-9", "outcome": "deleted", "checksum": "abc"}
+    world.history = replace(world.history, journal=(*world.history.journal, deleted))
     assert world.explain(7).verdict is Verdict.DELETED
 
 
@@ -440,19 +455,22 @@ def test_a_ledger_that_is_there_again_says_so(world: World) -> None:
 def test_an_intent_is_what_the_journal_last_said_of_it(world: World) -> None:
     sent = journalled("sent", 1) | {"phase": "send"}
     copy = journalled("sent", 9) | {"phase": "send", "action": Action.DELETE_OFFLOADED}
-    said = {"": (copy,), IN_FLIGHT: (sent, journalled("retrying", 2)), "kept": (sent, journalled("kept", 2))}
-    said |= {DEAD: (sent, journalled("dead-lettered", 2), copy)}
-    for state, journal in said.items():
+    states = {
+        "": (copy,),
+        IntentState.IN_FLIGHT: (sent, journalled("retrying", 2)),
+        "kept": (sent, journalled("kept", 2)),
+    }
+    states |= {IntentState.DEAD_LETTER: (sent, journalled("dead-lettered", 2), copy)}
+    for state, journal in states.items():
         assert replace(world.history, journal=journal).intent() == state
 
 
 def test_the_deletion_of_an_offloaded_copy_is_none_of_the_ledger(world: World) -> None:
     copy = journalled("deleted") | {"action": Action.DELETE_OFFLOADED}
-    note = "run run-9 deleted an offloaded copy of it, which no undo brings back: orphan: nothing refers to it"
+    note = "run run-9 deleted an offloaded copy of it, which no undo brings back: nothing refers to it"
     world.history = replace(world.history, journal=(copy,))
     found = world.explain(7)
-    assert (found.verdict, found.notes) == (Verdict.GONE, (note,))
-    assert found.answer == "BookKeeper does not have it; our journal knows it and has no deletion of it there"
+    assert (said(found), found.notes) == ((Verdict.GONE, ExplainCode.JOURNAL_KNOWS), (note,))
     world.ledger(7, DATA)
     world.topic(LedgerInfo(7))
     found = world.explain(7)
@@ -467,8 +485,7 @@ def test_a_ledger_that_its_topic_reads_offloaded_says_so_although_we_deleted_a_c
         copy = journalled("deleted", 2) | {"action": Action.DELETE_OFFLOADED, "detail": json.dumps(objects)}
         world.history = replace(world.history, journal=(journalled("deleted"), copy))
         found = world.explain(7)
-        assert found.verdict is Verdict.DELETED
-        assert ("run run-9 deleted it in BookKeeper, its topic reads it offloaded" in found.answer) == read
+        assert said(found) == (Verdict.DELETED, ExplainCode.READ_OFFLOADED if read else Verdict.DELETED)
         (note,) = [note for note in found.notes if "deleted an offloaded copy of it" in note]
         assert ("; not the one that its topic names: " in note) == read
 
@@ -477,11 +494,11 @@ def test_a_ledger_that_went_with_its_topic_names_the_run(world: World) -> None:
     removed = journalled("removed") | {"phase": "mark", "code": Code.TOPIC_DELETED}
     half = journalled("left") | {"phase": "mark", "code": Code.BROKER_DELETED}
     found_gone = journalled("gone", 2)
-    for journal in ((removed,), (removed, found_gone), (half,)):
+    whole, partly = Code.TOPIC_DELETED, Code.BROKER_DELETED
+    for journal, code in (((removed,), whole), ((removed, found_gone), whole), ((half,), partly)):
         world.history = replace(world.history, journal=journal)
         found = world.explain(7)
-        assert found.verdict is Verdict.GONE
-        assert found.answer == "its broker deleted it with its topic, which run run-9 had it delete"
+        assert (said(found), found.answer.run_id) == ((Verdict.GONE, code), "run-9")
     world.history = replace(world.history, journal=(removed, journalled("deleted", 2)))
     assert world.explain(7).verdict is Verdict.DELETED
 
@@ -514,9 +531,9 @@ def test_a_ledger_that_was_lost_stays_so_whatever_becomes_of_its_offloaded_copy(
 
 def test_a_ledger_that_vanished_without_us_is_gone(world: World) -> None:
     world.remember(7, "R1", OWNER, TOPIC_PATH)
-    assert world.explain(7).verdict is Verdict.GONE
+    assert said(world.explain(7)) == (Verdict.GONE, ExplainCode.LAST_SCAN_KNEW)
     world.history = History(journal=(journalled("kept"),))
-    assert world.explain(7).verdict is Verdict.GONE
+    assert said(world.explain(7)) == (Verdict.GONE, ExplainCode.JOURNAL_KNOWS)
 
 
 def test_no_trace_is_unknown(world: World) -> None:
@@ -535,11 +552,11 @@ def test_a_ledger_that_our_first_phase_took_off_goes_however_young(world: World)
     world.history = replace(world.history, context=replace(world.context(), grace=1000 * HOUR))
     world.ledger(7, DATA)
     world.topic()
-    assert "younger" in world.explain(7).answer
+    assert said(world.explain(7)) == (Verdict.KEPT, Finding.TOO_YOUNG)
     mark(world, 24)
     found = world.explain(7)
-    assert found.verdict is Verdict.MAY_GO
-    assert found.answer == "our first phase took it off its topic's list: the next deletion run deletes it"
+    assert said(found) == (Verdict.MAY_GO, Code.TAKEN_OFF)
+    assert text(found) == "our first phase took it off its topic's list: the next deletion run deletes it"
     assert not any("plan" in note for note in found.notes)
     mark(world, 24, czxid=10**9)  # another ledger had this id
     assert world.explain(7).verdict is Verdict.KEPT
@@ -550,11 +567,9 @@ def test_a_ledger_that_was_taken_off_after_the_last_scan_waits_for_the_next(worl
     world.topic()
     world.remember(7, "R1", OWNER, TOPIC_PATH)
     mark(world, 26)
-    found = world.explain(7)
-    assert found.verdict is Verdict.KEPT
-    assert found.answer.endswith("the next deletion run after a new scan deletes it")
+    assert said(world.explain(7)) == (Verdict.KEPT, ExplainCode.NO_NEW_SCAN)
     mark(world, 24)
-    assert "in the last scan" in world.explain(7).answer
+    assert said(world.explain(7)) == (Verdict.KEPT, ExplainCode.IN_LAST_SCAN)
 
 
 def test_a_legal_hold_keeps_what_was_taken_off(world: World) -> None:
@@ -563,8 +578,8 @@ def test_a_legal_hold_keeps_what_was_taken_off(world: World) -> None:
     world.history = replace(world.history, context=replace(world.context(), holds=frozenset({"shop"})))
     mark(world, 24)
     found = world.explain(7)
-    assert found.verdict is Verdict.KEPT
-    assert "legal hold" in found.answer
+    assert said(found) == (Verdict.KEPT, Protection.LEGAL_HOLD)
+    assert text(found) == "our first phase took it off its topic's list, but legal hold"
 
 
 def test_a_deleted_ledger_names_the_job_that_restores_it_until_that_found_it_lost(world: World) -> None:

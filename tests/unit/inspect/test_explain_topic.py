@@ -14,7 +14,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.retention_scene import MB, NAMESPACE, RetentionScene
-from tests.simulation.cluster import data_tags
+from tests.kit.simulated.cluster import data_tags
 
 
 @pytest.fixture

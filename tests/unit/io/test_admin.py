@@ -16,8 +16,9 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.pulsar.statistics import connections_of
 from pulsar_lifecycle.model import Namespace, Position, Topic
-from pulsar_lifecycle.ports import Acknowledged
+from pulsar_lifecycle.ports import Acknowledged, TopicConnections
 from pulsar_lifecycle.setting_types import SecretRef
 from pulsar_lifecycle.settings import PulsarSettings
 from tests.kit.admin_contract import BrokerAdminContract
@@ -282,6 +283,23 @@ def test_loaded_topics_fails_when_any_broker_does(broken):
         Cluster(answers | broken).admin.loaded_topics()
 
 
+def resources(cpu: float, network: float) -> dict[str, dict[str, float]]:
+    none, some = {"usage": 7.0, "limit": -1.0}, {"usage": network, "limit": 1000.0}
+    return {"cpu": {"usage": cpu, "limit": 200.0}, "directMemory": none, "bandwidthIn": some, "bandwidthOut": none}
+
+
+def test_a_broker_that_has_not_measured_its_cpu_counts_as_using_all():
+    cluster = Cluster(
+        {
+            heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
+            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
+            ("GET", "http://b1:8080/admin/v2/broker-stats/load-report"): resources(50.0, 600.0),
+            ("GET", "http://b2:8080/admin/v2/broker-stats/load-report"): resources(0.0, 0.0),
+        }
+    )
+    assert cluster.admin.usage() == {"b1:8080": 0.6, "b2:8080": 1.0}
+
+
 RUNTIME = "/admin/v2/brokers/configuration/runtime"
 WEB = {heartbeat(f"{b}:8080"): {"httpUrl": f"http://{b}:8080"} for b in ("b1", "b2")}
 
@@ -414,3 +432,25 @@ def test_an_unload_and_a_deletion_without_answer_may_have_happened(answer):
         cluster.admin.unload(TOPIC)
     with pytest.raises(OutcomeUnknown):
         cluster.admin.delete_topic(TOPIC, force=False)
+
+
+def test_the_clients_of_every_broker_are_told_by_topic():
+    said = {"producerCount": 2, "msgInCount": 7, "subscriptions": {"s": {"consumers": [{}]}, "idle": {"consumers": []}}}
+    topics = {"persistent": {"persistent://a/b/c": said}, "non-persistent": {"non-persistent://a/b/c": {}}}
+    cluster = Cluster(
+        {
+            heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
+            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
+            ("GET", "http://b1:8080/admin/v2/broker-stats/topics"): {},
+            ("GET", "http://b2:8080/admin/v2/broker-stats/topics"): {"a/b": {"0x0_0xf": topics}},
+        }
+    )
+    assert cluster.admin.connections() == {"persistent://a/b/c": TopicConnections(2, {"s": 1, "idle": 0}, 7)}
+
+
+@pytest.mark.parametrize("missing", ["producerCount", "msgInCount", "subscriptions"])
+def test_statistics_without_clients_are_refused(missing):
+    said = {"producerCount": 0, "msgInCount": 0, "subscriptions": {}}
+    del said[missing]
+    with pytest.raises(StoreError):
+        connections_of({"persistent://a/b/c": said})

@@ -26,7 +26,7 @@ from pulsar_lifecycle.journal.offloads import (
     verified_copies,
 )
 from pulsar_lifecycle.journal.queries import (
-    GivenUp,
+    DeadLetterReason,
     dead_letter_reasons,
     deleted_by_topic,
     deleted_since,
@@ -36,7 +36,7 @@ from pulsar_lifecycle.journal.queries import (
 from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.ports import Archived, JournalRow
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import Asked, Begun, Released
+from pulsar_lifecycle.records.copies import Asked, Begun, Released, Verified
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from tests.kit.builders import NODE, NOON, PROOF, ROW
 from tests.kit.fakes.journal import FakeJournal
@@ -141,12 +141,12 @@ def test_the_last_reason_of_a_dead_letter_counts_and_nothing_else_is_read(tmp_pa
     journal.record([replace(dead, action="delete-offload-ledger", reason="of the other copy")])
     journal.record([replace(dead, cluster="neighbour", at=TOMORROW), replace(dead, outcome="retrying", at=TOMORROW)])
     assert dead_letter_reasons(FileJournal(str(tmp_path)), "sandbox", 0) == {
-        (4711, Action.DELETE_LEDGER): GivenUp(Code.UNREAD, "the last"),
-        (1, Action.DELETE_LEDGER): GivenUp("", "alone"),
-        (4711, "delete-offload-ledger"): GivenUp("", "of the other copy"),
+        (4711, Action.DELETE_LEDGER): DeadLetterReason(Code.UNREAD, "the last"),
+        (1, Action.DELETE_LEDGER): DeadLetterReason("", "alone"),
+        (4711, "delete-offload-ledger"): DeadLetterReason("", "of the other copy"),
     }
     of_late = dead_letter_reasons(FileJournal(str(tmp_path)), "sandbox", TOMORROW)
-    assert of_late == {(4711, Action.DELETE_LEDGER): GivenUp(Code.UNREAD, "the last")}
+    assert of_late == {(4711, Action.DELETE_LEDGER): DeadLetterReason(Code.UNREAD, "the last")}
     assert columns_read == [["ledger_id", "action", "code", "reason", "at"]] * 2
 
 
@@ -513,7 +513,7 @@ def test_a_released_ledger_is_one_until_it_is_deleted(journal) -> None:
     row = replace(ROW, action=Action.RELEASE, phase="release", outcome=Outcome.MARKED, detail=json.dumps(detail))
     journal.record([row, replace(row, ledger_id=2, detail="{}"), replace(row, ledger_id=3)])
     found = released_ledgers(journal, "sandbox")
-    assert found == {i: Released(ROW.topic, UUIDS[0], "b", 9, PROOF) for i in (ROW.ledger_id, 3)}
+    assert found == {i: Released(ROW.topic, UUIDS[0], "b", 9, Verified(**PROOF)) for i in (ROW.ledger_id, 3)}
     journal.record(
         [replace(ROW, ledger_id=3, action=Action.DELETE_LEDGER, phase="delete", outcome=Outcome.DELETED, at=ROW.at + 1)]
     )

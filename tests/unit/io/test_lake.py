@@ -21,6 +21,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
+from pulsar_lifecycle.records.plans.inactive_plan import INACTIVE_TOPICS
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
@@ -121,6 +122,18 @@ def test_a_plan_of_another_shape_names_its_file_and_hides_no_other(files: FileLa
     assert str(broken) in str(error)
     with pytest.raises(CorruptFormat, match=r"p2/plan\.json"):
         files.plan("p2")
+
+
+def test_a_retention_or_load_plan_of_another_shape_hides_no_other(files: FileLake) -> None:
+    summary = PlanSummary("p1", "c", "fp", "e2", "", NOW, True, (), 0, 0, 0, 10, "digest")
+    for plan_id in ("p1", "p2"):
+        files.store_retention_plan(replace(summary, plan_id=plan_id), EXPIRED_LEDGERS.empty_table())
+        files.store_load_plan(replace(summary, plan_id=plan_id), TOPICS_TO_LOAD.empty_table())
+    broken = [Path(files.location) / kind / "p2" / "plan.json" for kind in ("retention-plans", "load-plans")]
+    for file in broken:
+        file.write_bytes(b"{}")
+    assert files.retention_plans() == files.load_plans() == [summary]
+    assert all(str(file) in str(error) for file, error in zip(broken, files.broken_plans(), strict=True))
 
 
 @pytest.mark.parametrize("value", [b'"soon"', b"null", b"[1]"])
@@ -345,14 +358,15 @@ def test_every_kind_of_plan_reads_back_by_itself_oldest_first(lake: Lake) -> Non
         lake.store_plan(one, PLAN.empty_table())
         lake.store_retention_plan(one, EXPIRED_LEDGERS.empty_table())
         lake.store_load_plan(one, TOPICS_TO_LOAD.empty_table())
+        lake.store_inactive_plan(one, INACTIVE_TOPICS.empty_table())
     lake.store_object_plan(new, OBJECTS.empty_table())
     lake.store_offload_plan(offload, CANDIDATES.empty_table())
-    assert lake.plans() == lake.retention_plans() == lake.load_plans() == [old, new]
+    assert lake.plans() == lake.retention_plans() == lake.load_plans() == lake.inactive_plans() == [old, new]
     assert lake.offload_plans() == [offload]
     assert [lake.plan("p0")[0], lake.retention_plan("p0")[0], lake.object_plan("p1")[0]] == [old, old, new]
     assert lake.offload_plan("p1")[0] == offload
     assert lake.retention_plan("p0")[1].schema == EXPIRED_LEDGERS
-    assert lake.load_plan("p0")[0] == old
+    assert lake.load_plan("p0")[0] == lake.inactive_plan("p0")[0] == old
     assert lake.load_plan("p0")[1].schema == TOPICS_TO_LOAD
     assert lake.broken_plans() == []
     for absent in (lake.object_plan, lake.offload_plan):

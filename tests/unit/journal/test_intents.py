@@ -9,9 +9,8 @@ import pytest
 
 from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA
 from pulsar_lifecycle.journal.intents import (
-    DEAD,
-    IN_FLIGHT,
     INTENT_COLUMNS,
+    IntentState,
     NamespaceIntents,
     by_namespace,
     intent_states,
@@ -56,30 +55,32 @@ def decided(outcome: str, at: int = 20, **changes: object) -> JournalRow:
 @pytest.mark.parametrize(
     ("outcome", "state"),
     [
-        (outcomes.Outcome.WAITING, IN_FLIGHT),
-        (outcomes.Outcome.RETRYING, IN_FLIGHT),
-        (outcomes.Outcome.DEAD_LETTERED, DEAD),
+        (outcomes.Outcome.WAITING, IntentState.IN_FLIGHT),
+        (outcomes.Outcome.RETRYING, IntentState.IN_FLIGHT),
+        (outcomes.Outcome.DEAD_LETTERED, IntentState.DEAD_LETTER),
         *((final, final) for final in sorted(outcomes.FINAL)),
     ],
 )
 def test_the_newest_word_counts(outcome: str, state: str) -> None:
-    assert states(SENT) == {1: IN_FLIGHT}
+    assert states(SENT) == {1: IntentState.IN_FLIGHT}
     assert states(SENT, decided(outcome)) == {1: state}
     assert states(decided(outcome), SENT) == {1: state}  # the order of their time, not of the files
-    assert states(SENT, decided(outcome), replace(SENT, at=30)) == {1: IN_FLIGHT}
+    assert states(SENT, decided(outcome), replace(SENT, at=30)) == {1: IntentState.IN_FLIGHT}
 
 
 def test_a_row_of_a_plan_that_was_not_deleted_is_no_intent() -> None:
     unsent = decided(outcomes.Outcome.NOT_DELETED)
     assert states(unsent) == {}
-    assert states(SENT, unsent) == {1: IN_FLIGHT}
+    assert states(SENT, unsent) == {1: IntentState.IN_FLIGHT}
     assert states(decided(outcomes.Outcome.KEPT), replace(unsent, at=30)) == {1: outcomes.Outcome.KEPT}
 
 
 def test_a_redriven_dead_letter_is_in_flight_and_a_failed_send_is_nothing() -> None:
     dead = decided(outcomes.Outcome.DEAD_LETTERED)
-    assert states(dead, replace(SENT, phase="redrive", at=30)) == {1: IN_FLIGHT}
-    assert states(dead, replace(SENT, phase="redrive", outcome=outcomes.Outcome.SEND_FAILED, at=30)) == {1: DEAD}
+    assert states(dead, replace(SENT, phase="redrive", at=30)) == {1: IntentState.IN_FLIGHT}
+    assert states(dead, replace(SENT, phase="redrive", outcome=outcomes.Outcome.SEND_FAILED, at=30)) == {
+        1: IntentState.DEAD_LETTER
+    }
     assert states(replace(SENT, outcome=outcomes.Outcome.SEND_FAILED)) == {}
     assert states(decided(outcomes.Outcome.REFUSED, ledger_id=-1, topic="")) == {}  # bytes that are no message
     assert states(replace(SENT, phase="mark", outcome="marked")) == {}
@@ -115,7 +116,7 @@ def test_every_wanted_namespace_stands_somewhere() -> None:
     )
     rows = pa.concat_tables([orphans(1, 4), orphans(9, namespace="o/n")])
     assert by_namespace(found, rows, ["a/b", "e/f"]) == [
-        NamespaceIntents("a/b", {IN_FLIGHT: 1, outcomes.Outcome.DELETED: 1}, 2, 10),
+        NamespaceIntents("a/b", {IntentState.IN_FLIGHT: 1, outcomes.Outcome.DELETED: 1}, 2, 10),
         NamespaceIntents("e/f"),
     ]
     everywhere = by_namespace(found, rows, None)
@@ -130,7 +131,7 @@ def test_a_namespace_is_unknown_if_it_does_not_exist_and_nothing_of_it_is_left()
     namespace_intents = [
         NamespaceIntents("a/exists"),
         NamespaceIntents("a/leaked", orphans=1),
-        NamespaceIntents("a/sent", {IN_FLIGHT: 1}),
+        NamespaceIntents("a/sent", {IntentState.IN_FLIGHT: 1}),
         NamespaceIntents("a/mistyped"),
     ]
     assert unknown(namespace_intents, {"a/exists", "a/other"}) == ["a/mistyped"]

@@ -17,6 +17,7 @@ from pulsar_lifecycle.lifecycle.collection import (
 from pulsar_lifecycle.lifecycle.collection_run import POLL, CollectionRun
 from pulsar_lifecycle.lifecycle.placement import Placed, Placement
 from pulsar_lifecycle.ports import LedgerDirectory
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
@@ -77,8 +78,8 @@ def test_bytes_of_open_ledgers_are_no_garbage():
     [
         ({"a": False, "b": True}, None),
         ({"a": False, "b": True, "new": False}, None),
-        ({"b": True}, (StopReason.BOOKIE_AWAY, "bookie a is not registered any more")),
-        ({"a": True, "b": True}, (StopReason.BOOKIE_READ_ONLY, "bookie a has become read-only")),
+        ({"b": True}, Why(StopReason.BOOKIE_AWAY, "bookie a is not registered any more")),
+        ({"a": True, "b": True}, Why(StopReason.BOOKIE_READ_ONLY, "bookie a has become read-only")),
     ],
 )
 def test_what_went_wrong_with_the_bookies_since(now, expected):
@@ -223,7 +224,7 @@ def test_trouble_stops_the_run_and_what_collects_is_left_at_it(changes, reason):
         "b": Outcome.LEFT_AT_IT,
         "c": Outcome.NOT_STARTED,
     }
-    assert found["b"].stop is reason
+    assert found["b"].why.code is reason
     assert ("b", "left-collecting", reason.value) in scene.rows
 
 
@@ -237,7 +238,7 @@ def test_a_bookie_that_goes_away_stops_the_run():
 
     scene.clock.sleep = sleeps
     found = scene.run()
-    assert found["a"].stop is StopReason.BOOKIE_AWAY
+    assert found["a"].why.code is StopReason.BOOKIE_AWAY
     assert found["c"].outcome is Outcome.NOT_STARTED
 
 
@@ -246,8 +247,8 @@ def test_one_that_shows_no_progress_stops_the_run_and_is_named():
     scene.lasts = 1000
     spoil(scene, "a", compactions=(IDLE, replace(IDLE, major=True)))
     found = scene.run()
-    assert found["a"].stop is StopReason.STALLED
-    assert "ledger directory 1" in found["a"].text
+    assert found["a"].why.code is StopReason.STALLED
+    assert "ledger directory 1" in found["a"].why.text
     assert scene.clock.now_ms() < 200_000 + FakeClock().now_ms()
 
 
@@ -318,8 +319,15 @@ def test_one_that_collects_already_is_left_at_it():
     assert not [one for one in scene.bookies.collections if one[0] == "b"]
 
 
-@pytest.mark.parametrize("how", ["paused", "deleting", "lease"])
-def test_a_major_compaction_is_not_begun_once_the_run_may_not(how):
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("paused", StopReason.PAUSED),
+        ("deleting", StopReason.LEDGERS_DELETED),
+        ("lease", StopReason.LEASE_LOST),
+    ],
+)
+def test_a_major_compaction_is_not_begun_once_the_run_may_not(how, code):
     scene = Scene()
 
     def begin(bookie, major):
@@ -344,8 +352,10 @@ def test_a_major_compaction_is_not_begun_once_the_run_may_not(how):
     found = scene.run()
     assert scene.bookies.collections == [("a", False)]
     assert found["a"].outcome is Outcome.COLLECTED
-    assert "the major one was not begun" in found["a"].text
+    assert found["a"].why.code is code
+    assert "the major one was not begun" in found["a"].why.text
     assert found["b"].outcome is Outcome.NOT_STARTED
+    assert found["b"].why.code in (StopReason.PAUSED, code)
 
 
 def test_no_compaction_ran_where_the_counters_did_not_move():
@@ -358,7 +368,7 @@ def test_no_compaction_ran_where_the_counters_did_not_move():
             scene.set(bookie, compactions=(IDLE,))
 
     scene.tick = ticks
-    assert "no compaction ran" in scene.run()["a"].text
+    assert "no compaction ran" in scene.run()["a"].why.text
 
 
 def test_a_pause_stops_before_the_next_bookie():
@@ -415,4 +425,5 @@ def test_a_metadata_store_that_does_not_say_who_deletes_ends_the_run_with_a_row_
         "b": Outcome.NOT_STARTED,
         "c": Outcome.NOT_STARTED,
     }
-    assert "not known" in found["a"].text
+    assert found["a"].why.code is StopReason.LEDGERS_DELETED
+    assert found["b"].why.code is StopReason.PAUSED

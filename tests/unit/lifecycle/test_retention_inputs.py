@@ -23,7 +23,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
 from pulsar_lifecycle.topics.policies import InForce, Layers, NamespacePolicies, Unknown, Unreadable
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy, policies_in_force
-from tests.simulation.cluster import SimulatedCluster, cursor_tags
+from tests.kit.simulated.cluster import SimulatedCluster, cursor_tags
 
 FOREVER = RetentionPolicy(-1, -1, Level.NAMESPACE)
 TOPIC = Topic.parse("persistent://acme/orders/placed")

@@ -18,8 +18,8 @@ from pulsar_lifecycle.ports import Node, Stat
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.records.tables import Problem
-from tests.simulation.cluster import BROKER, SimulatedCluster, data_tags
-from tests.simulation.pipeline import scan, whole_round
+from tests.kit.simulated.cluster import BROKER, SimulatedCluster, data_tags
+from tests.kit.simulated.pipeline import scan, whole_round
 
 V1 = Topic.parse("persistent://acme/dc1/orders/placed")
 V2 = Topic.parse("persistent://acme/orders/placed")

@@ -17,8 +17,8 @@ from pulsar_lifecycle.runs.apply import chosen
 from pulsar_lifecycle.runs.caps import Caps, Order
 from tests.kit.fakes.deletion_queue import FakeDeletionQueue
 from tests.kit.fakes.journal import FakeJournal
-from tests.simulation.cluster import SimulatedCluster, data_tags
-from tests.simulation.pipeline import DELIVER_AFTER, HOUR, Plan, Policy, apply_plan, plan, two_scans
+from tests.kit.simulated.cluster import SimulatedCluster, data_tags
+from tests.kit.simulated.pipeline import DELIVER_AFTER, HOUR, Plan, Policy, apply_plan, plan, two_scans
 
 TOPIC = Topic.parse("persistent://acme/orders/x")
 
@@ -99,7 +99,7 @@ def test_a_batch_of_which_nothing_arrived_is_the_last(cluster: SimulatedCluster,
     assert (applied.sent, applied.failed, applied.left) == (1, 3, 1)
     assert "3 intents could not be sent, and 1 were not tried after that, the first: refused by" in applied.problem
     again = apply_plan(cluster, planned)
-    assert (again.sent, again.already, again.left, again.problem) == (4, 1, 0, "")
+    assert (again.sent, again.already, again.left, again.problem) == (4, 1, 0, None)
     assert sorted(sent_ids(cluster)) == [2, 3, 4, 5, 6]
 
 

@@ -39,7 +39,7 @@ from pulsar_lifecycle.scan.shrinkage import Limits
 from pulsar_lifecycle.settings import BookKeeperSettings, Settings
 from tests.kit.builders import A_GAP
 from tests.kit.fakes.connections import connecting
-from tests.simulation.cluster import SimulatedCluster, data_tags
+from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 
 DAY = 86_400_000
 
@@ -127,6 +127,7 @@ def test_a_topic_whose_broker_does_not_say_what_it_holds_is_kept_and_a_finding(t
     judging = Judging(settings, lake, Referenced(), context, BitMap64(), [], [], references=(part,))
     found = [row for some in judging.rows(part) for row in some.to_pylist()]
     assert [(row["ledger_id"], row["finding"]) for row in found] == [(17, Finding.DAMAGED), (None, Finding.UNANSWERED)]
+    assert all(row["code"] == row["finding"] for row in found)
     assert (found[1]["topic"], found[1]["path"]) == ("persistent://t/n/x", "/t/n/persistent/x")
     assert "500" in found[1]["reason"]
 
@@ -246,7 +247,7 @@ def test_a_dangling_reference_names_its_z_node_and_its_topic_if_there_is_one(
     kind: str, owner: str, topic: str, namespace: str
 ) -> None:
     row = dangling_row({"ledger_id": 7, "kind": kind, "owner": owner, "referrer": "/z/node"})
-    assert (row["topic"], row["namespace"]) == (topic, namespace)
+    assert (row["topic"], row["namespace"], row["code"]) == (topic, namespace, Finding.DANGLING)
     assert "/z/node" in str(row["reason"])
 
 

@@ -12,7 +12,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
 from pulsar_lifecycle.scan import snapshot_inquiry
 from pulsar_lifecycle.scan.snapshot_memory import RESTART_MARGIN, Memory
-from tests.simulation.cluster import BROKER, SimulatedCluster, data_tags
+from tests.kit.simulated.cluster import BROKER, SimulatedCluster, data_tags
 
 ONE, TWO = (Topic.parse(f"persistent://acme/orders/{name}") for name in ("one", "two"))
 MADE = 1_700_000_000_000

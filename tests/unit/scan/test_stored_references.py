@@ -31,7 +31,7 @@ from pulsar_lifecycle.scan.stored_references import (
     other_topics,
     schema_words,
 )
-from tests.simulation.cluster import (
+from tests.kit.simulated.cluster import (
     BROKER,
     SimulatedCluster,
     bucket_tags,
@@ -40,7 +40,7 @@ from tests.simulation.cluster import (
     data_tags,
     schema_tags,
 )
-from tests.simulation.pipeline import Scan, scan
+from tests.kit.simulated.pipeline import Scan, scan
 
 TOPIC = Topic.parse("persistent://acme/orders/placed")
 TAGS = cursor_tags(TOPIC, "__compaction")

@@ -20,7 +20,7 @@ from tests.kit.copy_scene import BUCKET, PAYLOADS
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.settings import write_settings
-from tests.simulation.cluster import SimulatedCluster, data_tags
+from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 

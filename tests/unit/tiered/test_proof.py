@@ -23,6 +23,7 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_data, offload_index
 from pulsar_lifecycle.formats.ledger_metadata import Segment
 from pulsar_lifecycle.formats.offload_object import FORMAT_VERSION
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.tiered import upload
 from pulsar_lifecycle.tiered.proof import Origin, find_copy, verify
 from pulsar_lifecycle.tiered.upload import Source
@@ -63,8 +64,8 @@ def test_a_copy_is_proven(with_copy):
     assert (verified.entries, verified.length) == (100, sum(map(len, PAYLOADS)))
     assert verified.checksum == upload.digest(crc32c.checksums(PAYLOADS))
     assert sum(told) == data.size
-    assert are_whole(copy.objects, [(LOCATION, verified)])[0] == ""
-    assert find_copy(copy.objects, LOCATION, copy.source, ORIGIN) == ""
+    assert are_whole(copy.objects, [(LOCATION, verified)])[0] is None
+    assert find_copy(copy.objects, LOCATION, copy.source, ORIGIN) is None
 
 
 @pytest.mark.parametrize("folder", [p.parent for p in matching("offload/*/object_data.bin")], ids=lambda f: f.name)
@@ -73,10 +74,12 @@ def test_what_a_broker_wrote_is_proven(folder):
     (z_node,) = folder.glob("zk_bkledger_*.bin")
     scene = Scene([bytes(p) for block in offload_data.read_blocks(data) for p in block.payloads])
     source = Source(ledger_metadata.decode(z_node.read_bytes()), 5)
-    assert find_copy(scene.objects, LOCATION, source).endswith("there is no such object")
+    found = find_copy(scene.objects, LOCATION, source)
+    assert found
+    assert found.code is Code.OBJECT_MISSING
     scene.service.put(BUCKET, DATA, data, {FORMAT_VERSION: "1"})
     scene.service.put(BUCKET, INDEX, (folder / "object_index.bin").read_bytes(), {FORMAT_VERSION: "1"})
-    assert find_copy(scene.objects, LOCATION, source) == ""
+    assert find_copy(scene.objects, LOCATION, source) is None
     verified = verify(scene.objects, LOCATION, source, reader=scene.reader)
     assert verified.entries == len(scene.payloads)
     with pytest.raises(UsageError):
@@ -168,7 +171,7 @@ def test_a_truncated_data_object_is_found(with_copy, left):
     copy.store(DATA, copy.data()[:left])
     with pytest.raises(CorruptFormat, match="as its index says"):
         copy.verify(with_copy)
-    assert "as its index says" in find_copy(copy.objects, LOCATION, copy.source)
+    assert "as its index says" in str(find_copy(copy.objects, LOCATION, copy.source))
 
 
 @EITHER
@@ -209,7 +212,7 @@ def test_an_object_that_goes_away_is_not_found(with_copy):
         copy.objects.delete_many(BUCKET, [key])
         with pytest.raises(NotFound, match=key):
             copy.verify(with_copy)
-        assert key in find_copy(copy.objects, LOCATION, copy.source)
+        assert key in str(find_copy(copy.objects, LOCATION, copy.source))
 
 
 def test_an_entry_that_a_replica_serves_differently_is_found():
@@ -250,7 +253,7 @@ def test_objects_of_another_cluster_or_topic_are_refused(key, name):
     copy.store(key, copy.data(key), **{name: "other"})
     with pytest.raises(CorruptFormat, match=f"user metadata {name} '.*', found 'other'"):
         copy.verify(origin=ORIGIN)
-    assert name in find_copy(copy.objects, LOCATION, copy.source, ORIGIN)
+    assert name in str(find_copy(copy.objects, LOCATION, copy.source, ORIGIN))
     assert copy.verify().entries == 100
 
 
@@ -269,7 +272,7 @@ def test_an_index_of_other_metadata_is_found(changes, with_copy):
     copy.source = Source(replace(copy.source.metadata, **changes), copy.source.ctime)
     with pytest.raises(CorruptFormat, match=f"{INDEX}.*: expected {next(iter(changes))} "):
         copy.verify(with_copy)
-    assert next(iter(changes)) in find_copy(copy.objects, LOCATION, copy.source)
+    assert next(iter(changes)) in str(find_copy(copy.objects, LOCATION, copy.source))
 
 
 def test_bookies_replaced_since_and_another_ctime_matter_only_to_a_copy_made_now():
@@ -326,13 +329,13 @@ def test_what_was_verified_is_whole_as_long_as_size_and_etag_stay():
     for key in (DATA, INDEX):
         data, head = copy.data(key), copy.objects.head(BUCKET, key)
         copy.service.put(BUCKET, key, data + b"!", head.metadata, etag=head.etag)
-        assert f"{key} is another one" in are_whole(copy.objects, [(LOCATION, verified)])[0]
+        assert f"{key} is another one" in str(are_whole(copy.objects, [(LOCATION, verified)])[0])
         copy.service.put(BUCKET, key, data, head.metadata, etag="other")
-        assert "found" in are_whole(copy.objects, [(LOCATION, verified)])[0]
+        assert "found" in str(are_whole(copy.objects, [(LOCATION, verified)])[0])
         copy.objects.delete_many(BUCKET, [key])
         assert str(are_whole(copy.objects, [(LOCATION, verified)])[0]).endswith(f"{key} is not there any more")
         copy.service.put(BUCKET, key, data, head.metadata, etag=head.etag)
-    assert are_whole(copy.objects, [(LOCATION, verified)])[0] == ""
+    assert are_whole(copy.objects, [(LOCATION, verified)])[0] is None
 
 
 @pytest.mark.parametrize("error", [Unavailable("cut"), AccessDenied("no")])
@@ -344,7 +347,7 @@ def test_silence_is_not_taken_for_absence(error):
     with pytest.raises(type(error)):
         find_copy(copy.objects, LOCATION, copy.source)
     other = Location("no-such-bucket", uuid4(), 1)
-    assert "no bucket" in find_copy(Scene().objects, other, copy.source)
+    assert "no bucket" in str(find_copy(Scene().objects, other, copy.source))
 
 
 SIZES = st.lists(st.integers(0, 60) | st.sampled_from([0, 0, 1, 59, 60]), min_size=1, max_size=60).filter(any)

@@ -19,6 +19,7 @@ from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.run_settings import OffloadSettings
@@ -37,9 +38,9 @@ from tests.kit.crash import raising
 from tests.kit.fakes.connections import connecting
 from tests.kit.release_scene import CONTEXT, disown, own, theirs
 from tests.kit.release_scene import ReleaseScene as Scene
+from tests.kit.simulated.cluster import data_tags
+from tests.kit.simulated.offloaded import BUCKET, attempt
 from tests.kit.topic_scene import TOPIC
-from tests.simulation.cluster import data_tags
-from tests.simulation.offloaded import BUCKET, attempt
 
 SECOND = Topic.parse("persistent://acme/orders/second")
 
@@ -131,7 +132,7 @@ def test_a_failing_read_that_cannot_be_held_stops_the_run(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(spark_offload, "_begun", begun)
     found = spark_offload.offload_now(Any, "run", OffloadOrder("plan", "digest"), print)  # type: ignore[arg-type]
-    assert (found[0].outcome, "could not be told" in found[0].reason) == ("failed", True)
+    assert (found[0].outcome, found[0].why.code) == (Outcome.FAILED, Code.UNTOLD)
     assert (scene.released_ids, scene.waiting) == ([], 0)
 
 
@@ -360,4 +361,4 @@ def test_what_could_not_be_told_is_said_however_the_run_ends(monkeypatch: pytest
     monkeypatch.setattr(spark_offload, "_begun", begun)
     cluster: Any = None
     found = spark_offload.offload_now(cluster, "run", OffloadOrder("plan", "digest"), print)
-    assert "could not be told" in found[0].reason
+    assert found[0].why.code is Code.UNTOLD

@@ -23,8 +23,8 @@ from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.topics.change_events import read_namespace
 from pulsar_lifecycle.topics.policies import NamespacePolicies, Unreadable
-from tests.simulation.cluster import SimulatedCluster, data_tags
-from tests.simulation.offloaded import attempt
+from tests.kit.simulated.cluster import SimulatedCluster, data_tags
+from tests.kit.simulated.offloaded import attempt
 
 NAMESPACE = Namespace.parse("acme/orders")
 EVENTS = Topic(NAMESPACE, CHANGE_EVENTS)

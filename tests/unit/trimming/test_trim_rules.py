@@ -15,7 +15,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerTyp
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext, OffloadSegment
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.findings import Context, Finding
+from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.topics import listed_ledgers, protection
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.topics.protection import Protection
@@ -395,5 +395,4 @@ def test_an_owner_that_cannot_be_named_is_kept_and_said_to_be() -> None:
     assert protection.owner_protection("", "", SYSTEM) is Protection.UNNAMED_OWNER
     rule = protection.owner_rule("", "", SYSTEM)
     assert rule
-    assert rule[0] is Finding.KEPT
-    assert "namespace" not in rule[1]
+    assert (rule.code, rule.text) == (Protection.UNNAMED_OWNER, "its tags name no owner that a topic can have")

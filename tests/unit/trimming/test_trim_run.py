@@ -86,7 +86,7 @@ def test_the_caps_of_one_launch_hold_for_what_leaves_lists_too(caps: dict[str, A
     settings = SimpleNamespace(cluster="c", apply=ApplySettings.model_validate({"max_share": 1.0} | caps))
     cluster: Any = SimpleNamespace(lake=SimpleNamespace(epochs=lambda cluster: [epoch]), settings=settings)
     with pytest.raises(Refused, match=why) if why else nullcontext():
-        counted = trim_run._check_caps(cluster, goes + others)  # pyright: ignore[reportPrivateUsage]
+        counted = trim_run.check_caps(cluster, goes + others)
         assert counted == {"t1": {1, 2, 3}, "t2": {4}}
 
 
@@ -103,7 +103,7 @@ def test_what_could_not_go_when_the_caps_were_checked_stays(monkeypatch: pytest.
     }
     monkeypatch.setattr(trim_run, "plan_trim", lambda run, ports, order: planned[order.topic])
     monkeypatch.setattr(trim_run, "trim_topics", lambda run, ports, guard, orders, report: orders)
-    monkeypatch.setattr(trim_run, "_acting", lambda cluster, run_id: nullcontext((None, None, None)))
+    monkeypatch.setattr(trim_run, "acting", lambda cluster, run_id: nullcontext((None, None, None)))
     census = Census("bookkeeper_ledgers", "", 10, 10, 0, 0)
     epoch = Epoch("e1", "c", "fp", 1, 2, (census,), 1, 1, ())
     settings = SimpleNamespace(cluster="c", apply=ApplySettings(max_share=1.0))

@@ -12,6 +12,7 @@ from pulsar_lifecycle.deletion.planning import deletion_planning
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message, encode_deletion_message
 from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.plans import deletion_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
@@ -27,6 +28,7 @@ def finding(ledger_id: int, /, **changes: Any) -> dict[str, Any]:
     row = {
         "ledger_id": ledger_id,
         "finding": Finding.ORPHAN.value,
+        "code": Code.UNREFERENCED.value,
         "component": "managed-ledger",
         "namespace": "t/n",
         "topic": TOPIC,
@@ -82,7 +84,7 @@ def test_the_digest_is_of_the_rows_in_any_order_and_of_what_makes_the_plan_actio
     summary = planned(rows)
     assert planned(rows.take([1, 0])).digest == summary.digest
     assert planned(pa.Table.from_batches([*rows.slice(1).to_batches(), *rows.slice(0, 1).to_batches()])) == summary
-    for column in ("ledger_id", "topic", "component", "czxid", "ctime", "reason", "path", "physical_bytes"):
+    for column in ("ledger_id", "topic", "component", "czxid", "ctime", "code", "reason", "path", "physical_bytes"):
         value = "x" if FINDINGS.field(column).type == pa.string() else 77
         assert planned(table(finding(1), finding(2, **{column: value}))).digest != summary.digest
     for fact in ("plan_id", "cluster", "fingerprint", "epoch_id", "confirmed_by"):
@@ -131,6 +133,12 @@ def test_a_plan_that_was_touched_is_refused() -> None:
     ]:
         with pytest.raises(Refused, match="digest"):
             check(tampered, with_rows)
+
+
+def test_a_plan_of_an_earlier_version_is_refused() -> None:
+    rows = table(finding(1, code=None))
+    with pytest.raises(Refused, match="plan p: an earlier version made it; make a new one"):
+        check(planned(table(finding(1))), rows)
 
 
 CAPS = Caps(max_ledgers=10, max_share=0.1, max_bytes=300, max_ledgers_per_topic=10)

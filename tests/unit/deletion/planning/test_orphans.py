@@ -13,11 +13,13 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.deletion.planning.orphans import PENDING
 from pulsar_lifecycle.records import owner_names
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS
 from pulsar_lifecycle.scan import snapshot_memory
 from pulsar_lifecycle.scan.snapshot_memory import Memory
+from pulsar_lifecycle.topics.protection import Protection
 
 DAY = 86_400_000
 NOW = 100 * DAY
@@ -59,63 +61,67 @@ def bucket(**changes: Any) -> dict[str, Any]:
 def judged(*rows: dict[str, Any], refs: Referenced | None = None, context: Context = CONTEXT) -> list[tuple[str, str]]:
     table = pa.Table.from_pylist(list(rows), BOOKKEEPER_LEDGERS)
     found = orphans.judge(table, refs or Referenced(), context).to_pylist()
-    return [(row["finding"], row["reason"]) for row in found]
+    return [(row["finding"], row["code"]) for row in found]
 
 
 @pytest.mark.parametrize(
-    ("changes", "finding", "why"),
+    ("changes", "finding", "code"),
     [
-        ({}, Finding.ORPHAN, "nothing refers to it"),
-        ({"cursor": "s"}, Finding.ORPHAN, "nothing refers"),
-        ({"component": "schema", "managed_ledger": None, "schema_id": "t/n/x"}, Finding.ORPHAN, "nothing refers"),
-        ({"managed_ledger": "t/c/n/persistent/x"}, Finding.ORPHAN, "nothing refers"),
-        ({"managed_ledger": "t/n/persistent/a%2Bb+c%7E"}, Finding.ORPHAN, "nothing refers"),
-        ({"component": "compacted-ledger", "compacted_topic": "persistent://t/n/x"}, PENDING, ""),
-        ({"problem": "empty", "error": "no data", "state": None, "application": None}, Finding.EMPTY_ZNODE, "no data"),
+        ({}, Finding.ORPHAN, Code.UNREFERENCED),
+        ({"cursor": "s"}, Finding.ORPHAN, Code.UNREFERENCED),
+        ({"component": "schema", "managed_ledger": None, "schema_id": "t/n/x"}, Finding.ORPHAN, Code.UNREFERENCED),
+        ({"managed_ledger": "t/c/n/persistent/x"}, Finding.ORPHAN, Code.UNREFERENCED),
+        ({"managed_ledger": "t/n/persistent/a%2Bb+c%7E"}, Finding.ORPHAN, Code.UNREFERENCED),
+        ({"component": "compacted-ledger", "compacted_topic": "persistent://t/n/x"}, PENDING, PENDING),
+        (
+            {"problem": "empty", "error": "no data", "state": None, "application": None},
+            Finding.EMPTY_ZNODE,
+            Finding.EMPTY_ZNODE,
+        ),
         (
             {"problem": "corrupt", "error": "at byte 3", "state": None, "application": None},
             Finding.UNDECODABLE,
-            "at byte 3",
+            Finding.UNDECODABLE,
         ),
-        ({"application": None}, Finding.FOREIGN, "not tagged"),
-        ({"application": "pravega"}, Finding.FOREIGN, "not tagged"),
-        ({"component": "compacted-topic"}, Finding.KEPT, "unknown component"),
-        ({"component": None}, Finding.KEPT, "unknown component"),
-        ({"managed_ledger": None}, Finding.KEPT, "name no owner"),
-        ({"managed_ledger": "t/n/x"}, Finding.KEPT, "name no owner"),
-        ({"managed_ledger": "t/n/non-persistent/x"}, Finding.KEPT, "name no owner"),
-        ({"managed_ledger": "t/n/persistent/a%2Fb"}, Finding.KEPT, "name no owner"),  # reads back as a V1 name
-        ({"managed_ledger": "t/n/persistent/.."}, Finding.KEPT, "name no owner"),
-        ({"managed_ledger": "t/n/persistent/a b"}, Finding.KEPT, "name no owner"),
-        ({"component": "schema"}, Finding.KEPT, "name no owner"),
-        ({"managed_ledger": "t/elsewhere/persistent/x"}, Finding.FOREIGN, "t/elsewhere exists under no declared root"),
-        ({"state": "OPEN", "ctime": NOW - DAY}, Finding.OPEN, "never closed"),
-        ({"state": "IN_RECOVERY", "ctime": NOW - DAY}, Finding.OPEN, "never closed"),
-        ({"state": "OPEN"}, Finding.OPEN_ORPHAN, "never closed"),
-        ({"ctime": 0}, Finding.KEPT, "age is unknown"),
-        ({"ctime": None}, Finding.KEPT, "age is unknown"),
-        ({"ctime": NOW + 1}, Finding.KEPT, "age is unknown"),
-        ({"ctime": NOW - 7 * DAY + 1}, Finding.TOO_YOUNG, "younger"),
-        ({"ctime": NOW - 7 * DAY}, Finding.ORPHAN, "nothing refers"),
-        ({"managed_ledger": "pulsar/system/persistent/__ledger_deletion-partition-3"}, Finding.KEPT, "never deleted"),
-        ({"managed_ledger": "pulsar/system/persistent/__transaction_log_0"}, Finding.KEPT, "never deleted"),
-        ({"managed_ledger": "t/n/persistent/x-s__transaction_pending_ack"}, Finding.KEPT, "never deleted"),
-        ({"managed_ledger": "t/n/persistent/__change_events"}, Finding.KEPT, "system topic"),
-        ({"managed_ledger": "pulsar/system/persistent/x"}, Finding.KEPT, "system topic"),
+        ({"application": None}, Finding.FOREIGN, Code.NOT_TAGGED),
+        ({"application": "pravega"}, Finding.FOREIGN, Code.NOT_TAGGED),
+        ({"component": "compacted-topic"}, Finding.KEPT, Code.UNKNOWN_COMPONENT),
+        ({"component": None}, Finding.KEPT, Code.UNKNOWN_COMPONENT),
+        ({"managed_ledger": None}, Finding.KEPT, Protection.UNNAMED_OWNER),
+        ({"managed_ledger": "t/n/x"}, Finding.KEPT, Protection.UNNAMED_OWNER),
+        ({"managed_ledger": "t/n/non-persistent/x"}, Finding.KEPT, Protection.UNNAMED_OWNER),
+        ({"managed_ledger": "t/n/persistent/a%2Fb"}, Finding.KEPT, Protection.UNNAMED_OWNER),  # reads back as a V1 name
+        ({"managed_ledger": "t/n/persistent/.."}, Finding.KEPT, Protection.UNNAMED_OWNER),
+        ({"managed_ledger": "t/n/persistent/a b"}, Finding.KEPT, Protection.UNNAMED_OWNER),
+        ({"component": "schema"}, Finding.KEPT, Protection.UNNAMED_OWNER),
+        ({"managed_ledger": "t/elsewhere/persistent/x"}, Finding.FOREIGN, Protection.UNKNOWN_NAMESPACE),
+        ({"state": "OPEN", "ctime": NOW - DAY}, Finding.OPEN, Finding.OPEN),
+        ({"state": "IN_RECOVERY", "ctime": NOW - DAY}, Finding.OPEN, Finding.OPEN),
+        ({"state": "OPEN"}, Finding.OPEN_ORPHAN, Finding.OPEN_ORPHAN),
+        ({"ctime": 0}, Finding.KEPT, Code.UNKNOWN_AGE),
+        ({"ctime": None}, Finding.KEPT, Code.UNKNOWN_AGE),
+        ({"ctime": NOW + 1}, Finding.KEPT, Code.UNKNOWN_AGE),
+        ({"ctime": NOW - 7 * DAY + 1}, Finding.TOO_YOUNG, Finding.TOO_YOUNG),
+        ({"ctime": NOW - 7 * DAY}, Finding.ORPHAN, Code.UNREFERENCED),
+        (
+            {"managed_ledger": "pulsar/system/persistent/__ledger_deletion-partition-3"},
+            Finding.KEPT,
+            Protection.RESERVED,
+        ),
+        ({"managed_ledger": "pulsar/system/persistent/__transaction_log_0"}, Finding.KEPT, Protection.RESERVED),
+        ({"managed_ledger": "t/n/persistent/x-s__transaction_pending_ack"}, Finding.KEPT, Protection.RESERVED),
+        ({"managed_ledger": "t/n/persistent/__change_events"}, Finding.KEPT, Protection.SYSTEM_TOPIC),
+        ({"managed_ledger": "pulsar/system/persistent/x"}, Finding.KEPT, Protection.SYSTEM_TOPIC),
     ],
 )
-def test_findings_of_one_unreferenced_ledger(changes: dict[str, Any], finding: str, why: str) -> None:
-    ((found, reason),) = judged(data_ledger(**changes))
-    assert found == finding
-    assert why in reason
+def test_findings_of_one_unreferenced_ledger(changes: dict[str, Any], finding: str, code: str) -> None:
+    assert judged(data_ledger(**changes)) == [(finding, code)]
 
 
 @pytest.mark.parametrize("changes", [{"bucket_cursor": None}, {"bucket_key": None}])
 def test_a_snapshot_whose_tags_are_not_whole_is_kept(changes: dict[str, Any]) -> None:
-    assert judged(bucket()) == [(PENDING, "")]
-    ((found, reason),) = judged(bucket(**changes))
-    assert found == Finding.KEPT
-    assert "no cursor or no bucket key" in reason
+    assert judged(bucket()) == [(PENDING, PENDING)]
+    assert judged(bucket(**changes)) == [(Finding.KEPT, Code.UNNAMED_CURSOR)]
 
 
 def test_what_is_needed_gone_or_without_an_id_gives_no_row() -> None:
@@ -132,29 +138,30 @@ X = "persistent://t/n/x"
 
 
 @pytest.mark.parametrize(
-    ("context", "ledger", "why"),
+    ("context", "ledger", "code"),
     [
-        ({"holds": {"t"}}, {}, "legal hold"),
-        ({"holds": {"t/n"}}, {}, "legal hold"),
-        ({"holds": {X}}, {}, "legal hold"),
-        ({"holds": {X}}, {"managed_ledger": "t/n/persistent/x-partition-12"}, "legal hold"),
-        ({"holds": {f"{X}-partition-1"}}, {"component": "schema", "schema_id": "t/n/x"}, "hold on one of its partiti"),
-        ({"kept_namespaces": {"t/n"}}, {}, "could not be read whole"),
-        ({"kept_topics": {X}}, {}, "gone or damaged"),
-        ({"kept_topics": {X}}, {"managed_ledger": "t/n/persistent/x-partition-0"}, "gone or damaged"),
-        ({"kept_topics": {X}}, {"managed_ledger": "t/c/n/persistent/x"}, "gone or damaged"),
-        ({"kept_topics": {X}}, {"component": "schema", "schema_id": "t/n/x"}, "gone or damaged"),
-        ({"shadow_sources": {X}}, {}, "shadow"),
-        ({"shadow_sources": {X}}, {"managed_ledger": "t/n/persistent/x-partition-0"}, "shadow"),
-        ({"open_topics": {X}}, {}, "open"),
+        ({"holds": {"t"}}, {}, Protection.LEGAL_HOLD),
+        ({"holds": {"t/n"}}, {}, Protection.LEGAL_HOLD),
+        ({"holds": {X}}, {}, Protection.LEGAL_HOLD),
+        ({"holds": {X}}, {"managed_ledger": "t/n/persistent/x-partition-12"}, Protection.LEGAL_HOLD),
+        (
+            {"holds": {f"{X}-partition-1"}},
+            {"component": "schema", "schema_id": "t/n/x"},
+            Protection.LEGAL_HOLD_ON_PARTITION,
+        ),
+        ({"kept_namespaces": {"t/n"}}, {}, Protection.UNREAD_NAMESPACE),
+        ({"kept_topics": {X}}, {}, Protection.LOST_ENTRIES),
+        ({"kept_topics": {X}}, {"managed_ledger": "t/n/persistent/x-partition-0"}, Protection.LOST_ENTRIES),
+        ({"kept_topics": {X}}, {"managed_ledger": "t/c/n/persistent/x"}, Protection.LOST_ENTRIES),
+        ({"kept_topics": {X}}, {"component": "schema", "schema_id": "t/n/x"}, Protection.LOST_ENTRIES),
+        ({"shadow_sources": {X}}, {}, Protection.SHADOW_SOURCE),
+        ({"shadow_sources": {X}}, {"managed_ledger": "t/n/persistent/x-partition-0"}, Protection.SHADOW_SOURCE),
+        ({"open_topics": {X}}, {}, Code.OTHER_OPEN),
     ],
 )
-def test_what_is_said_of_the_owner_keeps(context: dict[str, Any], ledger: dict[str, Any], why: str) -> None:
-    ((found, reason),) = judged(
-        data_ledger(**ledger), context=replace(CONTEXT, **{k: frozenset(v) for k, v in context.items()})
-    )
-    assert found == Finding.KEPT
-    assert why in reason
+def test_what_is_said_of_the_owner_keeps(context: dict[str, Any], ledger: dict[str, Any], code: str) -> None:
+    found = judged(data_ledger(**ledger), context=replace(CONTEXT, **{k: frozenset(v) for k, v in context.items()}))
+    assert found == [(Finding.KEPT, code)]
 
 
 @pytest.mark.parametrize(
@@ -187,8 +194,7 @@ def test_an_open_ledger_of_a_partition_keeps_the_schemas_that_all_partitions_sha
     open_ = pa.Table.from_pylist([data_ledger(ledger_id=9, state="OPEN", managed_ledger=owner)], BOOKKEEPER_LEDGERS)
     context = replace(CONTEXT, open_topics=frozenset(owner_names.written_topics(open_)))
     schema = data_ledger(component="schema", managed_ledger=None, schema_id="t/n/x")
-    ((found, reason),) = judged(schema, context=context)
-    assert (found, "open" in reason) == (Finding.KEPT, True)
+    assert judged(schema, context=context) == [(Finding.KEPT, Code.OTHER_OPEN)]
     partition, other = data_ledger(managed_ledger=owner), data_ledger(managed_ledger="t/n/persistent/y-partition-0")
     assert [found for found, _ in judged(partition, other, context=context)] == [Finding.KEPT, Finding.ORPHAN]
 
@@ -229,15 +235,15 @@ def test_what_the_operator_opts_in_to() -> None:
 
 def test_an_under_replicated_ledger_is_kept() -> None:
     assert judged(data_ledger(), context=replace(CONTEXT, under_replicated=BitMap64([7]))) == [
-        (Finding.KEPT, "under-replicated")
+        (Finding.KEPT, Code.UNDER_REPLICATED)
     ]
 
 
-def test_the_first_rule_that_applies_gives_the_reason() -> None:
+def test_the_first_rule_that_applies_gives_the_code() -> None:
     context = replace(CONTEXT, holds=frozenset({"t"}), open_topics=frozenset({X}))
     young = data_ledger(ctime=NOW - DAY)
-    assert judged(young, context=context)[0][1] == "legal hold"
-    assert judged(young | {"state": "OPEN"}, context=context)[0][1] == "legal hold"
+    assert judged(young, context=context)[0][1] == Protection.LEGAL_HOLD
+    assert judged(young | {"state": "OPEN"}, context=context)[0][1] == Protection.LEGAL_HOLD
     assert judged(young, refs=Referenced(BitMap64(), BitMap64([7])), context=context)[0][0] == Finding.OFFLOAD_LEFTOVER
     assert judged(young, context=replace(context, holds=frozenset()))[0][0] == Finding.TOO_YOUNG
 
@@ -263,46 +269,91 @@ def test_a_context_survives_json() -> None:
     assert Context.from_json(json.loads(json.dumps(context.to_json()))) == context
 
 
-def settled(component: str, **facts: Any) -> str:
+def of(code: str) -> Finding:
+    return Finding.ORPHAN if code == Code.NOT_HELD else Finding.KEPT
+
+
+def settled(component: str, **facts: Any) -> tuple[str, str]:
     row = bucket() | {"component": component, "topic": X, "topic_exists": True, "load_state": "loaded"} | facts
     known = {name: value for name, value in row.items() if name in snapshot_memory.OWNER_FACTS.names}
     (found,) = orphans.decide_pending(pa.Table.from_pylist([known], snapshot_memory.OWNER_FACTS)).to_pylist()
-    return found["finding"]
+    return found["finding"], found["code"]
 
 
 @pytest.mark.parametrize(
-    ("facts", "finding"),
+    ("facts", "code"),
     [
-        ({"compaction": "NOT_RUN"}, Finding.ORPHAN),
-        ({"compaction": "SUCCESS"}, Finding.ORPHAN),
-        ({"compaction": "RUNNING"}, Finding.KEPT),
-        ({"compaction": "ERROR"}, Finding.KEPT),
-        ({"compaction": "UNKNOWN: 503"}, Finding.KEPT),
-        ({"compaction": None}, Finding.KEPT),
-        ({"load_state": "unloaded", "compaction": None}, Finding.ORPHAN),
-        ({"load_state": "never_loaded"}, Finding.ORPHAN),
-        ({"load_state": None}, Finding.KEPT),
-        ({"topic_exists": None, "load_state": None}, Finding.ORPHAN),
+        ({"compaction": "NOT_RUN"}, Code.NOT_HELD),
+        ({"compaction": "SUCCESS"}, Code.NOT_HELD),
+        ({"compaction": "RUNNING"}, Code.COMPACTION_POSSIBLE),
+        ({"compaction": "ERROR"}, Code.COMPACTION_POSSIBLE),
+        ({"compaction": "UNKNOWN: 503"}, Code.COMPACTION_POSSIBLE),
+        ({"compaction": None}, Code.COMPACTION_POSSIBLE),
+        ({"load_state": "unloaded", "compaction": None}, Code.NOT_HELD),
+        ({"load_state": "never_loaded"}, Code.NOT_HELD),
+        ({"load_state": None}, Code.COMPACTION_POSSIBLE),
+        ({"topic_exists": None, "load_state": None}, Code.NOT_HELD),
     ],
 )
-def test_a_compacted_ledger_goes_when_no_compaction_can_be_running(facts: dict[str, Any], finding: str) -> None:
-    assert settled("compacted-ledger", **facts) == finding
+def test_a_compacted_ledger_goes_when_no_compaction_can_be_running(facts: dict[str, Any], code: str) -> None:
+    assert settled("compacted-ledger", **facts) == (of(code), code)
 
 
 @pytest.mark.parametrize(
-    ("facts", "finding"),
+    ("facts", "code"),
     [
-        ({"memory": Memory.NOTHING}, Finding.ORPHAN),
-        *(({"memory": code}, Finding.KEPT) for code in Memory if code is not Memory.NOTHING),
-        ({"memory": None}, Finding.KEPT),
-        ({"memory": "unheard of"}, Finding.KEPT),
-        ({"memory": None, "compaction": "SUCCESS"}, Finding.KEPT),
-        ({"memory": None, "load_state": None}, Finding.KEPT),
-        ({"memory": None, "load_state": "unloaded"}, Finding.ORPHAN),
-        ({"memory": None, "load_state": "never_loaded"}, Finding.ORPHAN),
-        ({"memory": Memory.HELD_CURSOR, "topic_exists": None, "load_state": None}, Finding.ORPHAN),
+        ({"memory": Memory.NOTHING}, Code.NOT_HELD),
+        *(({"memory": code}, code) for code in Memory if code is not Memory.NOTHING),
+        ({"memory": None}, Code.NOT_ASKED),
+        ({"memory": "unheard of"}, Code.NOT_ASKED),
+        ({"memory": None, "compaction": "SUCCESS"}, Code.NOT_ASKED),
+        ({"memory": None, "load_state": None}, Code.NOT_ASKED),
+        ({"memory": None, "load_state": "unloaded"}, Code.NOT_HELD),
+        ({"memory": None, "load_state": "never_loaded"}, Code.NOT_HELD),
+        ({"memory": Memory.HELD_CURSOR, "topic_exists": None, "load_state": None}, Code.NOT_HELD),
     ],
 )
-def test_a_snapshot_goes_when_no_broker_can_hold_it(facts: dict[str, Any], finding: str) -> None:
-    assert settled("delayed-index-bucket", **facts) == finding
-    assert settled("delayed-index-bucket", bucket_key="odd", **facts) == finding
+def test_a_snapshot_goes_when_no_broker_can_hold_it(facts: dict[str, Any], code: str) -> None:
+    assert settled("delayed-index-bucket", **facts) == (of(code), code)
+    assert settled("delayed-index-bucket", bucket_key="odd", **facts) == (of(code), code)
+
+
+# -------------------------------------------------------------------------------------------------------- the wording
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "closed, older than the grace period, and nothing refers to it"),
+        ({"problem": "empty", "state": None, "application": None}, "the z-node has no data"),
+        ({"problem": "corrupt", "error": "at byte 3", "state": None, "application": None}, "at byte 3"),
+        ({"application": None}, "not tagged application=pulsar"),
+        ({"component": None}, "unknown component"),
+        ({"managed_ledger": None}, "its tags name no owner"),
+        (
+            {"managed_ledger": "t/elsewhere/persistent/x"},
+            "namespace t/elsewhere exists under no declared root: foreign or gone (bookkeeper.gone_namespaces)",
+        ),
+        ({"state": "OPEN", "ctime": NOW - DAY}, "never closed, and younger than the grace period"),
+        ({"state": "OPEN"}, "never closed: no broker rolled it over, nothing refers to it"),
+        ({"ctime": 0}, "its age is unknown: ctime is missing or in the future"),
+        ({"ctime": NOW - DAY}, "younger than the grace period"),
+    ],
+)
+def test_what_a_finding_says(changes: dict[str, Any], reason: str) -> None:
+    table = pa.Table.from_pylist([data_ledger(**changes)], BOOKKEEPER_LEDGERS)
+    assert orphans.judge(table, Referenced(), CONTEXT).column("reason").to_pylist() == [reason]
+
+
+def test_each_undecodable_z_node_says_what_is_wrong_with_it() -> None:
+    broken = {"problem": "corrupt", "state": None, "application": None}
+    rows = [data_ledger(ledger_id=i, error=error, **broken) for i, error in enumerate(("a", "b", "a"))]
+    found = orphans.judge(pa.Table.from_pylist(rows, BOOKKEEPER_LEDGERS), Referenced(), CONTEXT)
+    assert found.column("reason").to_pylist() == ["a", "b", "a"]
+
+
+def test_a_code_is_a_member_and_of_an_earlier_version_the_finding() -> None:
+    assert orphans.code_of({"finding": "kept", "code": "legal_hold"}) is Protection.LEGAL_HOLD
+    assert orphans.code_of({"finding": "kept", "code": None}) is Finding.KEPT
+    members = [str(one) for codes in orphans.CODES for one in codes]
+    assert len(set(members) - {"open_orphan"}) == len(members) - 2  # the only code of two enumerations

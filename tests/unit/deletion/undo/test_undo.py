@@ -3,149 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from itertools import count
+from collections.abc import Iterable
+from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from pulsar_lifecycle.deletion.undo.undo import begun, preview, undo
-from pulsar_lifecycle.deletion.undo.undone import Undone, UndoPorts, UndoRun
-from pulsar_lifecycle.errors import LeaseLost, OutcomeUnknown, Overloaded, Paused, StoreError, Unavailable
+from pulsar_lifecycle.deletion.undo.undone import Undone, UndoPorts
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
-from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
-from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import Archived, JournalRow, ReplicaCheck
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState, Segment
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.apply import intents
-from tests.kit.crash import Crash, Steps, watch
-from tests.kit.fakes.metadata_store import Operation
-from tests.simulation.cluster import SimulatedCluster, data_tags
-from tests.simulation.offloaded import attempt
-from tests.simulation.pipeline import delete, scan, two_scans
-
-TOPIC = Topic.parse("persistent://acme/orders/placed")
-GC_WAIT = 900
-A, B, C = "a:3181", "b:3181", "c:3181"
-
-
-class Scene:
-    """Three ledgers that a run archived and deleted; their entries are still on the bookies, two copies each."""
-
-    def __init__(self) -> None:
-        self.cluster = SimulatedCluster()
-        self.store = self.cluster.open_store()
-        self.hook: Callable[[str], None] = lambda name: None
-        self.said: list[str] = []
-        self.lease = control.take_lease(self.store, "test", self.cluster.clock, 1)
-        self.ids = [self.deleted() for _ in range(3)]
-        self.cluster.clock.advance(60)
-
-    # ------------------------------------------------------------------------------------------------- what was there
-
-    def deleted(self, state: LedgerState = LedgerState.CLOSED, entries: int = 10) -> int:
-        """A ledger as a deletion run leaves it."""
-        tags = {"application": "pulsar", **data_tags(TOPIC)}
-        ledger_id = self.cluster.ledger(data_tags(TOPIC), entries=[b"entry"] * entries)
-        metadata = LedgerMetadata(
-            state,
-            3,
-            2,
-            2,
-            (Segment(0, (A, B, C)),),
-            5 * entries,
-            entries - 1 if state is LedgerState.CLOSED else -1,
-            DigestType.CRC32C,
-            custom_metadata={name: value.encode() for name, value in tags.items()},
-        )
-        path = self.cluster.path(ledger_id)
-        self.store.delete(path, -1)
-        stat = self.store.create(path, ledger_metadata.encode(metadata), parents=True)
-        now = self.cluster.clock.now_ms()
-        row = Archived("deletion", "simulated", ledger_id, path, self.data(ledger_id), 0, stat.czxid, stat.ctime, now)
-        self.cluster.journal.archive([row])
-        self.store.delete(path, -1)
-        return ledger_id
-
-    def data(self, ledger_id: int) -> bytes:
-        return self.cluster.zookeeper.data(self.cluster.path(ledger_id))
-
-    def archived(self, ledger_id: int) -> Archived:
-        return next(row for row in self.cluster.journal.nodes if row.ledger_id == ledger_id)
-
-    def edit(self, ledger_id: int, **changes: Any) -> None:
-        """Change a row of the archive."""
-        nodes = self.cluster.journal.nodes
-        nodes[:] = [replace(row, **changes) if row.ledger_id == ledger_id else row for row in nodes]
-
-    def collect(self, ledger_id: int, *bookies: str) -> None:
-        """The bookies' garbage collection drops a ledger."""
-        for bookie in bookies:
-            self.cluster.reader.collected.setdefault(bookie, set()).add(ledger_id)
-
-    # --------------------------------------------------------------------------------------------------- the two ways
-
-    def run(self, *, accept_unknown: bool = False) -> UndoRun:
-        return UndoRun(
-            run_id="undo",
-            cluster="simulated",
-            ledgers_root="/ledgers",
-            guard=self.lease.guard,
-            store_ahead_ms=0,
-            gc_wait_ms=GC_WAIT * 1000,
-            accept_unknown=accept_unknown,
-            batch=2,
-            creates_per_second=1e9,
-            slow_above_ms=100,
-            stop_above_ms=500,
-        )
-
-    @property
-    def ports(self) -> UndoPorts:
-        return UndoPorts(self.store, self._check, _Journal(self), self.cluster.clock, self.said.append)
-
-    def _check(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
-        self.hook("check")
-        return self.cluster.reader.check_replicas(ledgers)
-
-    def pending(self) -> dict[int, int]:
-        return begun([asdict(row) for row in self.cluster.journal.rows], "simulated")
-
-    def preview(self, **options: Any) -> dict[int, Undone]:
-        done = preview(self.run(**options), self.ports, self.cluster.journal.nodes, self.pending())
-        return {one.ledger_id: one for one in done}
-
-    def undo(self, **options: Any) -> dict[int, Undone]:
-        done = undo(self.run(**options), self.ports, self.cluster.journal.nodes, self.pending())
-        return {one.ledger_id: one for one in done}
-
-    # ------------------------------------------------------------------------------------------------------- the ends
-
-    def journal(self, ledger_id: int) -> list[str]:
-        rows = [row for row in self.cluster.journal.rows if row.ledger_id == ledger_id]
-        assert {row.phase for row in rows} <= {"undo"}
-        return [row.outcome for row in rows]
-
-    def exists(self, ledger_id: int) -> bool:
-        return self.cluster.exists(ledger_id)
-
-
-class _Journal:
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-
-    def record(self, rows: Sequence[JournalRow]) -> str:
-        self._scene.hook("before record")
-        where = self._scene.cluster.journal.record(rows)
-        self._scene.hook("after record")
-        return where
-
-    def archive(self, nodes: Sequence[Archived]) -> str:
-        raise AssertionError("an undo archives nothing")
+from tests.kit.simulated.cluster import SimulatedCluster, data_tags
+from tests.kit.simulated.offloaded import attempt
+from tests.kit.simulated.pipeline import delete, scan, two_scans
+from tests.kit.undo_scene import GC_WAIT, TOPIC, A, B, C, during_the_wait, outcomes
+from tests.kit.undo_scene import UndoScene as Scene
 
 
 @pytest.fixture
@@ -153,8 +32,8 @@ def scene() -> Scene:
     return Scene()
 
 
-def outcomes(done: dict[int, Undone]) -> list[str]:
-    return [done[ledger_id].outcome for ledger_id in sorted(done)]
+def codes(done: Iterable[Undone]) -> list[StrEnum | None]:
+    return [one.why and one.why.code for one in done]
 
 
 def test_whole_ledgers_come_back_with_their_bytes_and_are_restored_after_a_second_check(scene: Scene) -> None:
@@ -204,8 +83,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(scene: Scene) -> N
     done = preview(scene.run(), ports, scene.cluster.journal.nodes, {})
 
     assert [one.outcome for one in done] == [Outcome.RESTORABLE, Outcome.RESTORABLE, Outcome.LOST]
-    assert "all there" in done[0].reason
-    assert "under-replicated" in done[1].reason
+    assert codes(done) == [Code.ENTRIES_THERE, Code.ENTRIES_THERE, Code.ENTRIES_LOST]
     assert "missing on a:3181" in done[1].reason
     assert "10 on no bookie any more" in done[2].reason
     assert scene.cluster.journal.rows == []
@@ -224,7 +102,7 @@ def test_what_every_replica_lost_is_past_saving_and_stays_away(scene: Scene) -> 
 def test_one_entry_without_any_replica_is_past_saving(scene: Scene) -> None:
     scene.collect(scene.ids[0], A, B)  # entries 0, 3, 6 and 9 were on these two alone
     done = scene.undo()
-    assert done[scene.ids[0]].outcome == Outcome.LOST
+    assert (done[scene.ids[0]].outcome, codes([done[scene.ids[0]]])) == (Outcome.LOST, [Code.ENTRIES_LOST])
     assert "4 on no bookie any more" in done[scene.ids[0]].reason
 
 
@@ -258,22 +136,9 @@ def test_entries_that_only_silent_bookies_may_hold_are_never_said_to_be_restored
     assert len(scene.cluster.clock.slept) == slept  # the interval has passed long since
 
 
-def _during_the_wait(scene: Scene, act: Callable[[], None]) -> None:
-    """``act`` once, while the collection interval passes."""
-    asleep = scene.cluster.clock.sleep
-    acts = [act]
-
-    def sleep(seconds: float) -> None:
-        if seconds >= 1 and acts:
-            acts.pop()()
-        asleep(seconds)
-
-    scene.cluster.clock.sleep = sleep  # type: ignore[method-assign]
-
-
 def test_what_is_collected_while_it_comes_back_is_taken_away_again(scene: Scene) -> None:
     lost = scene.ids[1]
-    _during_the_wait(scene, lambda: scene.collect(lost, A, B, C))
+    during_the_wait(scene, lambda: scene.collect(lost, A, B, C))
     done = scene.undo()
     assert outcomes(done) == [Outcome.RESTORED, Outcome.LOST, Outcome.RESTORED]
     assert not scene.exists(lost)
@@ -294,7 +159,7 @@ def test_a_z_node_that_is_not_as_we_made_it_is_left_alone(scene: Scene, change: 
         if change == "replaced":
             scene.store.create(path, scene.archived(touched).data)
 
-    _during_the_wait(scene, meddle)
+    during_the_wait(scene, meddle)
     done = scene.undo()
 
     assert outcomes(done) == [Outcome.RESTORED, Outcome.UNCONFIRMED, Outcome.RESTORED]
@@ -330,10 +195,9 @@ def test_entries_that_moved_to_another_bookie_meanwhile_are_sought_there(scene: 
         scene.store.write(scene.cluster.path(moved), new, 0)
         scene.collect(moved, C)
 
-    _during_the_wait(scene, autorecovery)
+    during_the_wait(scene, autorecovery)
     done = scene.undo()
-    assert done[moved].outcome == Outcome.RESTORED
-    assert "all there" in done[moved].reason
+    assert (done[moved].outcome, codes([done[moved]])) == (Outcome.RESTORED, [Code.ENTRIES_THERE])
 
 
 # --------------------------------------------------------------------------------------------------------- not restored
@@ -348,9 +212,7 @@ def test_a_ledger_that_is_there_is_left_alone(scene: Scene) -> None:
     done = scene.undo()
 
     assert outcomes(done) == [Outcome.PRESENT, Outcome.PRESENT, Outcome.REFUSED]
-    assert "never deleted" in done[never].reason
-    assert "restored already" in done[again].reason
-    assert "issued again" in done[other].reason
+    assert codes(done[i] for i in scene.ids) == [Code.NEVER_DELETED, Code.RESTORED_ALREADY, Code.ID_REUSED]
     assert scene.data(other) == b"another"
 
 
@@ -361,20 +223,20 @@ def test_a_second_undo_finds_it_restored(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "code"),
     [
-        ({"cluster": "other"}, "another cluster"),
-        ({"path": "/elsewhere/00/0000/L0001"}, "another place"),
-        ({"data": b""}, "no ledger metadata"),
-        ({"data": b"rubbish"}, "no ledger metadata"),
-        ({"czxid": 1 << 40}, "metadata store is younger"),
+        ({"cluster": "other"}, Code.OTHER_CLUSTER),
+        ({"path": "/elsewhere/00/0000/L0001"}, Code.OTHER_CLUSTER),
+        ({"data": b""}, Code.ARCHIVE_DAMAGED),
+        ({"data": b"rubbish"}, Code.ARCHIVE_DAMAGED),
+        ({"czxid": 1 << 40}, Code.STORE_RESTORED),
     ],
 )
-def test_what_may_not_come_back_is_refused_and_says_why(scene: Scene, changes: dict[str, Any], reason: str) -> None:
+def test_what_may_not_come_back_is_refused_and_says_why(scene: Scene, changes: dict[str, Any], code: Code) -> None:
     scene.edit(scene.ids[0], **changes)
     done = scene.undo()
     assert outcomes(done) == [Outcome.REFUSED, Outcome.RESTORED, Outcome.RESTORED]
-    assert reason in done[scene.ids[0]].reason
+    assert codes([done[scene.ids[0]]]) == [code]
     assert scene.journal(scene.ids[0]) == [Outcome.REFUSED]
 
 
@@ -398,161 +260,6 @@ def test_of_two_archived_z_nodes_the_newer_comes_back(scene: Scene) -> None:
     scene.undo()
     row = next(row for row in scene.cluster.journal.rows if row.ledger_id == first.ledger_id)
     assert json.loads(row.detail)["archived_by"] == "later"
-
-
-# ---------------------------------------------------------------------------------------------------------- stopping
-
-
-def test_a_paused_cluster_gets_nothing_back(scene: Scene) -> None:
-    control.pause(scene.store, "wait")
-    with pytest.raises(Paused):
-        scene.undo()
-    assert not any(map(scene.exists, scene.ids))
-
-
-def test_a_pause_interrupts_the_wait_and_a_rerun_goes_on(scene: Scene) -> None:
-    _during_the_wait(scene, lambda: control.pause(scene.store, "wait"))
-    with pytest.raises(Paused):
-        scene.undo()
-    assert [scene.journal(i)[-1] for i in scene.ids] == [Outcome.RECREATED] * 3
-    assert outcomes(scene.preview()) == [Outcome.RECREATED] * 3
-
-    control.resume(scene.store)
-    assert outcomes(scene.undo()) == [Outcome.RESTORED] * 3
-    assert sum(scene.cluster.clock.slept) == pytest.approx(GC_WAIT)
-
-
-def test_a_slow_metadata_store_stops_an_undo(scene: Scene) -> None:
-    scene.store.latency = 501
-    with pytest.raises(Overloaded):
-        scene.undo()
-    assert not any(map(scene.exists, scene.ids))
-
-
-def test_without_the_lease_nothing_is_taken_away(scene: Scene) -> None:
-    lost = scene.ids[1]
-
-    def lose() -> None:
-        scene.collect(lost, A, B, C)
-        scene.store.write(control.LEASE, b"{}", -1)
-
-    _during_the_wait(scene, lose)
-    with pytest.raises(LeaseLost):
-        scene.undo()
-    assert scene.exists(lost)
-    assert scene.journal(lost)[-1] == Outcome.UNCONFIRMED
-
-    control.release_lease(scene.store, scene.lease)
-    scene.lease = control.take_lease(scene.store, "test", scene.cluster.clock, 1)
-    assert scene.undo()[lost].outcome == Outcome.LOST
-    assert not scene.exists(lost)
-
-
-# -------------------------------------------------------------------------------------------------- faults and crashes
-
-
-@pytest.mark.parametrize("arrived", [True, False])
-def test_after_an_unknown_outcome_of_a_creation_what_is_there_decides(scene: Scene, arrived: bool) -> None:
-    path = scene.cluster.path(scene.ids[0])
-
-    def lose(operation: Operation) -> None:
-        if operation == Operation("create", (path,)):
-            raise OutcomeUnknown("connection lost")
-
-    if arrived:
-        scene.store.after = lose
-    else:
-        scene.store.before = lose
-    done = scene.undo()
-
-    assert outcomes(done) == [Outcome.RESTORED if arrived else Outcome.UNKNOWN, Outcome.RESTORED, Outcome.RESTORED]
-    scene.store.before = scene.store.after = lambda operation: None
-    assert outcomes(scene.undo()) == [
-        Outcome.PRESENT if arrived else Outcome.RESTORED,
-        Outcome.PRESENT,
-        Outcome.PRESENT,
-    ]
-
-
-def _watched(scene: Scene, steps: Steps) -> None:
-    """Steps are each request to the store, before and after it, each check, each write of the journal."""
-    scene.hook = steps
-    watch(scene.store, steps)
-
-
-def _reborn(scene: Scene) -> None:
-    """A new process: a new session, the lease taken again."""
-    scene.hook = lambda name: None
-    scene.store.close()
-    scene.store = scene.cluster.open_store()
-    scene.cluster.clock.advance(30)
-    scene.lease = control.take_lease(scene.store, "test", scene.cluster.clock, 1)
-
-
-def _killed_at(at: int, collected_meanwhile: bool) -> tuple[Scene, bool]:
-    """Kill an undo at one step and run it again; the scene, and whether there was such a step."""
-    scene = Scene()
-    created = _counting_creations(scene)
-    if collected_meanwhile:
-        _during_the_wait(scene, lambda: scene.collect(scene.ids[1], A, B, C))
-    _watched(scene, Steps(at))
-    killed = False
-    try:
-        scene.undo()
-    except Crash:
-        killed = True
-    _reborn(scene)
-    if collected_meanwhile and scene.exists(scene.ids[1]):
-        scene.collect(scene.ids[1], A, B, C)
-    done = scene.undo()
-    assert all(created.count(scene.cluster.path(i)) <= 1 for i in scene.ids), "created twice"
-    assert set(outcomes(done)) <= {Outcome.RESTORED, Outcome.PRESENT, Outcome.LOST}
-    return scene, killed
-
-
-def _counting_creations(scene: Scene) -> list[str]:
-    """Every creation that reached the server, whatever session it came from."""
-    server = scene.cluster.zookeeper
-    create, created = server.create, list[str]()
-
-    def counted(path: str, data: bytes, owner: int) -> Any:
-        created.append(path)
-        return create(path, data, owner)
-
-    server.create = counted  # type: ignore[method-assign]
-    return created
-
-
-@pytest.mark.parametrize("collected_meanwhile", [False, True])
-def test_a_crash_at_any_step_is_made_good_by_a_rerun(collected_meanwhile: bool) -> None:
-    for at in count():
-        scene, killed = _killed_at(at, collected_meanwhile)
-        for ledger_id in scene.ids:
-            gone = collected_meanwhile and ledger_id == scene.ids[1] and Outcome.LOST in scene.journal(ledger_id)
-            assert scene.exists(ledger_id) != gone, (at, scene.journal(ledger_id))
-            final = [outcome for outcome in scene.journal(ledger_id) if outcome != Outcome.PRESENT][-1]
-            assert final == (Outcome.LOST if gone else Outcome.RESTORED), (at, scene.journal(ledger_id))
-        if not killed:
-            break
-    assert at > 30
-
-
-def test_what_could_not_be_journalled_is_not_done(scene: Scene) -> None:
-    scene.cluster.journal.failure = StoreError("disk full")
-    with pytest.raises(StoreError):
-        scene.undo()
-    assert not any(map(scene.exists, scene.ids))
-
-
-def test_bookies_that_cannot_be_found_stop_it_before_anything_is_done(scene: Scene) -> None:
-    def broken(name: str) -> None:
-        if name == "check":
-            raise Unavailable("no connection to the metadata store")
-
-    scene.hook = broken
-    with pytest.raises(Unavailable):
-        scene.undo()
-    assert not any(map(scene.exists, scene.ids))
 
 
 # ------------------------------------------------------------------------------------------------------ and afterwards

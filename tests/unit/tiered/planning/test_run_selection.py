@@ -32,8 +32,8 @@ from pulsar_lifecycle.topics.offload_policy import DELETION_LAG, DRIVER, Offload
 from tests.kit.builders import some_why
 from tests.kit.offload_scene import OffloadScene as Scene
 from tests.kit.offload_scene import context
+from tests.kit.simulated.cluster import data_tags
 from tests.kit.topic_scene import OTHER, TOPIC
-from tests.simulation.cluster import data_tags
 
 MANY, HUGE = 1_000, 1 << 50
 
@@ -200,8 +200,7 @@ def test_rows_of_a_loaded_topic_that_the_policy_does_not_name_wait(action: str) 
     assert aside.outcomes(OffloadChoice.RELEASE if action == OffloadChoice.OFFLOAD else OffloadChoice.OFFLOAD) == []
     assert (said.topic, said.ledger_id, said.outcome) == (str(TOPIC), -1, Outcome.LEFT_TO_BROKER)
     assert (said.ledgers, said.bytes) == (3, 30)
-    assert said.reason.startswith("3 of its ledgers wait: its topic counts as loaded (listed by")
-    assert "offload.loaded_topics" in said.reason
+    assert said.why.code is Code.TOPIC_LOADED
     assert scene.objects.requests == []
     assert scene.open_attempts == []
 
@@ -211,7 +210,7 @@ def test_a_topic_that_was_just_written_waits() -> None:
     scene.write(scene.ids[0], None)
     aside = waiting(scene)
     assert aside.without([row(i) for i in scene.wanted]) == []
-    assert "written too recently" in aside.outcomes(OffloadChoice.OFFLOAD)[0].reason
+    assert aside.outcomes(OffloadChoice.OFFLOAD)[0].why.code is Code.TOPIC_LOADED
 
 
 def test_rows_of_a_loaded_topic_that_the_policy_names_do_not_wait() -> None:

@@ -1,0 +1,48 @@
+"""The frame of assets that judge a scan into a table, and plan what of it goes.
+
+Not here: what is judged and planned, and what the pages show.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+
+from assets.epochs import epoch_to_read
+from assets.names import EPOCH
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.progress import of_stages, reporting
+from resources.lifecycle import LifecycleResource
+
+
+def table_and_plan(
+    name: str,
+    table: dg.AssetSpec,
+    stored_as: str,
+    plan: dg.AssetSpec,
+    make: Callable[[Cluster, Epoch], tuple[PlanSummary, pa.Table]],
+    table_shown: Callable[[Cluster, str], Mapping[str, Any]],
+    plan_shown: Callable[[Cluster, PlanSummary, pa.Table], Mapping[str, Any]],
+) -> dg.AssetsDefinition:
+    """The multi-asset ``name``: ``make`` stores the table, as ``stored_as`` of its epoch, and the plan."""
+
+    @dg.multi_asset(name=name, specs=[table, plan])
+    def judged(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        where = lifecycle.cluster()
+        epoch_id = epoch_to_read(context, where)
+        with reporting(context.log.info, of_stages(where.spark)):
+            summary, rows = make(where, where.lake.epoch(epoch_id))
+        uri = {"dagster/uri": where.lake.epoch_table(epoch_id, stored_as)}
+        yield dg.MaterializeResult(
+            asset_key=table.key, metadata={EPOCH: epoch_id, **uri, **table_shown(where, epoch_id)}
+        )
+        yield dg.MaterializeResult(
+            asset_key=plan.key,
+            metadata={EPOCH: epoch_id, **plan_shown(where, summary, rows)},
+            data_version=dg.DataVersion(summary.digest),
+        )
+
+    return judged

@@ -1,0 +1,75 @@
+"""``inactive``: topics and subscriptions that nobody uses, as the newest report says.
+
+Belongs here: the page. Not here: making a report, which is the Dagster job ``report_activity``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.cli.session import AsJson, cluster_of
+
+SAMPLE = 20
+
+
+def inactive(
+    context: typer.Context,
+    subscriptions: Annotated[bool, typer.Option("--subscriptions", help="Subscriptions instead of topics.")] = False,
+    code: Annotated[
+        str | None, typer.Option("--code", help="Only what this code keeps, such as retained; none for what may go.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Topics, or subscriptions, that nobody used for `inactivity.period`, what they hold and what keeps them."""
+    from pulsar_lifecycle.lifecycle.activity.activity_run import (
+        DISAGREEING,
+        IDLE_CURSORS,
+        IDLE_TOPICS,
+        newest_activity,
+        rows_of,
+    )
+    from pulsar_lifecycle.records.codes import check_known
+    from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+    from pulsar_lifecycle.topics.protection import Protection
+
+    if code is not None:
+        check_known("a code that keeps", code, [NOTHING, *map(str, InactiveKept), *map(str, Protection)])
+    where = cluster_of(context)
+    epoch = newest_activity(where.lake, where.settings.cluster)
+    rows = rows_of(where.lake, epoch.epoch_id, IDLE_CURSORS if subscriptions else IDLE_TOPICS).to_pylist()
+    partitions = rows_of(where.lake, epoch.epoch_id, DISAGREEING).to_pylist()
+    rows = [row for row in rows if code is None or (row["kept"] or NOTHING) == code]
+    if as_json:
+        show.json_document({"epoch_id": epoch.epoch_id, "rows": rows, "partitioned_topics": partitions})
+        return
+    now = where.clock.now_ms()
+    what = "subscription" if subscriptions else "topic"
+    total = show.size(sum(row["bytes"] for row in rows))
+    age = show.span(now - epoch.started_at)
+    show.text(f"{show.counted(len(rows), f'inactive {what}')}, {total}, by scan {epoch.epoch_id}, {age} ago")
+    largest = sorted(rows, key=lambda row: (-row["bytes"], row["topic"], row.get("cursor", "")))[:SAMPLE]
+    show.table(
+        ["topic", *(["subscription"] if subscriptions else []), "unused for", "evidence", "bytes", "kept by"],
+        (_cells(row, now, subscriptions) for row in largest),
+    )
+    if len(rows) > SAMPLE:
+        show.text(f"... {len(rows) - SAMPLE} more; --json has all of them")
+    if partitions:
+        show.text()
+        show.table(
+            ["partitioned topic", "code", "partitions said", "there"],
+            ((p["topic"], p["code"], p["partitions_said"], p["partitions_there"]) for p in partitions[:SAMPLE]),
+        )
+
+
+NOTHING = "none"
+"""Stands for no code."""
+
+
+def _cells(row: dict[str, Any], now: int, subscriptions: bool) -> tuple[Any, ...]:
+    own = (row["cursor"],) if subscriptions else ()
+    unused = show.span(now - row["inactive_since"])
+    return row["topic"], *own, unused, row["evidence"], show.size(row["bytes"]), row["kept"]

@@ -1,0 +1,243 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""Applying a plan of inactive subscriptions: each is deleted by its topic's broker, if it is as planned.
+
+Belongs here: whether the plan may be applied, whether a subscription is as planned, the order of note, request and
+look. Not here: making it (``inactive_planning.py``). Loads no topic: subscriptions of topics that no broker has stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.journal import operator_words
+from pulsar_lifecycle.journal.prometheus import published
+from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, is_subscription, monitors_in_force
+from pulsar_lifecycle.metastore.load_state import fetch_brokers
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.model import Topic, cursor_name, encode_name
+from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.records.owner_names import holders
+from pulsar_lifecycle.records.plans import inactive_plan
+from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.scan import evidence, stored_references
+from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.retention_now import policies_now
+from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
+from pulsar_lifecycle.topics.unloads import RunGuard
+from pulsar_lifecycle.topics.write import STOPPING, TopicRun
+
+SEEN_FOR = 10_000
+"""How long (ms) a look at brokers and policies serves; the broker's own refusal is the last word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Details of a journal row about a subscription: its name."""
+
+    subscription: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedSubscription:
+    """What became of a subscription."""
+
+    topic: str
+    subscription: str
+    outcome: Outcome
+    why: Why
+    bytes: int
+
+
+Report = Callable[[Sequence[DeletedSubscription]], None]
+"""Hears what became of each as soon as it is known."""
+
+
+def delete_subscriptions(
+    cluster: Cluster, run_id: str, order: Order, *, dry_run: bool, report: Report = lambda _: None
+) -> list[DeletedSubscription]:
+    """Delete the subscriptions of a plan, each at its topic's broker; none that has consumers.
+
+    One stays, by code, if anything about it changed since the plan, or a rule keeps it. A dry run writes nothing and
+    asks brokers nothing about a topic that they have not loaded. Repeating it is harmless. Raises Refused for a plan
+    that is stale, report-only, of another cluster or beyond the caps, and when another run acts; NotFound, UsageError,
+    Paused, LeaseLost, Overloaded.
+    """
+    summary, some, _ = evidence.check_order(
+        cluster, order, cluster.lake.inactive_plan, inactive_plan.digest, inactive_plan.as_capped, dry_run=dry_run
+    )
+    rows = some.to_pylist()
+    if dry_run:
+        with topic_tools(cluster, read_only=True) as ports:
+            run = _topic_run(cluster, run_id, ports, evidence.check_store(cluster, ports.store))
+            return _Deletion(cluster, run, ports, summary.plan_id, None).all(rows, report)
+    with published(cluster), topic_tools(cluster) as ports:
+        fingerprint = evidence.check_may_act(cluster, ports.store)
+        with control.held_lease(cluster.settings, ports.store, ports.clock, f"subscriptions run {run_id}") as lease:
+            operator_words.note_words(cluster, run_id)
+            run = _topic_run(cluster, run_id, ports, fingerprint)
+            guard = RunGuard(lease.guard, unloads_of(cluster.settings, ports.clock))
+            return _Deletion(cluster, run, ports, summary.plan_id, guard).all(rows, report)
+
+
+def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) -> TopicRun:
+    now = ports.clock.now_ms()
+    epoch = evidence.newest_epoch(cluster, fingerprint)
+    evidence.refuse_old_evidence(epoch, now, int(cluster.settings.orphans.plan_valid_for * 1000))
+    return topic_run(cluster, run_id, ports, owners_rules(cluster, epoch, now), now, False)
+
+
+@dataclass
+class _Deletion:
+    """One launch; without a ``guard`` a dry run."""
+
+    cluster: Cluster
+    run: TopicRun
+    ports: Ports
+    plan_id: str
+    guard: RunGuard | None
+    _seen: dict[str, tuple[int, Mapping[str, str], Monitors | None]] = field(default_factory=dict)
+
+    def all(self, rows: Sequence[Mapping[str, Any]], report: Report) -> list[DeletedSubscription]:
+        """One after the other."""
+        found: list[DeletedSubscription] = []
+        for row in rows:
+            if self.guard:
+                self.guard.check(self.ports.store)
+            said = self._one(row)
+            report([said])
+            found.append(said)
+        return found
+
+    def _one(self, row: Mapping[str, Any]) -> DeletedSubscription:
+        topic = Topic.parse(row["topic"])
+        path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}/{encode_name(row['cursor'])}"
+        node = None
+        try:
+            self.ports.store.sync("/")
+            node = self.ports.store.read([path])[0]
+            if node is None:
+                return self._said(row, Outcome.NOTHING, Why(Code.NOT_THERE, "it does not exist any more"))
+            kept = self._kept(topic, node, row)
+        except STOPPING:
+            raise
+        except Refused as refusal:
+            kept = Why(Code.TOPIC_REFUSED, str(refusal))
+        except LifecycleError as error:
+            return self._said(row, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error)))
+        if kept:
+            return self._said(row, Outcome.LEFT, kept)
+        if not self.guard:
+            return self._said(row, Outcome.GOES, Why(Code.MAY_GO, "its broker is to delete it"))
+        assert isinstance(node, Node)
+        return self._delete(topic, node, row, self.guard)
+
+    def _delete(self, topic: Topic, node: Node, row: Mapping[str, Any], guard: RunGuard) -> DeletedSubscription:
+        self._journal(row, Outcome.BEGUN, Why(Code.ABOUT_TO, "its broker is asked to delete it next"))
+        guard.check(self.ports.store)
+        failure = "its z-node is still there"
+        try:
+            self.ports.admin.delete_subscription(topic, row["cursor"])
+        except LifecycleError as error:  # whether it was deleted all the same, its z-node says
+            failure = str(error)
+        self.ports.store.sync("/")
+        after = self.ports.store.read([node.path])[0]
+        if after is None or (isinstance(after, Node) and after.stat.czxid != node.stat.czxid):
+            return self._said(row, Outcome.DONE, Why(Code.BROKER_DELETED, "its broker deleted it"))
+        return self._said(row, Outcome.FAILED, Why(Code.STILL_THERE, failure))
+
+    # ---------------------------------------------------------------------------------------------------- as planned
+
+    def _kept(self, topic: Topic, node: Any, row: Mapping[str, Any]) -> Why | None:
+        """Why it stays; None if nothing keeps it. The brokers are asked last."""
+        own = self.cluster.settings.inactivity
+        if set(own.subscriptions).isdisjoint(holders(str(topic.namespace), str(topic))):
+            return Why(InactiveKept.NOT_CHOSEN, "inactivity.subscriptions does not name it by now")
+        if row["cursor"] in own.kept_subscriptions:
+            return Why(InactiveKept.NAMED_KEPT, "inactivity.kept_subscriptions names it by now")
+        _, info = snapshot.topic_node(self.ports.store, topic)
+        if info.terminated is not None:
+            return Why(Code.TOPIC_PROTECTED, "its topic is terminated")
+        protected = self.run.topic_rule(topic, snapshot.shadow_source(self.ports.store, topic, info))
+        return protected or self._changed(node, row) or self._at_broker(topic, node, row)
+
+    def _changed(self, node: Any, row: Mapping[str, Any]) -> Why | None:
+        if not isinstance(node, Node) or node.stat.czxid != row["czxid"]:
+            return Why(InactiveKept.CHANGED_SINCE_PLAN, "it is another one than the plan's, or cannot be read")
+        info = cursor_format.decode(node.data)
+        position, last = info.mark_delete, None
+        if info.cursors_ledger_id >= 0:
+            root = self.run.ledgers_root
+            ((metadata, entry),) = stored_references.last_entries_of(
+                self.ports.store, self.ports.reader, [info.cursors_ledger_id], root
+            )
+            if isinstance(entry, LifecycleError) and not stored_references.never_written(metadata, entry):
+                return Why(InactiveKept.CHANGED_SINCE_PLAN, f"its cursor ledger cannot be read: {entry}")
+            if entry is not None and not isinstance(entry, LifecycleError):
+                position, last = cursor_format.decode_position(entry.payload).mark_delete, entry.entry_id
+        at = (position.ledger_id, position.entry_id) if position else (None, None)
+        names = ("ledger_id", "entry_id", "cursors_ledger_id", "cursors_entry_id")
+        if (*at, info.cursors_ledger_id, last) != tuple(row[name] for name in names):
+            return Why(InactiveKept.CHANGED_SINCE_PLAN, "its persisted state is another one than the plan's")
+        return None
+
+    def _at_broker(self, topic: Topic, node: Node, row: Mapping[str, Any]) -> Why | None:
+        admin = self.ports.admin
+        loaded, monitors = self._brokers(str(topic.namespace))
+        if str(topic) not in loaded:
+            return Why(InactiveKept.NOT_LOADED, "no broker lists its topic")
+        names = [cursor_name(name) for name in snapshot.cursors(self.ports.store, node.path.rpartition("/")[0])]
+        if row["cursor"] in monitors.system_cursors:
+            return Why(InactiveKept.SYSTEM_CURSOR, "additionalSystemCursorNames names it by now")
+        if monitors.replicator is None:
+            return Why(InactiveKept.POLICY_UNKNOWN, "no broker says how replicators' cursors begin (replicatorPrefix)")
+        if row["cursor"].startswith(monitors.replicator):
+            return Why(InactiveKept.REPLICATOR_CURSOR, "a replicator reads by it")
+        deletion = monitors.deletion.of(topic) if str(topic.namespace) in monitors.deletion.by_namespace else None
+        others = [name for name in names if is_subscription(name, monitors.replicator) and name != row["cursor"]]
+        if not others and (deletion is None or deletion.on):
+            return Why(InactiveKept.LAST_SUBSCRIPTION, "its broker would delete its topic, too, or may")
+        used = admin.last_use(topic, row["cursor"])
+        if used is None:
+            return Why(InactiveKept.USED_LATELY, "consumers are connected")
+        if used > row["inactive_since"]:
+            return Why(InactiveKept.USED_LATELY, f"its broker says that it was used at {used} (ms)")
+        return None
+
+    def _brokers(self, namespace: str) -> tuple[Mapping[str, str], Monitors]:
+        """Which topics brokers have loaded, what they do by themselves in a namespace; :data:`SEEN_FOR` ago at most."""
+        now = self.ports.clock.now_ms()
+        at, loaded, monitors = self._seen.get(namespace, (now + 1, {}, None))
+        if monitors is None or not 0 <= now - at <= SEEN_FOR:
+            layers, differing = policies_now(self.cluster, [namespace], BROKER_NAMES)
+            if differing:
+                raise Refused(differing[0])
+            loaded = fetch_brokers(self.ports.store, self.ports.admin).loaded
+            monitors = monitors_in_force(layers)
+            self._seen[namespace] = now, loaded, monitors
+        return loaded, monitors
+
+    # -------------------------------------------------------------------------------------------------------- saying so
+
+    def _said(self, row: Mapping[str, Any], outcome: Outcome, why: Why) -> DeletedSubscription:
+        if self.guard:
+            self._journal(row, outcome, why)
+        return DeletedSubscription(row["topic"], row["cursor"], outcome, why, row["bytes"])
+
+    def _journal(self, row: Mapping[str, Any], outcome: Outcome, why: Why) -> None:
+        writer = Writer(self.run.run_id, self.run.cluster, self.plan_id)
+        about = Subject(-1, "", row["topic"], row["bytes"], details=(Subscription(row["cursor"]),))
+        step = Step(Action.DELETE_SUBSCRIPTION, Phase.DELETE_SUBSCRIPTION)
+        self.ports.journal.record([writer.row(step, about, outcome, why, self.ports.clock.now_ms())])

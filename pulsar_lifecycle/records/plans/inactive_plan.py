@@ -1,0 +1,132 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""Plans of inactive topics and of inactive subscriptions: rows, digests, and the codes of what stays.
+
+The summary is a ``PlanSummary``, whose ``ledgers`` count topics or subscriptions. Not here: which are inactive
+(``lifecycle/activity/rules.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.records import plans
+
+
+class InactiveKept(StrEnum):
+    """Why an inactive topic or subscription is not deleted, where nothing protects its topic."""
+
+    SYSTEM_CURSOR = "system_cursor"
+    """It is a broker's own: compaction, deduplication, or one of `additionalSystemCursorNames`."""
+    REPLICATOR_CURSOR = "replicator_cursor"
+    """A replicator reads by it."""
+    FUNCTION_CURSOR = "function_cursor"
+    """Its name is that of a function, a sink or a source: `tenant/namespace/name`."""
+    NAMED_KEPT = "named_kept"
+    """`inactivity.kept_subscriptions` names it."""
+    REPLICATED = "replicated"
+    """Its topic is replicated to another cluster."""
+    POLICY_UNKNOWN = "policy_unknown"
+    """What retention or the brokers' configuration says is not known."""
+    RETAINED = "retained"
+    """The retention in force keeps its data."""
+    UNREAD = "unread"
+    """A subscription has unread messages, or may: it must go first."""
+    NOT_CHOSEN = "not_chosen"
+    """`inactivity.topics` or `inactivity.subscriptions` does not name it: it is only reported."""
+    PARTITION_STAYS = "partition_stays"
+    """Another partition of its partitioned topic is used, or stays: none is begun unless all may go."""
+
+    NOT_LOADED = "not_loaded"
+    """No broker has its topic loaded, and only a broker can delete a subscription. Only at apply."""
+    LAST_SUBSCRIPTION = "last_subscription"
+    """The last subscription of its topic, which its broker would then delete as inactive, or may. Only at apply."""
+    CHANGED_SINCE_PLAN = "changed_since_plan"
+    """It, or its topic, is not as it was when the plan was made. Only at apply."""
+    LEDGER_OPEN = "ledger_open"
+    """A ledger of it was never closed, as its broker died: what is in it is not known. Only at apply."""
+    USED_LATELY = "used_lately"
+    """Its broker says that clients are connected, or were since the plan's period began. Only at apply."""
+
+
+_USED = [
+    pa.field("watched_since", pa.int64()),
+    pa.field("scans", pa.int32()),
+    pa.field("inactive_since", pa.int64()),
+    pa.field("evidence", pa.string()),
+    pa.field("bytes", pa.int64()),
+    pa.field("kept", pa.string()),
+]
+
+INACTIVE_TOPICS = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("topic", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field("czxid", pa.int64()),
+        pa.field("version", pa.int32()),
+        pa.field("last_write", pa.int64()),
+        pa.field("last_read", pa.int64()),
+        pa.field("last_client", pa.int64()),
+        pa.field("published", pa.int64()),
+        pa.field("positions", pa.list_(pa.string())),
+        pa.field("retention_minutes", pa.int64()),
+        pa.field("retention_mb", pa.int64()),
+        *_USED,
+    ]
+)
+"""One row per topic that nobody used for the whole period. ``ledger_id``: its last ledger, -1 for none. ``czxid`` and
+``version`` of its z-node, messages ``published`` since its load (null: no broker lists it), the ``positions`` of its
+cursors as :func:`position_text` writes them, and its retention: what must be so still when it is deleted. ``last_*``
+(ms, null: never seen), of which ``inactive_since`` is the latest, by this ``Evidence``. ``watched_since``: since when
+our history of it has no gap, over so many ``scans``. ``bytes`` that it lists. ``kept``: the ``InactiveKept`` or
+``Protection`` by which it stays all the same; null for what may be deleted. A plan's rows are those with null."""
+
+INACTIVE_CURSORS = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("entry_id", pa.int64()),
+        pa.field("topic", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field("cursor", pa.string()),
+        pa.field("czxid", pa.int64()),
+        pa.field("cursors_ledger_id", pa.int64()),
+        pa.field("cursors_entry_id", pa.int64()),
+        *_USED,
+    ]
+)
+"""One row per cursor that nobody used for the whole period. ``ledger_id``, ``entry_id``: its persisted mark-delete
+position; with the z-node's ``czxid`` and the cursor ledger's last entry what must be so still when it is deleted.
+``inactive_since``: when it was last read, by this ``Evidence``. ``bytes`` of its topic's ledgers that it keeps. The
+other columns are as those of ``inactive_topics``."""
+
+TOPICS, SUBSCRIPTIONS = "inactive-topics", "inactive-subscriptions"
+"""How the id of a plan begins."""
+
+
+def schema_of(plan_id: str) -> pa.Schema:
+    """The schema of a plan's rows, by its id."""
+    return INACTIVE_CURSORS if plan_id.startswith(f"{SUBSCRIPTIONS}-") else INACTIVE_TOPICS
+
+
+_FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
+
+
+def position_text(cursor: str, ledger_id: int | None, entry_id: int | None) -> str:
+    """A cursor and its persisted position; one that is not known is like none."""
+    return f"{cursor} {ledger_id}:{entry_id}"
+
+
+def as_capped(rows: pa.Table) -> pa.Table:
+    """The rows as the caps count them: scans know the bytes that topics list, before replication."""
+    return rows.append_column("physical_bytes", rows.column("bytes"))
+
+
+def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) over the id-sorted canonical rows and the facts that make the plan actionable."""
+    return plans.digest(rows, {name: summary[name] for name in _FACTS})

@@ -1,0 +1,58 @@
+"""The pages of inactive topics and subscriptions, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from assets.activity import check_result, history_shown, inactive_shown
+from tests.kit.activity_scene import ActivityScene
+from tests.kit.command import run
+from tests.kit.retention_scene import NAMESPACE
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ActivityScene:
+    found = ActivityScene(tmp_path, monkeypatch)
+    found.choose(period=86_400.0)
+    return found
+
+
+def test_the_pages_say_what_keeps_what_is_inactive(scene: ActivityScene) -> None:
+    scene.used("old", "s")
+    scene.used("unread", "s", read=False)
+    first = history_shown(scene.report())
+    assert first["goes on with scan"].startswith("none")
+    report = scene.days(2)
+    assert history_shown(report)["inactive subscriptions"] == 2
+    page = inactive_shown(report.topics)
+    assert page["dagster/row_count"] == 2
+    assert "| may be deleted | 1 | 1.0 MiB |" in page["by what keeps them"].value
+    assert "| unread | 1 | 1.0 MiB |" in page["by what keeps them"].value
+    largest = inactive_shown(report.cursors)["largest"].records
+    assert [record.data["topic"].rpartition("/")[2] for record in largest] == ["unread", "old"]
+    assert check_result(report.partitions).passed
+
+
+def test_the_check_names_partitioned_topics_that_are_not_whole(scene: ActivityScene) -> None:
+    scene.used("lone-partition-0")
+    found = check_result(scene.report().partitions)
+    assert not found.passed
+    (record,) = found.metadata["partitioned topics"].records
+    assert record.data["code"] == "no_metadata"
+
+
+def test_the_command_shows_the_newest_report(scene: ActivityScene, capsys: pytest.CaptureFixture[str]) -> None:
+    connect = scene.cluster.connect
+    scene.used("old", "s")
+    scene.used("unread", "s", read=False)
+    scene.days(2)
+    assert run("inactive", connect=connect) == 0
+    assert "2 inactive topics" in capsys.readouterr().out
+    assert run("inactive", "--json", "--code", "none", connect=connect) == 0
+    assert [row["topic"] for row in json.loads(capsys.readouterr().out)["rows"]] == [f"persistent://{NAMESPACE}/old"]
+    assert run("inactive", "--subscriptions", connect=connect) == 0
+    assert "2 inactive subscriptions" in capsys.readouterr().out
+    assert run("inactive", "--code", "unraed", connect=connect) == 2

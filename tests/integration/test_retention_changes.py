@@ -1,0 +1,119 @@
+"""What becomes of topics between a retention plan and its application: nothing goes but what the plan could know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dagster as dg
+import pulsar
+import pytest
+
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.trimming.retention_run import apply_retention
+from sandbox import topics, znodes
+from sandbox.clients import Admin, pulsar_client
+from sandbox.cluster import Cluster
+from tests.integration.jobs import Jobs
+from tests.integration.pipeline import Pipeline, new_namespace, wait_unlisted, wait_until_unloaded_counts
+from tests.integration.retention import close_earlier, loaded, retention
+
+pytestmark = pytest.mark.integration
+
+CONTENTS = topics.payloads(230)
+"""Five ledgers: the sandbox's have 50 entries."""
+LATER = topics.payloads(10, "later")
+AUTOMATION = {"automation": {"retention": "apply", "max_share": 1.0}}
+
+
+def listed(sandbox: Cluster, topic: str) -> list[int]:
+    with sandbox.metadata() as zk:
+        return sorted(znodes.listed_ledgers(zk, topic))
+
+
+def contents(client: pulsar.Client, topic: str) -> list[bytes]:
+    """All that a reader finds from the earliest message on."""
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    found: list[bytes] = []
+    while reader.has_message_available():
+        found.append(reader.read_next(60_000).data())
+    reader.close()
+    return found
+
+
+def test_topics_that_changed_since_the_plan_lose_nothing_and_the_rest_goes(
+    sandbox: Cluster, pipelines: Callable[[Mapping[str, Any]], Pipeline]
+) -> None:
+    namespace, by_schedule = new_namespace(sandbox, "changing"), new_namespace(sandbox, "kept")
+    names = ("still", "written", "rewound", "deleted", "recreated", "loaded")
+    still, written, rewound, deleted, recreated, live = (f"persistent://{namespace}/{name}" for name in names)
+    nightly = f"persistent://{by_schedule}/nightly"
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        ids: dict[str, list[int]] = {}
+        for name in (still, written, rewound, deleted, recreated, live, nightly):
+            client.subscribe(name, "s", initial_position=pulsar.InitialPosition.Earliest).close()
+            ids[name] = list(dict.fromkeys(topics.publish(client, name, CONTENTS)))
+            admin.topic("POST", name, "/subscription/s/skip_all")
+            admin.unload(name)
+        retention(admin, namespace, 60)
+        close_earlier(sandbox, list(ids))
+        wait_unlisted(sandbox, ids)
+        wait_until_unloaded_counts(time.time())
+        pipeline = pipelines(AUTOMATION)
+        plan = plan_of(pipeline)
+        planned: dict[str, list[int]] = {}
+        for row in pipeline.where.lake.retention_plan(plan["plan id"])[1].to_pylist():
+            planned.setdefault(row["topic"], []).append(row["ledger_id"])
+        assert {name: planned.get(name) for name in ids} == {
+            name: None if name == nightly else of[:-1] for name, of in ids.items()
+        }
+
+        retention(admin, namespace, -1)  # a broker that loads a topic for the test trims nothing meanwhile
+        topics.publish(client, written, LATER)
+        admin.topic("POST", rewound, "/subscription/s/resetcursor/0")
+        for name in (deleted, recreated):
+            admin.topic("DELETE", name, "?force=true")
+        topics.publish(client, recreated, LATER)
+        for name in (written, rewound, recreated):
+            admin.unload(name)
+        producer = client.create_producer(live)
+        retention(admin, namespace, 60)
+        wait_unlisted(sandbox, [written, rewound, recreated])
+        wait_until_unloaded_counts(time.time())
+
+        done = apply_retention(pipeline.where, "late", Order(plan["plan id"], plan["digest"]), dry_run=False)
+        gone = {one.ledger_id for one in done if one.outcome is Outcome.REMOVED}
+        assert set(ids[still][:-1]) <= gone
+        assert gone <= {*ids[still][:-1], *ids[written][:-1]}
+        assert listed(sandbox, still) == ids[still][-1:]
+        assert listed(sandbox, rewound)[:5] == ids[rewound]
+        assert not {still, written, rewound, recreated, deleted} & loaded(sandbox)
+        producer.close()
+        pipeline.scan_and_delete()
+
+        retention(admin, namespace, -1)
+        assert contents(client, written)[-40:] == [*CONTENTS[200:], *LATER]
+        assert contents(client, recreated) == LATER
+        assert contents(client, live)[-30:] == CONTENTS[200:]
+        assert contents(client, still) == CONTENTS[200:]
+        consumer = client.subscribe(rewound, "s")
+        assert [consumer.receive(60_000).data() for _ in CONTENTS] == CONTENTS
+
+        retention(admin, by_schedule, 60)
+        with dg.DagsterInstance.ephemeral() as instance:
+            jobs = Jobs(pipeline, instance)
+            assert jobs.run("scan").success
+            assert jobs.run("keep_retention").success
+        assert listed(sandbox, nightly) == ids[nightly][-1:]
+        assert nightly not in loaded(sandbox)
+
+
+def plan_of(pipeline: Pipeline) -> dict[str, Any]:
+    """The page of a retention plan of a new scan."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        jobs = Jobs(pipeline, instance)
+        assert jobs.run("scan").success
+        assert jobs.run("plan_retention").success
+        return jobs.page("retention_plan")

@@ -1,0 +1,101 @@
+"""The history of cursors over random scans: against a walk that knows what happened, nothing in use is inactive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsar_lifecycle.lifecycle.activity.history import Clients, cursor_activity
+from pulsar_lifecycle.lifecycle.activity.rules import Choice, inactive_cursors
+from pulsar_lifecycle.lifecycle.activity.tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY
+from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER
+
+HOUR = 3_600_000
+PERIOD = 24 * HOUR
+START = 1_700_000_000_000
+TOPIC, NAMESPACE = "persistent://t/ns/topic", "t/ns"
+MANAGED_LEDGER = "t/ns/persistent/topic"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happens before a scan, ``hours`` after the one before; ``silent``: the brokers do not answer."""
+
+    hours: int
+    entry: int
+    acknowledged: int
+    connected: int
+    recreated: bool
+    silent: bool
+
+
+steps = st.lists(
+    st.builds(
+        Step,
+        hours=st.sampled_from([6, 12, 24]),
+        entry=st.sampled_from([0, 0, 0, 1]),
+        acknowledged=st.sampled_from([0, 0, 0, 1]),
+        connected=st.sampled_from([0, 0, 0, 1]),
+        recreated=st.sampled_from([False] * 9 + [True]),
+        silent=st.sampled_from([False] * 9 + [True]),
+    ),
+    max_size=12,
+)
+
+
+def cursor(entry: int, last: int, czxid: int, ctime: int) -> pa.Table:
+    """A cursor with a ledger of its own."""
+    row = {
+        "path": f"/managed-ledgers/{MANAGED_LEDGER}/s",
+        "managed_ledger": MANAGED_LEDGER,
+        "topic": TOPIC,
+        "namespace": NAMESPACE,
+        "cursor": "s",
+        "ctime": ctime,
+        "czxid": czxid,
+        "version": 1,
+        "ledger_id": 5,
+        "entry_id": entry,
+        "cursors_ledger_id": 9,
+        "cursors_entry_id": last,
+        "acknowledged": None,
+        "last_active": 0,
+    }
+    names = [name for name in CURSOR_ACTIVITY.names if name in row]
+    return pa.Table.from_pylist([row], pa.schema([CURSOR_ACTIVITY.field(name) for name in names]))
+
+
+@given(steps)
+def test_no_cursor_with_use_within_the_period_is_inactive_and_any_other_is_once_it_was_watched_for_it(
+    happened: list[Step],
+) -> None:
+    now, czxid, created, entry, last = START, 1, START - 30 * PERIOD, 0, 0
+    inner = pa.array([[{"ledger_id": 5, "entries": 100, "size": 100, "closed_at": START}]], pa.list_(RETENTION_LEDGER))
+    topics = pa.table({"managed_ledger": [MANAGED_LEDGER], "topic": [TOPIC], "inner": inner, "loaded_at": [START]})
+    topic = dict.fromkeys(TOPIC_ACTIVITY.names) | {"topic": TOPIC, "replicated": False}
+    known = pa.Table.from_pylist([topic], TOPIC_ACTIVITY)
+    before = CURSOR_ACTIVITY.empty_table()
+    watched, used, scans = 0, 0, 0
+    for number, step in enumerate([Step(0, 0, 0, 0, False, False), *happened]):
+        now += step.hours * HOUR
+        entry, last = entry + step.entry, last + step.entry + step.acknowledged
+        if step.recreated:
+            czxid, created = czxid + 1, now - 1
+        fresh = number == 0 or step.recreated
+        watched, scans = (now, 1) if fresh else (watched, scans + 1)
+        used = created if fresh else used
+        if step.silent or step.connected or (not fresh and (step.entry or step.acknowledged)):
+            used = now
+        rows = [{"topic": TOPIC, "subscription": None, "connected": 0, "published": 0}]
+        rows += [{"topic": TOPIC, "subscription": "s", "connected": step.connected, "published": None}]
+        said = None if step.silent else pa.Table.from_pylist(rows, CONNECTIONS)
+        state = pa.array(["loaded"]), pa.array(["listed"])
+        clients = Clients.of(pa.array([TOPIC]), *state, said)
+        before = cursor_activity(cursor(entry, last, czxid, created), topics, clients, before, now)
+        (row,) = before.to_pylist()
+        assert (row["watched_since"], row["scans"], row["last_read"]) == (watched, scans, used)
+        inactive = inactive_cursors(before, known, Choice(PERIOD), now)
+        assert inactive.num_rows == (scans >= 2 and max(watched, used) <= now - PERIOD)

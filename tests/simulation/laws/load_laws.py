@@ -1,0 +1,77 @@
+"""What must hold whenever a run has brokers load topics.
+
+Belongs here: judging a load, an expiry of messages and what brokers do meanwhile, by the simulator's own truth. Not
+here: what leaves a topic's list by our own hand (``laws.py``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pulsar_lifecycle.run_settings import LoadSettings
+from pulsar_lifecycle.runs import control
+from tests.simulation.laws.deletion_laws import Violation
+from tests.simulation.world.model import ModelTopic
+from tests.simulation.world.policies import NO_SUBSCRIPTIONS, BrokerPolicies
+from tests.simulation.world.world import World
+
+
+class LoadLaws:
+    """The judge of loads. ``ordered``: what the run that is at it may load, None where none is.
+
+    ``counts``: what was done, by its name.
+    """
+
+    def __init__(self, world: World, policies: BrokerPolicies, settings: LoadSettings) -> None:
+        self.world, self.policies, self.settings = world, policies, settings
+        self.ordered: frozenset[str] | None = None
+        self.loaded: set[str] = set()
+        self.counts = Counter[str]()
+        world.on_load, world.on_expire, world.on_unsubscribe = self.is_loaded, self.expires, self.unsubscribes
+
+    @contextmanager
+    def run(self, *ordered: str) -> Iterator[None]:
+        """A run is at it that may load these topics."""
+        self.ordered, self.loaded = frozenset(ordered), set()
+        try:
+            yield
+        finally:
+            self.ordered = None
+
+    def is_loaded(self, topic: ModelTopic) -> None:
+        """No topic is loaded without order, nor without a note for whoever must unload it."""
+        if self.ordered is None:
+            return
+        name, namespace = str(topic.name), str(topic.name.namespace)
+        if name not in self.ordered or namespace not in self.settings.namespaces:
+            raise Violation(f"load: {name} is loaded without order")
+        if not any(self.world.zookeeper.stat(path) for path in _notes(topic)):
+            raise Violation(f"load: {name} is loaded, and no note says that it must be unloaded")
+        self.loaded.add(name)
+        self.counts["loaded by order"] += 1
+
+    def expires(self, topic: ModelTopic, subscription: str, ledgers: Sequence[int]) -> None:
+        """No message counts as acknowledged unless the TTL in force says so."""
+        ttl = self.policies.ttl.get(str(topic.name.namespace), 0)
+        for ledger in ledgers:
+            age = self.world.time.now_ms() - self.world.written(ledger)
+            if not ttl or age <= ttl * 1000:
+                raise Violation(
+                    f"load: {subscription} of {topic.name} skips {ledger}, {age // 1000} s old, TTL {ttl} s"
+                )
+        if subscription in NO_SUBSCRIPTIONS or subscription in self.policies.system_cursors:
+            raise Violation(f"load: {subscription} of {topic.name} is expired, which is no subscription")
+        self.counts["expired by order"] += len(ledgers)
+
+    def unsubscribes(self, topic: ModelTopic, subscription: str) -> None:
+        """No broker deletes a subscription in a topic that we had it load, unless that is ordered, too."""
+        if self.ordered is not None and str(topic.name) in self.loaded:
+            if str(topic.name.namespace) not in self.settings.subscription_expiry:
+                raise Violation(f"load: {subscription} of {topic.name} is deleted by its broker, as we loaded it")
+            self.counts["unsubscribed by order"] += 1
+
+
+def _notes(topic: ModelTopic) -> list[str]:
+    return [control._pending_path(topic.name, lease) for lease in control.PENDING_UNLOADS]

@@ -1,0 +1,73 @@
+"""Deliberate faults of runs that have brokers load topics, to prove that the laws of loads bite.
+
+Belongs here: one context manager per mutation, by what the product would do. Not here: how many seeds each may take
+(``test_mutations.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from pulsar_lifecycle.lifecycle.load import load_planning, load_rules, load_run
+from pulsar_lifecycle.lifecycle.load.load_rules import Choice
+from pulsar_lifecycle.lifecycle.load.monitors import Monitors
+from pulsar_lifecycle.lifecycle.load.visits import Visit, Visits
+from pulsar_lifecycle.run_settings import LoadSettings
+from pulsar_lifecycle.runs import control
+from tests.simulation.mutations.mutation import Mutation
+
+
+@contextmanager
+def load_whatever_needs_it() -> Iterator[None]:
+    """Topics are loaded whose namespace the settings do not name."""
+    real = load_planning.choice_of
+
+    def any_topic(settings: LoadSettings) -> Choice:
+        return replace(real(settings), load=frozenset({"acme"}))
+
+    with patch.object(load_planning, "choice_of", any_topic), patch.object(load_run, "choice_of", any_topic):
+        yield
+
+
+def load_their_neighbours() -> AbstractContextManager[Any]:
+    """A bundle without an owner is loaded whatever else is in it."""
+    return patch.object(load_run, "_others_of_bundle", lambda *_: list[Any]())
+
+
+def load_without_a_note() -> AbstractContextManager[Any]:
+    """Nobody knows of a topic that its run leaves loaded."""
+    return patch.object(control, "note_unload", lambda store, pending: True)
+
+
+def expire_at_once() -> AbstractContextManager[Any]:
+    """Messages are expired that are older than a second."""
+
+    def hasty(self: Visits, visit: Visit) -> None:
+        for name in visit.targets:
+            self.ports.admin.expire_messages(visit.topic, name, 1)
+
+    return patch.object(Visits, "_expire", hasty)
+
+
+def expire_for_everyone() -> AbstractContextManager[Any]:
+    """A replicator's messages expire like a client's."""
+    return patch.object(Monitors, "expires_messages", lambda self, cursor: True)
+
+
+def brokers_may_unsubscribe() -> AbstractContextManager[Any]:
+    """What brokers do by themselves to a topic that is loaded is nobody's business."""
+    return patch.object(load_rules, "_monitored", lambda *_: list[Any]())
+
+
+LOADS: Mapping[str, Mutation] = {
+    "load topics that nobody ordered": load_whatever_needs_it,
+    "load what shares a bundle": load_their_neighbours,
+    "load without a note": load_without_a_note,
+    "expire messages younger than their TTL": expire_at_once,
+    "expire messages of cursors that are no subscriptions": expire_for_everyone,
+    "let brokers delete subscriptions meanwhile": brokers_may_unsubscribe,
+}

@@ -1,0 +1,185 @@
+"""The way ``load`` in a schedule: brokers have retention, TTL and subscription expiry; topics are loaded by plan.
+
+Belongs here: which schedules have it, what an operator does. Not here: what brokers do (``world/policies.py``), the
+laws (``laws/load_laws.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
+from pulsar_lifecycle.lifecycle.load.load_run import load_topics
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.settings import Settings
+from tests.kit.simulated.cluster import BROKER
+from tests.simulation.laws.deletion_laws import Violation
+from tests.simulation.laws.load_laws import LoadLaws
+from tests.simulation.operators import retaining
+from tests.simulation.operators.operator import Operator
+from tests.simulation.operators.retaining import EVERY, Retaining
+from tests.simulation.world.model import COMPACTION, Cursor
+from tests.simulation.world.policies import MINUTE, BrokerPolicies
+
+AT = 16
+ORDERED, UNORDERED = ("acme/loading", "acme/expiring"), "acme/lending"
+"""Namespaces whose topics may be loaded, and one whose topics may not."""
+STORM = (
+    *("grow", "grow", "grow", "hours", "scan", "plan_load", "load_topics", "work", "load_topics"),
+    *("hours", "scan", "plan_retention", "apply_retention"),
+)
+"""What an operator does of it once a scan covers the cluster."""
+AUDIT = "audit"
+"""A cursor of ``additionalSystemCursorNames``."""
+
+
+def has(seed: int) -> bool:
+    """Whether a schedule has loads."""
+    return seed % EVERY == AT
+
+
+def of(seed: int, operator: Operator) -> Retaining | None:
+    """What an operator of a schedule does about retention, with loads or without."""
+    if has(seed):
+        return Loading(operator)
+    return Retaining(operator) if retaining.has(seed) else None
+
+
+def settings_for(settings: Settings, random: Random) -> Settings:
+    """Loads are ordered of some namespaces; of one of them subscriptions may expire meanwhile."""
+    load = {
+        "namespaces": ORDERED,
+        "subscription_expiry": ORDERED[1:],
+        "min_bytes": 1,
+        "timeout": 5,
+        "at_once": random.choice([1, 10]),
+    }
+    return Settings.model_validate({**settings.model_dump(), "load": load})
+
+
+class Loading(Retaining):
+    """What an operator does about topics that need a broker. Its methods return what to print."""
+
+    NAMESPACES = (*ORDERED, UNORDERED)
+    STEPS = (
+        *("grow", "hours", "scan", "plan_load", "load_topics"),
+        *("work", "hours", "scan", "plan_retention", "apply_retention"),
+    )
+    BESIDES = ("change", "load_topics", "plan_load", "move")
+    RUNS = Retaining.RUNS | {"plan_load", "load_topics"}
+
+    def __init__(self, operator: Operator) -> None:
+        world = operator.world
+        self.policies = world.policies = BrokerPolicies(system_cursors=frozenset({AUDIT}))
+        self.laws = LoadLaws(world, self.policies, operator.settings.load)
+        super().__init__(operator, self.policies.retention)
+        self.counts = self.laws.counts
+        world.admin.configuration[BROKER] = {
+            **world.admin.configuration[BROKER],
+            "ttlDurationDefaultInSeconds": "0",
+            "subscriptionExpirationTimeMinutes": "0",
+            "brokerDeleteInactiveTopicsEnabled": "false",
+            "brokerDeleteInactiveTopicsMode": "delete_when_no_subscriptions",
+            "additionalSystemCursorNames": f"[{AUDIT}]",
+            "replicatorPrefix": "pulsar.repl",
+        }
+        for namespace in self.NAMESPACES:
+            self.set(namespace)
+            if operator.random.random() < 0.5:
+                self._own(namespace)
+
+    def set(self, namespace: str) -> str:
+        """A namespace gets other policies."""
+        random = self.operator.random
+        self.policies.retention[namespace] = random.choice([0, 60, 60, 1440, -1])
+        self.policies.ttl[namespace] = random.choice([0, 3_600, 3_600, 1_000_000])
+        self.policies.expiry[namespace] = random.choice([0, 0, 60, 10_000])
+        self.world.put(f"/admin/policies/{namespace}", self._policy(namespace))
+        return f"{namespace} has {self._said(namespace)}"
+
+    def change(self) -> str:
+        """Some namespace gets other policies."""
+        return self.set(self.operator.random.choice(self.NAMESPACES))
+
+    def _said(self, namespace: str) -> Mapping[str, Any]:
+        return {
+            **super()._said(namespace),
+            "message_ttl_in_seconds": self.policies.ttl.get(namespace, 0),
+            "subscription_expiration_time_minutes": self.policies.expiry.get(namespace, 0),
+        }
+
+    def _own(self, namespace: str) -> None:
+        """The broker has the namespace's bundle."""
+        self.world.admin.owning(Topic.parse(f"persistent://{namespace}/any"))
+
+    def grow(self) -> str:
+        """A topic that rests, whose last ledger may never have been closed, with subscriptions of every kind."""
+        done = super().grow()
+        topic = self.world.model.topics.get(self.grown)
+        if topic is None or len(topic.ledgers) < 5:
+            return done
+        world, random = self.world, self.operator.random
+        last = topic.ledgers[-1]
+        world.closed_at[last] = world.time.now_ms()
+        if random.random() < 0.3:
+            del world.closed_at[last]
+            world.restate(last, LedgerState.OPEN)
+        world.store(topic)
+        for name in ("s", *random.sample(["t", AUDIT, COMPACTION, "pulsar.repl.west"], random.choice([0, 0, 1, 2]))):
+            at = random.choice([topic.ledgers[0], topic.ledgers[2], topic.ledgers[-1]])
+            active = world.time.now_ms() - random.choice([1, 200, 20_000]) * MINUTE
+            topic.cursors[name] = Cursor(at=at, active=active)
+            world.store_cursor(topic, name)
+        standing = {name: cursor.at for name, cursor in topic.cursors.items()}
+        return f"{done}, {standing}"
+
+    def move(self) -> str:
+        """A cursor is set back, or a subscription is made: what a plan took for acknowledged is not any more."""
+        topics = [t for t in self.world.model.topics.values() if str(t.name.namespace) in self.NAMESPACES and t.ledgers]
+        if not topics:
+            return "no topic to move a cursor of"
+        topic, name = self.operator.random.choice(topics), self.operator.random.choice(["s", "new"])
+        topic.cursors.setdefault(name, Cursor(active=self.world.time.now_ms()))
+        self.world.move_to(topic, name, topic.ledgers[0])
+        return f"{name} of {topic.name} stands at {topic.ledgers[0]} again"
+
+    def work(self) -> str:
+        """Brokers expire and trim what they have loaded."""
+        world, said = self.world, list[str]()
+        for topic in [t for t in world.model.topics.values() if t.loaded and str(t.name.namespace) in self.NAMESPACES]:
+            gone = world.unsubscribe_expired(topic)
+            said.append(
+                f"{topic.name} lets {gone} go, and {world.take_off(topic, len(self.policies.due(world, topic)))}"
+            )
+        return "; ".join(said) or "no topic is loaded"
+
+    def plan_load(self) -> str:
+        """A plan of the newest scan; it loads nothing."""
+        operator, world = self.operator, self.world
+        epochs = operator.lake.epochs()
+        if not epochs:
+            return "no scan yet"
+        world.trace = None
+        before, acts = world.zookeeper.zxid, len(world.interceptor.fired)
+        with self.laws.run():
+            summary, rows = make_load_plan(operator.cluster, epochs[-1])
+        if len(world.interceptor.fired) == acts and world.zookeeper.zxid != before:
+            raise Violation("I6: a plan of loads wrote to the metadata store")
+        return f"{summary.plan_id}: {rows.column('topic').to_pylist()}, actionable {summary.actionable}"
+
+    def load_topics(self) -> str:
+        """Apply the newest plan."""
+        operator = self.operator
+        plans = operator.lake.load_plans()
+        if not plans:
+            return "no plan of loads yet"
+        run_id, (summary, rows) = operator._run_id("load"), operator.lake.load_plan(plans[-1].plan_id)
+        self.world.trace = None
+        with self.laws.run(*rows.column("topic").to_pylist()):
+            done = load_topics(operator.cluster, run_id, Order(summary.plan_id, summary.digest), dry_run=False)
+        self.counts["freed by loads"] += sum(one.freed > 0 for one in done)
+        return "; ".join(f"{one.topic} {one.outcome}: {one.why.text}" for one in done)

@@ -1,0 +1,213 @@
+"""A plan of inactive subscriptions over fakes: what is as planned goes, what changed stays by its code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.errors import OutcomeUnknown, Refused
+from pulsar_lifecycle.lifecycle.activity.cursor_run import delete_subscriptions
+from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
+from pulsar_lifecycle.model import Position, encode_name
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.topics.protection import Protection
+from tests.kit.activity_scene import ActivityScene
+from tests.kit.retention_scene import NAMESPACE
+from tests.kit.simulated.cluster import data_tags
+
+
+class KilledError(BaseException):
+    """The driver died."""
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ActivityScene:
+    found = ActivityScene(tmp_path, monkeypatch)
+    found.choose(period=86_400.0)
+    found.work()
+    found.used("a", "s", "t", read=False)
+    found.ready("a")
+    found.servers.admin.internal_stats(found.named("a"))  # loads it
+    found.clients("a")
+    found.servers.admin.on_unsubscribe = lambda topic, name: found.servers.remove(path(found, name))
+    return found
+
+
+def path(scene: ActivityScene, name: str) -> str:
+    return f"{scene.servers.topic_path(scene.named('a'))}/{encode_name(name)}"
+
+
+def plan(scene: ActivityScene) -> PlanSummary:
+    """The plan of subscriptions."""
+    report = scene.days(2)
+    assert scene.epoch
+    _, (subscriptions, rows) = make_inactive_plans(scene.cluster, scene.epoch, report)
+    assert sorted(rows.column("cursor").to_pylist()) == ["s", "t"]
+    return subscriptions
+
+
+def apply(scene: ActivityScene, made: PlanSummary, *, dry_run: bool = False) -> dict[str, Any]:
+    """Outcome and code by subscription."""
+    done = delete_subscriptions(scene.cluster, "run", Order(made.plan_id, made.digest), dry_run=dry_run)
+    return {one.subscription: (one.outcome, one.why.code) for one in done}
+
+
+def there(scene: ActivityScene, name: str) -> bool:
+    return path(scene, name) in scene.servers.zookeeper._nodes
+
+
+GONE = (Outcome.DONE, Code.BROKER_DELETED)
+
+
+def test_inactive_subscriptions_of_a_plan_are_deleted_and_journalled(scene: ActivityScene) -> None:
+    made = plan(scene)
+    assert set(apply(scene, made, dry_run=True).values()) == {(Outcome.GOES, Code.MAY_GO)}
+    assert there(scene, "s")
+    assert not scene.servers.journal.rows
+    assert apply(scene, made) == {"s": GONE, "t": GONE}
+    assert not there(scene, "s")
+    rows = [(row.outcome, row.code, row.detail) for row in scene.servers.journal.rows if row.plan_id == made.plan_id]
+    assert [row[:2] for row in rows] == [(Outcome.BEGUN, Code.ABOUT_TO), GONE] * 2
+    assert len({row[2] for row in rows}) == 2
+    assert set(apply(scene, made).values()) == {(Outcome.NOTHING, Code.NOT_THERE)}
+
+
+def _moved(scene: ActivityScene) -> None:
+    scene.at("a", "s", Position(scene.listed("a")[0], 0))
+
+
+def _moved_back(scene: ActivityScene) -> None:
+    scene.at("a", "s", Position(0, -1))
+
+
+def _acknowledged(scene: ActivityScene) -> None:
+    tags = {**data_tags(scene.named("a")), "pulsar/cursor": "s"}
+    own = scene.servers.ledger(tags, entries=[scene.servers.position_entry(at=scene.listed("a")[0])])
+    scene.servers.cursor(scene.named("a"), "s", ledger=own, at=scene.listed("a")[0])
+
+
+def _created_anew(scene: ActivityScene) -> None:
+    scene.servers.remove(path(scene, "s"))
+    scene.at("a", "s", Position(scene.listed("a")[0], -1))
+
+
+def _connected(scene: ActivityScene) -> None:
+    scene.clients("a", s=1)
+
+
+def _used(scene: ActivityScene) -> None:
+    scene.servers.admin.used_at[scene.named("a"), "s"] = scene.now
+
+
+def _unloaded(scene: ActivityScene) -> None:
+    scene.unlisted("a")
+
+
+def _held(scene: ActivityScene) -> None:
+    section = scene.settings.orphans.model_validate({"legal_holds": [NAMESPACE], "grace_period": 0, "confirm_after": 0})
+    object.__setattr__(scene.cluster, "settings", scene.settings.model_copy(update={"orphans": section}))
+
+
+def _named_kept(scene: ActivityScene) -> None:
+    scene.choose(kept_subscriptions=("s",))
+
+
+def _system(scene: ActivityScene) -> None:
+    scene.configure(additionalSystemCursorNames="[s]")
+
+
+def _not_chosen(scene: ActivityScene) -> None:
+    scene.choose(subscriptions=())
+
+
+def _alone(scene: ActivityScene) -> None:
+    scene.configure(brokerDeleteInactiveTopicsEnabled="true")
+    scene.servers.remove(path(scene, "t"))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (_moved, InactiveKept.CHANGED_SINCE_PLAN),
+        (_moved_back, InactiveKept.CHANGED_SINCE_PLAN),
+        (_acknowledged, InactiveKept.CHANGED_SINCE_PLAN),
+        (_created_anew, InactiveKept.CHANGED_SINCE_PLAN),
+        (_connected, InactiveKept.USED_LATELY),
+        (_used, InactiveKept.USED_LATELY),
+        (_unloaded, InactiveKept.NOT_LOADED),
+        (_held, Protection.LEGAL_HOLD),
+        (_named_kept, InactiveKept.NAMED_KEPT),
+        (_system, InactiveKept.SYSTEM_CURSOR),
+        (_not_chosen, InactiveKept.NOT_CHOSEN),
+        (_alone, InactiveKept.LAST_SUBSCRIPTION),
+    ],
+)
+def test_a_subscription_that_is_not_as_planned_stays(
+    scene: ActivityScene, change: Callable[[ActivityScene], None], expected: Any
+) -> None:
+    made = plan(scene)
+    change(scene)
+    touched = len(scene.servers.admin.touched)
+    assert apply(scene, made)["s"] == (Outcome.LEFT, expected)
+    assert there(scene, "s")
+    if expected is InactiveKept.NOT_LOADED:
+        assert len(scene.servers.admin.touched) == touched
+
+
+def test_the_last_subscription_stays_while_brokers_delete_inactive_topics(scene: ActivityScene) -> None:
+    made = plan(scene)
+    scene.configure(brokerDeleteInactiveTopicsEnabled="true")
+    assert apply(scene, made) == {"s": GONE, "t": (Outcome.LEFT, InactiveKept.LAST_SUBSCRIPTION)}
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_run_that_was_killed_is_ended_by_the_next(scene: ActivityScene, after: bool) -> None:
+    made = plan(scene)
+    delete = scene.servers.admin.on_unsubscribe
+
+    def dying(topic: Any, name: str) -> None:
+        if after:
+            delete(topic, name)
+        raise KilledError
+
+    scene.servers.admin.on_unsubscribe = dying
+    with pytest.raises(KilledError):
+        apply(scene, made)
+    assert [row.outcome for row in scene.servers.journal.rows] == [Outcome.BEGUN]
+    scene.servers.admin.on_unsubscribe = delete
+    scene.servers.wait(0.1)
+    first = (Outcome.NOTHING, Code.NOT_THERE) if after else GONE
+    assert apply(scene, made) == {"s": first, "t": GONE}
+
+
+def test_an_answer_that_is_lost_is_settled_by_the_z_node(scene: ActivityScene) -> None:
+    made = plan(scene)
+    delete = scene.servers.admin.on_unsubscribe
+
+    def lost(topic: Any, name: str) -> None:
+        if name == "s":
+            delete(topic, name)
+        raise OutcomeUnknown("no answer")
+
+    scene.servers.admin.on_unsubscribe = lost
+    assert apply(scene, made) == {"s": GONE, "t": (Outcome.FAILED, Code.STILL_THERE)}
+
+
+def test_a_plan_is_refused_that_is_stale_or_paused(scene: ActivityScene) -> None:
+    made = plan(scene)
+    scene.servers.put(control.PAUSE, b"{}")
+    with pytest.raises(Refused):
+        apply(scene, made)
+    scene.servers.remove(control.PAUSE)
+    scene.servers.wait(25)
+    with pytest.raises(Refused):
+        apply(scene, made)
+    assert there(scene, "s")

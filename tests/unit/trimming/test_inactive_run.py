@@ -1,0 +1,299 @@
+"""A plan of inactive topics over fakes: what is as planned goes whole, what changed stays by its code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.formats import ledger_metadata
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
+from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Lowered, Order
+from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.trimming.inactive_run import delete_inactive
+from pulsar_lifecycle.trimming.trim_rules import Stays
+from tests.kit.activity_scene import ActivityScene
+from tests.kit.retention_scene import NAMESPACE
+
+
+class KilledError(BaseException):
+    """The driver died."""
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ActivityScene:
+    found = ActivityScene(tmp_path, monkeypatch)
+    found.choose(period=86_400.0)
+    found.work()
+    found.servers.admin.on_delete = lambda topic: found.servers.remove(found.servers.topic_path(topic))
+    return found
+
+
+def plan(scene: ActivityScene, *names: str) -> PlanSummary:
+    """The plan of topics, which has these."""
+    scene.ready(*names)
+    report = scene.days(2)
+    assert scene.epoch
+    (topics, rows), _ = make_inactive_plans(scene.cluster, scene.epoch, report)
+    assert sorted(row["topic"].rpartition("/")[2] for row in rows.to_pylist()) == sorted(names)
+    return topics
+
+
+def apply(scene: ActivityScene, made: PlanSummary, *, dry_run: bool = False, limit: int = 0) -> dict[str, Any]:
+    """Outcome and code by topic."""
+    order = Order(made.plan_id, made.digest, limit=limit)
+    done = delete_inactive(scene.cluster, "run", order, dry_run=dry_run)
+    return {one.topic.rpartition("/")[2]: (one.outcome, one.why.code) for one in done if one.ledger_id < 0}
+
+
+def there(scene: ActivityScene, name: str) -> bool:
+    return scene.servers.topic_path(scene.named(name)) in scene.servers.zookeeper._nodes
+
+
+def test_inactive_topics_of_a_plan_are_deleted_and_journalled(scene: ActivityScene) -> None:
+    ids = scene.used("a", "s")
+    scene.used("b")
+    made = plan(scene, "a", "b")
+    assert apply(scene, made, dry_run=True) == dict.fromkeys("ab", (Outcome.GOES, Code.MAY_GO))
+    assert there(scene, "a")
+    assert apply(scene, made) == dict.fromkeys("ab", (Outcome.REMOVED, Code.TOPIC_DELETED))
+    assert not there(scene, "a")
+    rows = [row for row in scene.servers.journal.rows if row.topic.endswith("/a")]
+    own = [row for row in rows if row.action == Action.DELETE_TOPIC]
+    assert [(row.outcome, row.code) for row in own] == [
+        (Outcome.BEGUN, Code.ABOUT_TO),
+        (Outcome.DONE, Code.TOPIC_DELETED),
+    ]
+    assert {row.ledger_id for row in rows} == {-1, *ids}
+    assert {row.plan_id for row in rows} == {made.plan_id}
+    assert apply(scene, made) == dict.fromkeys("ab", (Outcome.NOTHING, Code.TOPIC_GONE))
+    assert scene.servers.journal.rows[-1].outcome == Outcome.NOTHING
+
+
+def _loaded(scene: ActivityScene) -> None:
+    scene.servers.admin.internal_stats(scene.named("a"))
+
+
+def _written(scene: ActivityScene) -> None:
+    scene.write("a")
+
+
+def _read(scene: ActivityScene) -> None:
+    ids = scene.listed("a")
+    scene.at("a", "s", Position(ids[0], 0))
+
+
+def _subscribed(scene: ActivityScene) -> None:
+    scene.at("a", "new", Position(scene.listed("a")[-1], 0))
+
+
+def _connected(scene: ActivityScene) -> None:
+    scene.clients("a", producers=1)
+
+
+def _listed(scene: ActivityScene) -> None:
+    scene.clients("a")
+
+
+def _reopened(scene: ActivityScene) -> None:
+    path = scene.servers.path(scene.listed("a")[-1])
+    metadata = ledger_metadata.decode(scene.servers.zookeeper.data(path))
+    unknown = replace(metadata, state=LedgerState.OPEN, length=0, last_entry_id=-1)
+    scene.servers.put(path, ledger_metadata.encode(unknown))
+
+
+def _created_anew(scene: ActivityScene) -> None:
+    scene.servers.remove(scene.servers.topic_path(scene.named("a")))
+    scene.used("a", "s")
+
+
+def _retained(scene: ActivityScene) -> None:
+    scene.retention(-1, -1)
+
+
+def _held(scene: ActivityScene) -> None:
+    section = scene.settings.orphans.model_validate({"legal_holds": [NAMESPACE], "grace_period": 0, "confirm_after": 0})
+    changed = scene.settings.model_copy(update={"orphans": section})
+    object.__setattr__(scene.cluster, "settings", changed)
+
+
+def _not_chosen(scene: ActivityScene) -> None:
+    scene.choose(topics=())
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (_loaded, Protection.LOADED),
+        (_written, InactiveKept.CHANGED_SINCE_PLAN),
+        (_read, InactiveKept.CHANGED_SINCE_PLAN),
+        (_subscribed, InactiveKept.CHANGED_SINCE_PLAN),
+        (_created_anew, InactiveKept.CHANGED_SINCE_PLAN),
+        (_connected, InactiveKept.USED_LATELY),
+        (_listed, Protection.LOADED),
+        (_reopened, InactiveKept.LEDGER_OPEN),
+        (_retained, Stays.POLICY),
+        (_held, Code.TOPIC_PROTECTED),
+        (_not_chosen, InactiveKept.NOT_CHOSEN),
+    ],
+)
+def test_a_topic_that_is_not_as_planned_stays(
+    scene: ActivityScene, change: Callable[[ActivityScene], None], expected: Any
+) -> None:
+    scene.used("a", "s")
+    made = plan(scene, "a")
+    change(scene)
+    assert apply(scene, made) == {"a": (Outcome.REFUSED, expected)}
+    assert there(scene, "a")
+
+
+@pytest.mark.parametrize(
+    ("unloaded", "expected"), [(False, Protection.LOADED), (True, InactiveKept.CHANGED_SINCE_PLAN)]
+)
+def test_a_topic_that_was_loaded_when_scanned_may_have_been_written_and_stays(
+    scene: ActivityScene, unloaded: bool, expected: Any
+) -> None:
+    scene.used("a", "s")
+    scene.ready("a")
+    topic = scene.named("a")
+    scene.servers.admin.internal_stats(topic)
+    scene.clients("a")
+    last = scene.listed("a")[-1]
+    made = plan(scene, "a")
+    scene.servers.reader.payloads[last] = [b"message"] * 10
+    if unloaded:
+        scene.servers.admin.unload(topic)
+    assert apply(scene, made) == {"a": (Outcome.REFUSED, expected)}
+    assert there(scene, "a")
+
+
+def test_a_topic_that_changes_between_the_messages_and_the_request_stays(scene: ActivityScene) -> None:
+    scene.used("a", "s")
+    made = plan(scene, "a")
+    queue = scene.open_queue
+
+    def sending() -> Any:
+        _written(scene)
+        scene.open_queue = queue
+        return queue()
+
+    opened = scene.servers.deletion_topics
+    assert opened is not None
+    scene.open_queue = sending
+    found = apply(scene, made)
+    assert found["a"][0] in (Outcome.FAILED, Outcome.REFUSED)
+    assert found["a"][1] == InactiveKept.CHANGED_SINCE_PLAN
+    assert there(scene, "a")
+
+
+def test_partitions_go_together_or_not_at_all(scene: ActivityScene) -> None:
+    names = [f"p-partition-{n}" for n in range(3)]
+    for name in names:
+        scene.used(name)
+    scene.used("b")
+    made = plan(scene, *names, "b")
+    scene.write("p-partition-1")
+    stays = (Outcome.LEFT, InactiveKept.PARTITION_STAYS)
+    assert apply(scene, made) == {
+        "p-partition-0": stays,
+        "p-partition-1": (Outcome.REFUSED, InactiveKept.CHANGED_SINCE_PLAN),
+        "p-partition-2": stays,
+        "b": (Outcome.REMOVED, Code.TOPIC_DELETED),
+    }
+    assert all(there(scene, name) for name in names)
+
+
+def test_a_launch_that_takes_some_partitions_only_takes_none(scene: ActivityScene) -> None:
+    names = [f"p-partition-{n}" for n in range(3)]
+    for name in names:
+        scene.used(name)
+    made = plan(scene, *names)
+    assert set(apply(scene, made, limit=2).values()) == {(Outcome.LEFT, InactiveKept.PARTITION_STAYS)}
+    assert set(apply(scene, made).values()) == {(Outcome.REMOVED, Code.TOPIC_DELETED)}
+
+
+@pytest.mark.parametrize("said", [0, 2])
+def test_a_partition_that_is_new_keeps_the_others(scene: ActivityScene, said: int) -> None:
+    scene.used("p-partition-0")
+    made = plan(scene, "p-partition-0")
+    scene.used("p-partition-1")
+    scene.servers.admin.partition_counts[scene.named("p")] = said
+    assert apply(scene, made) == {"p-partition-0": (Outcome.LEFT, InactiveKept.PARTITION_STAYS)}
+
+
+def test_a_partition_that_its_broker_does_not_delete_ends_its_group(scene: ActivityScene) -> None:
+    names = [f"p-partition-{n}" for n in range(3)]
+    for name in names:
+        scene.used(name)
+    made = plan(scene, *names)
+    scene.servers.admin.on_delete = lambda topic: None
+    (first, *rest) = apply(scene, made).values()
+    assert first[1] == Code.TOPIC_STAYS
+    assert rest == [(Outcome.LEFT, InactiveKept.PARTITION_STAYS)] * 2
+    assert all(there(scene, name) for name in names)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_run_that_was_killed_is_ended_by_the_next(scene: ActivityScene, after: bool) -> None:
+    for name in ("p-partition-0", "p-partition-1", "b"):
+        scene.used(name)
+    made = plan(scene, "p-partition-0", "p-partition-1", "b")
+    delete = scene.servers.admin.on_delete
+
+    def dying(topic: Any) -> None:
+        if after:
+            delete(topic)
+        raise KilledError
+
+    load = scene.servers.admin.on_load
+    scene.servers.admin.on_load = load if after else dying
+    scene.servers.admin.on_delete = dying
+    with pytest.raises(KilledError):
+        apply(scene, made)
+    scene.servers.admin.on_load, scene.servers.admin.on_delete = load, delete
+    scene.servers.wait(0.1)
+    found = apply(scene, made)
+    first = (Outcome.NOTHING, Code.TOPIC_GONE) if after else (Outcome.REMOVED, Code.TOPIC_DELETED)
+    assert sorted(found.values()) == sorted([first, *[(Outcome.REMOVED, Code.TOPIC_DELETED)] * 2])
+    assert not any(there(scene, name) for name in ("p-partition-0", "p-partition-1", "b"))
+
+
+def test_a_plan_is_refused_that_is_stale_or_paused_or_beyond_the_caps(scene: ActivityScene) -> None:
+    scene.used("a")
+    made = plan(scene, "a")
+    scene.servers.put(control.PAUSE, b"{}")
+    with pytest.raises(Refused):
+        apply(scene, made)
+    scene.servers.remove(control.PAUSE)
+    with pytest.raises(Refused, match="max_bytes"):
+        delete_inactive(scene.cluster, "run", Order(made.plan_id, made.digest, Lowered(max_bytes=1)), dry_run=False)
+    scene.servers.wait(25)
+    with pytest.raises(Refused):
+        apply(scene, made)
+    assert there(scene, "a")
+
+
+def test_a_period_under_a_day_is_report_only_but_for_the_sandbox(scene: ActivityScene) -> None:
+    scene.choose(period=60.0)
+    scene.used("a")
+    assert plan(scene, "a").actionable
+    scene.servers.remove(control.SANDBOX)
+    assert not plan(scene, "a").actionable
+
+
+def test_a_topic_that_was_never_loaded_goes_too(scene: ActivityScene) -> None:
+    scene.servers.topic(scene.named("never"))
+    made = plan(scene, "never")
+    scene.servers.admin.on_load = lambda topic: None
+    assert apply(scene, made)["never"] == (Outcome.REMOVED, Code.TOPIC_DELETED)

@@ -1,0 +1,468 @@
+"""Trimming topics that brokers have loaded: left to them, or written and unloaded at once; pending unloads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    NotFound,
+    OutcomeUnknown,
+    StoreError,
+    Unavailable,
+)
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.model import Topic, encode_name
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.topics.first_phase import LedgerOutcome
+from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
+from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.trimming import trim as trimming_trim
+from pulsar_lifecycle.trimming.trim import TrimOrder
+from tests.kit.crash import raising
+from tests.kit.simulated.cluster import data_tags
+from tests.kit.topic_scene import OTHER, TOPIC, outcomes
+from tests.kit.trim_scene import CONTEXT, MINUTE
+from tests.kit.trim_scene import TrimScene as Scene
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_a_loaded_topic_is_left_to_its_broker(scene: Scene) -> None:
+    scene.load()
+    found = scene.trim()
+    assert outcomes(found) == dict.fromkeys(scene.ids[:3], Outcome.LEFT_TO_BROKER)
+    assert found[scene.ids[0]].why.code is Code.TOPIC_LOADED
+    assert scene.listed == scene.ids
+    assert scene.sent == []
+    assert scene.cluster.admin.touched == []
+
+
+def test_a_loaded_topic_is_left_to_its_broker_where_caps_were_checked(scene: Scene) -> None:
+    """The plan counts none of its ledgers, as none would go; the run says why, as the plan did."""
+    scene.load()
+    order = TrimOrder(TOPIC, up_to=scene.ids[2], counted=frozenset())
+    found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, [order]))
+    assert outcomes(found) == dict.fromkeys(scene.ids[:3], Outcome.LEFT_TO_BROKER)
+    assert scene.listed == scene.ids
+
+
+@pytest.mark.parametrize("why", ["written", "silent", "open"])
+def test_what_may_be_loaded_counts_as_loaded(scene: Scene, why: str) -> None:
+    if why == "written":
+        scene.cluster.topic(TOPIC, scene.ids)
+    elif why == "open":
+        scene.ids.append(scene.cluster.ledger(data_tags(TOPIC), state=LedgerState.OPEN))
+        scene.cluster.topic(TOPIC, scene.ids)
+        scene.cluster.wait(1)
+    work = trimming_trim.trim_topics
+    silent = Brokers({}, MINUTE, "no answer")
+
+    def trim(run: TopicRun, ports: Ports, guard: RunGuard) -> list[LedgerOutcome]:
+        run = replace(run, brokers=silent) if why == "silent" else run
+        return work(run, ports, guard, [TrimOrder(TOPIC, up_to=scene.ids[2])])
+
+    assert set(outcomes(scene.act(trim)).values()) == {Outcome.LEFT_TO_BROKER}
+    assert scene.listed == scene.ids
+
+
+def test_a_loaded_topic_is_written_and_unloaded_when_the_policy_says_so(scene: Scene) -> None:
+    scene.load()
+    assert outcomes(scene.trim(loaded_topics=True)) == dict.fromkeys(scene.ids[:3], Outcome.REMOVED)
+    assert scene.listed == scene.ids[3:]
+    assert scene.cluster.admin.touched == [TOPIC]
+    assert scene.left_pending == []
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("acme", Outcome.REMOVED),
+        ("acme/orders", Outcome.REMOVED),
+        (str(TOPIC), Outcome.REMOVED),
+        (str(TOPIC.partitioned_parent), Outcome.REMOVED),
+        ("acme/other", Outcome.LEFT_TO_BROKER),
+        (str(OTHER), Outcome.LEFT_TO_BROKER),
+    ],
+)
+def test_the_policy_may_name_whose_loaded_topics_are_written(scene: Scene, name: str, outcome: str) -> None:
+    scene.load()
+    order, ports = TrimOrder(TOPIC, up_to=scene.ids[2]), scene.ports()
+    planned = trimming_trim.plan_trim(scene.run(frozenset({name})), ports, order)
+    assert {one.outcome for one in planned} == {Outcome.GOES if outcome == Outcome.REMOVED else Outcome.LEFT_TO_BROKER}
+    assert outcomes(scene.trim(loaded_topics=frozenset({name}))) == dict.fromkeys(scene.ids[:3], outcome)
+
+
+def test_a_failed_unload_is_tried_again_reported_and_settled_by_the_next_run(scene: Scene) -> None:
+    scene.load()
+    asked: list[Topic] = []
+
+    def fails(topic: Topic) -> None:
+        asked.append(topic)
+        raise OutcomeUnknown("500")
+
+    scene.cluster.admin.on_unload = fails
+    found = scene.trim(loaded_topics=True)
+    assert len(asked) == 6  # three at once, three at the end of the run
+    assert found[-1].outcome == Outcome.FAILED
+    assert found[-1].why.code is Code.UNLOAD_PENDING
+    assert scene.listed == scene.ids[3:]
+    assert [(o.topic, o.loaded) for o in scene.pending_unloads] == [(TOPIC, True)]
+    assert "500" in scene.cluster.journal.rows[-1].reason
+
+    assert scene.trim(upto=3, loaded_topics=True)[-1].outcome == Outcome.FAILED  # not written again before that
+    assert scene.listed == scene.ids[3:]
+
+    scene.cluster.admin.on_unload = lambda topic: None
+    assert outcomes(scene.trim(loaded_topics=True)) == {-1: Outcome.NOTHING}  # nothing is left to trim
+    assert scene.left_pending == []
+
+
+def test_an_unload_that_works_the_second_time(scene: Scene) -> None:
+    scene.load()
+    failures = iter([Unavailable("503"), None])
+
+    def now_and_then(topic: Topic) -> None:
+        if error := next(failures):
+            raise error
+
+    scene.cluster.admin.on_unload = now_and_then
+    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {Outcome.REMOVED}
+    assert scene.left_pending == []
+
+
+def test_a_broker_that_is_down_is_not_asked_for_every_topic(scene: Scene) -> None:
+    topics = [Topic.parse(f"persistent://acme/orders/t{n}") for n in range(9)]
+    asked: list[Topic] = []
+
+    def fails(topic: Topic) -> None:
+        asked.append(topic)
+        raise Unavailable("down")
+
+    scene.cluster.admin.on_unload = fails
+    for topic in topics:
+        scene.cluster.load(topic)
+        control.note_unload(scene.store, control.PendingUnload(topic, True, 0, control.LEASE))
+    found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(replace(run), ports, guard, []))
+    assert found[-1].outcome == Outcome.FAILED
+    assert len(set(asked)) <= 6  # three as it begins, three as it ends
+    assert len(scene.left_pending) == 9
+
+
+def loaded_topics_that_cannot_be_unloaded(scene: Scene, count: int, error: Exception) -> list[TrimOrder]:
+    orders: list[TrimOrder] = []
+    for n in range(count):
+        topic = Topic.parse(f"persistent://acme/orders/t{n}")
+        ids = [scene.cluster.ledger(data_tags(topic)) for _ in range(2)]
+        scene.cluster.topic(topic, ids)
+        scene.cluster.load(topic)
+        orders.append(TrimOrder(topic, frozenset(ids[:1])))
+
+    def fails(topic: Topic) -> None:
+        raise error
+
+    scene.cluster.admin.on_unload = fails
+    return orders
+
+
+@pytest.mark.parametrize(("error", "tried"), [(AccessDenied("403"), 0), (Unavailable("503"), 3)])
+def test_no_loaded_topic_is_written_that_cannot_be_unloaded(scene: Scene, error: Exception, tried: int) -> None:
+    orders = loaded_topics_that_cannot_be_unloaded(scene, 6, error)
+    found: list[LedgerOutcome] = []
+    scene.act(
+        lambda run, ports, guard: found.extend(trimming_trim.trim_topics(run, ports, guard, orders)) or found,
+        loaded_topics=True,
+    )
+    assert [one.outcome for one in found if one.ledger_id >= 0] == [Outcome.REMOVED] + [Outcome.LEFT_TO_BROKER] * 5
+    reasons = [one.reason for one in found if one.outcome == Outcome.LEFT_TO_BROKER]
+    if tried:
+        assert reasons == [f"its topic is loaded, and it cannot be unloaded: {error}"] * tried + [
+            f"its topic is loaded, and topics of its tenant cannot be unloaded: {error}"
+        ] * (5 - tried)
+    else:
+        assert set(reasons) == {f"its topic is loaded, and unloads fail: {error}"}
+    assert len(scene.sent) == len(scene.left_pending) == 1
+
+
+def loaded_topics_of(scene: Scene, tenants: Sequence[str], each: int) -> list[TrimOrder]:
+    """Orders for the first of two ledgers of loaded topics, ``each`` of every tenant."""
+    orders: list[TrimOrder] = []
+    for tenant, n in product(tenants, range(each)):
+        topic = Topic.parse(f"persistent://{tenant}/orders/t{n}")
+        ids = [scene.cluster.ledger(data_tags(topic)) for _ in range(2)]
+        scene.cluster.topic(topic, ids)
+        scene.cluster.load(topic)
+        orders.append(TrimOrder(topic, frozenset(ids[:1])))
+    return orders
+
+
+def trim_all(scene: Scene, orders: Sequence[TrimOrder]) -> dict[int, LedgerOutcome]:
+    scene.cluster.clock.sleep(0.007)
+    return scene.act(
+        lambda run, ports, guard: trimming_trim.trim_topics(
+            replace(run, context=replace(CONTEXT, namespaces=frozenset(str(o.topic.namespace) for o in orders))),
+            ports,
+            guard,
+            orders,
+        ),
+        loaded_topics=True,
+    )
+
+
+@pytest.mark.parametrize("error", [AccessDenied("403"), StoreError("500")])
+def test_owed_unloads_that_fail_stop_no_other_topic(scene: Scene, error: Exception) -> None:
+    """Of a tenant whose topics the token may not touch, or topics in trouble of their own."""
+    orders = loaded_topics_of(scene, ["theirs", "acme"], 6)
+    sick = [order.topic for order in orders[:5]]
+    for topic in sick:
+        control.note_unload(scene.store, control.PendingUnload(topic, True, 0, control.LEASE))
+    unloaded: list[Topic] = []
+
+    def some_fail(topic: Topic) -> None:
+        if topic in sick or (isinstance(error, AccessDenied) and topic.namespace.tenant == "theirs"):
+            raise error
+        unloaded.append(topic)
+
+    scene.cluster.admin.on_unload = some_fail
+    found = trim_all(scene, orders)
+    said = {order.topic: found[min(order.ledgers)].outcome for order in orders if min(order.ledgers) in found}
+    assert [said[order.topic] for order in orders[6:]] == [Outcome.REMOVED] * 6
+    assert len(scene.left_pending) == 5
+    if isinstance(error, AccessDenied):
+        assert found[min(orders[5].ledgers)].reason == f"its topic is loaded, and it cannot be unloaded: {error}"
+        assert said[orders[5].topic] == Outcome.LEFT_TO_BROKER
+    else:
+        assert said[orders[5].topic] == Outcome.REMOVED
+    assert len(unloaded) == 6 + 1 + 2 * (
+        said[orders[5].topic] == Outcome.REMOVED
+    )  # the first of a tenant before it is written
+
+
+@pytest.mark.parametrize("error", [AccessDenied("403"), Unavailable("503")])
+def test_where_no_unload_works_nothing_is_written_in_any_other_tenant_either(scene: Scene, error: Exception) -> None:
+    orders = loaded_topics_of(scene, [f"tenant-{n}" for n in range(8)], 2)
+
+    def fails(topic: Topic) -> None:
+        raise error
+
+    scene.cluster.admin.on_unload = fails
+    for _ in range(4):
+        found = trim_all(scene, orders)
+        assert len(scene.left_pending) == 1
+    refused = [one for one in found.values() if one.ledger_id >= 0]
+    assert {one.outcome for one in refused} == {Outcome.LEFT_TO_BROKER}
+    assert {one.why.code for one in refused} == {Code.NOT_UNLOADED}
+
+
+def test_owed_unloads_of_a_tenant_that_cannot_be_unloaded_keep_no_other_one_waiting(scene: Scene) -> None:
+    orders = loaded_topics_of(scene, ["bad", "good"], 5)
+    for order in orders:
+        control.note_unload(scene.store, control.PendingUnload(order.topic, True, 0, control.LEASE))
+
+    def fails(topic: Topic) -> None:
+        if topic.namespace.tenant == "bad":
+            raise AccessDenied("403")
+
+    scene.cluster.admin.on_unload = fails
+    trim_all(scene, [])
+    assert {str(one.topic.namespace) for one in scene.pending_unloads} == {"bad/orders"}
+    assert len(scene.left_pending) == 5
+
+
+def test_where_some_unloads_fail_one_topic_is_owed_it_at_most(scene: Scene) -> None:
+    """Every second one's, say: one of two brokers is in trouble."""
+    orders = loaded_topics_of(scene, ["acme"], 12)
+    sick = {order.topic for order in orders[1::2]}
+
+    def fails(topic: Topic) -> None:
+        if topic in sick:
+            raise Unavailable("503")
+
+    scene.cluster.admin.on_unload = fails
+    for _ in range(3):
+        found = trim_all(scene, orders)
+        assert len(scene.left_pending) == 1
+    said = {one.topic: one.outcome for one in found.values() if one.ledger_id >= 0}
+    assert {Topic.parse(name) for name, outcome in said.items() if outcome == Outcome.LEFT_TO_BROKER} == sick - {
+        scene.pending_unloads[0].topic
+    }
+    assert {outcome for name, outcome in said.items() if Topic.parse(name) not in sick} == {Outcome.NOTHING}
+
+
+def test_a_run_that_three_unloads_failed_writes_no_more(scene: Scene) -> None:
+    """Where they work before a topic is written, and not after: its broker fails to close what was changed."""
+    orders = loaded_topics_of(scene, [f"tenant-{n}" for n in range(9)], 1)
+    touched: set[Topic] = set()
+
+    def fails_once_written(topic: Topic) -> None:
+        if scene.cluster.zookeeper.stat(scene.cluster.topic_path(topic)).version:  # type: ignore[union-attr]
+            touched.add(topic)
+            raise StoreError("500")
+
+    scene.cluster.admin.on_unload = fails_once_written
+    found = trim_all(scene, orders)
+    assert len(scene.left_pending) == len(touched) == 3
+    left = [one.why.code for one in found.values() if one.outcome == Outcome.LEFT_TO_BROKER]
+    assert left == [Code.NOT_UNLOADED] * 6
+
+
+@pytest.mark.parametrize("error", [StoreError("500"), AccessDenied("403")])
+def test_no_topic_is_loaded_where_no_unload_works(scene: Scene, error: Exception) -> None:
+    """Three tenants that refuse us say nothing of a fourth."""
+
+    def fails(topic: Topic) -> None:
+        raise error
+
+    scene.cluster.admin.on_unload = fails
+    unloads = Unloads(5, 99, scene.cluster.clock)
+    for n in range(3):
+        assert unloads.doubt(TOPIC) is None
+        topic = Topic.parse(f"persistent://tenant-{n}/orders/t")
+        scene.cluster.load(topic)
+        assert unloads.unload(scene.cluster.admin, topic, written=False) == Why(Code.NOT_UNLOADED, str(error))
+    told = "pending unloads fail (`pulsar-lifecycle status`): 500"
+    assert unloads.doubt(TOPIC) == (None if isinstance(error, AccessDenied) else Why(Code.NOT_UNLOADED, told))
+
+
+def test_a_run_unloads_no_more_than_it_may(scene: Scene) -> None:
+    unloads = Unloads(5, 2, scene.cluster.clock)
+    scene.cluster.load(TOPIC)
+    assert (unloads.unload(scene.cluster.admin, TOPIC), unloads.lacks()) == (None, None)
+    lack = unloads.lacks(2)
+    assert lack
+    assert lack.code is Code.NOT_UNLOADED
+
+
+def test_topics_whose_unload_always_fails_starve_no_other(scene: Scene) -> None:
+    names = [Topic.parse(f"persistent://acme/orders/{name}") for name in "abcz"]
+
+    def fails(topic: Topic) -> None:
+        if topic != names[-1]:
+            raise StoreError("500")
+
+    scene.cluster.admin.on_unload = fails
+    for topic in names:
+        scene.cluster.load(topic)
+        control.note_unload(scene.store, control.PendingUnload(topic, True, 0, control.LEASE))
+    for _ in range(9):
+        scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, []))
+        scene.cluster.clock.sleep(0.007)
+    assert sorted(o.topic.local for o in scene.pending_unloads) == ["a", "b", "c"]
+
+
+def test_a_topic_that_was_owed_an_unload_is_not_passed_over_in_silence(scene: Scene) -> None:
+    failures = iter([Unavailable("503")] * 3)
+
+    def at_first(topic: Topic) -> None:
+        if error := next(failures, None):
+            raise error
+
+    scene.cluster.load(TOPIC)
+    scene.cluster.admin.on_unload = at_first
+    control.note_unload(scene.store, control.PendingUnload(TOPIC, True, 0, control.LEASE))
+    found = scene.trim()
+    assert outcomes(found) == {-1: Outcome.FAILED}
+    assert found[-1].why.code is Code.UNLOAD_PENDING
+    assert scene.left_pending == []
+
+
+BROKEN = [b"{", b"[]", b'{"loaded": true}', b'{"loaded": true, "since": 1e400}', b"[" * 100_000, None]
+
+
+@pytest.mark.parametrize("data", BROKEN)
+@pytest.mark.parametrize("name", ["garbage", "a%2fb", encode_name(OTHER.managed_ledger)])
+def test_an_owed_unload_that_cannot_be_read_hinders_no_other_topic(scene: Scene, name: str, data: bytes | None) -> None:
+    path = f"{control.PENDING_UNLOADS[control.LEASE]}/{name}"
+    scene.cluster.put(path, data or b'{"loaded": true, "since": 0}')
+    if data is None:
+        scene.cluster.zookeeper.unreadable.add(path)
+    orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=scene.ids[2])]
+    found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, orders))
+    assert outcomes(found) == dict.fromkeys(scene.ids[:3], Outcome.REMOVED) | {-1: Outcome.FAILED}
+    assert path in found[-1].reason
+    assert found[-1].topic == (str(OTHER) if "orders" in name else path)
+    assert scene.cluster.zookeeper.stat(path) is not None  # whoever looks at it deletes it
+
+
+def test_a_topic_whose_owed_unload_cannot_be_read_is_not_trimmed(scene: Scene) -> None:
+    path = f"{control.PENDING_UNLOADS[control.LEASE]}/{encode_name(TOPIC.managed_ledger)}"
+    scene.cluster.put(path, b"{")
+    found = scene.trim()
+    assert outcomes(found) == {-1: Outcome.FAILED}
+    assert f"then delete {path}" in found[-1].reason
+    assert scene.listed == scene.ids
+
+
+def test_owed_unloads_that_cannot_be_listed_stop_the_run(scene: Scene) -> None:
+    scene.cluster.put(f"{control.PENDING_UNLOADS[control.LEASE]}/x", b"{}")
+    scene.cluster.zookeeper.unreadable.add(control.PENDING_UNLOADS[control.LEASE])
+    with pytest.raises(AccessDenied):
+        scene.trim()
+
+
+def test_a_loaded_topic_that_may_not_be_written_is_not_unloaded(scene: Scene) -> None:
+    scene.load()
+    scene.on_write(raising(AccessDenied("NoAuth")))
+    assert outcomes(scene.trim(loaded_topics=True)) == {-1: Outcome.FAILED}
+    assert (scene.cluster.admin.touched, scene.left_pending) == ([], [])
+
+
+def test_no_write_without_an_unload_left(scene: Scene) -> None:
+    scene.load()
+    found = scene.trim(loaded_topics=True, limit=0)
+    assert set(outcomes(found).values()) == {Outcome.LEFT_TO_BROKER}
+    assert found[scene.ids[0]].why.code is Code.NOT_UNLOADED
+    assert scene.listed == scene.ids
+
+
+def test_unloads_keep_their_pace(scene: Scene) -> None:
+    unloads = Unloads(5, 100, scene.cluster.clock)
+    scene.cluster.load(TOPIC)
+    for _ in range(11):
+        assert unloads.unload(scene.cluster.admin, TOPIC) is None
+    assert sum(scene.cluster.clock.slept) == pytest.approx(2.0)
+
+
+def test_a_topic_that_is_gone_owes_no_unload(scene: Scene) -> None:
+    control.note_unload(scene.store, control.PendingUnload(OTHER, True, 0, control.LEASE))
+    assert scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, [])) == {}
+    assert scene.left_pending == []
+
+
+def test_an_unload_that_its_broker_calls_unknown_stays_owed_while_a_broker_may_have_the_topic(scene: Scene) -> None:
+    scene.load()
+    listed = [True]
+
+    def unknown(topic: Topic) -> None:
+        if not listed[0]:
+            del scene.cluster.admin.loaded[str(topic)]
+        raise NotFound("404")
+
+    scene.cluster.admin.on_unload = unknown
+    found = scene.trim(loaded_topics=True)
+    assert scene.listed == scene.ids[3:]
+    assert (found[-1].outcome, found[-1].why.code) == (Outcome.FAILED, Code.UNLOAD_PENDING)
+    assert "is pending: 404" in scene.cluster.journal.rows[-1].reason
+    listed[0] = False  # the lists lag behind
+    assert outcomes(scene.trim(loaded_topics=True)) == {-1: Outcome.FAILED}
+    assert scene.left_pending == [True]
+    scene.cluster.wait(1)
+    scene.cluster.admin.failure = Unavailable("down")
+    with contextlib.suppress(Unavailable):
+        scene.trim(loaded_topics=True)
+    assert len(scene.left_pending) == 1
+    scene.cluster.admin.failure = None
+    assert scene.trim(loaded_topics=True)[-1].why.code is Code.NOTHING_LISTED
+    assert scene.left_pending == []

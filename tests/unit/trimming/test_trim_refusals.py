@@ -1,0 +1,248 @@
+"""Which topics and ledgers a trimming run refuses, and by which code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from pulsar_lifecycle.errors import (
+    Unavailable,
+)
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext
+from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
+from pulsar_lifecycle.model import Position, Topic, encode_name
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.trimming import trim as trimming_trim
+from pulsar_lifecycle.trimming.trim import TrimOrder
+from pulsar_lifecycle.trimming.trim_rules import Stays
+from tests.kit.simulated.cluster import SimulatedCluster, cursor_tags, data_tags
+from tests.kit.topic_scene import OTHER, TOPIC, outcomes
+from tests.kit.trim_scene import Sending, entry, refused
+from tests.kit.trim_scene import TrimScene as Scene
+
+PARENT = "/admin/partitioned-topics/acme/orders/persistent/" + encode_name(TOPIC.partitioned_parent.local)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_a_topic_that_is_not_there(scene: Scene) -> None:
+    scene.cluster.remove(scene.path)
+    assert "does not exist" in refused(scene)
+
+
+@pytest.mark.parametrize("below", ["", "/s"])
+def test_a_z_node_that_cannot_be_read(scene: Scene, below: str) -> None:
+    scene.cluster.zookeeper.unreadable.add(scene.path + below)
+    assert "no permission" in refused(scene)
+
+
+@pytest.mark.parametrize("below", ["", "/s"])
+def test_a_z_node_that_cannot_be_decoded(scene: Scene, below: str) -> None:
+    scene.cluster.put(scene.path + below, b"\xff\xff")
+    assert scene.path + below in refused(scene)
+
+
+def test_a_cursor_without_a_position(scene: Scene) -> None:
+    scene.cursor("a+b", None)
+    assert "cursor a+b" in refused(scene)
+
+
+def test_a_cursor_ledger_that_is_gone(scene: Scene) -> None:
+    scene.cursor("a+b", Position(99, 0), ledger=77)
+    assert "cursor a+b: its cursor ledger 77" in refused(scene)
+
+
+@pytest.mark.parametrize("entry", [b"\xff", b"{chunked}"])
+def test_a_cursor_ledger_whose_last_entry_is_none(scene: Scene, entry: bytes) -> None:
+    scene.cursor("s", Position(99, 0), ledger=scene.cluster.ledger(cursor_tags(TOPIC, "s"), entries=[entry]))
+    assert "cursor s: its cursor ledger" in refused(scene)
+
+
+def test_a_bookie_that_does_not_answer(scene: Scene) -> None:
+    ledger = scene.cluster.ledger(cursor_tags(TOPIC, "s"))
+    scene.cluster.reader.failures[ledger] = Unavailable("no bookie")
+    scene.cursor("s", Position(99, 0), ledger=ledger)
+    assert "no bookie" in refused(scene)
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.CLOSED])
+def test_the_last_entry_of_the_cursor_ledger_is_the_truth(scene: Scene, state: LedgerState) -> None:
+    entries = [entry(Position(99, 0)), entry(Position(scene.ids[1], 7))]
+    ledger = scene.cluster.ledger(cursor_tags(TOPIC, "s"), entries=entries, state=state)
+    scene.cursor("s", Position(99, 0), ledger=ledger)
+    found = scene.trim()
+    assert outcomes(found) == {
+        scene.ids[0]: Outcome.REMOVED,
+        scene.ids[1]: Outcome.REFUSED,
+        scene.ids[2]: Outcome.REFUSED,
+    }
+    assert found[scene.ids[1]].why.code is Stays.CURSOR
+    assert scene.listed == scene.ids[1:]
+
+
+def test_a_cursor_ledger_without_entries_leaves_the_z_nodes_position(scene: Scene) -> None:
+    ledger = scene.cluster.ledger(cursor_tags(TOPIC, "s"), entries=[], state=LedgerState.OPEN)
+    scene.cursor("s", Position(scene.ids[1], -1), ledger=ledger)
+    assert outcomes(scene.trim())[scene.ids[1]] == Outcome.REFUSED
+    assert scene.listed == scene.ids[1:]
+
+
+def test_the_ledger_whose_last_entry_the_slowest_cursor_stands_at_goes(scene: Scene) -> None:
+    scene.cursor("s", Position(scene.ids[1], 0))
+    assert outcomes(scene.trim()) == {
+        scene.ids[0]: Outcome.REMOVED,
+        scene.ids[1]: Outcome.REMOVED,
+        scene.ids[2]: Outcome.REFUSED,
+    }
+    assert scene.listed == scene.ids[2:]
+
+
+def test_every_durable_cursor_counts(scene: Scene) -> None:
+    scene.cursor("pulsar.dedup", Position(scene.ids[0], -1))
+    assert set(outcomes(scene.trim()).values()) == {Outcome.REFUSED}
+    assert scene.listed == scene.ids
+
+
+def test_a_shadow_topic(scene: Scene) -> None:
+    scene.cluster.topic(TOPIC, scene.ids, shadow_of="persistent://acme/orders/source")
+    scene.cluster.wait(1)
+    found = scene.trim()
+    assert {one.why.code for one in found.values()} == {Stays.TOPIC}
+    assert scene.listed == scene.ids
+
+
+def test_a_partition_of_a_shadow_topic(scene: Scene) -> None:
+    scene.cluster.put(PARENT, json.dumps({"properties": {SHADOW_SOURCE: "x"}}).encode())
+    assert {one.why.code for one in scene.trim().values()} == {Stays.TOPIC}
+    assert scene.listed == scene.ids
+
+
+def test_a_partition_of_a_shadow_topic_that_a_separate_configuration_store_names(scene: Scene) -> None:
+    """The broker's DELETE of it would take its source's ledgers."""
+    scene.configuration = SimulatedCluster()
+    scene.configuration.put(PARENT, json.dumps({"properties": {SHADOW_SOURCE: "x"}}).encode())
+    assert {one.why.code for one in scene.trim().values()} == {Stays.TOPIC}
+    (whole,) = scene.delete_topic(force=True).values()
+    assert (whole.outcome, whole.why.code) == (Outcome.REFUSED, Code.TOPIC_PROTECTED)
+    assert scene.listed == scene.ids
+    assert scene.sent == []
+
+
+def test_a_partitioned_topic_that_cannot_be_read(scene: Scene) -> None:
+    scene.cluster.put(PARENT, b"{}")
+    scene.cluster.zookeeper.unreadable.add(PARENT)
+    assert PARENT in refused(scene)
+
+
+def test_a_ledger_that_bookkeeper_does_not_have(scene: Scene) -> None:
+    scene.cluster.remove(scene.cluster.path(scene.ids[1]))
+    found = scene.trim()
+    assert found[scene.ids[1]].why.code is Stays.COPY
+    assert scene.listed == scene.ids[1:]
+
+
+def test_a_topic_of_which_bookkeeper_has_nothing_left(scene: Scene) -> None:
+    offload = OffloadContext(UUID(int=9), True, True, 1, "aws-s3", {"bucket": "b"})
+    scene.cluster.topic(TOPIC, scene.ids, offloaded=dict.fromkeys(scene.ids[:-1], offload))
+    for ledger_id in scene.ids:
+        scene.cluster.remove(scene.cluster.path(ledger_id))
+    scene.cluster.wait(1)
+    assert "BookKeeper has none of the ledgers that it lists" in refused(scene)
+    assert (scene.sent, scene.listed) == ([], scene.ids)
+
+
+def test_a_ledger_whose_z_node_cannot_be_read(scene: Scene) -> None:
+    scene.cluster.zookeeper.unreadable.add(scene.cluster.path(scene.ids[0]))
+    assert scene.trim()[scene.ids[0]].why.code is Stays.COPY
+    assert scene.listed == scene.ids
+
+
+def test_the_last_ledger_and_more(scene: Scene) -> None:
+    scene.cluster.remove(f"{scene.path}/s")
+    found = scene.trim(upto=4)
+    assert found[scene.ids[4]].why.code is Stays.LAST_LEDGER
+    assert scene.listed == scene.ids[4:]
+
+
+SHADOW = Topic.parse("persistent://acme/orders/shadow")
+SHADOW_PARENT = "/admin/partitioned-topics/acme/orders/persistent/shadow"
+
+
+def shadow(scene: Scene, source: str, partitioned: bool = False) -> None:
+    if partitioned:
+        scene.cluster.put(SHADOW_PARENT, json.dumps({"partitions": 2, "properties": {SHADOW_SOURCE: source}}).encode())
+    else:
+        scene.cluster.topic(SHADOW, scene.ids, shadow_of=source)
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+@pytest.mark.parametrize("source", [str(TOPIC), str(TOPIC).partition("://")[2], str(TOPIC.partitioned_parent)])
+def test_the_source_of_a_shadow_topic_made_after_the_scan(scene: Scene, source: str, partitioned: bool) -> None:
+    shadow(scene, source, partitioned)
+    assert {(one.outcome, one.why.code) for one in scene.trim().values()} == {(Outcome.REFUSED, Stays.TOPIC)}
+    (whole,) = scene.delete_topic(force=True).values()
+    assert (whole.ledger_id, whole.outcome, whole.why.code) == (-1, Outcome.REFUSED, Code.TOPIC_PROTECTED)
+    assert scene.listed == scene.ids
+    assert scene.sent == []
+    assert scene.cluster.journal.rows == []
+
+
+def test_a_shadow_topic_made_between_the_messages_and_the_brokers_delete(scene: Scene) -> None:
+    scene.cluster.load(TOPIC)
+    asked: list[Topic] = []
+    scene.cluster.admin.on_delete = asked.append
+    queue = Sending(scene.queue, lambda: shadow(scene, str(TOPIC)))
+    found = scene.delete_topic(force=True, ports=replace(scene.ports(), queue=queue))
+    assert found[-1].outcome == Outcome.FAILED
+    assert found[-1].why.code is Code.TOPIC_PROTECTED
+    assert asked == []
+    assert scene.rows == {Outcome.MARKED: sorted(scene.ids), Outcome.LEFT: sorted(scene.ids)}
+
+
+def test_a_shadow_topic_made_while_another_topic_is_trimmed(scene: Scene) -> None:
+    """A look serves for a minute; the second topic comes later and gets one of its own."""
+    ids = [scene.cluster.ledger(data_tags(OTHER)) for _ in range(2)]
+    scene.cluster.topic(OTHER, ids)
+    scene.cluster.wait(1)
+
+    def later() -> None:
+        scene.cluster.topic(SHADOW, ids, shadow_of=str(OTHER))
+        scene.cluster.clock.sleep(trimming_trim.SHADOWS_SEEN_FOR / 1000 + 1)
+
+    scene.on_write(later, "after")
+    orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=ids[0])]
+    found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, orders))
+    assert found[ids[0]].why.code is Stays.TOPIC
+    assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], Outcome.REMOVED), ids[0]: Outcome.REFUSED}
+
+
+@pytest.mark.parametrize("data", [b"\x47\x78junk", b"\xff" + SHADOW_SOURCE.encode(), None])
+def test_a_topic_that_may_be_a_shadow_topic_and_cannot_be_read(scene: Scene, data: bytes | None) -> None:
+    path = scene.cluster.topic_path(SHADOW)
+    scene.cluster.put(path, data or b"")
+    if data is None:
+        scene.cluster.zookeeper.unreadable.add(path)
+    assert path in refused(scene)
+    (whole,) = scene.delete_topic(force=True).values()
+    assert whole.outcome == Outcome.REFUSED
+    assert path in whole.reason
+
+
+@pytest.mark.parametrize("path", [PARENT, SHADOW_PARENT])
+@pytest.mark.parametrize("readable", [False, True])
+def test_a_partitioned_topic_that_may_be_a_shadow_topic(scene: Scene, path: str, readable: bool) -> None:
+    scene.cluster.put(path, f"broken {SHADOW_SOURCE}".encode())
+    if not readable:
+        scene.cluster.zookeeper.unreadable.add(path)
+    reasons = {one.reason for one in scene.trim().values()}
+    assert all(path in reason or "a topic that cannot be read" in reason for reason in reasons), reasons
+    assert scene.listed == scene.ids
+    assert scene.sent == []
