@@ -29,8 +29,9 @@ from pulsar_lifecycle.settings import Settings
 
 
 def new_epoch_id(now_ms: int, ids: Ids) -> str:
-    """Sorts by time and never repeats."""
-    return datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S") + f"-{ids.token(3)}"
+    """Sorts by time, to the millisecond, and never repeats."""
+    began = datetime.fromtimestamp(now_ms / 1000, UTC)
+    return f"{began:%Y%m%dT%H%M%S}{now_ms % 1000:03}-{ids.token(3)}"
 
 
 def scan_table(cluster: Cluster, epoch_id: str, table: str, root: str = "") -> Census:
