@@ -7,6 +7,7 @@ import pytest
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags, schema_tags
 from tests.kit.simulated.pipeline import Policy, apply_plan, delete, plan, scan, two_scans, whole_round
@@ -77,7 +78,7 @@ def test_a_cursor_is_found_by_its_raw_name_when_a_ledger_of_it_is_about_to_go(cl
     position = cursor_format.ManagedCursorInfo(leaked, Position(1, 0))
     cluster.put(f"{cluster.topic_path(TOPIC)}/{raw}", cursor_format.encode(position))
     (decision,) = delete(cluster, latest, before)
-    assert (decision.outcome, decision.reason) == (Outcome.KEPT, "still in use: its cursor's z-node names it")
+    assert (decision.outcome, decision.code) == (Outcome.KEPT, Code.STILL_IN_USE)
 
 
 def test_a_schema_with_a_strange_name_whose_ledger_is_gone_keeps_its_namespace(cluster: SimulatedCluster) -> None:

@@ -64,7 +64,8 @@ def test_what_fails_is_retried_and_after_the_last_retry_dead_lettered(scene: Sce
         assert json.loads(scene.cluster.journal.rows[-1].detail)["reconsume_times"] == times
     decision = attempt()
     assert decision.outcome == Outcome.DEAD_LETTERED
-    assert decision.reason.endswith("; 10 retries did not help")
+    assert decision.code is Code.UNREAD
+    assert str(MAX_RETRIES) in decision.reason
     assert (scene.waiting, len(scene.cluster.deletion_topics.dead)) == (0, 1)
     assert scene.cluster.exists(scene.data)
 
@@ -358,4 +359,5 @@ def test_of_a_plan_that_is_worked_off_without_messages_nothing_waits(scene: Scen
     assert {d.info.ledger_id: d.outcome for d in decisions} == wanted
     assert {row.ledger_id: row.outcome for row in cluster.journal.rows} == wanted
     (row,) = [row for row in cluster.journal.rows if row.outcome == Outcome.NOT_DELETED]
-    assert (row.code, row.reason) == (Waiting.NOT_SENT, "its z-node was changed meanwhile; apply the plan again")
+    assert row.code == Waiting.NOT_SENT
+    assert row.reason.endswith("; apply the plan again")

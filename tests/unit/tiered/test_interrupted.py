@@ -94,7 +94,8 @@ def test_a_read_check_waits_for_the_attempt_that_its_broker_has_begun_meanwhile(
     scene.cluster.put(scene.path, managed_ledger.encode(replace(scene.info, ledgers=ledgers)))
     before = scene.version
     (one,) = scene.settle_later()
-    assert (one.outcome, str(theirs.uuid) in one.reason) == (Outcome.FOREIGN_ATTEMPT, True)
+    assert (one.outcome, one.why.code) == (Outcome.FOREIGN_ATTEMPT, Code.READ_CHECK_DUE)
+    assert str(theirs.uuid) in one.reason
     assert scene.rows[-1] == (scene.ids[0], Outcome.FOREIGN_ATTEMPT)
     assert (scene.version, scene.broker.memory is None, scene.open_attempts) == (before, False, scene.ids[:1])
 
@@ -135,6 +136,7 @@ def test_one_attempt_that_cannot_be_settled_hinders_no_other(scene: Scene) -> No
         (scene.ids[1], Outcome.ATTEMPT_ABORTED),
         (scene.ids[2], Outcome.ATTEMPT_ABORTED),
     ]
+    assert found[0].why.code is Code.ATTEMPT_UNREAD
     assert attempts.path_of(scene.ids[0]) in found[0].reason
 
 
@@ -164,7 +166,8 @@ def test_an_attempt_in_a_bucket_that_does_not_exist_ends(scene: Scene) -> None:
     begun(scene, scene.ids[:1])
     del scene.buckets.objects[BUCKET]
     _, (one,) = scene.session_again().finish_attempts()
-    assert (one.outcome, f"there is no bucket {BUCKET}" in one.reason) == (Outcome.ATTEMPT_ABORTED, True)
+    assert (one.outcome, one.why.code) == (Outcome.ATTEMPT_ABORTED, Code.ATTEMPT_NOT_PLANNED)
+    assert BUCKET in one.reason
     assert scene.open_attempts == []
 
 
@@ -258,7 +261,8 @@ def test_what_changes_while_uploads_are_dropped_is_seen_before_objects_go(
     keys = scene.keys
     while_uploads_are_listed(scene, lambda: act(scene, one.attempt))
     _, (found,) = scene.session_again().finish_attempts()
-    assert (found.outcome, why in found.reason) == (Outcome.FAILED, True)
+    assert (found.outcome, found.why.code) == (Outcome.FAILED, Code.SERVER_FAILED)
+    assert why in found.reason
     assert scene.keys == keys
 
 
@@ -442,7 +446,8 @@ def test_objects_that_are_not_an_attempts_own_are_left_alone(scene: Scene, says:
     scene.buckets.put(BUCKET, index_key(one.attempt.uuid, one.attempt.ledger_id), b"i", says)
     keys = scene.keys
     _, (found,) = scene.session_again().finish_attempts()
-    assert (found.outcome, one.attempt.path in found.reason) == (Outcome.FAILED, True)
+    assert (found.outcome, found.why.code) == (Outcome.FAILED, Code.NOT_OURS)
+    assert one.attempt.path in found.reason
     assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
 
 

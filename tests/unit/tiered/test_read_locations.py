@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 from uuid import uuid4
 
@@ -28,6 +29,7 @@ from pulsar_lifecycle.tiered import commit as tiered_commit
 from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.read_check import ASKED, Unheld, why_unread
+from pulsar_lifecycle.topics.write import EditOutcome
 from tests.kit.commit_cases import HERE, SITE, Off, begun, cut_off_after_the_commit, taken_back, words
 from tests.kit.crash import Crash, raising
 from tests.kit.fakes.metadata_store import Operation
@@ -136,11 +138,22 @@ def test_a_failure_at_a_location_stands_until_a_read_there_works(scene: Scene) -
     assert locations_that_failed([word("read-failed", 5, "1", ""), word("read-passed", 6, "1", "")], "", now) == {SITE}
 
 
-def unread_reason(scene: Scene, session: Session, ledger: int = 0) -> str:
-    copy = OffloadedCopy.of_item(scene.items[scene.ids[ledger]], 1)
+def unread(scene: Scene, session: Session) -> EditOutcome | None:
+    """Why no broker has shown that it can read where the first ledger is."""
+    copy = OffloadedCopy.of_item(scene.items[scene.ids[0]], 1)
     assert copy
-    said = why_unread(session.run, session.ports, session.guard, TOPIC, copy, session.read_check)
-    return said.reason if said else ""
+    return why_unread(session.run, session.ports, session.guard, TOPIC, copy, session.read_check)
+
+
+def unread_code(scene: Scene, session: Session) -> StrEnum | None:
+    said = unread(scene, session)
+    return said and said.why.code
+
+
+def location_unread(scene: Scene, session: Session, named: str) -> bool:
+    """Whether it is the location that is unread, for a reason that names a thing to look at."""
+    said = unread(scene, session)
+    return said is not None and said.why.code is Code.LOCATION_UNREAD and named in said.reason
 
 
 def offloaded_without_a_read_check(scene: Scene) -> None:
@@ -153,13 +166,13 @@ def offloaded_without_a_read_check(scene: Scene) -> None:
 def test_before_the_first_release_a_broker_reads_what_it_is_to_live_on(scene: Scene) -> None:
     offloaded_without_a_read_check(scene)
     session = scene.session_again()
-    assert unread_reason(scene, session) == ""
+    assert unread(scene, session) is None
     assert (scene.left_pending, scene.broker.memory) == ([], None)
     scene.broker.reads = False
-    assert unread_reason(scene, session) == ""  # once is enough, in this run
+    assert unread(scene, session) is None  # once is enough, in this run
     scene.seen = {HERE: scene.cluster.clock.now_ms()}
     scene.cluster.wait(1)
-    assert "its broker cannot read it" in unread_reason(scene, scene.session_again())  # and in no other
+    assert unread_code(scene, scene.session_again()) is Code.READ_CHECK_FAILED  # and in no other
 
 
 def test_a_broker_that_may_have_bookkeepers_copy_open_shows_nothing(scene: Scene) -> None:
@@ -169,43 +182,39 @@ def test_a_broker_that_may_have_bookkeepers_copy_open_shows_nothing(scene: Scene
     scene.cluster.wait(1)
     reads: list[Topic] = []
     scene.cluster.admin.on_read = lambda topic, position: reads.append(topic)
-    assert "offload.loaded_topics does not name it" in unread_reason(scene, scene.session_again())
+    assert location_unread(scene, scene.session_again(), "offload.loaded_topics")
     assert (reads, scene.left_pending, scene.broker.memory is None) == ([], [], False)
     scene.loaded_topics = True
-    assert unread_reason(scene, scene.session_again()) == ""
+    assert unread(scene, scene.session_again()) is None
     assert (reads[:1], scene.left_pending, scene.broker.memory) == ([TOPIC], [], None)
 
 
 def test_a_read_of_what_a_topic_reads_from_bookkeeper_shows_nothing(scene: Scene) -> None:
     offloaded_without_a_read_check(scene)
     scene.tiered_first = ()
-    assert "BookKeeper first" in unread_reason(scene, scene.session_again())
+    assert unread_code(scene, scene.session_again()) is Code.BOOKKEEPER_FIRST
 
 
 def test_what_no_broker_can_read_is_not_released(scene: Scene) -> None:
     offloaded_without_a_read_check(scene)
     scene.broker.reads = False
     session = scene.session_again()
-    assert "its broker cannot read it from bucket" in unread_reason(scene, session)
+    assert unread_code(scene, session) is Code.READ_CHECK_FAILED
     assert locations_that_failed(words(scene), "", scene.cluster.clock.now_ms()) == {SITE}
     scene.broker.reads = True
-    assert unread_reason(scene, session).startswith(
-        "its location could not be read in this run, of persistent://acme/orders"
-    )
+    assert location_unread(scene, session, "in this run, of persistent://acme/orders")
     scene.cluster.wait(1)
     scene.cluster.admin.on_read = raising(Unavailable("timed out"))
     session = scene.session_again()
-    assert "did not answer" in unread_reason(scene, session)
+    assert unread_code(scene, session) is Code.READ_CHECK_UNANSWERED
     scene.cluster.admin.on_read = scene.broker.read
-    assert "did not answer" in unread_reason(scene, session)  # each topic is asked once
+    assert unread_code(scene, session) is Code.READ_CHECK_UNANSWERED  # each topic is asked once
     (asked,) = session.read_check.not_asked.values()
     said = asked.pop(TOPIC)
     asked |= {Topic.parse(f"persistent://acme/orders/{n}"): said for n in range(ASKED)}
-    assert unread_reason(scene, session).startswith(
-        "no broker has read its location yet, of persistent://acme/orders/0: its"
-    )
+    assert location_unread(scene, session, "of persistent://acme/orders/0: its")
     scene.limit, scene.loaded_topics = 0, True
-    assert "max_unloads" in unread_reason(scene, scene.session_again())
+    assert location_unread(scene, scene.session_again(), "max_unloads")
 
 
 def test_a_read_that_fails_ends_what_was_shown_of_its_place(scene: Scene) -> None:
@@ -350,7 +359,7 @@ def test_a_read_that_the_journal_does_not_hear_of_counts_as_one_that_was_asked(s
     offloaded_without_a_read_check(scene)
     session = scene.session_again()
     scene.tick = lambda name: raising(StoreError("no space left"))() if name == "before record" else None
-    assert unread_reason(scene, session) == "no broker has read its location yet: no space left"
+    assert location_unread(scene, session, "no space left")
     (asked,) = session.read_check.not_asked.values()
     assert list(asked) == [TOPIC]
 
@@ -359,9 +368,7 @@ def test_an_error_before_its_broker_is_asked_says_nothing_of_it(scene: Scene) ->
     offloaded_without_a_read_check(scene)
     session = scene.session_again()
     scene.store.before = lambda operation: raising(StoreError("no quorum"))() if operation.name == "create" else None
-    assert unread_reason(scene, session) == (
-        "no broker has read its location yet: whether its broker can read it is not known: no quorum"
-    )
+    assert location_unread(scene, session, "no quorum")
     assert not any(session.read_check.not_asked.values())
 
 
@@ -396,7 +403,8 @@ def test_a_take_back_is_in_the_journal_before_it_is_made(scene: Scene) -> None:
     scene.tick = full
     found = taken_back(scene)
     assert set(outcomes(found).values()) == {Outcome.REVERTED}
-    assert all(one.reason.endswith("the journal does not say so: no space left") for one in found)
+    assert {one.why.code for one in found} == {Code.FROM_BOOKKEEPER}
+    assert all("no space left" in one.reason for one in found)
     assert [row.outcome for row in scene.cluster.journal.rows][-3:] == ["reverting"] * 3
 
 

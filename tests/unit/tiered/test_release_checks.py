@@ -44,6 +44,7 @@ def test_a_read_that_fails_in_another_namespace_blocks_its_location_in_that_run(
     scene.read_check.failed(FAR, copy, NO)
     said = scene.release()
     assert set(outcomes(said).values()) == {"failed"}
+    assert {one.why.code for one in said.values()} == {Code.LOCATION_UNREAD}
     assert all(str(FAR) in one.reason for one in said.values())
     assert (asked, scene.released_ids, scene.waiting) == ([], [], 0)
     reading(scene)
@@ -280,7 +281,8 @@ def test_nothing_is_released_beside_an_attempt_of_its_broker(loaded: bool) -> No
     before = scene.cluster.zookeeper.stat(scene.path)
     said = scene.release()
     assert set(outcomes(said).values()) == {Outcome.FOREIGN_ATTEMPT}
-    assert f"of ledger {scene.ids[2]} is not complete" in said[scene.due[0]].reason
+    assert {one.why.code for one in said.values()} == {Code.BROKERS_ATTEMPT}
+    assert f"of ledger {scene.ids[2]}" in said[scene.due[0]].reason
     assert (asked, scene.released_ids, scene.waiting) == ([], [], 0)
     assert scene.cluster.zookeeper.stat(scene.path) == before
     assert [row.outcome for row in scene.cluster.journal.rows] == [Outcome.FOREIGN_ATTEMPT] * 2

@@ -170,8 +170,7 @@ def test_the_journal_has_the_last_word_on_what_an_error_interrupted(scene: Scene
     scene.on_write(raising(error), when)
     with pytest.raises(LeaseLost) if isinstance(error, LeaseLost) else nullcontext():
         assert Outcome.FAILED in outcomes(scene.trim()).values()
-    marked = [row.reason for row in scene.journalled("mark") if row.outcome == Outcome.MARKED]
-    assert set(marked) == {"about to be taken off its topic's list"}
+    assert {row.code for row in scene.journalled("mark") if row.outcome == Outcome.MARKED} == {Code.ABOUT_TO}
     assert scene.rows == {
         Outcome.MARKED: scene.ids[:3],
         (Outcome.LEFT if when == "before" else Outcome.REMOVED): scene.ids[:3],

@@ -232,7 +232,7 @@ def test_a_topic_that_may_be_a_shadow_topic_and_cannot_be_read(scene: Scene, dat
         scene.cluster.zookeeper.unreadable.add(path)
     assert path in refused(scene)
     (whole,) = scene.delete_topic(force=True).values()
-    assert whole.outcome == Outcome.REFUSED
+    assert (whole.outcome, whole.why.code) == (Outcome.REFUSED, Code.TOPIC_REFUSED)
     assert path in whole.reason
 
 
@@ -242,7 +242,9 @@ def test_a_partitioned_topic_that_may_be_a_shadow_topic(scene: Scene, path: str,
     scene.cluster.put(path, f"broken {SHADOW_SOURCE}".encode())
     if not readable:
         scene.cluster.zookeeper.unreadable.add(path)
-    reasons = {one.reason for one in scene.trim().values()}
-    assert all(path in reason or "a topic that cannot be read" in reason for reason in reasons), reasons
+    found = scene.trim().values()
+    assert {one.outcome for one in found} == {Outcome.REFUSED}
+    assert {one.why.code for one in found} <= {Stays.TOPIC, Code.TOPIC_REFUSED}
+    assert all(path in one.reason or one.why.code is Stays.TOPIC for one in found), found
     assert scene.listed == scene.ids
     assert scene.sent == []

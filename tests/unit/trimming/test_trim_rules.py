@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
@@ -66,34 +67,39 @@ def context_of(*, complete: bool = True, bookkeeper_deleted: bool = False, **cha
 
 def judged(
     ledgers: ManagedLedgerInfo, asked: set[int], cursors: dict[str, Position] | None = None, **more: Any
-) -> dict[int, str]:
-    """Reason by ledger; empty for one that goes."""
+) -> dict[int, StrEnum | None]:
+    """Why each ledger stays; None for one that goes."""
+    return {i: why and why.code for i, why in stays(ledgers, asked, cursors, **more).items()}
+
+
+def stays(
+    ledgers: ManagedLedgerInfo, asked: set[int], cursors: dict[str, Position] | None = None, **more: Any
+) -> dict[int, Why | None]:
+    """The same with the sentence."""
     known = more.pop("copies", None) or copies(*(i.ledger_id for i in ledgers.ledgers))
     verdicts = trim_rules.judge(ledgers, cursors or {}, known, asked, more.pop("context", CONTEXT), **more)
     assert [v.ledger_id for v in verdicts] == sorted(asked)
-    return {v.ledger_id: str(v.stays or "") for v in verdicts}
+    return {v.ledger_id: v.stays for v in verdicts}
 
 
 def test_a_prefix_goes_whatever_the_order_of_the_list() -> None:
-    assert judged(info(4, 1, 3, 2), {1, 2}) == {1: "", 2: ""}
+    assert judged(info(4, 1, 3, 2), {1, 2}) == {1: None, 2: None}
 
 
 def test_the_last_ledger_stays() -> None:
-    assert judged(info(1, 2), {1, 2}) == {1: "", 2: "the last ledger of its topic"}
-    assert judged(info(7), {7}) == {7: "the last ledger of its topic"}
+    assert judged(info(1, 2), {1, 2}) == {1: None, 2: Stays.LAST_LEDGER}
+    assert judged(info(7), {7}) == {7: Stays.LAST_LEDGER}
 
 
 def test_nothing_leaves_a_hole() -> None:
-    reasons = judged(info(1, 2, 3, 4), {1, 3})
-    assert reasons[1] == ""
-    assert "ledger 2 before it stays" in reasons[3]
+    found = stays(info(1, 2, 3, 4), {1, 3})
+    assert found == {1: None, 3: Why(Stays.NOT_PREFIX, "ledger 2 before it stays: it would leave a hole")}
 
 
 def test_nothing_at_or_past_a_cursor_goes() -> None:
     cursors = {"fast": Position(9, 0), "a+b": Position(3, -1)}
-    reasons = judged(info(1, 2, 3, 4, 9), {1, 2, 3, 4}, cursors)
-    assert (reasons[1], reasons[2]) == ("", "")
-    assert reasons[3] == reasons[4] == "cursor a+b stands at 3:-1"
+    why = Why(Stays.CURSOR, "cursor a+b stands at 3:-1")
+    assert stays(info(1, 2, 3, 4, 9), {1, 2, 3, 4}, cursors) == {1: None, 2: None, 3: why, 4: why}
 
 
 def of_entries(said: int | None, stored: int | None = None, **changes: Any) -> tuple[LedgerInfo, BookKeeperCopy | None]:
@@ -135,26 +141,24 @@ def test_a_ledger_whose_last_entry_a_cursor_stands_at_is_behind_it(
 
 
 def test_the_ledger_that_all_cursors_have_read_to_its_end_goes() -> None:
-    assert judged(info(1, 2, 3, 4), {1, 2, 3}, {"s": Position(2, 0), "t": Position(3, 0)}) == {
-        1: "",
-        2: "",
-        3: "cursor s stands at 2:0",
-    }
+    found = judged(info(1, 2, 3, 4), {1, 2, 3}, {"s": Position(2, 0), "t": Position(3, 0)})
+    assert found == {1: None, 2: None, 3: Stays.CURSOR}
 
 
 def test_a_cursor_in_a_ledger_that_is_gone_holds_everything_after_it() -> None:
-    assert set(judged(info(5, 6, 7), {5, 6}, {"s": Position(4, 9)}).values()) == {"cursor s stands at 4:9"}
+    assert judged(info(5, 6, 7), {5, 6}, {"s": Position(4, 9)}) == {5: Stays.CURSOR, 6: Stays.CURSOR}
 
 
 def test_what_the_topic_does_not_list_is_said_so() -> None:
-    assert judged(info(1, 2), {1, 99}) == {1: "", 99: "its topic does not list it"}
+    assert judged(info(1, 2), {1, 99}) == {1: None, 99: Stays.NOT_LISTED}
 
 
 def test_an_open_offload_attempt_of_a_broker_holds_the_whole_topic() -> None:
     """Taking ledger 1 off the list would fence the broker, and end what it is at."""
-    reasons = judged(info(1, 2, 3, 4, offload={2: context_of(complete=False)}), {1, 2, 3})
-    assert len(set(reasons.values())) == 1
-    assert reasons[1].startswith(f"offload attempt {UUID_1} of ledger 2 is not complete")
+    (why,) = set(stays(info(1, 2, 3, 4, offload={2: context_of(complete=False)}), {1, 2, 3}).values())
+    assert why
+    assert why.code is Stays.TOPIC
+    assert f"offload attempt {UUID_1} of ledger 2" in why.text
 
 
 @pytest.mark.parametrize(
@@ -167,18 +171,21 @@ def test_an_open_offload_attempt_of_a_broker_holds_the_whole_topic() -> None:
     ],
 )
 def test_a_copy_that_cannot_be_named_holds_its_ledger(offload: OffloadContext, reason: str) -> None:
-    assert reason in judged(info(1, 2, offload={1: offload}), {1})[1]
+    why = stays(info(1, 2, offload={1: offload}), {1})[1]
+    assert why
+    assert why.code is Stays.COPY
+    assert reason in why.text
 
 
 def test_an_attempt_that_never_began_holds_nothing() -> None:
-    assert judged(info(1, 2, offload={1: context_of(complete=False, uuid=None)}), {1}) == {1: ""}
+    assert judged(info(1, 2, offload={1: context_of(complete=False, uuid=None)}), {1}) == {1: None}
 
 
 def test_an_offloaded_ledger_needs_no_copy_in_bookkeeper_once_that_is_deleted() -> None:
     gone = listed_ledgers.copies_of({1: None, 2: row(2)}, TOPIC, CONTEXT)
     offloaded = info(1, 2, offload={1: context_of(bookkeeper_deleted=True)})
-    assert judged(offloaded, {1}, copies=gone) == {1: ""}
-    assert "dangling" in judged(info(1, 2), {1}, copies=gone)[1]
+    assert judged(offloaded, {1}, copies=gone) == {1: None}
+    assert judged(info(1, 2), {1}, copies=gone) == {1: Stays.COPY}
 
 
 @pytest.mark.parametrize(
@@ -194,12 +201,15 @@ def test_an_offloaded_ledger_needs_no_copy_in_bookkeeper_once_that_is_deleted() 
 )
 def test_what_the_deletion_run_would_keep_stays_listed(changes: dict[str, Any], reason: str) -> None:
     known = {1: listed_ledgers.copy_of(1, row(1, **changes), TOPIC)}
-    assert reason in judged(info(1, 2), {1}, copies=known)[1]
+    why = stays(info(1, 2), {1}, copies=known)[1]
+    assert why
+    assert why.code is Stays.COPY
+    assert reason in why.text
 
 
 def test_an_under_replicated_ledger_stays() -> None:
     known = listed_ledgers.copies_of({1: row(1), 2: row(2)}, TOPIC, replace(CONTEXT, under_replicated=BitMap64([1])))
-    assert judged(info(1, 2), {1}, copies=known) == {1: "under-replicated"}
+    assert judged(info(1, 2), {1}, copies=known) == {1: Stays.COPY}
     assert known[1].problem
     assert known[1].problem.code is Code.UNDER_REPLICATED
     assert known[2].problem is None
@@ -220,15 +230,17 @@ def test_an_offloaded_copy_that_no_deletion_run_could_delete_holds_its_ledger(
     changes: dict[str, Any], reason: str, bookkeeper_deleted: bool
 ) -> None:
     offload = context_of(bookkeeper_deleted=bookkeeper_deleted, **changes)
-    found = judged(info(1, 2, offload={1: offload}), {1})[1]
-    assert reason in found
-    assert bool(found) == bool(reason)
+    why = stays(info(1, 2, offload={1: offload}), {1})[1]
+    assert bool(why) == bool(reason)
+    if why:
+        assert why.code is Stays.COPY
+        assert reason in why.text
 
 
 def test_without_an_object_store_no_offloaded_ledger_leaves() -> None:
     nowhere = replace(CONTEXT, offload_buckets=frozenset())
-    assert "object_store.buckets" in judged(info(1, 2, offload={1: context_of()}), {1}, context=nowhere)[1]
-    assert judged(info(1, 2), {1}, context=nowhere) == {1: ""}
+    assert judged(info(1, 2, offload={1: context_of()}), {1}, context=nowhere) == {1: Stays.COPY}
+    assert judged(info(1, 2), {1}, context=nowhere) == {1: None}
 
 
 def test_nothing_leaves_a_topic_with_a_leaked_open_ledger() -> None:
@@ -240,7 +252,8 @@ def test_nothing_leaves_a_topic_with_a_leaked_open_ledger() -> None:
 
 
 def test_a_reason_of_the_topic_holds_all_of_it() -> None:
-    assert judged(info(1, 2, 3), {1, 2}, topic=Why(Stays.TOPIC, "legal hold")) == {1: "legal hold", 2: "legal hold"}
+    held = Why(Stays.TOPIC, "legal hold")
+    assert stays(info(1, 2, 3), {1, 2}, topic=held) == {1: held, 2: held}
 
 
 SYSTEM = Context(

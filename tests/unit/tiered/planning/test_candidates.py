@@ -239,7 +239,7 @@ def test_a_topic_with_an_attempt_of_its_brokers_is_left_alone_whole(
     if alone:
         assert found == {0: OffloadChoice.KEEP, 1: OffloadChoice.KEEP, 3: OffloadChoice.DONE, 5: OffloadChoice.DONE}
         assert {rows[i]["code"] for i in (0, 1, 3, 5)} == {Code.BROKERS_ATTEMPT}
-        assert f"attempt {attempt} of ledger 1 is not complete" in rows[0]["reason"]
+        assert f"attempt {attempt} of ledger 1" in rows[0]["reason"]
     else:
         assert found == {
             0: OffloadChoice.OFFLOAD,
@@ -391,7 +391,7 @@ def test_a_copy_is_looked_for_where_it_lies_whatever_the_policy_says_by_now(rele
     row = judged(state(item, LAST), leftovers={1}, buckets={"b"})[1]
     assert (row["action"], row["bucket"]) == (OffloadChoice.DONE, "old")
     assert row["code"] == OffloadCode.NO_BUCKET
-    assert row["reason"].endswith("; its copy in BookKeeper stays: name old in object_store.buckets")
+    assert "name old in object_store.buckets" in row["reason"]
     theirs = replace(POLICY, deletion_lag_ms=LAG)
     said = one(item, theirs, leftovers={1}, buckets={"b"}, our_lag_ms=None)
     assert said == (OffloadChoice.DONE, OffloadCode.BROKERS_RELEASE)

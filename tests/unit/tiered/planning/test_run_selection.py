@@ -292,10 +292,11 @@ def test_copies_are_released_before_others_are_made(monkeypatch: pytest.MonkeyPa
 def test_a_read_check_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[bool] = []
     taken_back = OffloadOutcome(str(TOPIC), 1, Outcome.REVERTED, some_why("its broker cannot read it"))
+    offloaded = OffloadOutcome(str(OTHER), 9, Outcome.OFFLOADED, some_why(""))
 
     class Work:
         def __init__(self) -> None:
-            self.outcomes: list[OffloadOutcome] = [OffloadOutcome(str(OTHER), 9, Outcome.OFFLOADED, some_why(""))]
+            self.outcomes: list[OffloadOutcome] = [offloaded]
             self.unread = ()
 
         def finish_attempts(self, planned: pa.Table, _: object) -> None: ...
@@ -314,9 +315,8 @@ def test_a_read_check_that_fails_ends_the_run_and_what_was_done_is_said(monkeypa
 
     monkeypatch.setattr(offload_run, "_begun", begun)
     found = offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
-    assert [(one.ledger_id, one.outcome, one.reason) for one in found] == [
-        (-1, Outcome.FAILED, "the run stopped there"),
-        (1, Outcome.REVERTED, "its broker cannot read it"),
-        (9, Outcome.OFFLOADED, ""),
-    ]
+    stopped, *others = found
+    assert (stopped.ledger_id, stopped.outcome, stopped.why.code) == (-1, Outcome.FAILED, Code.READ_CHECK_FAILED)
+    assert "the run stopped there" in stopped.reason
+    assert others == [taken_back, offloaded]
     assert finished == [True]
