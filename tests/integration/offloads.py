@@ -30,6 +30,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources.offloaded import PulsarOffload
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.planning.offload_planning import make_offload_plan
 from pulsar_lifecycle.tiered.proof import verify
 from pulsar_lifecycle.tiered.upload import Source
@@ -85,10 +86,10 @@ def planned(
     return plan, rows.to_pylist()
 
 
-def offload(pipeline: Pipeline, plan: OffloadPlan, run_id: str = "offload") -> dict[int, tuple[str, str]]:
-    """Ledger -> outcome and reason, the last one."""
+def offload(pipeline: Pipeline, plan: OffloadPlan, run_id: str = "offload") -> dict[int, OffloadOutcome]:
+    """Ledger -> what became of it, at last."""
     outcomes = offload_now(pipeline.where, run_id, OffloadOrder(plan.plan_id, plan.digest), lambda _: None)
-    return {one.ledger_id: (one.outcome, one.reason) for one in outcomes}
+    return {one.ledger_id: one for one in outcomes}
 
 
 def contexts(sandbox: Cluster, topic: str) -> dict[int, Any]:

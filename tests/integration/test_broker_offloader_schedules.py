@@ -14,6 +14,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.tiered.offload_run import revert_offloads
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
@@ -116,9 +117,9 @@ def test_a_copy_that_we_refuse_to_release_is_released_by_no_broker(
     plan, rows = planned(pipeline, namespace)
     assert {row["ledger_id"] for row in rows if row["action"] == "release"} == {damaged, sound}
     said = offload(pipeline, plan, "release")
-    assert said[damaged][0] == "proof-failed", said
-    assert "revert_offloads" in said[damaged][1]
-    assert said[sound][0] == "released", said
+    assert said[damaged].outcome == "proof-failed", said
+    assert said[damaged].why.code is Code.NOT_PROVEN
+    assert said[sound].outcome == "released", said
     assert released_copies(offloading, topic) == {sound}
     assert not is_loaded(offloading, topic)
     back = operator(pipeline.lake, loaded_topics=True)
@@ -231,7 +232,7 @@ def test_a_topic_with_a_running_offload_is_left_alone_whole(
             order = TrimOrder(Topic.parse(topic), up_to=second)
             said = {one.ledger_id: one.outcome for one in trim_run.trim(pipeline.where, "trim", [order], dry_run=False)}
         else:
-            said = {ledger: outcome for ledger, (outcome, _) in offload(pipeline, plan, what).items()}
+            said = {ledger: one.outcome for ledger, one in offload(pipeline, plan, what).items()}
         assert written(offloading, topic) == before, said
         assert set(said.values()) == {"refused" if what == "trim" else "foreign-attempt"}, said
         go_on()

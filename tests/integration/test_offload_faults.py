@@ -16,10 +16,12 @@ import pytest
 
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.tiered.buckets.bucket_runs import take_inventory
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
@@ -174,11 +176,11 @@ class Tried:
     cluster: Cluster
     scene: Scene
     s3: Any
-    said: dict[int, tuple[str, str]]
+    said: dict[int, OffloadOutcome]
 
     @property
     def failed(self) -> list[int]:
-        return [ledger for ledger in self.scene.ledgers if self.said[ledger][0] == Outcome.FAILED]
+        return [ledger for ledger in self.scene.ledgers if self.said[ledger].outcome == Outcome.FAILED]
 
     def check_kept(self, direct: Pipeline) -> None:
         """Nothing is lost, and what failed is nowhere said to be offloaded."""
@@ -195,7 +197,7 @@ class Tried:
         before = {ledger: begun[ledger] for ledger in self.failed}
         if self.failed:
             said = offloads.offload(direct, self.scene.plan, "rerun")
-            assert {said[ledger][0] for ledger in self.failed} == {Outcome.OFFLOADED}, said
+            assert {said[ledger].outcome for ledger in self.failed} == {Outcome.OFFLOADED}, said
         check_settled(self.cluster, settings, self.scene.topic, self.scene.ledgers, self.s3)
         made = contexts(self.cluster, self.scene.topic)
         assert {ledger: made[ledger].uuid for ledger in before} == before
@@ -219,8 +221,9 @@ def test_an_object_store_that_fails_costs_a_rerun_at_most(
     tried = Tried(cluster, scene, s3, offloads.offload(through(proxy, operator, **case.settings), scene.plan))
     assert bool(tried.failed) == bool(case.said), tried.said
     for ledger in tried.failed:
-        assert re.search(case.said, tried.said[ledger][1]), tried.said[ledger]
-        assert "run again" in tried.said[ledger][1]
+        assert tried.said[ledger].why.code is Code.NOT_COPIED
+        assert re.search(case.said, tried.said[ledger].reason), tried.said[ledger]
+        assert "run again" in tried.said[ledger].reason
     direct = operator()
     tried.check_kept(direct)
     tried.check_finished(direct)
@@ -236,7 +239,8 @@ def test_an_object_store_that_knows_us_no_more_is_said_to(
         cluster, scene, s3, offloads.offload(operator(secret_key={"file": str(tmp_path / "wrong")}), scene.plan)
     )
     assert tried.failed == scene.ledgers
-    assert all("403" in reason or "SignatureDoesNotMatch" in reason for _, reason in tried.said.values()), tried.said
+    assert {one.why.code for one in tried.said.values()} == {Code.NOT_COPIED}
+    assert all("403" in one.reason or "SignatureDoesNotMatch" in one.reason for one in tried.said.values()), tried.said
     direct = operator()
     tried.check_kept(direct)
     assert [keys(s3, ledger) for ledger in scene.ledgers] == [[], []]
@@ -276,8 +280,9 @@ def test_an_object_that_is_not_what_was_sent_is_never_committed(
     tried = Tried(cluster, scene, s3, offloads.offload(through(proxy, operator), scene.plan))
     assert tried.failed == scene.ledgers
     for ledger in tried.failed:
-        assert re.search(rf"s3://\S+-ledger-{ledger}", tried.said[ledger][1]), tried.said
-        assert "run again" in tried.said[ledger][1]
+        assert re.search(rf"s3://\S+-ledger-{ledger}", tried.said[ledger].reason), tried.said
+        assert tried.said[ledger].why.code is Code.NOT_COPIED
+        assert "run again" in tried.said[ledger].reason
     direct = operator()
     tried.check_kept(direct)
     tried.check_finished(direct)
@@ -289,7 +294,7 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
 ) -> None:
     scene, pipeline = scenes["flipped later"], operator()
     said = offloads.offload(pipeline, scene.plan)
-    assert {said[ledger][0] for ledger in scene.ledgers} == {Outcome.OFFLOADED}
+    assert {said[ledger].outcome for ledger in scene.ledgers} == {Outcome.OFFLOADED}
     bad, good = scene.ledgers
     file = offloads.object_file(cluster, keys(s3, bad)[0])
     offloads.flip(file, file.stat().st_size // 2)
@@ -297,10 +302,11 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
     plan, rows = planned(pipeline, scene.topic.removeprefix("persistent://").rpartition("/")[0])
     assert {row["ledger_id"]: row["action"] for row in rows} == {bad: "release", good: "release"}
     said = offloads.offload(pipeline, plan, "release")
-    assert said[bad][0] == Outcome.PROOF_FAILED
-    assert "revert_offloads" in said[bad][1]
-    assert keys(s3, bad)[0] in said[bad][1]
-    assert said[good][0] == Outcome.RELEASED
+    assert said[bad].outcome == Outcome.PROOF_FAILED
+    assert said[bad].why.code is Code.NOT_PROVEN
+    assert "revert_offloads" in said[bad].reason
+    assert keys(s3, bad)[0] in said[bad].reason
+    assert said[good].outcome == Outcome.RELEASED
     made = contexts(cluster, scene.topic)
     assert [made[ledger].bookkeeper_deleted for ledger in (bad, good)] == [False, True]
     epoch = pipeline.scan()
@@ -356,14 +362,14 @@ def test_an_entry_that_rotted_is_read_from_another_bookie_and_what_none_has_is_n
         assert rot(cluster, bookie, [every]) == {every}
     pipeline = operator()
     said = offloads.offload(pipeline, rotten.plan)
-    assert {said[ledger][0] for ledger in rotten.ledgers} == {Outcome.OFFLOADED}, said
+    assert {said[ledger].outcome for ledger in rotten.ledgers} == {Outcome.OFFLOADED}, said
     check_settled(cluster, pipeline.where.settings, rotten.topic, rotten.ledgers, s3)
     assert messages(pipeline, rotten.topic) == rotten.payloads
     said = offloads.offload(pipeline, lost.plan)
     bad, good = lost.ledgers
-    assert said[good][0] == Outcome.OFFLOADED
-    assert said[bad][0] == Outcome.FAILED
-    assert f"{bad}:{at}" in said[bad][1]
+    assert said[good].outcome == Outcome.OFFLOADED
+    assert said[bad].outcome == Outcome.FAILED
+    assert f"{bad}:{at}" in said[bad].reason
     assert contexts(cluster, lost.topic)[bad] is None
     assert existing(cluster, lost.ledgers) == set(lost.ledgers)
     assert keys(s3, bad) == []
@@ -378,7 +384,7 @@ def test_a_bookie_that_is_gone_is_not_needed(
         for name in ("bookie", "striped"):
             scene = scenes[name]
             said = offloads.offload(operator(), scene.plan)
-            assert {said[ledger][0] for ledger in scene.ledgers} == {Outcome.OFFLOADED}, said
+            assert {said[ledger].outcome for ledger in scene.ledgers} == {Outcome.OFFLOADED}, said
             assert messages(operator(), scene.topic) == scene.payloads
     finally:
         cluster.start_server("bookie-2")

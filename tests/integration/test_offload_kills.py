@@ -18,6 +18,7 @@ from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from sandbox import topics
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster
@@ -135,7 +136,7 @@ class Stage:
         }
         return {name for name, there in found.items() if there}
 
-    def offload(self, name: str) -> dict[int, tuple[str, str]]:
+    def offload(self, name: str) -> dict[int, OffloadOutcome]:
         return offloads.offload(self.pipeline, self.plans[name], f"rerun {name}")
 
 
@@ -166,7 +167,9 @@ def stage(sandbox: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         namespaces = {name: scene.topic[len("persistent://") : -len("/t")] for name, scene in scenes.items()}
         first, _ = planned(pipeline, *(namespaces[name] for name in RELEASE))
         said = offloads.offload(pipeline, first)
-        assert {said[ledger][0] for name in RELEASE for ledger in scenes[name].ledgers} == {Outcome.OFFLOADED}, said
+        assert {said[ledger].outcome for name in RELEASE for ledger in scenes[name].ledgers} == {Outcome.OFFLOADED}, (
+            said
+        )
         epoch = pipeline.scan()
         plans: dict[str, OffloadPlan] = {}
         for name, namespace in namespaces.items():
@@ -184,7 +187,7 @@ def test_an_offload_that_is_killed_is_finished_by_the_next_run(stage: Stage, tmp
     begun = offloads.open_attempts(stage.pipeline.where.settings)
     assert begun.keys() & set(scene.ledgers)
     said = stage.offload(step)
-    assert {said[ledger][0] for ledger in scene.ledgers} <= {Outcome.OFFLOADED, Outcome.REFUSED}, said
+    assert {said[ledger].outcome for ledger in scene.ledgers} <= {Outcome.OFFLOADED, Outcome.REFUSED}, said
     check_settled(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)
     made = contexts(stage.sandbox, scene.topic)
     for ledger in begun.keys() & set(scene.ledgers):
@@ -207,7 +210,7 @@ def test_a_release_that_is_killed_is_finished_by_the_next_run(stage: Stage, tmp_
         scene.check_live(3)
         stage.killed(step, tmp_path / step, place)
         said = stage.offload(step)
-        assert {said[ledger][0] for ledger in scene.ledgers} == {Outcome.RELEASED}, said
+        assert {said[ledger].outcome for ledger in scene.ledgers} == {Outcome.RELEASED}, said
         check_settled(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)
         scene.check_live(60)
     released = {ledger for step in RELEASE for ledger in stage.scenes[step].ledgers}

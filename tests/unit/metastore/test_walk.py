@@ -75,7 +75,10 @@ def test_what_is_no_topic_of_pulsar_is_a_gap(cluster: SimulatedCluster, path: st
     cluster.topic(V2, [cluster.ledger(data_tags(V2))])
     assert scan(cluster).epoch.gaps == ()
     cluster.put(f"/managed-ledgers/{path}", b"\x0a\x02\x08\x01")
-    assert any("not a managed-ledger path" in gap.text for gap in scan(cluster).epoch.gaps)
+    gaps = scan(cluster).epoch.gaps
+    assert {gap.code for gap in gaps} == {GapCode.ZNODE_UNREAD}
+    assert all(f"/managed-ledgers/{path}".startswith(gap.where) for gap in gaps)
+    assert any("not a managed-ledger path" in gap.text for gap in gaps)
 
 
 def test_a_partitioned_shadow_topic_keeps_its_sources_partitions(cluster: SimulatedCluster) -> None:
@@ -93,10 +96,12 @@ def test_a_partitioned_shadow_topic_keeps_its_sources_partitions(cluster: Simula
         assert scan(cluster).finding(leak) == Finding.KEPT
     cluster.put(f"{path}/shadow", json.dumps(document).encode()[:-1])
     (gap,) = scan(cluster).epoch.gaps
+    assert gap.code is GapCode.CONTEXT_UNREAD
     assert "shadow" in gap.text
     cluster.zookeeper.unreadable.add(f"{path}/plain")
     cluster.put(f"{path}/shadow", json.dumps(document).encode())
     (gap,) = scan(cluster).epoch.gaps
+    assert gap.code is GapCode.CONTEXT_UNREAD
     assert "no permission" in gap.text
 
 
@@ -110,7 +115,9 @@ def test_a_schema_namespace_that_lost_its_schemas_is_no_gap_and_data_in_it_is(cl
     for namespace, count in (("acme/orders", 1), ("acme/empty", 0), ("acme/other", 0)):
         assert len(schemas.schema_units(store, lambda name, wanted=namespace: name == wanted)) == count
     cluster.put("/schemas/acme/strange", b"data")
-    assert any("not a schema path" in gap.text for gap in scan(cluster).epoch.gaps)
+    (gap,) = scan(cluster).epoch.gaps
+    assert (gap.code, gap.where) == (GapCode.ZNODE_UNREAD, "/schemas/acme/strange")
+    assert "not a schema path" in gap.text
 
 
 @pytest.mark.parametrize(

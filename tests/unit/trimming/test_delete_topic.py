@@ -172,9 +172,9 @@ def test_a_broker_that_fails_half_way_is_said_to_have_deleted_what_is_gone(every
     stays = set(everything.components) - set(scene.ids[:4])
     codes = dict.fromkeys(scene.ids[:4], Code.BROKER_DELETED) | dict.fromkeys([*stays, -1], Code.TOPIC_STAYS)
     assert {i: one.why.code for i, one in found.items()} == codes
-    said = f"the broker deleted 4 of its {len(everything.components)} ledgers, but not the topic"
-    said += ": 500: no offloader; run again"
-    assert (found[-1].outcome, found[-1].reason) == (Outcome.FAILED, said)
+    assert found[-1].outcome == Outcome.FAILED
+    assert f"the broker deleted 4 of its {len(everything.components)} ledgers" in found[-1].reason
+    assert "500: no offloader" in found[-1].reason
     left = {row.ledger_id: (row.code, row.reason) for row in scene.journalled("mark") if row.outcome == Outcome.LEFT}
     assert left == {i: (one.why.code, one.reason) for i, one in found.items() if i >= 0}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,6 +17,7 @@ from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Begun
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.buckets.abort import Sweep, abort_uploads
 from pulsar_lifecycle.tiered.buckets.bucket_listing import look_at_uploads, look_below
 from tests.kit.bucket_scene import DAY, INDEX, TOPIC, begin
@@ -77,35 +79,35 @@ def test_another_bucket_is_not_looked_at(scene: Scene) -> None:
     assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.ELSEWHERE, "", Code.NO_BUCKET)
 
 
-IN_ANOTHER = f"a topic names its UUID, and reads it from bucket {BUCKET}"
-
-
 @pytest.mark.parametrize("index", [INDEX, b""])
 def test_a_copy_in_a_bucket_that_its_topic_does_not_read_stays(scene: Scene, index: bytes) -> None:
     scene.copy(scene.live_uuid, scene.live, bucket="empty", index=index)
     assert _of_live(scene) == {
-        BUCKET: (ObjectKind.COMPLETE, "", "a topic reads it"),
-        "empty": (ObjectKind.IN_FLIGHT, "", IN_ANOTHER),
+        BUCKET: (ObjectKind.COMPLETE, "", Code.STILL_IN_USE),
+        "empty": (ObjectKind.IN_FLIGHT, "", Code.STILL_IN_USE),
     }
 
 
 def test_a_copy_that_is_gone_from_the_bucket_that_its_topic_names_is_missed_though_another_has_it(scene: Scene) -> None:
     """Brokers read the bucket that the offload context names, and no other."""
     scene.copy(scene.live_uuid, scene.live, bucket="empty")
-    elsewhere = {"empty": (ObjectKind.IN_FLIGHT, "", IN_ANOTHER)}
+    missed = {
+        BUCKET: (ObjectKind.BROKEN, "", Code.OBJECT_MISSING),
+        "empty": (ObjectKind.IN_FLIGHT, "", Code.STILL_IN_USE),
+    }
     objects = scene.buckets.objects[BUCKET]
     objects.pop(index_key(scene.live_uuid, scene.live))
-    assert _of_live(scene) == elsewhere | {BUCKET: (ObjectKind.BROKEN, "", "its index object is missing")}
+    assert _of_live(scene) == missed
     objects.pop(data_key(scene.live_uuid, scene.live))
-    assert _of_live(scene) == elsewhere | {BUCKET: (ObjectKind.BROKEN, "", "neither of its objects exists")}
+    assert _of_live(scene) == missed
 
 
 def test_a_copy_whose_topic_names_a_bucket_that_is_not_declared_is_not_complete_in_another(scene: Scene) -> None:
     scene.cluster.topic(TOPIC, [scene.live], offloaded={scene.live: attempt(scene.live_uuid, bucket="elsewhere")})
     scene.scan()
     assert _of_live(scene) == {
-        BUCKET: (ObjectKind.IN_FLIGHT, "", "a topic names its UUID, and reads it from bucket elsewhere"),
-        "elsewhere": (ObjectKind.ELSEWHERE, "", "its bucket is not one of object_store.buckets"),
+        BUCKET: (ObjectKind.IN_FLIGHT, "", Code.STILL_IN_USE),
+        "elsewhere": (ObjectKind.ELSEWHERE, "", Code.NO_BUCKET),
     }
 
 
@@ -116,7 +118,7 @@ def test_a_copy_whose_topic_names_no_bucket_is_complete_in_any(scene: Scene, buc
     scene.copy(scene.live_uuid, scene.live, bucket=bucket)
     scene.cluster.topic(TOPIC, [scene.live], offloaded={scene.live: attempt(scene.live_uuid, bucket="")})
     scene.scan()
-    assert _of_live(scene) == {bucket: (ObjectKind.COMPLETE, "", "a topic reads it")}
+    assert _of_live(scene) == {bucket: (ObjectKind.COMPLETE, "", Code.STILL_IN_USE)}
 
 
 def test_a_copy_that_was_moved_after_the_scan_is_said_once(scene: Scene) -> None:
@@ -124,18 +126,18 @@ def test_a_copy_that_was_moved_after_the_scan_is_said_once(scene: Scene) -> None
     scene.cluster.topic(TOPIC, [scene.live], offloaded={scene.live: attempt(scene.live_uuid, bucket="empty")})
     for key in (data_key, index_key):
         scene.buckets.objects[BUCKET].pop(key(scene.live_uuid, scene.live))
-    assert _of_live(scene) == {"empty": (ObjectKind.IN_FLIGHT, "", IN_ANOTHER)}
+    assert _of_live(scene) == {"empty": (ObjectKind.IN_FLIGHT, "", Code.STILL_IN_USE)}
     scene.scan()
-    assert _of_live(scene) == {"empty": (ObjectKind.COMPLETE, "", "a topic reads it")}
+    assert _of_live(scene) == {"empty": (ObjectKind.COMPLETE, "", Code.STILL_IN_USE)}
 
 
 def _of_live(scene: Scene) -> dict[str, tuple[str, str, str]]:
-    """By bucket: kind, action and reason of the live ledger's copies."""
+    """By bucket: kind, action and code of the live ledger's copies."""
     store = scene.cluster.open_store(read_only=True)
     prefix = str(scene.live_uuid)
     named = {scene.live_uuid: scene.named[scene.live_uuid]}
     rows = list(look_below(scene.inventory, store, scene.cluster.reader, scene.store, prefix, named))
-    said = {row["bucket"]: (row["kind"], row["action"], row["reason"]) for row in rows}
+    said = {row["bucket"]: (row["kind"], row["action"], row["code"]) for row in rows}
     assert len(said) == len(rows)
     return said
 
@@ -145,7 +147,7 @@ def _of_live(scene: Scene) -> dict[str, tuple[str, str, str]]:
 
 def uploads(scene: Scene, began: Mapping[UUID, Begun]) -> dict[str, tuple[str, str, str]]:
     rows = look_at_uploads(scene.inventory, scene.store, BUCKET, lambda ids: began)
-    return {row["upload_id"]: (row["kind"], row["action"], row["reason"]) for row in rows}
+    return {row["upload_id"]: (row["kind"], row["action"], row["code"]) for row in rows}
 
 
 def test_only_uploads_that_our_own_ended_attempts_left_behind_are_dropped(scene: Scene) -> None:
@@ -170,7 +172,7 @@ def test_only_uploads_that_our_own_ended_attempts_left_behind_are_dropped(scene:
         "strange": (ObjectKind.DANGLING_UPLOAD, ""),
     }
     scene.cluster.wait(24 * 8)
-    assert "an upload says not whose it is" in uploads(scene, began)[ids["foreign"]][2]
+    assert uploads(scene, began)[ids["foreign"]][2] == Code.NOT_OURS
 
 
 class Sweeping:
@@ -184,7 +186,7 @@ class Sweeping:
         self.rows = [row for row in rows if row["action"] == "abort"]
         assert len(self.rows) == 1
 
-    def run(self) -> list[tuple[str, str]]:
+    def run(self) -> list[tuple[Outcome, StrEnum]]:
         scene = self.scene
         done = abort_uploads(
             Sweep("run", "simulated", "plan"),
@@ -196,7 +198,7 @@ class Sweeping:
             journal=scene.cluster.journal,
             clock=scene.cluster.clock,
         )
-        return [(one.outcome, one.reason) for some in done for one in some]
+        return [(one.outcome, one.why.code) for some in done for one in some]
 
 
 @pytest.fixture
@@ -210,26 +212,25 @@ def test_a_planned_upload_is_dropped_and_the_journal_says_so_before(sweeping: Sw
     sweeping.scene.store.before = lambda name, bucket, keys: seen.extend(
         row.outcome for row in rows if name == "abort_upload"
     )
-    assert sweeping.run() == [("aborted", "an offload run of ours left it behind")]
+    assert sweeping.run() == [(Outcome.ABORTED, Code.LEFT_BEHIND)]
     assert seen == ["aborting"]
     assert [(row.outcome, row.ledger_id, row.topic, row.plan_id) for row in rows] == [
         ("aborting", 77, str(TOPIC), "plan"),
         ("aborted", 77, str(TOPIC), "plan"),
     ]
     assert sweeping.upload not in sweeping.scene.buckets.uploads
-    assert sweeping.run() == [("kept", "it does not exist any more")]
+    assert sweeping.run() == [(Outcome.KEPT, Code.NOT_THERE)]
 
 
 def test_an_attempt_that_was_opened_again_keeps_its_upload(sweeping: Sweeping) -> None:
     begin(sweeping.scene, sweeping.uuid, 77)
-    assert sweeping.run() == [("kept", "it is an open offload attempt of ours")]
+    assert sweeping.run() == [(Outcome.KEPT, Code.ATTEMPT_OPEN)]
     assert sweeping.upload in sweeping.scene.buckets.uploads
 
 
 def test_an_attempt_that_cannot_be_read_keeps_its_upload(sweeping: Sweeping) -> None:
     sweeping.scene.cluster.put(attempts.path_of(77), b"?")
-    (said,) = sweeping.run()
-    assert said[0] == "kept"
+    assert sweeping.run() == [(Outcome.KEPT, Code.ATTEMPT_UNREAD)]
     assert sweeping.upload in sweeping.scene.buckets.uploads
 
 
