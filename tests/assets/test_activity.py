@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from assets.activity import check_result, history_shown, inactive_shown
-from tests.kit.activity_scene import ActivityScene
 from tests.kit.command import run
-from tests.kit.retention_scene import NAMESPACE
+from tests.kit.scenes.activity_scene import ActivityScene
+from tests.kit.scenes.retention_scene import NAMESPACE
 
 
 @pytest.fixture

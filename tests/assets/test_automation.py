@@ -17,7 +17,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import load_settings
 from resources.lifecycle import LifecycleResource
 from tests.kit.builders import A_GAP
-from tests.kit.retention_scene import RetentionScene
+from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.settings import write_settings
 
 

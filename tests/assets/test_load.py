@@ -13,7 +13,7 @@ from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Outcome
-from tests.kit.load_scene import LoadScene
+from tests.kit.scenes.load_scene import LoadScene
 
 
 @pytest.fixture

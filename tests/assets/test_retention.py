@@ -15,7 +15,7 @@ from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.trimming.trim_rules import Stays
 from tests.kit.builders import some_why
-from tests.kit.retention_scene import MB, RetentionScene
+from tests.kit.scenes.retention_scene import MB, RetentionScene
 
 
 @pytest.fixture

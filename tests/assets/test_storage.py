@@ -21,7 +21,7 @@ from pulsar_lifecycle.lifecycle.reasons import Reason
 from pulsar_lifecycle.lifecycle.storage_run import Totals, build_storage_report, scanned, totals
 from tests.kit.command import run
 from tests.kit.fakes.bookie_admin import FakeBookieAdmin
-from tests.kit.retention_scene import NAMESPACE, RetentionScene
+from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 
 OWN = f"persistent://{NAMESPACE}/"
 

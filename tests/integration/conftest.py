@@ -28,7 +28,7 @@ from sandbox.cluster import Cluster
 from tests.integration import pipeline as driving
 from tests.integration.offloads import s3_client
 from tests.integration.pipeline import Pipeline
-from tests.kit.object_contract import BUCKET, GONE_BUCKET
+from tests.kit.contracts.object_contract import BUCKET, GONE_BUCKET
 
 LONG = (
     *("test_kills", "test_offload_kills", "test_offload_faults", "test_broker_offloader_schedules"),

@@ -6,7 +6,7 @@ import pytest
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.model import Namespace, Topic, encode_name
 from pulsar_lifecycle.settings import PulsarSettings
-from tests.kit.admin_contract import BrokerAdminContract, partition
+from tests.kit.contracts.admin_contract import BrokerAdminContract, partition
 
 pytestmark = pytest.mark.integration
 

@@ -5,7 +5,7 @@ import pytest
 from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.settings import BookieAdminSettings, ZooKeeperSettings
-from tests.kit.bookie_contract import BookieAdminContract
+from tests.kit.contracts.bookie_contract import BookieAdminContract
 
 pytestmark = pytest.mark.integration
 

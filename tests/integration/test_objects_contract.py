@@ -6,7 +6,7 @@ import pytest
 
 from pulsar_lifecycle.errors import AccessDenied
 from tests.golden.files import GOLDEN
-from tests.kit.object_contract import BUCKET, ObjectStoreContract
+from tests.kit.contracts.object_contract import BUCKET, ObjectStoreContract
 
 pytestmark = pytest.mark.integration
 

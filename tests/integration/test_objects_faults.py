@@ -8,8 +8,8 @@ import pytest
 
 from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, OutcomeUnknown, StoreError, Unavailable
 from pulsar_lifecycle.io.s3.objects import PIECE_SIZE, READ_SIZE, S3ObjectStore
+from tests.kit.contracts.object_contract import ASKED, BUCKET, PART
 from tests.kit.fakes.http_proxy import Answer, CutAnswer, CutRequest, FaultyHttpProxy, Hang, Replace
-from tests.kit.object_contract import ASKED, BUCKET, PART
 
 pytestmark = pytest.mark.integration
 

@@ -4,7 +4,7 @@ import pytest
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message, encode_deletion_message
 from tests.kit.builders import intents
-from tests.kit.queue_contract import DeletionQueueContract
+from tests.kit.contracts.queue_contract import DeletionQueueContract
 
 pytestmark = pytest.mark.integration
 

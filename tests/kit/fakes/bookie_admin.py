@@ -1,4 +1,4 @@
-"""The bookies' HTTP admin API in memory; passes the contract of tests/kit/bookie_contract.py."""
+"""The bookies' HTTP admin API in memory; passes the contract of tests/kit/contracts/bookie_contract.py."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import pytest
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.settings import load_settings
+from tests.kit.scenes.stored_plan import store_plan
 from tests.kit.settings import write_settings
-from tests.kit.stored_plan import store_plan
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from tests.golden.files import GOLDEN, entries
 from tests.kit.command import command_over, run
+from tests.kit.scenes.stored_plan import TOPIC
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
-from tests.kit.stored_plan import TOPIC
 
 # ------------------------------------------------------------------------------------------------------ inspect file
 

@@ -12,8 +12,8 @@ from pulsar_lifecycle.errors import Unavailable
 from tests.golden.files import GOLDEN
 from tests.kit.builders import entry
 from tests.kit.command import command_over, run
-from tests.kit.copy_scene import BUCKET, DATA, ID, INDEX, source_of
-from tests.kit.copy_scene import CopyScene as Scene
+from tests.kit.scenes.tiered.copy_scene import BUCKET, DATA, ID, INDEX, source_of
+from tests.kit.scenes.tiered.copy_scene import CopyScene as Scene
 from tests.kit.settings import write_settings
 
 USER = json.loads((GOLDEN / "offload/g-tiny/expected.json").read_text())["s3"][0]["head"]["Metadata"]

@@ -28,8 +28,8 @@ from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import FINDINGS, REFERENCES
 from pulsar_lifecycle.settings import load_settings
 from tests.kit.command import command_over, run
+from tests.kit.scenes.stored_plan import TOPIC, store_scan
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
-from tests.kit.stored_plan import TOPIC, store_scan
 
 
 def test_plans_lists_what_can_be_applied(plan: PlanSummary, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,8 +28,8 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.words import WordKind
 from tests.kit.command import command_over, run
+from tests.kit.scenes.stored_plan import store_scan
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
-from tests.kit.stored_plan import store_scan
 
 # ------------------------------------------------------------------------------------------------- plans and journal
 

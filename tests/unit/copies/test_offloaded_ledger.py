@@ -11,8 +11,8 @@ from pulsar_lifecycle.errors import Conflict, CorruptFormat, NotFound, Unavailab
 from pulsar_lifecycle.formats import offload_data
 from pulsar_lifecycle.formats.offload_object import FORMAT_VERSION
 from tests.golden.files import matching
-from tests.kit.copy_scene import BUCKET, DATA, INDEX, LOCATION, PAYLOADS
-from tests.kit.copy_scene import CopyScene as Scene
+from tests.kit.scenes.tiered.copy_scene import BUCKET, DATA, INDEX, LOCATION, PAYLOADS
+from tests.kit.scenes.tiered.copy_scene import CopyScene as Scene
 
 VERSION = {FORMAT_VERSION: "1"}
 

@@ -24,9 +24,9 @@ from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.topics.protection import Protection
-from tests.kit.batch_scene import OTHER, TOPIC, outcomes
-from tests.kit.batch_scene import BatchScene as Scene
 from tests.kit.fakes.metadata_store import Operation
+from tests.kit.scenes.batch_scene import OTHER, TOPIC, outcomes
+from tests.kit.scenes.batch_scene import BatchScene as Scene
 from tests.kit.simulated.cluster import (
     bucket_key,
     data_tags,

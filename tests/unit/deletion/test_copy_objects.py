@@ -23,8 +23,8 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
-from tests.kit.offloaded_scene import TOPIC
-from tests.kit.offloaded_scene import OffloadedScene as Scene
+from tests.kit.scenes.tiered.offloaded_scene import TOPIC
+from tests.kit.scenes.tiered.offloaded_scene import OffloadedScene as Scene
 from tests.kit.simulated.offloaded import BUCKET, CLUSTER, POLICY
 
 

@@ -14,8 +14,8 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from tests.kit.fakes.metadata_store import Operation
-from tests.kit.offloaded_scene import TOPIC
-from tests.kit.offloaded_scene import OffloadedScene as Scene
+from tests.kit.scenes.tiered.offloaded_scene import TOPIC
+from tests.kit.scenes.tiered.offloaded_scene import OffloadedScene as Scene
 from tests.kit.simulated.cluster import data_tags
 from tests.kit.simulated.offloaded import BUCKET, attempt
 

@@ -14,8 +14,8 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Waiting
 from pulsar_lifecycle.topics.protection import Protection
-from tests.kit.offloaded_scene import OTHER, TOPIC
-from tests.kit.offloaded_scene import OffloadedScene as Scene
+from tests.kit.scenes.tiered.offloaded_scene import OTHER, TOPIC
+from tests.kit.scenes.tiered.offloaded_scene import OffloadedScene as Scene
 from tests.kit.simulated.cluster import data_tags
 from tests.kit.simulated.offloaded import BUCKET, CLUSTER, DATA, INDEX, attempt, metadata
 from tests.kit.simulated.pipeline import Policy

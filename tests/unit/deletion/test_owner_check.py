@@ -25,8 +25,8 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome
-from tests.kit.batch_scene import TOPIC, outcomes
-from tests.kit.batch_scene import BatchScene as Scene
+from tests.kit.scenes.batch_scene import TOPIC, outcomes
+from tests.kit.scenes.batch_scene import BatchScene as Scene
 from tests.kit.simulated.cluster import (
     BROKER,
     cursor_tags,

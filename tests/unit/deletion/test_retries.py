@@ -31,11 +31,11 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
-from tests.kit.batch_scene import TOPIC, outcomes, watched
-from tests.kit.batch_scene import BatchScene as Scene
 from tests.kit.crash import Crash
 from tests.kit.fakes.deletion_queue import FakeDeletionQueue
 from tests.kit.fakes.metadata_store import Operation
+from tests.kit.scenes.batch_scene import TOPIC, outcomes, watched
+from tests.kit.scenes.batch_scene import BatchScene as Scene
 from tests.kit.simulated.cluster import (
     data_tags,
 )

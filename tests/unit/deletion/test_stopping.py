@@ -20,10 +20,10 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.scan import coverage
-from tests.kit.batch_scene import TOPIC, outcomes, watched
-from tests.kit.batch_scene import BatchScene as Scene
 from tests.kit.crash import Steps, Tell, killed_at_every_step
 from tests.kit.fakes.metadata_store import Operation
+from tests.kit.scenes.batch_scene import TOPIC, outcomes, watched
+from tests.kit.scenes.batch_scene import BatchScene as Scene
 from tests.kit.simulated.pipeline import Policy, scan
 
 

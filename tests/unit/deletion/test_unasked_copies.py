@@ -21,8 +21,8 @@ from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
-from tests.kit.offloaded_scene import OTHER, TOPIC
-from tests.kit.offloaded_scene import OffloadedScene as Scene
+from tests.kit.scenes.tiered.offloaded_scene import OTHER, TOPIC
+from tests.kit.scenes.tiered.offloaded_scene import OffloadedScene as Scene
 from tests.kit.simulated.cluster import data_tags
 from tests.kit.simulated.offloaded import BUCKET, CLUSTER, POLICY, attempt
 

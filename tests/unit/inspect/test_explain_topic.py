@@ -13,7 +13,7 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.topics.protection import Protection
-from tests.kit.retention_scene import MB, NAMESPACE, RetentionScene
+from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import data_tags
 
 

@@ -21,7 +21,7 @@ from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.ports import Acknowledged, TopicConnections
 from pulsar_lifecycle.setting_types import SecretRef
 from pulsar_lifecycle.settings import PulsarSettings
-from tests.kit.admin_contract import BrokerAdminContract
+from tests.kit.contracts.admin_contract import BrokerAdminContract
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 
 

@@ -10,7 +10,7 @@ from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Outc
 from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
 from pulsar_lifecycle.ports import Compaction, LedgerDirectory
 from pulsar_lifecycle.settings import BookieAdminSettings
-from tests.kit.bookie_contract import BookieAdminContract
+from tests.kit.contracts.bookie_contract import BookieAdminContract
 from tests.kit.fakes.bookie_admin import FakeBookieAdmin
 from tests.kit.fakes.metadata_store import FakeZooKeeper
 

@@ -13,9 +13,9 @@ from pulsar_lifecycle.errors import AccessDenied, ConfigError, StoreError, Unava
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.setting_types import SecretRef
 from pulsar_lifecycle.settings import ObjectStoreSettings
+from tests.kit.contracts.object_contract import BUCKET, GONE_BUCKET, ObjectStoreContract
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
-from tests.kit.object_contract import BUCKET, GONE_BUCKET, ObjectStoreContract
 
 
 class TestFakeObjectStore(ObjectStoreContract):

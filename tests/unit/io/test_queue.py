@@ -21,9 +21,9 @@ from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.ports import Acknowledged, TopicInternals
 from pulsar_lifecycle.settings import PulsarSettings
 from tests.kit.builders import intents
+from tests.kit.contracts.queue_contract import DeletionQueueContract
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics, FakeQueueReader
-from tests.kit.queue_contract import DeletionQueueContract
 
 
 class TestFakeDeletionQueue(DeletionQueueContract):

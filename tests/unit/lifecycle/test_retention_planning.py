@@ -17,7 +17,7 @@ from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.plans import retention_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from tests.kit.builders import A_GAP
-from tests.kit.retention_scene import MB, NAMESPACE, RetentionScene
+from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import ENTRY_BYTES
 
 OWN = f"persistent://{NAMESPACE}/"

@@ -25,7 +25,7 @@ from pulsar_lifecycle.lifecycle.storage_run import (
 )
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.topics import retention_now as reading
-from tests.kit.retention_scene import NAMESPACE, RetentionScene
+from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import bucket_tags, compacted_tags, data_tags, deleted_copy, schema_tags
 
 OWN = f"persistent://{NAMESPACE}/"

@@ -16,9 +16,9 @@ from pulsar_lifecycle.sources.offload_listing import OffloadedData
 from pulsar_lifecycle.sources.offloaded import OffloadedReader, PulsarOffload, pieces
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from tests.golden.files import GOLDEN, entries
-from tests.kit.copy_scene import BUCKET, PAYLOADS, source_of
-from tests.kit.copy_scene import CopyScene as Scene
 from tests.kit.fakes.connections import connecting
+from tests.kit.scenes.tiered.copy_scene import BUCKET, PAYLOADS, source_of
+from tests.kit.scenes.tiered.copy_scene import CopyScene as Scene
 from tests.kit.settings import write_settings
 
 TINY = entries(GOLDEN / "offload/g-s3drv2/L66.entries.bin")

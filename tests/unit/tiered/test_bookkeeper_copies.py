@@ -30,10 +30,10 @@ from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck
 from tests.kit.builders import CHUNK
 from tests.kit.crash import raising
-from tests.kit.release_scene import SITE, finished, settled
-from tests.kit.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.tiered.release_scene import SITE, finished, settled
+from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.topic_scene import TOPIC, outcomes
 from tests.kit.simulated.offloaded import BUCKET, DATA
-from tests.kit.topic_scene import TOPIC, outcomes
 
 
 @pytest.fixture

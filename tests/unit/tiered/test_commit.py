@@ -28,13 +28,13 @@ from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
-from tests.kit.commit_cases import Off, begun, fill
 from tests.kit.crash import raising
 from tests.kit.fakes.metadata_store import Operation
-from tests.kit.offload_scene import BUCKET, PLACE, context
-from tests.kit.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.tiered.commit_cases import Off, begun, fill
+from tests.kit.scenes.tiered.offload_scene import BUCKET, PLACE, context
+from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.topic_scene import TOPIC, outcomes
 from tests.kit.simulated.cluster import ENTRY_BYTES
-from tests.kit.topic_scene import TOPIC, outcomes
 
 UNKNOWN = b"\xf2\x01\x03abc"  # field 30 of a later version
 

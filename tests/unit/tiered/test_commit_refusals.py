@@ -19,10 +19,10 @@ from pulsar_lifecycle.formats.offload_object import (
 )
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Outcome
-from tests.kit.offload_scene import BUCKET, context
-from tests.kit.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.tiered.offload_scene import BUCKET, context
+from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
 from tests.kit.simulated.cluster import data_tags
-from tests.kit.topic_scene import OTHER, TOPIC, outcomes
 
 
 @pytest.fixture

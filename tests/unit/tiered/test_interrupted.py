@@ -33,13 +33,13 @@ from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts, remove_objects
-from tests.kit.commit_cases import ROTTEN, begun, unreadable_bookkeeper
 from tests.kit.crash import Crash
-from tests.kit.offload_scene import BUCKET, SAYS, context
-from tests.kit.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.tiered.commit_cases import ROTTEN, begun, unreadable_bookkeeper
+from tests.kit.scenes.tiered.offload_scene import BUCKET, SAYS, context
+from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.topic_scene import TOPIC, outcomes
 from tests.kit.simulated.cluster import ENTRY_BYTES, data_tags
 from tests.kit.simulated.offloaded import objects_of
-from tests.kit.topic_scene import TOPIC, outcomes
 
 
 @pytest.fixture

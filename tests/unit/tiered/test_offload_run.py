@@ -16,9 +16,9 @@ from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.tiered.offload_tasks import Item, Task
 from pulsar_lifecycle.tiered.proof import OriginalUnread, disproves
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
-from tests.kit.copy_scene import BUCKET, PAYLOADS
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
+from tests.kit.scenes.tiered.copy_scene import BUCKET, PAYLOADS
 from tests.kit.settings import write_settings
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 

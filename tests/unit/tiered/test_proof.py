@@ -28,8 +28,8 @@ from pulsar_lifecycle.tiered import upload
 from pulsar_lifecycle.tiered.proof import Origin, find_copy, verify
 from pulsar_lifecycle.tiered.upload import Source
 from tests.golden.files import matching
-from tests.kit.copy_scene import BLOCK, BUCKET, DATA, INDEX, LOCATION, PAYLOADS, source_of, target
-from tests.kit.copy_scene import CopyScene as Scene
+from tests.kit.scenes.tiered.copy_scene import BLOCK, BUCKET, DATA, INDEX, LOCATION, PAYLOADS, source_of, target
+from tests.kit.scenes.tiered.copy_scene import CopyScene as Scene
 
 ORIGIN = Origin("standalone", "t/ns/persistent/a%2Bb")
 EITHER = pytest.mark.parametrize("with_copy", [True, False], ids=["with the copy", "with BookKeeper"])

@@ -33,7 +33,8 @@ from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_a
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.read_check import ReadCheck
 from tests.kit.builders import CHUNK, entry
-from tests.kit.commit_cases import (
+from tests.kit.crash import Tell, before_calls, killed_at_every_step, raising
+from tests.kit.scenes.tiered.commit_cases import (
     HERE,
     SITE,
     begun,
@@ -43,11 +44,10 @@ from tests.kit.commit_cases import (
     unreadable_bookkeeper,
     words,
 )
-from tests.kit.crash import Tell, before_calls, killed_at_every_step, raising
-from tests.kit.offload_scene import BUCKET, PLACE, context
-from tests.kit.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.tiered.offload_scene import BUCKET, PLACE, context
+from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
 from tests.kit.simulated.cluster import data_tags
-from tests.kit.topic_scene import OTHER, TOPIC, outcomes
 
 
 @pytest.fixture

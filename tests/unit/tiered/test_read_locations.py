@@ -30,13 +30,13 @@ from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.read_check import ASKED, Unheld, why_unread
 from pulsar_lifecycle.topics.write import EditOutcome
-from tests.kit.commit_cases import HERE, SITE, Off, begun, cut_off_after_the_commit, taken_back, words
 from tests.kit.crash import Crash, raising
 from tests.kit.fakes.metadata_store import Operation
-from tests.kit.offload_scene import PLACE, Session
-from tests.kit.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.tiered.commit_cases import HERE, SITE, Off, begun, cut_off_after_the_commit, taken_back, words
+from tests.kit.scenes.tiered.offload_scene import PLACE, Session
+from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
 from tests.kit.simulated.cluster import data_tags
-from tests.kit.topic_scene import OTHER, TOPIC, outcomes
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld, location_before, record_failed, record_passed
 from tests.kit.crash import Crash, Watched
 from tests.kit.fakes.metadata_store import Operation
-from tests.kit.release_scene import FAR, NO, SITE, beside, copy_of, reading
-from tests.kit.release_scene import ReleaseScene as Scene
-from tests.kit.topic_scene import TOPIC, outcomes
+from tests.kit.scenes.tiered.release_scene import FAR, NO, SITE, beside, copy_of, reading
+from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.topic_scene import TOPIC, outcomes
 
 
 def held(scene: Scene) -> bool:

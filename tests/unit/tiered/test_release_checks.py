@@ -26,11 +26,11 @@ from pulsar_lifecycle.tiered.bookkeeper_copies import FailedProof
 from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.unloads import finish_unloads
 from tests.kit.crash import Crash
-from tests.kit.release_scene import FAR, NO, SITE, copy_of, own, reading, theirs
-from tests.kit.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.tiered.release_scene import FAR, NO, SITE, copy_of, own, reading, theirs
+from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.topic_scene import TOPIC, outcomes
 from tests.kit.simulated.cluster import SimulatedCluster
 from tests.kit.simulated.offloaded import BUCKET
-from tests.kit.topic_scene import TOPIC, outcomes
 
 # ------------------------------------------------------------------------------------------------------ one location
 

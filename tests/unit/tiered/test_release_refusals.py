@@ -19,11 +19,11 @@ from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due
-from tests.kit.release_scene import BROKEN, CONTEXT, LAG
-from tests.kit.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.tiered.release_scene import BROKEN, CONTEXT, LAG
+from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
 from tests.kit.simulated.cluster import cursor_tags, data_tags
 from tests.kit.simulated.offloaded import BUCKET
-from tests.kit.topic_scene import OTHER, TOPIC, outcomes
 
 
 @pytest.fixture

@@ -36,11 +36,11 @@ from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
 from tests.kit.builders import some_why
 from tests.kit.crash import raising
 from tests.kit.fakes.connections import connecting
-from tests.kit.release_scene import CONTEXT, disown, own, theirs
-from tests.kit.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.tiered.release_scene import CONTEXT, disown, own, theirs
+from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.topic_scene import TOPIC
 from tests.kit.simulated.cluster import data_tags
 from tests.kit.simulated.offloaded import BUCKET, attempt
-from tests.kit.topic_scene import TOPIC
 
 SECOND = Topic.parse("persistent://acme/orders/second")
 

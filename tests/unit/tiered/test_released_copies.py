@@ -32,12 +32,12 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.crash import Crash, Tell, before_calls, killed_at_every_step, raising
-from tests.kit.release_scene import BROKEN, finished, settled
-from tests.kit.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.tiered.release_scene import BROKEN, finished, settled
+from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.topic_scene import OTHER, TOPIC
 from tests.kit.simulated.cluster import data_tags
 from tests.kit.simulated.offloaded import BUCKET, DATA, INDEX
 from tests.kit.simulated.pipeline import Policy
-from tests.kit.topic_scene import OTHER, TOPIC
 
 
 @pytest.fixture

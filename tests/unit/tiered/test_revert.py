@@ -17,11 +17,11 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
-from tests.kit.commit_cases import ROTTEN, taken_back
-from tests.kit.offload_scene import BUCKET, SAYS, context
-from tests.kit.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.tiered.commit_cases import ROTTEN, taken_back
+from tests.kit.scenes.tiered.offload_scene import BUCKET, SAYS, context
+from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.topic_scene import TOPIC, outcomes
 from tests.kit.simulated.cluster import data_tags
-from tests.kit.topic_scene import TOPIC, outcomes
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.tiered import upload
 from pulsar_lifecycle.tiered.upload import Source
 from tests.golden.files import matching
-from tests.kit.copy_scene import BLOCK, BUCKET, DATA, ID, INDEX, PAYLOADS, source_of, target
-from tests.kit.copy_scene import CopyScene as Scene
+from tests.kit.scenes.tiered.copy_scene import BLOCK, BUCKET, DATA, ID, INDEX, PAYLOADS, source_of, target
+from tests.kit.scenes.tiered.copy_scene import CopyScene as Scene
 
 GOLDENS = [path.parent for path in matching("offload/*/object_data.bin")]
 

@@ -34,9 +34,9 @@ from pulsar_lifecycle.topics.write import EditOutcome, TopicRun, edit_topic
 from tests.kit.builders import some_why
 from tests.kit.crash import Tell, killed_at_every_step, raising, watch
 from tests.kit.fakes.metadata_store import Operation
-from tests.kit.topic_scene import TOPIC
-from tests.kit.write_scene import CONTEXT, DONE, outcomes
-from tests.kit.write_scene import WriteScene as Scene
+from tests.kit.scenes.topic_scene import TOPIC
+from tests.kit.scenes.write_scene import CONTEXT, DONE, outcomes
+from tests.kit.scenes.write_scene import WriteScene as Scene
 
 
 def test_an_unloaded_topic_is_written_and_watched() -> None:

@@ -32,10 +32,10 @@ from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
 from pulsar_lifecycle.topics.write import TopicWrite
 from tests.kit.crash import raising
 from tests.kit.fakes.metadata_store import Operation
+from tests.kit.scenes.topic_scene import TOPIC
+from tests.kit.scenes.write_scene import DONE, MINE, outcomes
+from tests.kit.scenes.write_scene import WriteScene as Scene
 from tests.kit.simulated.cluster import data_tags
-from tests.kit.topic_scene import TOPIC
-from tests.kit.write_scene import DONE, MINE, outcomes
-from tests.kit.write_scene import WriteScene as Scene
 
 
 @pytest.mark.parametrize("loaded", [False, True])

@@ -25,10 +25,10 @@ from pulsar_lifecycle.trimming import delete_topic as trimming_delete_topic
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.trimming.trim_rules import Stays
+from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
+from tests.kit.scenes.trim_scene import CONTEXT, entry, killed
+from tests.kit.scenes.trim_scene import TrimScene as Scene
 from tests.kit.simulated.cluster import bucket_tags, compacted_tags, cursor_tags, data_tags
-from tests.kit.topic_scene import OTHER, TOPIC, outcomes
-from tests.kit.trim_scene import CONTEXT, entry, killed
-from tests.kit.trim_scene import TrimScene as Scene
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
 from pulsar_lifecycle.trimming.trim_rules import Stays
-from tests.kit.activity_scene import ActivityScene
-from tests.kit.retention_scene import NAMESPACE
+from tests.kit.scenes.activity_scene import ActivityScene
+from tests.kit.scenes.retention_scene import NAMESPACE
 
 
 class KilledError(BaseException):

@@ -23,7 +23,7 @@ from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.trimming.trim_rules import Stays
 from tests.kit.crash import Crash, raising
 from tests.kit.fakes.metadata_store import Operation
-from tests.kit.retention_scene import NAMESPACE, RetentionScene
+from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 
 A = Topic.parse(f"persistent://{NAMESPACE}/a")
 

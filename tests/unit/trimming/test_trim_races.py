@@ -29,10 +29,10 @@ from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from tests.kit.crash import raising
 from tests.kit.fakes.metadata_store import Operation
+from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
+from tests.kit.scenes.trim_scene import Sending, broker_rolls_over, killed
+from tests.kit.scenes.trim_scene import TrimScene as Scene
 from tests.kit.simulated.cluster import data_tags
-from tests.kit.topic_scene import OTHER, TOPIC, outcomes
-from tests.kit.trim_scene import Sending, broker_rolls_over, killed
-from tests.kit.trim_scene import TrimScene as Scene
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.trimming.trim_rules import Stays
+from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
+from tests.kit.scenes.trim_scene import Sending, entry, refused
+from tests.kit.scenes.trim_scene import TrimScene as Scene
 from tests.kit.simulated.cluster import SimulatedCluster, cursor_tags, data_tags
-from tests.kit.topic_scene import OTHER, TOPIC, outcomes
-from tests.kit.trim_scene import Sending, entry, refused
-from tests.kit.trim_scene import TrimScene as Scene
 
 PARENT = "/admin/partitioned-topics/acme/orders/persistent/" + encode_name(TOPIC.partitioned_parent.local)
 

@@ -20,11 +20,11 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.apply import intents
+from tests.kit.scenes.undo_scene import GC_WAIT, TOPIC, A, B, C, during_the_wait, outcomes
+from tests.kit.scenes.undo_scene import UndoScene as Scene
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 from tests.kit.simulated.offloaded import attempt
 from tests.kit.simulated.pipeline import delete, scan, two_scans
-from tests.kit.undo_scene import GC_WAIT, TOPIC, A, B, C, during_the_wait, outcomes
-from tests.kit.undo_scene import UndoScene as Scene
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from tests.kit.crash import Crash, Steps, watch
 from tests.kit.fakes.metadata_store import Operation
-from tests.kit.undo_scene import GC_WAIT, A, B, C, during_the_wait, outcomes
-from tests.kit.undo_scene import UndoScene as Scene
+from tests.kit.scenes.undo_scene import GC_WAIT, A, B, C, during_the_wait, outcomes
+from tests.kit.scenes.undo_scene import UndoScene as Scene
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.topics.protection import Protection
-from tests.kit.activity_scene import ActivityScene
-from tests.kit.retention_scene import NAMESPACE
+from tests.kit.scenes.activity_scene import ActivityScene
+from tests.kit.scenes.retention_scene import NAMESPACE
 from tests.kit.simulated.cluster import data_tags
 
 

@@ -16,8 +16,8 @@ from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from tests.kit.builders import A_GAP
-from tests.kit.load_scene import LoadScene
-from tests.kit.retention_scene import MB, MINUTE, NAMESPACE
+from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.retention_scene import MB, MINUTE, NAMESPACE
 
 OWN = f"persistent://{NAMESPACE}/"
 

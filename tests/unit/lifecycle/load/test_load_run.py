@@ -20,8 +20,8 @@ from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from tests.kit.crash import Crash
-from tests.kit.load_scene import LoadScene
-from tests.kit.retention_scene import MINUTE, NAMESPACE
+from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.retention_scene import MINUTE, NAMESPACE
 
 OWN = f"persistent://{NAMESPACE}/"
 A = Topic.parse(f"{OWN}a")

@@ -21,8 +21,8 @@ from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.tiered.buckets import bucket_rules
 from pulsar_lifecycle.topics.protection import Protection
-from tests.kit.bucket_scene import DAY, TOPIC, begin
-from tests.kit.bucket_scene import BucketScene as Scene
+from tests.kit.scenes.tiered.bucket_scene import DAY, TOPIC, begin
+from tests.kit.scenes.tiered.bucket_scene import BucketScene as Scene
 from tests.kit.simulated.cluster import data_tags
 from tests.kit.simulated.offloaded import BUCKET, CLUSTER, attempt, metadata
 from tests.kit.simulated.pipeline import GRACE

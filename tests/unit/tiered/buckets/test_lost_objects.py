@@ -20,8 +20,8 @@ from pulsar_lifecycle.records.copies import Begun
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.buckets.abort import Sweep, abort_uploads
 from pulsar_lifecycle.tiered.buckets.bucket_listing import look_at_uploads, look_below
-from tests.kit.bucket_scene import DAY, INDEX, TOPIC, begin
-from tests.kit.bucket_scene import BucketScene as Scene
+from tests.kit.scenes.tiered.bucket_scene import DAY, INDEX, TOPIC, begin
+from tests.kit.scenes.tiered.bucket_scene import BucketScene as Scene
 from tests.kit.simulated.offloaded import BUCKET, attempt
 from tests.kit.simulated.pipeline import GRACE
 

@@ -15,7 +15,7 @@ from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadCode
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
-from tests.kit.scenes.offload_candidates import (
+from tests.kit.scenes.tiered.offload_candidates import (
     FOREVER,
     LAST,
     MINE,

@@ -12,7 +12,7 @@ from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans import offload_plan
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadCode, OffloadPlan
 from pulsar_lifecycle.tiered.planning.candidates import judge
-from tests.kit.scenes.offload_candidates import (
+from tests.kit.scenes.tiered.offload_candidates import (
     FOREVER,
     LAST,
     NOW,

@@ -8,7 +8,18 @@ import pytest
 
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadCode
-from tests.kit.scenes.offload_candidates import LAG, LAST, NOW, POLICY, complete, judged, kept, ledger, one, state
+from tests.kit.scenes.tiered.offload_candidates import (
+    LAG,
+    LAST,
+    NOW,
+    POLICY,
+    complete,
+    judged,
+    kept,
+    ledger,
+    one,
+    state,
+)
 
 # ------------------------------------------------------------------------------------------------------------ releasing
 

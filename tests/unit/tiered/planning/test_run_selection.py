@@ -30,10 +30,10 @@ from pulsar_lifecycle.tiered.planning.run_selection import (
 )
 from pulsar_lifecycle.topics.offload_policy import DELETION_LAG, DRIVER, OffloadPolicy, in_force
 from tests.kit.builders import some_why
-from tests.kit.offload_scene import OffloadScene as Scene
-from tests.kit.offload_scene import context
+from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.tiered.offload_scene import context
+from tests.kit.scenes.topic_scene import OTHER, TOPIC
 from tests.kit.simulated.cluster import data_tags
-from tests.kit.topic_scene import OTHER, TOPIC
 
 MANY, HUGE = 1_000, 1 << 50
 

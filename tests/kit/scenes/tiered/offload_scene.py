@@ -31,8 +31,8 @@ from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from tests.kit.crash import Watched
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
+from tests.kit.scenes.topic_scene import OTHER, TOPIC, TopicBroker, TopicScene
 from tests.kit.simulated.cluster import ENTRY_BYTES, data_tags
-from tests.kit.topic_scene import OTHER, TOPIC, TopicBroker, TopicScene
 
 BUCKET = "tiered"
 PLACE = (

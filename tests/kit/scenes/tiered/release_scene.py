@@ -33,9 +33,9 @@ from pulsar_lifecycle.tiered.read_check import ReadCheck
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import EditOutcome, TopicRun
 from tests.kit.crash import Watched
+from tests.kit.scenes.topic_scene import TOPIC, TopicBroker, TopicScene
 from tests.kit.simulated.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
 from tests.kit.simulated.offloaded import BUCKET, DATA, INDEX, Offloading, attempt
-from tests.kit.topic_scene import TOPIC, TopicBroker, TopicScene
 
 CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
 LAG = 3_600_000

@@ -20,8 +20,8 @@ from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics.write import EditOutcome, edit_topic
 from tests.kit.builders import some_why
 from tests.kit.fakes.metadata_store import Operation
+from tests.kit.scenes.topic_scene import TOPIC, TopicScene
 from tests.kit.simulated.cluster import data_tags
-from tests.kit.topic_scene import TOPIC, TopicScene
 
 DONE = "done"
 POLICY = "offload.loaded_topics"

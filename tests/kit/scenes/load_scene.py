@@ -15,7 +15,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from tests.kit.fakes.broker_admin import FakeSubscription
-from tests.kit.retention_scene import MINUTE, NAMESPACE, RetentionScene
+from tests.kit.scenes.retention_scene import MINUTE, NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import BROKER, data_tags
 
 

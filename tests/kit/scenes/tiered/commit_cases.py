@@ -19,9 +19,9 @@ from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.commit import Proven
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from tests.kit.crash import Crash
-from tests.kit.offload_scene import BUCKET, PLACE, Session
-from tests.kit.offload_scene import OffloadScene as Scene
-from tests.kit.topic_scene import TOPIC
+from tests.kit.scenes.tiered.offload_scene import BUCKET, PLACE, Session
+from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
+from tests.kit.scenes.topic_scene import TOPIC
 
 
 class Off:

@@ -30,8 +30,8 @@ from pulsar_lifecycle.trimming import delete_topic as trimming_delete_topic
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from tests.kit.crash import Tell, killed_at_every_step
+from tests.kit.scenes.topic_scene import TOPIC, TopicScene
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
-from tests.kit.topic_scene import TOPIC, TopicScene
 
 MINUTE = 60_000
 CONTEXT = Context(
