@@ -1,3 +1,5 @@
+"""None"""
+
 import json
 import logging
 
@@ -15,14 +17,12 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
-from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.pulsar.statistics import connections_of
 from pulsar_lifecycle.model import Namespace, Position, Topic
-from pulsar_lifecycle.ports import Acknowledged, TopicConnections
+from pulsar_lifecycle.ports import Acknowledged
 from pulsar_lifecycle.setting_types import SecretRef
-from pulsar_lifecycle.settings import PulsarSettings
 from tests.kit.contracts.admin_contract import BrokerAdminContract
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
+from tests.kit.scenes.admin_answers import AnsweringCluster, heartbeat
 
 
 class TestFakeBrokerAdmin(BrokerAdminContract):
@@ -40,51 +40,26 @@ TOPIC_PATH = "/admin/v2/persistent/acme/orders/a%2Bb%20c%2F%C3%BC%25"
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.secret.signature"
 
 
-class Cluster:
-    """Answers of a made-up cluster by method and raw path, and the requests that came."""
-
-    def __init__(self, answers=None, url="http://b1:8080", **settings):
-        self.requests: list[httpx.Request] = []
-        self.answers = {("GET", "/admin/v2/brokers"): ["b1:8080", "b2:8080"], **(answers or {})}
-        self.admin = HttpBrokerAdmin(
-            PulsarSettings(admin_url=url, service_url="pulsar://b1:6650", **settings),
-            transport=httpx.MockTransport(self.answer),
-        )
-
-    def answer(self, request: httpx.Request) -> httpx.Response:
-        self.requests.append(request)
-        path = request.url.raw_path.decode()
-        by_host = (request.method, f"{request.url.scheme}://{request.url.netloc.decode()}{path}")
-        answer = self.answers.get(by_host, self.answers.get((request.method, path)))
-        if answer is None:
-            return httpx.Response(404, json={"reason": f"nothing at {path}"})
-        if isinstance(answer, Exception):
-            raise answer
-        if isinstance(answer, httpx.Response):
-            return answer
-        return httpx.Response(200, json=answer)
-
-
 def redirect(target: str) -> httpx.Response:
     return httpx.Response(307, headers={"location": target})
 
 
 def test_names_are_percent_encoded_once_and_subscriptions_for_a_second_decoding():
-    cluster = Cluster({("PUT", f"{TOPIC_PATH}/subscription/a%252Bb%2Bc%257E%252F"): httpx.Response(204)})
+    cluster = AnsweringCluster({("PUT", f"{TOPIC_PATH}/subscription/a%252Bb%2Bc%257E%252F"): httpx.Response(204)})
     cluster.admin.create_subscription(TOPIC, "a+b c~/")
     assert json.loads(cluster.requests[-1].content) == "earliest"
 
 
 def test_a_v1_topic_has_the_v1_path():
     topic = Topic.parse("persistent://acme/us-west/orders/placed")
-    cluster = Cluster({("GET", "/admin/persistent/acme/us-west/orders/placed/partitions"): {"partitions": 4}})
+    cluster = AnsweringCluster({("GET", "/admin/persistent/acme/us-west/orders/placed/partitions"): {"partitions": 4}})
     assert cluster.admin.partitions(topic) == 4
 
 
 def test_a_redirect_keeps_method_body_and_token(monkeypatch):
     monkeypatch.setenv("TOKEN", TOKEN)
     path = f"{TOPIC_PATH}/partitions"
-    cluster = Cluster(
+    cluster = AnsweringCluster(
         {
             ("PUT", path): redirect(f"http://b2:8080{path}?authoritative=true"),
             ("PUT", f"http://b2:8080{path}?authoritative=true"): httpx.Response(204),
@@ -109,7 +84,9 @@ def test_a_redirect_keeps_method_body_and_token(monkeypatch):
 )
 def test_the_token_is_not_carried_to_another_host(monkeypatch, url, target):
     monkeypatch.setenv("TOKEN", TOKEN)
-    cluster = Cluster({("GET", f"{TOPIC_PATH}/partitions"): redirect(target)}, url, token=SecretRef(env="TOKEN"))
+    cluster = AnsweringCluster(
+        {("GET", f"{TOPIC_PATH}/partitions"): redirect(target)}, url, token=SecretRef(env="TOKEN")
+    )
     with pytest.raises((StoreError, Unavailable)):
         cluster.admin.partitions(TOPIC)
     assert {request.url.host for request in cluster.requests} == {"b1"}
@@ -117,7 +94,7 @@ def test_the_token_is_not_carried_to_another_host(monkeypatch, url, target):
 
 
 def test_a_redirected_broker_list_makes_no_other_host_known():
-    cluster = Cluster({("GET", "/admin/v2/brokers"): redirect("http://evil:8080/admin/v2/brokers")})
+    cluster = AnsweringCluster({("GET", "/admin/v2/brokers"): redirect("http://evil:8080/admin/v2/brokers")})
     with pytest.raises(StoreError):
         cluster.admin.brokers()
     assert len(cluster.requests) == 1
@@ -125,7 +102,7 @@ def test_a_redirected_broker_list_makes_no_other_host_known():
 
 def test_endless_redirects_end():
     path = f"{TOPIC_PATH}/partitions"
-    cluster = Cluster({("GET", path): redirect(f"http://b2:8080{path}")})
+    cluster = AnsweringCluster({("GET", path): redirect(f"http://b2:8080{path}")})
     with pytest.raises(StoreError, match="307"):
         cluster.admin.partitions(TOPIC)
 
@@ -150,7 +127,7 @@ def test_endless_redirects_end():
     ],
 )
 def test_every_failure_has_its_class(answer, read, write):
-    cluster = Cluster(
+    cluster = AnsweringCluster(
         {
             ("GET", f"{TOPIC_PATH}/subscriptions"): answer,
             ("PUT", f"{TOPIC_PATH}/subscription/s"): answer,
@@ -182,18 +159,14 @@ def test_every_failure_has_its_class(answer, read, write):
     ],
 )
 def test_a_success_with_another_body_than_pulsars_is_an_error(path, ask, content):
-    cluster = Cluster({("GET", path): httpx.Response(200, content=content)})
+    cluster = AnsweringCluster({("GET", path): httpx.Response(200, content=content)})
     with pytest.raises(StoreError):
         ask(cluster.admin)
 
 
-def heartbeat(broker: str) -> tuple[str, str]:
-    return ("GET", f"/lookup/v2/topic/persistent/pulsar/{broker.replace(':', '%3A')}/healthcheck")
-
-
-def own_answer(stats: object, info: object) -> Cluster:
+def own_answer(stats: object, info: object) -> AnsweringCluster:
     """A cluster whose broker ``b2`` answers so for a topic's internals and for its z-nodes."""
-    return Cluster(
+    return AnsweringCluster(
         {
             heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
             ("GET", f"http://b2:8080{TOPIC_PATH}/internalStats"): stats,
@@ -229,100 +202,6 @@ def test_a_broker_that_does_not_answer_does_not_fail_at_one_topic(error):
         own_answer(error, INFO).admin.fails_at("b2:8080", TOPIC)
 
 
-STATS = {"a/b": {"0x0_0xf": {"persistent": {"persistent://a/b/c": {}}, "non-persistent": {}}}}
-
-
-def test_loaded_topics_asks_every_broker_itself():
-    cluster = Cluster(
-        {
-            heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
-            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
-            ("GET", "http://b1:8080/admin/v2/broker-stats/topics"): {},
-            ("GET", "http://b2:8080/admin/v2/broker-stats/topics"): STATS,
-        }
-    )
-    assert cluster.admin.loaded_topics() == {"persistent://a/b/c": "b2:8080"}
-
-
-def test_with_https_each_broker_is_asked_on_its_https_address():
-    cluster = Cluster(
-        {
-            heartbeat("b1:8080"): {"httpUrl": "http://b1:8080", "httpUrlTls": "https://b1:8443"},
-            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080", "httpUrlTls": "https://b2:9443"},
-            ("GET", "https://b1:8443/admin/v2/broker-stats/topics"): STATS,
-            ("GET", "https://b2:9443/admin/v2/broker-stats/topics"): {},
-        },
-        url="https://b1:8443",
-    )
-    assert cluster.admin.loaded_topics() == {"persistent://a/b/c": "b1:8080"}
-    assert {request.url.scheme for request in cluster.requests} == {"https"}
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {("GET", "http://b2:8080/admin/v2/broker-stats/topics"): httpx.Response(503)},
-        {("GET", "http://b2:8080/admin/v2/broker-stats/topics"): httpx.ConnectError("gone")},
-        {("GET", "http://b2:8080/admin/v2/broker-stats/topics"): httpx.Response(200)},
-        {("GET", "http://b2:8080/admin/v2/broker-stats/topics"): {"a/b": []}},
-        {heartbeat("b2:8080"): httpx.Response(404)},
-        {heartbeat("b2:8080"): {}},
-        {heartbeat("b2:8080"): {"httpUrl": "http://evil:8080"}},
-        {("GET", "/admin/v2/brokers"): []},
-        {("GET", "/admin/v2/brokers"): httpx.Response(403)},
-    ],
-)
-def test_loaded_topics_fails_when_any_broker_does(broken):
-    answers = {
-        heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
-        heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
-        ("GET", "http://b1:8080/admin/v2/broker-stats/topics"): STATS,
-        ("GET", "http://b2:8080/admin/v2/broker-stats/topics"): {},
-    }
-    with pytest.raises((StoreError, Unavailable)):
-        Cluster(answers | broken).admin.loaded_topics()
-
-
-def resources(cpu: float, network: float) -> dict[str, dict[str, float]]:
-    none, some = {"usage": 7.0, "limit": -1.0}, {"usage": network, "limit": 1000.0}
-    return {"cpu": {"usage": cpu, "limit": 200.0}, "directMemory": none, "bandwidthIn": some, "bandwidthOut": none}
-
-
-def test_a_broker_that_has_not_measured_its_cpu_counts_as_using_all():
-    cluster = Cluster(
-        {
-            heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
-            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
-            ("GET", "http://b1:8080/admin/v2/broker-stats/load-report"): resources(50.0, 600.0),
-            ("GET", "http://b2:8080/admin/v2/broker-stats/load-report"): resources(0.0, 0.0),
-        }
-    )
-    assert cluster.admin.usage() == {"b1:8080": 0.6, "b2:8080": 1.0}
-
-
-RUNTIME = "/admin/v2/brokers/configuration/runtime"
-WEB = {heartbeat(f"{b}:8080"): {"httpUrl": f"http://{b}:8080"} for b in ("b1", "b2")}
-
-
-def test_the_statistics_interval_is_that_of_the_slowest_broker():
-    """A topic is unloaded only once the broker that might have it must have listed it."""
-    answers = {
-        ("GET", f"http://b1:8080{RUNTIME}"): {"statsUpdateFrequencyInSecs": "60"},
-        ("GET", f"http://b2:8080{RUNTIME}"): {"statsUpdateFrequencyInSecs": "600"},
-    }
-    assert Cluster(WEB | answers).admin.stats_interval_ms() == 600_000
-
-
-@pytest.mark.parametrize("second", [{"statsUpdateFrequencyInSecs": "0"}, {}, [], httpx.Response(403)])
-def test_the_statistics_interval_is_unknown_when_one_broker_does_not_say(second):
-    answers = {
-        ("GET", f"http://b1:8080{RUNTIME}"): {"statsUpdateFrequencyInSecs": "60"},
-        ("GET", f"http://b2:8080{RUNTIME}"): second,
-    }
-    with pytest.raises(StoreError):
-        Cluster(WEB | answers).admin.stats_interval_ms()
-
-
 def test_internal_stats_keeps_the_names_of_cursor_z_nodes_and_leaves_out_what_is_not_there():
     answer = {
         "state": "LedgerOpened",
@@ -351,7 +230,7 @@ def test_internal_stats_keeps_the_names_of_cursor_z_nodes_and_leaves_out_what_is
         "schemaLedgers": [{"ledgerId": 8}],
         "compactedLedger": {"ledgerId": 5},
     }
-    found = Cluster({("GET", f"{TOPIC_PATH}/internalStats"): answer}).admin.internal_stats(TOPIC)
+    found = AnsweringCluster({("GET", f"{TOPIC_PATH}/internalStats"): answer}).admin.internal_stats(TOPIC)
     assert found.ledgers == (3, 7)
     assert found.cursor_ledgers == {"a%2Bb+c": 9, "pulsar.repl.eu:1": 10}
     assert found.cursor_properties == {
@@ -369,7 +248,7 @@ def test_internal_stats_keeps_the_names_of_cursor_z_nodes_and_leaves_out_what_is
 
 
 def test_a_refused_subscription_is_no_existing_one():
-    cluster = Cluster(
+    cluster = AnsweringCluster(
         {
             ("PUT", f"{TOPIC_PATH}/subscription/s"): httpx.Response(409, json={"reason": "Illegal partition"}),
             ("GET", f"{TOPIC_PATH}/subscriptions"): ["__compaction"],
@@ -383,7 +262,9 @@ def test_the_token_is_read_again_for_each_request_and_never_shown(tmp_path, capl
     caplog.set_level(logging.DEBUG)
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
-    cluster = Cluster({("GET", f"{TOPIC_PATH}/subscriptions"): httpx.Response(500)}, token=SecretRef(file=str(file)))
+    cluster = AnsweringCluster(
+        {("GET", f"{TOPIC_PATH}/subscriptions"): httpx.Response(500)}, token=SecretRef(file=str(file))
+    )
     with pytest.raises(Unavailable) as caught:
         cluster.admin.subscriptions(TOPIC)
     file.write_text("other")
@@ -396,23 +277,23 @@ def test_the_token_is_read_again_for_each_request_and_never_shown(tmp_path, capl
 def test_a_token_that_is_none_is_refused_without_being_shown(monkeypatch, token):
     monkeypatch.setenv("TOKEN", token)
     with pytest.raises(ConfigError) as caught:
-        Cluster(token=SecretRef(env="TOKEN")).admin.brokers()
+        AnsweringCluster(token=SecretRef(env="TOKEN")).admin.brokers()
     assert "secret" not in str(caught.value).replace("the secret is", "")
 
 
 @pytest.mark.parametrize("url", ["b1:8080", "pulsar://b1:6650", "http://", "http://b1:x"])
 def test_an_admin_url_that_is_none_names_its_key(url):
     with pytest.raises(ConfigError, match=r"pulsar\.admin_url"):
-        Cluster(url=url)
+        AnsweringCluster(url=url)
 
 
 def test_certificates_that_cannot_be_read_name_their_key(tmp_path):
     with pytest.raises(ConfigError, match=r"pulsar\.tls"):
-        Cluster(tls={"ca_file": str(tmp_path / "none.pem")})
+        AnsweringCluster(tls={"ca_file": str(tmp_path / "none.pem")})
 
 
 def test_unload_and_delete_name_the_topic_once_encoded_and_say_force():
-    cluster = Cluster(
+    cluster = AnsweringCluster(
         {
             ("PUT", f"{TOPIC_PATH}/unload"): httpx.Response(204),
             ("DELETE", f"{TOPIC_PATH}?force=false"): httpx.Response(412, json={"reason": "Topic has active producers"}),
@@ -427,30 +308,10 @@ def test_unload_and_delete_name_the_topic_once_encoded_and_say_force():
 
 @pytest.mark.parametrize("answer", [httpx.Response(500), httpx.Response(503), httpx.ReadTimeout("slow")])
 def test_an_unload_and_a_deletion_without_answer_may_have_happened(answer):
-    cluster = Cluster({("PUT", f"{TOPIC_PATH}/unload"): answer, ("DELETE", f"{TOPIC_PATH}?force=false"): answer})
+    cluster = AnsweringCluster(
+        {("PUT", f"{TOPIC_PATH}/unload"): answer, ("DELETE", f"{TOPIC_PATH}?force=false"): answer}
+    )
     with pytest.raises(OutcomeUnknown):
         cluster.admin.unload(TOPIC)
     with pytest.raises(OutcomeUnknown):
         cluster.admin.delete_topic(TOPIC, force=False)
-
-
-def test_the_clients_of_every_broker_are_told_by_topic():
-    said = {"producerCount": 2, "msgInCount": 7, "subscriptions": {"s": {"consumers": [{}]}, "idle": {"consumers": []}}}
-    topics = {"persistent": {"persistent://a/b/c": said}, "non-persistent": {"non-persistent://a/b/c": {}}}
-    cluster = Cluster(
-        {
-            heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
-            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
-            ("GET", "http://b1:8080/admin/v2/broker-stats/topics"): {},
-            ("GET", "http://b2:8080/admin/v2/broker-stats/topics"): {"a/b": {"0x0_0xf": topics}},
-        }
-    )
-    assert cluster.admin.connections() == {"persistent://a/b/c": TopicConnections(2, {"s": 1, "idle": 0}, 7)}
-
-
-@pytest.mark.parametrize("missing", ["producerCount", "msgInCount", "subscriptions"])
-def test_statistics_without_clients_are_refused(missing):
-    said = {"producerCount": 0, "msgInCount": 0, "subscriptions": {}}
-    del said[missing]
-    with pytest.raises(StoreError):
-        connections_of({"persistent://a/b/c": said})

@@ -1,0 +1,127 @@
+"""What each broker says of itself by its admin API: loaded topics, CPU, statistics interval, clients."""
+
+import httpx
+import pytest
+
+from pulsar_lifecycle.errors import (
+    StoreError,
+    Unavailable,
+)
+from pulsar_lifecycle.io.pulsar.statistics import connections_of
+from pulsar_lifecycle.ports import TopicConnections
+from tests.kit.scenes.admin_answers import AnsweringCluster, heartbeat
+
+STATS = {"a/b": {"0x0_0xf": {"persistent": {"persistent://a/b/c": {}}, "non-persistent": {}}}}
+
+
+def test_loaded_topics_asks_every_broker_itself():
+    cluster = AnsweringCluster(
+        {
+            heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
+            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
+            ("GET", "http://b1:8080/admin/v2/broker-stats/topics"): {},
+            ("GET", "http://b2:8080/admin/v2/broker-stats/topics"): STATS,
+        }
+    )
+    assert cluster.admin.loaded_topics() == {"persistent://a/b/c": "b2:8080"}
+
+
+def test_with_https_each_broker_is_asked_on_its_https_address():
+    cluster = AnsweringCluster(
+        {
+            heartbeat("b1:8080"): {"httpUrl": "http://b1:8080", "httpUrlTls": "https://b1:8443"},
+            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080", "httpUrlTls": "https://b2:9443"},
+            ("GET", "https://b1:8443/admin/v2/broker-stats/topics"): STATS,
+            ("GET", "https://b2:9443/admin/v2/broker-stats/topics"): {},
+        },
+        url="https://b1:8443",
+    )
+    assert cluster.admin.loaded_topics() == {"persistent://a/b/c": "b1:8080"}
+    assert {request.url.scheme for request in cluster.requests} == {"https"}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {("GET", "http://b2:8080/admin/v2/broker-stats/topics"): httpx.Response(503)},
+        {("GET", "http://b2:8080/admin/v2/broker-stats/topics"): httpx.ConnectError("gone")},
+        {("GET", "http://b2:8080/admin/v2/broker-stats/topics"): httpx.Response(200)},
+        {("GET", "http://b2:8080/admin/v2/broker-stats/topics"): {"a/b": []}},
+        {heartbeat("b2:8080"): httpx.Response(404)},
+        {heartbeat("b2:8080"): {}},
+        {heartbeat("b2:8080"): {"httpUrl": "http://evil:8080"}},
+        {("GET", "/admin/v2/brokers"): []},
+        {("GET", "/admin/v2/brokers"): httpx.Response(403)},
+    ],
+)
+def test_loaded_topics_fails_when_any_broker_does(broken):
+    answers = {
+        heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
+        heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
+        ("GET", "http://b1:8080/admin/v2/broker-stats/topics"): STATS,
+        ("GET", "http://b2:8080/admin/v2/broker-stats/topics"): {},
+    }
+    with pytest.raises((StoreError, Unavailable)):
+        AnsweringCluster(answers | broken).admin.loaded_topics()
+
+
+def resources(cpu: float, network: float) -> dict[str, dict[str, float]]:
+    none, some = {"usage": 7.0, "limit": -1.0}, {"usage": network, "limit": 1000.0}
+    return {"cpu": {"usage": cpu, "limit": 200.0}, "directMemory": none, "bandwidthIn": some, "bandwidthOut": none}
+
+
+def test_a_broker_that_has_not_measured_its_cpu_counts_as_using_all():
+    cluster = AnsweringCluster(
+        {
+            heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
+            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
+            ("GET", "http://b1:8080/admin/v2/broker-stats/load-report"): resources(50.0, 600.0),
+            ("GET", "http://b2:8080/admin/v2/broker-stats/load-report"): resources(0.0, 0.0),
+        }
+    )
+    assert cluster.admin.usage() == {"b1:8080": 0.6, "b2:8080": 1.0}
+
+
+RUNTIME = "/admin/v2/brokers/configuration/runtime"
+WEB = {heartbeat(f"{b}:8080"): {"httpUrl": f"http://{b}:8080"} for b in ("b1", "b2")}
+
+
+def test_the_statistics_interval_is_that_of_the_slowest_broker():
+    """A topic is unloaded only once the broker that might have it must have listed it."""
+    answers = {
+        ("GET", f"http://b1:8080{RUNTIME}"): {"statsUpdateFrequencyInSecs": "60"},
+        ("GET", f"http://b2:8080{RUNTIME}"): {"statsUpdateFrequencyInSecs": "600"},
+    }
+    assert AnsweringCluster(WEB | answers).admin.stats_interval_ms() == 600_000
+
+
+@pytest.mark.parametrize("second", [{"statsUpdateFrequencyInSecs": "0"}, {}, [], httpx.Response(403)])
+def test_the_statistics_interval_is_unknown_when_one_broker_does_not_say(second):
+    answers = {
+        ("GET", f"http://b1:8080{RUNTIME}"): {"statsUpdateFrequencyInSecs": "60"},
+        ("GET", f"http://b2:8080{RUNTIME}"): second,
+    }
+    with pytest.raises(StoreError):
+        AnsweringCluster(WEB | answers).admin.stats_interval_ms()
+
+
+def test_the_clients_of_every_broker_are_told_by_topic():
+    said = {"producerCount": 2, "msgInCount": 7, "subscriptions": {"s": {"consumers": [{}]}, "idle": {"consumers": []}}}
+    topics = {"persistent": {"persistent://a/b/c": said}, "non-persistent": {"non-persistent://a/b/c": {}}}
+    cluster = AnsweringCluster(
+        {
+            heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
+            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
+            ("GET", "http://b1:8080/admin/v2/broker-stats/topics"): {},
+            ("GET", "http://b2:8080/admin/v2/broker-stats/topics"): {"a/b": {"0x0_0xf": topics}},
+        }
+    )
+    assert cluster.admin.connections() == {"persistent://a/b/c": TopicConnections(2, {"s": 1, "idle": 0}, 7)}
+
+
+@pytest.mark.parametrize("missing", ["producerCount", "msgInCount", "subscriptions"])
+def test_statistics_without_clients_are_refused(missing):
+    said = {"producerCount": 0, "msgInCount": 0, "subscriptions": {}}
+    del said[missing]
+    with pytest.raises(StoreError):
+        connections_of({"persistent://a/b/c": said})
