@@ -84,6 +84,46 @@ class Position:
         return f"{self.ledger_id}:{self.entry_id}"
 
 
+_MESSAGE_POSITION = re.compile(r"(0|[1-9][0-9]*):(0|[1-9][0-9]*)(?::([1-9][0-9]*))?", re.ASCII)
+_MAX_ID = (1 << 63) - 1
+_MAX_BATCH_INDEX = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessagePosition:
+    """Where a message is, or the next one will be: ``batch_index`` counts from 0 inside the entry.
+
+    Positions compare in the order of a topic's messages. The end of a topic is one entry after its last.
+    """
+
+    ledger_id: int
+    entry_id: int
+    batch_index: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.entry}:{self.batch_index}" if self.batch_index else str(self.entry)
+
+    @property
+    def entry(self) -> Position:
+        """The entry that the message is in."""
+        return Position(self.ledger_id, self.entry_id)
+
+    @classmethod
+    def parse(cls, text: str) -> MessagePosition:
+        """``L:E``, or ``L:E:B`` for a message inside a batch, as :meth:`__str__` writes it.
+
+        Raises CorruptFormat for anything else: signs, leading zeros, a batch index of 0, numbers that do not fit.
+        """
+        found = _MESSAGE_POSITION.fullmatch(text)
+        if found is None:
+            raise CorruptFormat("position", 0, f"ledger:entry or ledger:entry:batch index, found {text!r}")
+        limits = (_MAX_ID, _MAX_ID, _MAX_BATCH_INDEX)
+        for group, limit in enumerate(limits, 1):
+            if int(found[group] or 0) > limit:
+                raise CorruptFormat("position", found.start(group), f"a number up to {limit}, found {found[group]}")
+        return cls(int(found[1]), int(found[2]), int(found[3] or 0))
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Namespace:
     """``tenant/namespace``, or ``tenant/cluster/namespace`` for legacy V1 names (``cluster`` set)."""

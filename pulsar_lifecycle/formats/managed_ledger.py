@@ -23,6 +23,8 @@ from pulsar_lifecycle.formats.offload_object import halves, uuid_of
 from pulsar_lifecycle.model import Position
 
 WHAT = "managed-ledger z-node"
+LOW_WATERMARK = "pulsar-lifecycle.low-watermark"
+"""Our property that holds a topic's low watermark, a ``MessagePosition`` as text (``topics/low_watermark.py``)."""
 # The text form of ManagedLedgerInfo, written before Pulsar 1.20.
 _TEXT_FORM = (b"ledgerInfo", b"terminatedPosition", b"properties {")
 

@@ -42,9 +42,9 @@ from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.tables import Problem
 
 SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
+"""Property of a topic, or of a partitioned topic, that names a shadow topic's source (PersistentTopic, PIP-180)."""
 UNNAMED = "an unnamed topic"
 """The source of a shadow topic whose property is empty."""
-"""Property of a topic, or of a partitioned topic, that names a shadow topic's source (PersistentTopic, PIP-180)."""
 
 
 def topic_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda namespace: True) -> list[Unit]:
@@ -121,6 +121,7 @@ def read_managed_ledgers(
                 ],
                 "terminated": [info and info.terminated is not None for info in infos],
                 "shadow_source": [info and source_named(info.properties) for info in infos],
+                "low_watermark": [info and info.properties.get(managed_ledger.LOW_WATERMARK) for info in infos],
             },
         )
 

@@ -117,11 +117,13 @@ MANAGED_LEDGERS = pa.schema(
         pa.field("offload_uuids", pa.list_(pa.string())),
         pa.field("terminated", pa.bool_()),
         pa.field("shadow_source", pa.string()),
+        pa.field("low_watermark", pa.string()),
         *STAT,
         *CENSUS,
     ]
 )
 """One row per topic z-node, ``ledgers`` sorted by id. ``shadow_source`` is the topic a shadow topic reads from.
+``low_watermark``: the first position not deleted on request, as its property says; null where there is none.
 ``offload_uuids`` are those of every offload attempt that a ledger names, complete or not, streaming segments too; null
 where there is none."""
 
