@@ -60,6 +60,9 @@ class LoadKept(StrEnum):
     """Its ledgers, its cursors or the policies in force are others than when the plan was made. Only at apply."""
     BUNDLE_SHARED = "bundle_shared"
     """No broker owns its bundle: who takes it loads all its topics, and not all of them may be loaded. At apply."""
+    BUNDLE_TOO_LARGE = "bundle_too_large"
+    """No broker owns its bundle, whose topics are loaded together, and these are more than `load.max_per_bundle` or
+    `load.max_per_broker`. Only at apply."""
     BUNDLE_MOVED = "bundle_moved"
     """Its bundle changed its owner within `load.settled_for`: load shedding may be at it. Only at apply."""
     BROKER_BUSY = "broker_busy"

@@ -57,8 +57,17 @@ from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun
 Report = Callable[[Sequence[LoadedTopic]], None]
 """Hears what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
 
-BY_THEMSELVES = (CHANGE_EVENTS, "__transaction_buffer_snapshot")
-"""Local names of system topics that brokers read, each in its namespace, for every topic that they load."""
+BY_THEMSELVES = (
+    CHANGE_EVENTS,
+    "__transaction_buffer_snapshot",
+    "__transaction_buffer_snapshot_segments",
+    "__transaction_buffer_snapshot_indexes",
+)
+"""Local names of system topics that brokers read, each in its namespace, for topics that they load. Brokers' monitors
+leave them alone (``SystemTopic``)."""
+NOT_WITH_BUNDLES = ("__transaction_pending_ack", "__transaction_log_", "transaction_coordinator_assign")
+"""How the names of topics end, or begin, that no broker loads as it takes their bundle
+(``PulsarService.loadNamespaceTopics``)."""
 
 SAME = (
     *("ledger_id", "retention_minutes", "retention_mb", "ttl_seconds"),
@@ -124,6 +133,7 @@ class _Judged:
     owners: Mapping[Topic, str]
     policies: InForce[RetentionPolicy | None]
     monitors: Monitors
+    may_be_deleted: Collection[Topic]
 
 
 @dataclass
@@ -188,7 +198,14 @@ class _LoadRun:
 
     def _visit(self, topic: Topic, judged: _Judged) -> Visit:
         row = self.planned[topic]
-        return Visit(topic, judged.owners[topic], judged.now[topic], row["retention_minutes"], row["ttl_seconds"])
+        return Visit(
+            topic,
+            judged.owners[topic],
+            judged.now[topic],
+            row["retention_minutes"],
+            row["ttl_seconds"],
+            may_be_deleted=topic in judged.may_be_deleted,
+        )
 
     def _left(self, left: Mapping[Topic, Why]) -> list[LoadedTopic]:
         now, step = self.ports.clock.now_ms(), Step(Action.LOAD_TOPIC, Phase.LOAD)
@@ -238,7 +255,8 @@ class _LoadRun:
         owners = Owners()
         owned = {topic: owners.of(self.ports.store, brokers, topic) for topic in topics if topic not in left}
         left |= self._crowded(topics, left, owned, brokers)
-        return _Judged(left, fresh.topics, owned, policies, monitors)
+        ordered = {topic for topic, row in rows.items() if str(LoadKept.TOPIC_WOULD_BE_DELETED) in row["monitors"]}
+        return _Judged(left, fresh.topics, owned, policies, monitors, ordered)
 
     def _why_left(
         self, topic: Topic, row: Mapping[str, Any] | None, now: TopicNow | None, differing: Sequence[str]
@@ -283,6 +301,12 @@ class _LoadRun:
         if not all(owned[topic] for topic in going) and max(usage.values(), default=1.0) > settings.max_broker_load:
             busy = Why(LoadKept.BROKER_BUSY, "nobody owns its bundle, and the broker that takes it may be a busy one")
             found |= {topic: busy for topic in going if not owned[topic] and topic not in found}
+        unowned = Counter(place[topic] for topic in going if not owned[topic])
+        most = min(settings.max_per_bundle, settings.max_per_broker)
+        for topic in going:
+            if not owned[topic] and (count := unowned[place[topic]]) > most:
+                text = f"nobody owns its bundle, whose {count} topics are loaded together, and {most} may be"
+                found[topic] = Why(LoadKept.BUNDLE_TOO_LARGE, text)
         for topic in going:
             if topic in found:
                 continue
@@ -315,9 +339,15 @@ def _others_of_bundle(store: MetadataStore, topic: Topic, going: Collection[Topi
     if listing is None or isinstance(listing, Unread) or len(listing.names) != listing.num_children:
         return [f"topics that cannot be listed ({path})"]
     named = [Topic.from_managed_ledger(f"{topic.namespace}/{topic.domain}/{name}") for name in listing.names]
-    theirs = [one for one in named if one.partitioned_parent.local not in BY_THEMSELVES and one not in going]
+    theirs = [one for one in named if one not in going and not _loaded_anyhow(one)]
     place = bundles(store, [topic, *theirs])
     return [one for one in theirs if place[one] == place[topic]]
+
+
+def _loaded_anyhow(topic: Topic) -> bool:
+    """Whether it is no reason to leave its bundle alone: brokers load it whenever they need it, or not at all."""
+    local = topic.partitioned_parent.local
+    return local in BY_THEMSELVES or local.endswith(NOT_WITH_BUNDLES[0]) or local.startswith(NOT_WITH_BUNDLES[1:])
 
 
 def _code(kept: str) -> Any:

@@ -17,6 +17,7 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, read_now
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
@@ -58,7 +59,10 @@ class LoadedTopic:
 
 @dataclass
 class Visit:
-    """A topic that is to be loaded by ``broker``; empty: whoever takes its bundle. ``before``: as it was judged."""
+    """A topic that is to be loaded by ``broker``; empty: whoever takes its bundle. ``before``: as it was judged.
+
+    ``may_be_deleted``: its broker may delete it as inactive meanwhile, as the settings say. ``gone``: it is deleted.
+    """
 
     topic: Topic
     broker: str
@@ -71,6 +75,8 @@ class Visit:
     going: set[int] = field(default_factory=set[int])
     targets: Mapping[str, Position] = field(default_factory=dict[str, Position])
     told_at: int = 0
+    may_be_deleted: bool = False
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +113,10 @@ class Visits:
 
     def _free(self, visits: Sequence[Visit]) -> None:
         self._step(Phase.LOAD, visits, self._load, self._is_loaded)
-        alive = [visit for visit in visits if not visit.failure]
+        alive = _alive(visits)
         self._aim(alive)
         self._step(Phase.EXPIRE, [visit for visit in alive if visit.targets], self._expire, self._is_expired)
-        alive = [visit for visit in alive if not visit.failure]
+        alive = _alive(visits)
         self._expect(alive)
         self._step(Phase.TRIM, [visit for visit in alive if visit.going], self._trim, self._is_trimmed)
 
@@ -131,6 +137,8 @@ class Visits:
             self.guard.check(self.ports.store)
             now = self._read(waiting)
             waiting = [one for one in waiting if one.topic not in now or not done(one, now[one.topic])]
+            self._see_gone([one for one in waiting if one.topic not in now])
+            waiting = [one for one in waiting if not one.gone]
             if not waiting or self.ports.clock.now_ms() >= deadline:
                 break
             self.ports.clock.sleep(POLL)
@@ -138,10 +146,18 @@ class Visits:
                 self._tell_again(waiting, tell)
         for visit in waiting:
             visit.failure = Why(LoadStep.NOT_IN_TIME, f"{phase} was not done within {self.timeout_ms // 1000} s")
-        well = [visit for visit in visits if not visit.failure]
+        well = _alive(visits)
         self._journal(phase, well, Outcome.DONE, lambda _: Why(LoadStep.VERIFIED, f"{phase} is done"))
         wrong = [visit for visit in visits if visit.failure]
         self._journal(phase, wrong, Outcome.FAILED, lambda one: one.failure or _UNSAID)
+
+    def _see_gone(self, visits: Sequence[Visit]) -> None:
+        """Which of these topics have no z-node any more."""
+        if visits:
+            self.ports.store.sync("/")
+            paths = [f"{MANAGED_LEDGERS_ROOT}/{visit.topic.managed_ledger}" for visit in visits]
+            for visit, node in zip(visits, self.ports.store.read(paths), strict=True):
+                visit.gone = node is None
 
     def _told(self, visit: Visit, tell: Callable[[Visit], None]) -> None:
         self.guard.check(self.ports.store)
@@ -223,9 +239,10 @@ class Visits:
                 visit.failure = Why(Code.NOT_UNLOADED, f"it could not be unloaded: {failure}")
         unloaded = [visit for visit in visits if not (visit.failure and visit.failure.code is Code.NOT_UNLOADED)]
         closed = self._closed(unloaded)
+        self._see_gone([visit for visit in unloaded if visit.topic not in closed])
         for visit in visits:
-            if visit in unloaded and visit.topic not in closed:
-                open_ = Why(LoadStep.NOT_IN_TIME, "its last ledger is not closed after the unload, or it is gone")
+            if visit in unloaded and visit.topic not in closed and not visit.gone:
+                open_ = Why(LoadStep.NOT_IN_TIME, "its last ledger is not closed after the unload")
                 visit.failure = visit.failure or open_
             elif visit in unloaded and visit.pending is not None:
                 control.finish_unload(store, visit.pending)
@@ -251,13 +268,19 @@ class Visits:
             self.guard.check(self.ports.store)
 
     def _through(self, visit: Visit, after: TopicNow | None) -> LoadedTopic:
-        listed = set(after.ids) if after else set(visit.before.ids)
+        listed = set(after.ids) if after else set[int]() if visit.gone else set(visit.before.ids)
         sizes = {item.ledger_id: item.size or 0 for item in visit.before.info.ledgers}
         stored = {i: (row or {}).get("length") or 0 for i, row in visit.before.rows.items()}
         freed = sum(sizes[i] or stored[i] for i in visit.before.ids if i not in listed)
         last = max(visit.before.ids, default=-1)
-        later = visit.loaded_at + visit.retention_minutes * MS_PER_MINUTE
+        closed = {item.ledger_id: item.timestamp for item in after.info.ledgers} if after else {}
+        later = (closed.get(last) or visit.loaded_at) + visit.retention_minutes * MS_PER_MINUTE
         second = later if last in listed and visit.retention_minutes > 0 and visit.loaded_at else None
+        if visit.gone and visit.may_be_deleted:
+            why = Why(Code.TOPIC_DELETED, "its broker deleted it as inactive, as load.topic_deletion lets it")
+            return LoadedTopic(str(visit.topic), Outcome.DONE, why, freed)
+        if visit.gone:
+            return LoadedTopic(str(visit.topic), Outcome.FAILED, Why(Code.TOPIC_GONE, "somebody deleted it meanwhile"))
         if visit.failure:
             return LoadedTopic(str(visit.topic), Outcome.FAILED, visit.failure, freed, second)
         why = Why(LoadStep.VERIFIED, f"it is unloaded; {len(set(visit.before.ids) - listed)} ledgers left its list")
@@ -288,6 +311,10 @@ class Visits:
         ]
         if rows:
             self.ports.journal.record(rows)
+
+
+def _alive(visits: Sequence[Visit]) -> list[Visit]:
+    return [visit for visit in visits if not visit.failure and not visit.gone]
 
 
 _UNSAID = Why(Code.SERVER_FAILED, "nobody said why")

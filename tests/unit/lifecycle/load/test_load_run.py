@@ -69,6 +69,20 @@ def test_a_last_ledger_becomes_one_before_the_last_and_the_topic_is_unloaded(sce
     assert one.second_visit_at == (now[0].timestamp or 0) + 60 * MINUTE
 
 
+def test_the_second_visit_counts_from_when_the_broker_closed_the_ledger(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    load = scene.servers.admin.on_load
+
+    def slowly(topic: Topic) -> None:
+        scene.servers.clock.advance(7)
+        load(topic)
+
+    scene.servers.admin.on_load = slowly
+    (one,) = applied(scene, plan)
+    assert one.second_visit_at == (scene.info("a").ledgers[0].timestamp or 0) + 60 * MINUTE
+
+
 def test_the_second_visit_goes_by_metadata_when_the_plan_says(scene: LoadScene) -> None:
     from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 
@@ -222,7 +236,7 @@ def test_a_bundle_that_was_moved_lately_is_left(scene: LoadScene) -> None:
 
 def test_topics_that_brokers_load_by_themselves_share_no_bundle(scene: LoadScene) -> None:
     expired(scene)
-    for name in BY_THEMSELVES:
+    for name in (*BY_THEMSELVES, "x-s__transaction_pending_ack"):
         scene.servers.topic(Topic.parse(f"{OWN}{name}"))
     plan = planned(scene, "a")
     scene.servers.open_store().delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
@@ -243,6 +257,58 @@ def test_a_bundle_without_an_owner_is_loaded_whole_or_not_at_all(scene: LoadScen
     scene.servers.open_store().delete(scene.servers.topic_path(Topic.parse(f"{OWN}young")), -1)
     assert {one.outcome for one in applied(scene, plan)} == {Outcome.DONE}
     assert not scene.is_loaded("a")
+
+
+def test_a_bundle_without_an_owner_that_has_too_many_topics_is_named(scene: LoadScene) -> None:
+    for name in "abc":
+        expired(scene, name)
+    plan = planned(scene, *"abc")
+    scene.servers.open_store().delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
+    scene.change(max_per_bundle=2)
+    assert {one.why.code for one in applied(scene, plan)} == {LoadKept.BUNDLE_TOO_LARGE}
+    assert scene.servers.admin.touched == []
+    scene.change(max_per_bundle=3)
+    assert {one.outcome for one in applied(scene, plan)} == {Outcome.DONE}
+
+
+def inactive(scene: LoadScene) -> None:
+    """Topic ``a`` has no subscription, and its broker deletes it, with its ledgers, as it is told to trim it."""
+    scene.topic("a", 100, 90)
+    scene.configure(brokerDeleteInactiveTopicsEnabled="true")
+    scene.change(topic_deletion=(NAMESPACE,))
+
+    def delete(topic: Topic) -> None:
+        scene.servers.open_store().delete(scene.servers.topic_path(topic), -1)
+        scene.servers.admin.loaded.pop(str(topic))
+        del scene.servers.admin.topics[topic]
+
+    scene.servers.admin.on_trim = delete
+
+
+def test_a_topic_that_its_broker_deletes_by_order_is_done(scene: LoadScene) -> None:
+    inactive(scene)
+    (one,) = applied(scene, planned(scene, "a"))
+    assert (one.outcome, one.why.code) == (Outcome.DONE, Code.TOPIC_DELETED)
+    assert (one.freed, one.second_visit_at) == (2 << 20, None)
+    assert pending(scene) == []
+    assert scene.servers.journal.rows[-1].code == Code.TOPIC_DELETED
+
+
+def test_a_topic_that_somebody_deletes_meanwhile_is_no_success_of_ours(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+
+    def delete(topic: Topic) -> None:
+        store = scene.servers.open_store()
+        for path in (f"{scene.servers.topic_path(topic)}/s", scene.servers.topic_path(topic)):
+            store.delete(path, -1)
+        scene.servers.admin.loaded.pop(str(topic))
+        del scene.servers.admin.topics[topic]
+
+    scene.servers.admin.on_trim = delete
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.TOPIC_GONE)
+    assert pending(scene) == []
 
 
 def test_budgets_of_brokers_and_bundles_hold(scene: LoadScene) -> None:
