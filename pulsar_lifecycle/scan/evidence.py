@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
-from pulsar_lifecycle.ports import MetadataStore
+from pulsar_lifecycle.ports import Clock, MetadataStore
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
 from pulsar_lifecycle.records.findings import Context
@@ -24,6 +24,9 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
 from pulsar_lifecycle.scan import history_check
 from pulsar_lifecycle.settings import Settings
+
+AHEAD_MS = 60_000
+"""How far our clock may be ahead of the metadata store's for a plan to be waited for until that has come as far."""
 
 FLOOR_SECONDS = 86_400
 """Neither grace period nor confirmation interval may be shorter, except on a cluster with the sandbox's marker."""
@@ -230,3 +233,19 @@ def refuse_scans_from_the_future(epoch: Epoch, store_now: int) -> None:
             f"the newest scan {epoch.epoch_id} is dated {(epoch.started_at - store_now) / 1000:.0f} s after the "
             "metadata store's time: set the clocks right, then run the job scan again"
         )
+
+
+def await_plan_time(created_at: int, store_now: int, clock: Clock) -> None:
+    """See to it that by the metadata store's time, ``store_now`` (ms), a plan was made in the past.
+
+    By a clock that is ahead a plan takes data that is younger than its policy says. Waits for up to ``AHEAD_MS``;
+    Raises Refused where it is more.
+    """
+    ahead = created_at - store_now
+    if ahead > AHEAD_MS:
+        raise Refused(
+            f"the plan is dated {ahead / 1000:.0f} s after the metadata store's time: what it takes for old may be "
+            "younger by as much. Set the clocks right, then scan and plan again"
+        )
+    if ahead > 0:
+        clock.sleep(ahead / 1000)

@@ -106,9 +106,18 @@ def owner_protection(namespace: str, topic: str, context: Context) -> Protection
         return Protection.LEGAL_HOLD_ON_PARTITION
     if not context.shadow_sources.isdisjoint((topic, holders(namespace, topic)[-1])):
         return Protection.SHADOW_SOURCE
-    if not context.system_topics and (local.startswith("__") or namespace == "pulsar/system"):
+    if not context.system_topics and _is_system(namespace, local):
         return Protection.SYSTEM_TOPIC
     return None
+
+
+def _is_system(namespace: str, local: str) -> bool:
+    return local.startswith("__") or namespace == "pulsar/system"
+
+
+def is_brokers_own(topic: Topic) -> bool:
+    """Whether it is a system topic, of transactions, or of the deletion queue, and none of clients."""
+    return _is_system(str(topic.namespace), topic.local) or any(part in str(topic) for part in NEVER)
 
 
 def owner_rule(namespace: str, topic: str, context: Context) -> Why | None:

@@ -14,7 +14,7 @@ then, has the data and the cursors that were judged.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import Topic, encode_name
+from pulsar_lifecycle.model import Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Node, TopicConnections, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
@@ -36,6 +36,7 @@ from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.scan.stored_references import COMPACTION_CURSOR
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report, of_topic
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
@@ -48,6 +49,8 @@ from pulsar_lifecycle.trimming.retention_run import PoliciesInForce
 from pulsar_lifecycle.trimming.trim import no_report
 from pulsar_lifecycle.trimming.trim_rules import acknowledged
 
+SYSTEM_CURSORS = "additionalSystemCursorNames"
+"""How broker.conf names the cursors that brokers take for their own."""
 SEEN_FOR = 10_000
 """How long (ms) a look at what brokers have loaded, or at the topics of a namespace, serves."""
 
@@ -72,7 +75,7 @@ def delete_inactive(
     if dry_run:
         with trim_run.looking(cluster, run_id) as (run, ports):
             return _Deletion(cluster, run, ports, planned, whole, closed).look(report)
-    with trim_run.acting(cluster, run_id) as (run, ports, guard):
+    with trim_run.acting(cluster, run_id, summary.created_at) as (run, ports, guard):
         deletion = _Deletion(cluster, replace(run, plan_id=summary.plan_id), ports, planned, whole, closed)
         counted = trim_run.check_caps(cluster, deletion.look(no_report), caps)
         finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
@@ -105,6 +108,7 @@ class _Deletion:
     closed: frozenset[int]
     _policies: PoliciesInForce = field(init=False)
     _clients: tuple[int, Mapping[str, TopicConnections]] | None = None
+    _own: tuple[int, frozenset[str]] | None = None
     _listed: dict[str, tuple[int, Sequence[str]]] = field(default_factory=dict[str, tuple[int, Sequence[str]]])
 
     def __post_init__(self) -> None:
@@ -149,9 +153,12 @@ class _Deletion:
     def _look(self, group: list[Topic]) -> list[LedgerOutcome]:
         found = {topic: self._look_at(topic) for topic in group}
         stays = next((topic for topic, said in found.items() if not _goes(said)), None)
-        why = self._partition_missing(group) or (
-            Why(InactiveKept.PARTITION_STAYS, f"{stays} stays") if stays and len(group) > 1 else None
-        )
+        try:
+            why = self._partition_missing(group)
+        except Refused as refusal:  # of this group alone
+            why = Why(Code.TOPIC_REFUSED, str(refusal))
+        if why is None and stays and len(group) > 1:
+            why = Why(InactiveKept.PARTITION_STAYS, f"{stays} stays")
         if why is None:
             return [one for said in found.values() for one in said]
         return [
@@ -184,9 +191,9 @@ class _Deletion:
         at, names = self._listed.get(path, (now + 1, ()))
         if not 0 <= now - at <= SEEN_FOR:
             listing = self.ports.store.children([path])[0]
-            if listing is None or isinstance(listing, Unread):
-                raise Refused(f"the topics below {path} could not be listed")
-            names = listing.names
+            if isinstance(listing, Unread):
+                raise Refused(f"the topics below {path} could not be listed: {listing.reason}")
+            names = listing.names if listing else ()
             self._listed[path] = now, names
         begin = f"{encode_name(parent.local)}-partition-"
         own = (name for name in names if name.startswith(begin) and name.removeprefix(begin).isdecimal())
@@ -242,7 +249,12 @@ class _Deletion:
                 )
         if listed and row["ledger_id"] not in self.closed:
             return Why(InactiveKept.CHANGED_SINCE_PLAN, "its last ledger was not closed when scanned: it was in use")
-        positions = snapshot.positions(self.ports, root, snapshot.cursors(store, node.path))
+        cursors = snapshot.cursors(store, node.path)
+        if COMPACTION_CURSOR in cursors:
+            return Why(InactiveKept.COMPACTED, "it is compacted: readers of its compacted view need no subscription")
+        if kept := self._named_kept(cursors):
+            return kept
+        positions = snapshot.positions(self.ports, root, cursors)
         now = sorted(position_text(name, at.ledger_id, at.entry_id) for name, at in positions.items())
         if now != row["positions"]:
             return Why(InactiveKept.CHANGED_SINCE_PLAN, "its subscriptions are others than the plan's, or have moved")
@@ -251,6 +263,25 @@ class _Deletion:
             if not all(acknowledged(item, copies[item.ledger_id], at) for item in listed):
                 return Why(InactiveKept.UNREAD, f"messages are, or may be, unread by {name}")
         return None
+
+    def _named_kept(self, cursors: Collection[str]) -> Why | None:
+        """Whether settings or brokers name one of these subscriptions by now."""
+        ours = set(self.cluster.settings.inactivity.kept_subscriptions)
+        for name in map(cursor_name, cursors):
+            if name in ours:
+                return Why(InactiveKept.NAMED_KEPT, f"inactivity.kept_subscriptions names {name} by now")
+            if name in self._system_cursors():
+                return Why(InactiveKept.SYSTEM_CURSOR, f"{SYSTEM_CURSORS} names {name} by now")
+        return None
+
+    def _system_cursors(self) -> frozenset[str]:
+        """What any broker calls its own."""
+        now = self.ports.clock.now_ms()
+        if self._own is None or not 0 <= now - self._own[0] <= SEEN_FOR:
+            said = (one.get(SYSTEM_CURSORS, "") for one in self.ports.admin.configurations().values())
+            names = {name.strip() for one in said for name in one.strip("[]").split(",")}
+            self._own = now, frozenset(names - {""})
+        return self._own[1]
 
     def _loaded(self, topic: Topic) -> Why | None:
         one = self._connections().get(str(topic))

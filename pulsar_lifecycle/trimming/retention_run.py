@@ -47,7 +47,10 @@ def apply_retention(
         cluster, order, cluster.lake.retention_plan, retention_plan.digest, retention_plan.as_capped, dry_run=dry_run
     )
     orders = _orders(some, PoliciesInForce(cluster))
-    return trim(cluster, run_id, orders, dry_run=dry_run, report=report, caps=caps, of_plan=summary.plan_id)
+    return trim(
+        cluster, run_id, orders, dry_run=dry_run, report=report, caps=caps,
+        of_plan=summary.plan_id, planned_at=summary.created_at,
+    )  # fmt: skip
 
 
 def _orders(rows: pa.Table, policies: PoliciesInForce) -> list[TrimOrder]:

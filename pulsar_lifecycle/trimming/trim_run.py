@@ -40,10 +40,12 @@ def trim(
     report: Report = no_report,
     caps: Caps | None = None,
     of_plan: str = "",
+    planned_at: int = 0,
 ) -> list[LedgerOutcome]:
     """Take ledgers off the lists of topics that live on; a dry run says what would become of each and writes nothing.
 
-    ``of_plan``: the plan that asks for it; then loaded topics are left to their brokers, whatever the settings say.
+    ``of_plan``: the plan that asks for it, made at ``planned_at`` (ms); then loaded topics are left to their brokers,
+    whatever the settings say.
 
     Raises Refused when another run acts, the newest scan is not covered, or more would go than the settings' caps
     allow; Paused, LeaseLost, Overloaded.
@@ -58,7 +60,7 @@ def trim(
     if dry_run:
         with looking(cluster, run_id) as (run, ports):
             return planned(of(run), ports)
-    with acting(cluster, run_id) as (run, ports, guard):
+    with acting(cluster, run_id, planned_at) as (run, ports, guard):
         run = of(run)
         counted = check_caps(cluster, planned(run, ports), caps)
         orders = [replace(order, counted=counted.get(str(order.topic), frozenset())) for order in orders]
@@ -130,12 +132,13 @@ def looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports]]:
 
 
 @contextmanager
-def acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports, RunGuard]]:
-    """Check that we may act, and hold the lease for as long as the work lasts."""
+def acting(cluster: Cluster, run_id: str, planned_at: int = 0) -> Iterator[tuple[TopicRun, Ports, RunGuard]]:
+    """Check that we may act, and hold the lease for as long as the work lasts. ``planned_at``: of the plan (ms)."""
     settings = cluster.settings
     with published(cluster), topic_tools(cluster) as ports:
         context = _context(cluster, evidence.check_may_act(cluster, ports.store))
         with control.held_lease(settings, ports.store, ports.clock, f"run {run_id}") as lease:
+            evidence.await_plan_time(planned_at, lease.taken_at, ports.clock)
             now = min(lease.taken_at, ports.clock.now_ms())
             operator_words.note_words(cluster, run_id)
             context = replace(context, holds=settings.orphans.holds(now))  # by the store's clock where ours is ahead

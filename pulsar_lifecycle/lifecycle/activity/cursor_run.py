@@ -15,10 +15,11 @@ from typing import Any
 
 from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, is_subscription, monitors_in_force
-from pulsar_lifecycle.metastore.load_state import fetch_brokers
+from pulsar_lifecycle.metastore.load_state import fetch_brokers, ledger_states
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Node
@@ -86,6 +87,7 @@ def delete_subscriptions(
     with published(cluster), topic_tools(cluster) as ports:
         fingerprint = evidence.check_may_act(cluster, ports.store)
         with control.held_lease(cluster.settings, ports.store, ports.clock, f"subscriptions run {run_id}") as lease:
+            evidence.await_plan_time(summary.created_at, lease.taken_at, ports.clock)
             operator_words.note_words(cluster, run_id)
             run = _topic_run(cluster, run_id, ports, fingerprint)
             guard = RunGuard(lease.guard, unloads_of(cluster.settings, ports.clock))
@@ -101,7 +103,7 @@ def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) ->
 
 @dataclass
 class _Deletion:
-    """One launch; without a ``guard`` a dry run."""
+    """One launch; without a ``guard`` a dry run, of which ``_going`` are the subscriptions that a run had deleted."""
 
     cluster: Cluster
     run: TopicRun
@@ -109,6 +111,7 @@ class _Deletion:
     plan_id: str
     guard: RunGuard | None
     _seen: dict[str, tuple[int, Mapping[str, str], Monitors | None]] = field(default_factory=dict)
+    _going: dict[Topic, set[str]] = field(default_factory=dict[Topic, set[str]])
 
     def all(self, rows: Sequence[Mapping[str, Any]], report: Report) -> list[DeletedSubscription]:
         """One after the other."""
@@ -140,6 +143,7 @@ class _Deletion:
         if kept:
             return self._said(row, Outcome.LEFT, kept)
         if not self.guard:
+            self._going.setdefault(topic, set()).add(row["cursor"])
             return self._said(row, Outcome.GOES, Why(Code.MAY_GO, "its broker is to delete it"))
         assert isinstance(node, Node)
         return self._delete(topic, node, row, self.guard)
@@ -171,9 +175,10 @@ class _Deletion:
         if info.terminated is not None:
             return Why(Code.TOPIC_PROTECTED, "its topic is terminated")
         protected = self.run.topic_rule(topic, snapshot.shadow_source(self.ports.store, topic, info))
-        return protected or self._changed(node, row) or self._at_broker(topic, node, row)
+        last = max((item.ledger_id for item in info.ledgers), default=-1)
+        return protected or self._changed(node, row, last) or self._at_broker(topic, node, row, last)
 
-    def _changed(self, node: Any, row: Mapping[str, Any]) -> Why | None:
+    def _changed(self, node: Any, row: Mapping[str, Any], last_ledger: int) -> Why | None:
         if not isinstance(node, Node) or node.stat.czxid != row["czxid"]:
             return Why(InactiveKept.CHANGED_SINCE_PLAN, "it is another one than the plan's, or cannot be read")
         info = cursor_format.decode(node.data)
@@ -191,13 +196,21 @@ class _Deletion:
         names = ("ledger_id", "entry_id", "cursors_ledger_id", "cursors_entry_id")
         if (*at, info.cursors_ledger_id, last) != tuple(row[name] for name in names):
             return Why(InactiveKept.CHANGED_SINCE_PLAN, "its persisted state is another one than the plan's")
+        if last_ledger != row["last_ledger_id"]:
+            text = (
+                "its topic has a new ledger since the scan: if that is from a load, nobody knows what was read before"
+            )
+            return Why(InactiveKept.CHANGED_SINCE_PLAN, text)
         return None
 
-    def _at_broker(self, topic: Topic, node: Node, row: Mapping[str, Any]) -> Why | None:
+    def _at_broker(self, topic: Topic, node: Node, row: Mapping[str, Any], last_ledger: int) -> Why | None:
+        """Why it stays, as its broker says; a topic whose last ledger is closed is loaded by nobody, listed or not."""
         admin = self.ports.admin
         loaded, monitors = self._brokers(str(topic.namespace))
         if str(topic) not in loaded:
             return Why(InactiveKept.NOT_LOADED, "no broker lists its topic")
+        if ledger_states(self.ports.store, [last_ledger], self.run.ledgers_root)[0] != LedgerState.OPEN.name:
+            return Why(InactiveKept.NOT_LOADED, "its last ledger is closed: its broker has unloaded it")
         names = [cursor_name(name) for name in snapshot.cursors(self.ports.store, node.path.rpartition("/")[0])]
         if row["cursor"] in monitors.system_cursors:
             return Why(InactiveKept.SYSTEM_CURSOR, "additionalSystemCursorNames names it by now")
@@ -206,8 +219,9 @@ class _Deletion:
         if row["cursor"].startswith(monitors.replicator):
             return Why(InactiveKept.REPLICATOR_CURSOR, "a replicator reads by it")
         deletion = monitors.deletion.of(topic) if str(topic.namespace) in monitors.deletion.by_namespace else None
-        others = [name for name in names if is_subscription(name, monitors.replicator) and name != row["cursor"]]
-        if not others and (deletion is None or deletion.on):
+        gone = {row["cursor"], *self._going.get(topic, ())}
+        others = [name for name in names if is_subscription(name, monitors.replicator) and name not in gone]
+        if deletion is None or (deletion.on and not (others and deletion.unsubscribed_only)):
             return Why(InactiveKept.LAST_SUBSCRIPTION, "its broker would delete its topic, too, or may")
         used = admin.last_use(topic, row["cursor"])
         if used is None:

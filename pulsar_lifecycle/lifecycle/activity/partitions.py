@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.topics.protection import is_brokers_own
 
 
 class PartitionFinding(StrEnum):
@@ -42,14 +43,17 @@ and how many there are."""
 
 
 def partition_findings(said: Mapping[str, int], topics: Iterable[str]) -> pa.Table:
-    """Rows of ``PARTITION_FINDINGS``. ``said``: partitions by partitioned topic; ``topics``: those that there are."""
+    """Rows of ``PARTITION_FINDINGS``. ``said``: partitions by partitioned topic; ``topics``: those that there are.
+
+    Topics of brokers' own have none: ``transaction_coordinator_assign`` is partitioned, and never has a ledger.
+    """
     there: dict[str, list[int]] = {}
     for name in topics:
         topic = Topic.parse(name)
         if topic.partition is not None:
             there.setdefault(str(topic.partitioned_parent), []).append(topic.partition)
     found: list[tuple[str, str, str, int | None, int]] = []
-    for name in sorted(said.keys() | there.keys()):
+    for name in sorted(name for name in said.keys() | there.keys() if not is_brokers_own(Topic.parse(name))):
         numbers, expected = there.get(name, []), said.get(name)
         code = _code(expected, numbers)
         if code:

@@ -112,7 +112,8 @@ def inactive_cursors(activity: pa.Table, topics: pa.Table, choice: Choice, until
         (pa.array([choice.system_cursors is None] * len(names), pa.bool_()), InactiveKept.POLICY_UNKNOWN),
         (pc.invert(_chosen(some, choice.subscriptions)), InactiveKept.NOT_CHOSEN),
     )
-    return _rows(some, kept, INACTIVE_CURSORS, {})
+    last = whole(topics.column("last_ledger_id")).take(whole(row))
+    return _rows(some, kept, INACTIVE_CURSORS, {"last_ledger_id": last})
 
 
 def parents_of(topics: Any) -> Any:
@@ -133,7 +134,8 @@ def _kept_by_name(names: Any, choice: Choice) -> list[tuple[Any, InactiveKept]]:
 def _kept_by_cursors(topics: Any, cursors: pa.Table, choice: Choice) -> list[tuple[Any, InactiveKept]]:
     """The same of topics: whether one of their cursors is kept so."""
     owners = whole(cursors.column("topic"))
-    by_name = _kept_by_name(whole(cursors.column("cursor")), choice)
+    names = whole(cursors.column("cursor"))
+    by_name = [*_kept_by_name(names, choice), (pc.equal(names, COMPACTION), InactiveKept.COMPACTED)]
     return [(pc.is_in(topics, owners.filter(whole(where))), code) for where, code in by_name]
 
 

@@ -85,24 +85,24 @@ def load_topics(
     nothing and loads nothing. Raises Refused for a plan that is stale, report-only, of another cluster or beyond the
     caps, and when another run acts; NotFound, UsageError, Paused, LeaseLost, Overloaded.
     """
-    rows, plan_id = _checked(cluster, order, dry_run=dry_run)
+    rows, plan_id, planned_at = _checked(cluster, order, dry_run=dry_run)
     planned = {Topic.parse(row["topic"]): row for row in rows.to_pylist()}
     if dry_run:
         with topic_tools(cluster, read_only=True) as ports:
             fingerprint = evidence.check_store(cluster, ports.store)
             run = _LoadRun(cluster, _topic_run(cluster, run_id, ports, fingerprint), ports, plan_id, planned)
             return run.look(report)
-    with _acting(cluster, run_id) as (run, ports, guard):
+    with _acting(cluster, run_id, planned_at) as (run, ports, guard):
         finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
         return _LoadRun(cluster, run, ports, plan_id, planned).all(guard, report)
 
 
-def _checked(cluster: Cluster, order: Order, *, dry_run: bool) -> tuple[pa.Table, str]:
+def _checked(cluster: Cluster, order: Order, *, dry_run: bool) -> tuple[pa.Table, str, int]:
     lake = cluster.lake
     summary, some, _ = evidence.check_order(
         cluster, order, lake.load_plan, load_plan.digest, load_plan.as_capped, dry_run=dry_run
     )
-    return some, summary.plan_id
+    return some, summary.plan_id, summary.created_at
 
 
 def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) -> TopicRun:
@@ -113,12 +113,13 @@ def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) ->
 
 
 @contextmanager
-def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports, RunGuard]]:
+def _acting(cluster: Cluster, run_id: str, planned_at: int) -> Iterator[tuple[TopicRun, Ports, RunGuard]]:
     """Check that we may act, and hold the lease of those who take ledgers off topics: nobody writes them meanwhile."""
     settings = cluster.settings
     with published(cluster), topic_tools(cluster) as ports:
         fingerprint = evidence.check_may_act(cluster, ports.store)
         with control.held_lease(settings, ports.store, ports.clock, f"load run {run_id}") as lease:
+            evidence.await_plan_time(planned_at, lease.taken_at, ports.clock)
             operator_words.note_words(cluster, run_id)
             run = _topic_run(cluster, run_id, ports, fingerprint)
             yield run, ports, RunGuard(lease.guard, unloads_of(settings, ports.clock))

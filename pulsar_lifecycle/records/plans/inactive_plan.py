@@ -29,6 +29,9 @@ class InactiveKept(StrEnum):
     """Its name is that of a function, a sink or a source: `tenant/namespace/name`."""
     NAMED_KEPT = "named_kept"
     """`inactivity.kept_subscriptions` names it."""
+    COMPACTED = "compacted"
+    """It has a `__compaction` cursor: table views and readers read its compacted view, whatever retention says, and its
+    broker would not delete it either. `delete_topics` does."""
     REPLICATED = "replicated"
     """Its topic is replicated to another cluster."""
     POLICY_UNKNOWN = "policy_unknown"
@@ -45,7 +48,8 @@ class InactiveKept(StrEnum):
     NOT_LOADED = "not_loaded"
     """No broker has its topic loaded, and only a broker can delete a subscription. Only at apply."""
     LAST_SUBSCRIPTION = "last_subscription"
-    """The last subscription of its topic, which its broker would then delete as inactive, or may. Only at apply."""
+    """Without it, its broker would delete its topic as inactive, or may: it is the last one, or brokers delete topics
+    whose other subscriptions have read all (`delete_when_subscriptions_caught_up`). Only at apply."""
     CHANGED_SINCE_PLAN = "changed_since_plan"
     """It, or its topic, is not as it was when the plan was made. Only at apply."""
     LEDGER_OPEN = "ledger_open"
@@ -97,11 +101,13 @@ INACTIVE_CURSORS = pa.schema(
         pa.field("czxid", pa.int64()),
         pa.field("cursors_ledger_id", pa.int64()),
         pa.field("cursors_entry_id", pa.int64()),
+        pa.field("last_ledger_id", pa.int64()),
         *_USED,
     ]
 )
 """One row per cursor that nobody used for the whole period. ``ledger_id``, ``entry_id``: its persisted mark-delete
-position; with the z-node's ``czxid`` and the cursor ledger's last entry what must be so still when it is deleted.
+position; with the z-node's ``czxid``, the cursor ledger's last entry and the topic's ``last_ledger_id`` (-1 for none)
+what must be so still when it is deleted: each load makes a ledger, and its broker forgets what was used before.
 ``inactive_since``: when it was last read, by this ``Evidence``. ``bytes`` of its topic's ledgers that it keeps. The
 other columns are as those of ``inactive_topics``."""
 

@@ -16,6 +16,7 @@ from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.records.plans import inactive_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.runs import control
@@ -23,6 +24,7 @@ from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
 from pulsar_lifecycle.trimming.trim_rules import Stays
+from tests.kit.fakes.clock import FakeClock
 from tests.kit.scenes.activity_scene import ActivityScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 
@@ -128,6 +130,18 @@ def _held(scene: ActivityScene) -> None:
     object.__setattr__(scene.cluster, "settings", changed)
 
 
+def _named_kept(scene: ActivityScene) -> None:
+    scene.choose(kept_subscriptions=("s",))
+
+
+def _system(scene: ActivityScene) -> None:
+    scene.configure(additionalSystemCursorNames="[s]")
+
+
+def _compacted(scene: ActivityScene) -> None:
+    scene.at("a", "__compaction", Position(scene.listed("a")[-1], 0))
+
+
 def _not_chosen(scene: ActivityScene) -> None:
     scene.choose(topics=())
 
@@ -146,6 +160,9 @@ def _not_chosen(scene: ActivityScene) -> None:
         (_retained, Stays.POLICY),
         (_held, Code.TOPIC_PROTECTED),
         (_not_chosen, InactiveKept.NOT_CHOSEN),
+        (_named_kept, InactiveKept.NAMED_KEPT),
+        (_system, InactiveKept.SYSTEM_CURSOR),
+        (_compacted, InactiveKept.COMPACTED),
     ],
 )
 def test_a_topic_that_is_not_as_planned_stays(
@@ -230,6 +247,33 @@ def test_a_partition_that_is_new_keeps_the_others(scene: ActivityScene, said: in
     scene.used("p-partition-1")
     scene.servers.admin.partition_counts[scene.named("p")] = said
     assert apply(scene, made) == {"p-partition-0": (Outcome.LEFT, InactiveKept.PARTITION_STAYS)}
+
+
+def test_topics_whose_namespace_is_gone_are_gone(scene: ActivityScene) -> None:
+    for name in ("p-partition-0", "p-partition-1"):
+        scene.used(name)
+    made = plan(scene, "p-partition-0", "p-partition-1")
+    scene.servers.remove(f"/managed-ledgers/{NAMESPACE}/persistent")
+    assert set(apply(scene, made).values()) == {(Outcome.NOTHING, Code.TOPIC_GONE)}
+
+
+@pytest.mark.parametrize("ahead", [30, 3600])
+def test_a_plan_by_a_clock_that_is_ahead_waits_or_is_refused(scene: ActivityScene, ahead: int) -> None:
+    scene.used("a")
+    made = plan(scene, "a")
+    later = replace(made, created_at=scene.now + ahead * 1000)
+    rows = scene.lake.inactive_plan(made.plan_id)[1]
+    later = replace(later, digest=inactive_plan.digest(rows, later.to_json()))
+    scene.lake.store_inactive_plan(later, rows)
+    store_time = scene.now
+    scene.servers.clock.advance(ahead)
+    scene.servers.zookeeper.clock = FakeClock(store_time)
+    if ahead > 60:
+        with pytest.raises(Refused, match="after the metadata store's time"):
+            apply(scene, later)
+        assert there(scene, "a")
+    else:
+        assert apply(scene, later) == {"a": (Outcome.REMOVED, Code.TOPIC_DELETED)}
 
 
 def test_a_partition_that_its_broker_does_not_delete_ends_its_group(scene: ActivityScene) -> None:

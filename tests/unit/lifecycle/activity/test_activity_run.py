@@ -11,7 +11,7 @@ import pytest
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import cursor, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.lifecycle.activity.partitions import PartitionFinding
+from pulsar_lifecycle.lifecycle.activity.partitions import PartitionFinding, partition_findings
 from pulsar_lifecycle.lifecycle.activity.tables import Evidence
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.gaps import Gap, GapCode
@@ -290,7 +290,7 @@ def test_what_keeps_inactive_subscriptions(scene: ActivityScene) -> None:
         ("named", InactiveKept.NAMED_KEPT),
         ("tenant/ns/function", InactiveKept.FUNCTION_CURSOR),
         ("own", InactiveKept.SYSTEM_CURSOR),
-        ("__compaction", None),
+        ("__compaction", InactiveKept.COMPACTED),
         ("s", None),
     ],
 )
@@ -391,3 +391,10 @@ def test_partitions_and_metadata_that_disagree_are_named(scene: ActivityScene) -
         "fewer": PartitionFinding.BEYOND_METADATA,
         "lone": PartitionFinding.NO_METADATA,
     }
+
+
+def test_partitioned_topics_of_brokers_have_no_findings() -> None:
+    """The coordinators' topic is partitioned, and never has a ledger."""
+    said = {"persistent://pulsar/system/transaction_coordinator_assign": 16, "persistent://acme/orders/p": 2}
+    found = partition_findings(said, ["persistent://acme/orders/__change_events-partition-0"])
+    assert found.column("topic").to_pylist() == ["persistent://acme/orders/p"]

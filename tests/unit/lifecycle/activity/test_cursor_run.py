@@ -107,6 +107,17 @@ def _used(scene: ActivityScene) -> None:
     scene.servers.admin.used_at[scene.named("a"), "s"] = scene.now
 
 
+def _loaded_anew(scene: ActivityScene) -> None:
+    """Its broker knows of no use then: what was read before is in nobody's memory."""
+    scene.servers.admin.unload(scene.named("a"))
+    scene.servers.admin.internal_stats(scene.named("a"))
+
+
+def _unloaded_and_still_listed(scene: ActivityScene) -> None:
+    scene.servers.admin.unload(scene.named("a"))
+    scene.servers.load(scene.named("a"))
+
+
 def _unloaded(scene: ActivityScene) -> None:
     scene.unlisted("a")
 
@@ -143,6 +154,8 @@ def _alone(scene: ActivityScene) -> None:
         (_connected, InactiveKept.USED_LATELY),
         (_used, InactiveKept.USED_LATELY),
         (_unloaded, InactiveKept.NOT_LOADED),
+        (_unloaded_and_still_listed, InactiveKept.NOT_LOADED),
+        (_loaded_anew, InactiveKept.CHANGED_SINCE_PLAN),
         (_held, Protection.LEGAL_HOLD),
         (_named_kept, InactiveKept.NAMED_KEPT),
         (_system, InactiveKept.SYSTEM_CURSOR),
@@ -165,7 +178,18 @@ def test_a_subscription_that_is_not_as_planned_stays(
 def test_the_last_subscription_stays_while_brokers_delete_inactive_topics(scene: ActivityScene) -> None:
     made = plan(scene)
     scene.configure(brokerDeleteInactiveTopicsEnabled="true")
-    assert apply(scene, made) == {"s": GONE, "t": (Outcome.LEFT, InactiveKept.LAST_SUBSCRIPTION)}
+    stays = (Outcome.LEFT, InactiveKept.LAST_SUBSCRIPTION)
+    assert apply(scene, made, dry_run=True) == {"s": (Outcome.GOES, Code.MAY_GO), "t": stays}
+    assert apply(scene, made) == {"s": GONE, "t": stays}
+
+
+def test_no_subscription_goes_whose_backlog_may_keep_its_topic(scene: ActivityScene) -> None:
+    """Brokers that delete topics whose subscriptions have read all would delete this one once ``s`` is gone."""
+    made = plan(scene)
+    scene.configure(
+        brokerDeleteInactiveTopicsEnabled="true", brokerDeleteInactiveTopicsMode="delete_when_subscriptions_caught_up"
+    )
+    assert set(apply(scene, made).values()) == {(Outcome.LEFT, InactiveKept.LAST_SUBSCRIPTION)}
 
 
 @pytest.mark.parametrize("after", [False, True])
