@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, Refused, StoreError
-from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.lifecycle.load.load_run import BY_THEMSELVES, load_topics
-from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep
+from pulsar_lifecycle.lifecycle.load.load_run import load_topics
+from pulsar_lifecycle.lifecycle.load.visits import LoadStep
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
@@ -20,10 +18,10 @@ from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from tests.kit.crash import Crash
+from tests.kit.scenes.load_runs import OWN, applied, expired, pending, planned
 from tests.kit.scenes.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MINUTE, NAMESPACE
 
-OWN = f"persistent://{NAMESPACE}/"
 A = Topic.parse(f"{OWN}a")
 
 
@@ -32,28 +30,6 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadScene:
     scene = LoadScene(tmp_path, monkeypatch)
     scene.work()
     return scene
-
-
-def planned(scene: LoadScene, *names: str) -> PlanSummary:
-    scene.servers.wait(1)
-    summary, rows = make_load_plan(scene.cluster, scene.scan())
-    scene.ready(*names)
-    assert sorted(rows.column("topic").to_pylist()) == [f"{OWN}{name}" for name in sorted(names)]
-    return summary
-
-
-def applied(scene: LoadScene, plan: PlanSummary, *, dry_run: bool = False, **order: Any) -> list[LoadedTopic]:
-    return load_topics(scene.cluster, "run", Order(plan.plan_id, plan.digest, **order), dry_run=dry_run)
-
-
-def expired(scene: LoadScene, name: str = "a") -> list[int]:
-    """A topic whose only subscription has read everything, and whose last ledger will be past its retention."""
-    return scene.topic(name, 100, 90, cursor=1)
-
-
-def pending(scene: LoadScene) -> list[str]:
-    root = control.PENDING_UNLOADS[control.LEASE]
-    return list(scene.servers.zookeeper.names(root)) if root in scene.servers.zookeeper._nodes else []
 
 
 def test_a_last_ledger_becomes_one_before_the_last_and_the_topic_is_unloaded(scene: LoadScene) -> None:
@@ -232,83 +208,6 @@ def test_a_bundle_that_was_moved_lately_is_left(scene: LoadScene) -> None:
     store.delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
     scene.own()
     assert kept(scene, plan) is LoadKept.BUNDLE_MOVED
-
-
-def test_topics_that_brokers_load_by_themselves_share_no_bundle(scene: LoadScene) -> None:
-    expired(scene)
-    for name in (*BY_THEMSELVES, "x-s__transaction_pending_ack"):
-        scene.servers.topic(Topic.parse(f"{OWN}{name}"))
-    plan = planned(scene, "a")
-    scene.servers.open_store().delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
-    (found,) = load_topics(scene.cluster, "dry", Order(plan.plan_id, plan.digest), dry_run=True)
-    assert found.outcome is Outcome.GOES, found
-
-
-@pytest.mark.parametrize("others", [(), ("b",)])
-def test_a_bundle_without_an_owner_is_loaded_whole_or_not_at_all(scene: LoadScene, others: tuple[str, ...]) -> None:
-    expired(scene)
-    for name in others:
-        expired(scene, name)
-    scene.servers.topic(Topic.parse(f"{OWN}young"))
-    plan = planned(scene, "a", *others)
-    scene.servers.open_store().delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
-    assert {one.why.code for one in applied(scene, plan)} == {LoadKept.BUNDLE_SHARED}
-    assert scene.servers.admin.touched == []
-    scene.servers.open_store().delete(scene.servers.topic_path(Topic.parse(f"{OWN}young")), -1)
-    assert {one.outcome for one in applied(scene, plan)} == {Outcome.DONE}
-    assert not scene.is_loaded("a")
-
-
-def test_a_bundle_without_an_owner_that_has_too_many_topics_is_named(scene: LoadScene) -> None:
-    for name in "abc":
-        expired(scene, name)
-    plan = planned(scene, *"abc")
-    scene.servers.open_store().delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
-    scene.change(max_per_bundle=2)
-    assert {one.why.code for one in applied(scene, plan)} == {LoadKept.BUNDLE_TOO_LARGE}
-    assert scene.servers.admin.touched == []
-    scene.change(max_per_bundle=3)
-    assert {one.outcome for one in applied(scene, plan)} == {Outcome.DONE}
-
-
-def inactive(scene: LoadScene) -> None:
-    """Topic ``a`` has no subscription, and its broker deletes it, with its ledgers, as it is told to trim it."""
-    scene.topic("a", 100, 90)
-    scene.configure(brokerDeleteInactiveTopicsEnabled="true")
-    scene.change(topic_deletion=(NAMESPACE,))
-
-    def delete(topic: Topic) -> None:
-        scene.servers.open_store().delete(scene.servers.topic_path(topic), -1)
-        scene.servers.admin.loaded.pop(str(topic))
-        del scene.servers.admin.topics[topic]
-
-    scene.servers.admin.on_trim = delete
-
-
-def test_a_topic_that_its_broker_deletes_by_order_is_done(scene: LoadScene) -> None:
-    inactive(scene)
-    (one,) = applied(scene, planned(scene, "a"))
-    assert (one.outcome, one.why.code) == (Outcome.DONE, Code.TOPIC_DELETED)
-    assert (one.freed, one.second_visit_at) == (2 << 20, None)
-    assert pending(scene) == []
-    assert scene.servers.journal.rows[-1].code == Code.TOPIC_DELETED
-
-
-def test_a_topic_that_somebody_deletes_meanwhile_is_no_success_of_ours(scene: LoadScene) -> None:
-    expired(scene)
-    plan = planned(scene, "a")
-
-    def delete(topic: Topic) -> None:
-        store = scene.servers.open_store()
-        for path in (f"{scene.servers.topic_path(topic)}/s", scene.servers.topic_path(topic)):
-            store.delete(path, -1)
-        scene.servers.admin.loaded.pop(str(topic))
-        del scene.servers.admin.topics[topic]
-
-    scene.servers.admin.on_trim = delete
-    (one,) = applied(scene, plan)
-    assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.TOPIC_GONE)
-    assert pending(scene) == []
 
 
 def test_budgets_of_brokers_and_bundles_hold(scene: LoadScene) -> None:

@@ -1,0 +1,38 @@
+"""Load plans of a :class:`LoadScene`, made and applied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
+from pulsar_lifecycle.lifecycle.load.load_run import load_topics
+from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Order
+from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.retention_scene import NAMESPACE
+
+OWN = f"persistent://{NAMESPACE}/"
+
+
+def planned(scene: LoadScene, *names: str) -> PlanSummary:
+    scene.servers.wait(1)
+    summary, rows = make_load_plan(scene.cluster, scene.scan())
+    scene.ready(*names)
+    assert sorted(rows.column("topic").to_pylist()) == [f"{OWN}{name}" for name in sorted(names)]
+    return summary
+
+
+def applied(scene: LoadScene, plan: PlanSummary, *, dry_run: bool = False, **order: Any) -> list[LoadedTopic]:
+    return load_topics(scene.cluster, "run", Order(plan.plan_id, plan.digest, **order), dry_run=dry_run)
+
+
+def expired(scene: LoadScene, name: str = "a") -> list[int]:
+    """A topic whose only subscription has read everything, and whose last ledger will be past its retention."""
+    return scene.topic(name, 100, 90, cursor=1)
+
+
+def pending(scene: LoadScene) -> list[str]:
+    root = control.PENDING_UNLOADS[control.LEASE]
+    return list(scene.servers.zookeeper.names(root)) if root in scene.servers.zookeeper._nodes else []
