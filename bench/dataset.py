@@ -113,7 +113,7 @@ def _create_all(zk: KazooClient, nodes: Iterable[tuple[str, bytes]]) -> None:
     flying: deque[Any] = deque()
     transaction = zk.transaction()
 
-    def settle() -> None:
+    def await_oldest() -> None:
         for result in flying.popleft().get():
             if isinstance(result, Exception):
                 raise result
@@ -124,11 +124,11 @@ def _create_all(zk: KazooClient, nodes: Iterable[tuple[str, bytes]]) -> None:
             flying.append(transaction.commit_async())
             transaction = zk.transaction()
             if len(flying) >= IN_FLIGHT:
-                settle()
+                await_oldest()
     if transaction.operations:
         flying.append(transaction.commit_async())
     while flying:
-        settle()
+        await_oldest()
 
 
 # ------------------------------------------------------------------------------------------------------- what is where

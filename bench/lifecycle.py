@@ -50,7 +50,7 @@ ASKED = 400
 """Topics of which the broker is asked."""
 AT_ONCE = 8
 """Requests that the loop over the admin API has in flight."""
-SETTLES = 10.0
+UNTIL_UNLOADED = 10.0
 """Seconds after which the youngest topic counts as unloaded: three intervals of the sandbox's broker statistics."""
 AIM = 0.25
 """What the plan may cost on top of the scan."""
@@ -118,7 +118,7 @@ def run(sizes: list[int], data: Path) -> dict[str, Any]:
 
 def measure(where: runs_cluster.Cluster, size: int, contents: Contents) -> dict[str, Any]:
     """One size: the scan, the plan on it twice, the report."""
-    time.sleep(SETTLES)
+    time.sleep(UNTIL_UNLOADED)
     scan_stages: dict[str, Cost] = {}
     stages: dict[str, Cost] = {}
     with resident() as scan_peak:

@@ -24,7 +24,7 @@ from resources.lifecycle import LifecycleResource
 
 OFF = 'automation.retention is "off": set it to "plan" or "apply" in the settings file'
 Materialized = Callable[[str, dict[str, Any]], None]
-"""Hears what the page of an asset shows."""
+"""Called with what the page of an asset shows."""
 
 
 def keep_retention(where: Cluster, run_id: str, materialized: Materialized) -> dict[str, Any]:

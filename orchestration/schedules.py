@@ -1,6 +1,6 @@
 """What rings by itself: the hourly scan, doorbells at the deletion queue, the alarm of the dead letters.
 
-All ship stopped, and doorbells are silent while the cluster is paused. A doorbell looks and takes nothing: the run it
+All ship stopped, and no doorbell rings while the cluster is paused. A doorbell looks and takes nothing: the run it
 starts consumes the durable subscription.
 """
 
@@ -154,7 +154,7 @@ def _unconfirmed(where: Cluster, now: int) -> str | None:
 class Watch:
     """What a doorbell knows between ticks: how far it has looked in each partition, and what is due next there.
 
-    ``parts``: partition -> (position looked up to, when (ms) the first message up to there is due). It only spares
+    ``parts``: partition -> (position looked up to, when (ms) the first message up to there is due). It only saves
     reading; without it everything that waits is looked at again. ``rung``: how many messages waited at the last ring.
     """
 

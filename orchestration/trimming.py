@@ -118,7 +118,7 @@ def lines(marked: Sequence[LedgerOutcome], dry_run: bool) -> Iterator[str]:
 def finish(
     dry_run: bool, work: Callable[[Report], list[LedgerOutcome]], say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Metadata of what ``work`` did; ``say`` hears it too.
+    """Metadata of what ``work`` did; ``say`` is called with it too.
 
     A failed topic, a run that was refused everything, or a stop with some topics done, is a Failure that carries it.
     """

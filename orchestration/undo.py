@@ -31,7 +31,7 @@ be held by name: list it again where it belongs.
 """
 
 WAS_RELEASED = """The topics of these ledgers **list them as offloaded**, with their copies in BookKeeper released:
-they are read from the object store, and no grace period spares the copies that came back. With `offload.release =
+they are read from the object store, and no grace period protects the copies that came back. With `offload.release =
 "ours"` the next offload plan releases them again. To keep them, launch `revert_offloads` with topic and ledgers before
 that, or put the topics into `orphans.legal_holds`.
 
@@ -54,7 +54,7 @@ class UndoConfig(dg.Config):
 )
 @wrong_configuration_fails()
 def restore_ledgers_op(context: dg.OpExecutionContext, config: UndoConfig, lifecycle: LifecycleResource) -> None:
-    """Holds the lease while it waits, so that no deletion run begins; a rerun goes on where one was cut off."""
+    """Holds the lease while it waits, so that no deletion run begins; a rerun goes on where one was interrupted."""
     request = Request(config.run_id, tuple(config.ledger_ids), config.dry_run, config.accept_unknown)
     result = undo_deletions(lifecycle.cluster(), context.run_id, request, context.log.info)
     metadata = undone_shown(result)

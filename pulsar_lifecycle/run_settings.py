@@ -282,7 +282,7 @@ class LoadSettings(Section):
     """Topics of one bundle that one run loads."""
     max_broker_load: float = Field(default=0.7, gt=0, le=1)
     """A broker that uses more of its CPU, direct memory or network gets no topic to load."""
-    settled_for: Seconds = 600.0
+    min_owner_age: Seconds = 600.0
     """A bundle whose owner changed later than this is left alone: it may be moved for its load."""
     timeout: Seconds = 300.0
     """How long one step of topics that are loaded together may take."""

@@ -117,7 +117,7 @@ class BookKeeperSettings(Section):
     """``{ name, by, why, until }``. Namespaces that exist under no declared root and whose ledgers may be judged all
     the same."""
     read_timeout: Seconds = 10.0
-    """How long a bookie may be silent before another replica is asked."""
+    """How long a bookie may take to answer before another replica is asked."""
     gc_wait: Seconds = 900.0
     """How long an undo waits before it asks the bookies again: the longest ``gcWaitTime`` of any of them, and what one
     collection takes."""

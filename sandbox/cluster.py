@@ -31,7 +31,7 @@ from sandbox.toolchain import Progress, SandboxError, Tools, find_tools, locked,
 
 DATA_VARIABLE = "PULSAR_LIFECYCLE_SANDBOX"
 MARKER = "/pulsar-lifecycle/sandbox"
-"""The z-node by which the product knows a sandbox and permits short grace periods; nothing else ever writes it."""
+"""The z-node by which the product knows a sandbox and allows short grace periods; nothing else ever writes it."""
 
 BUCKET = "tiered-storage"
 """The bucket of the sandbox's S3 server that its settings name; to S3Proxy a bucket is a folder."""

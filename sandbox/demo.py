@@ -89,7 +89,7 @@ def _demo(cluster: Cluster, begun: float) -> int:
     os.environ[CONFIG_VARIABLE] = config
     settings = load_settings(config)
     archive = tiered.seed(cluster, settings)
-    say(f"{len(archive)} topics for tiered storage, an attempt to offload one that was cut off, a leaked copy")
+    say(f"{len(archive)} topics for tiered storage, an interrupted attempt to offload one, a leaked copy")
     jobs = _Jobs(settings, config, say)
     _wait_for_grace(cluster, seeded, settings, say)
     before = _there(cluster)
@@ -178,7 +178,7 @@ def _tiered_verdicts(
         Verdict(
             "every sealed ledger of the archive is offloaded, and nothing else is in the bucket",
             not wrong,
-            "; ".join(wrong[:3]) or f"{count} ledgers; what was cut off is finished, what was leaked is gone",
+            "; ".join(wrong[:3]) or f"{count} ledgers; the interrupted attempt is finished, what was leaked is gone",
         ),
         Verdict("their copies in BookKeeper are gone", not left, f"{count - len(left)} of {count}"),
         Verdict(

@@ -1,4 +1,4 @@
-"""The demo's act about tiered storage: topics to be offloaded, an attempt that was cut off, and what must hold after.
+"""The demo's act about tiered storage: topics to be offloaded, an interrupted attempt, and what must hold after.
 
 Belongs here: making the topics once, and checking bucket, metadata and payloads independently of what the product says
 it did. Not here: driving the jobs (:mod:`sandbox.demo`). The sandbox's brokers have no offloader, so nothing here is
@@ -53,7 +53,7 @@ class Tiered:
 
 
 def seed(cluster: Cluster, settings: Settings) -> list[Tiered]:
-    """Make the topics, unloaded, an attempt on one of their ledgers that was cut off, and a leaked copy; once."""
+    """Make the topics, unloaded, an interrupted attempt on one of their ledgers, and a leaked copy; once."""
     record = Path(cluster.data, "tiered.json")
     if record.exists():
         return [Tiered(**entry) for entry in json.loads(record.read_text())]
@@ -68,13 +68,13 @@ def seed(cluster: Cluster, settings: Settings) -> list[Tiered]:
             sealed = [ledger for ledger in ledgers if ledger != ledgers[-1]]
             counts = {str(ledger): sealed.count(ledger) for ledger in dict.fromkeys(sealed)}
             made.append(Tiered(topic, counts, digest(payloads[: len(sealed)])))
-    _cut_off(settings, made[0])
+    _interrupted_attempt(settings, made[0])
     _leak(cluster, settings, made[1])
     record.write_text(json.dumps([asdict(one) for one in made]))
     return made
 
 
-def _cut_off(settings: Settings, tiered: Tiered) -> None:
+def _interrupted_attempt(settings: Settings, tiered: Tiered) -> None:
     """As a run leaves it that was killed while it uploaded: its z-node, and an upload with one part."""
     assert settings.object_store is not None
     metadata = {
@@ -97,7 +97,7 @@ def _cut_off(settings: Settings, tiered: Tiered) -> None:
         store, objects = ports.store, ports.objects
         attempts.begin(store, attempt)
         upload = objects.begin_upload(BUCKET, data_key(attempt.uuid, attempt.ledger_id), {})
-        objects.upload_part(BUCKET, data_key(attempt.uuid, attempt.ledger_id), upload, 1, b"cut off")
+        objects.upload_part(BUCKET, data_key(attempt.uuid, attempt.ledger_id), upload, 1, b"interrupted")
 
 
 def _leak(cluster: Cluster, settings: Settings, tiered: Tiered) -> None:

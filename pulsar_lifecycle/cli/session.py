@@ -39,7 +39,7 @@ def cluster_of(context: typer.Context) -> Cluster:
 
 
 def brokers_of(where: Cluster) -> Brokers:
-    """Who has which topic loaded, by the brokers' own lists; their silence is told in the value."""
+    """Who has which topic loaded, by the brokers' own lists; that they did not answer is told in the value."""
     from pulsar_lifecycle.errors import LifecycleError
     from pulsar_lifecycle.metastore.load_state import Brokers
 

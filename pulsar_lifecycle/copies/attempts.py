@@ -31,7 +31,7 @@ def path_of(ledger_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An offload of one ledger that was begun and not settled. ``since`` ms, ``block_size`` bytes.
+    """An offload of one ledger that was begun and not ended. ``since`` ms, ``block_size`` bytes.
 
     ``metadata`` are the driver's properties for the topic's metadata: ``bucket``, ``region``, ``serviceEndpoint``,
     ``managedLedgerOffloadDriver``. Once ``aborting`` its objects may be removed at any moment: it is never finished.
@@ -113,7 +113,7 @@ def end(store: MetadataStore, attempt: Attempt) -> None:
     """Nothing is to be done for it any more; harmless when it is ended already, or another has taken its place."""
     node = store.read([attempt.path])[0]
     if isinstance(node, Node) and node.data == _encoded(attempt):
-        with contextlib.suppress(NotFound, Conflict, OutcomeUnknown):  # one left behind is settled once more
+        with contextlib.suppress(NotFound, Conflict, OutcomeUnknown):  # one left behind is ended once more
             store.delete(attempt.path, node.stat.version)
 
 

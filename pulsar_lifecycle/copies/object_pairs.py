@@ -242,10 +242,10 @@ def damage(copy: ObjectPair, reference: OffloadReference) -> Why | None:
         return Why(Code.OBJECT_MISSING, f"its {'index' if copy.data else 'data'} object is missing")
     if copy.data.size < reference.smallest_data:
         text = f"its data object has {copy.data.size} bytes, its ledger takes {reference.smallest_data} at least"
-        return Why(Code.OBJECT_CUT_OFF, text)
+        return Why(Code.OBJECT_TRUNCATED, text)
     if copy.index.size < SMALLEST_INDEX:
         text = f"its index object has {copy.index.size} bytes, the smallest has {SMALLEST_INDEX}"
-        return Why(Code.OBJECT_CUT_OFF, text)
+        return Why(Code.OBJECT_TRUNCATED, text)
     return None
 
 

@@ -199,7 +199,7 @@ def _reconsume(run: Run, ports: Ports, failed: Sequence[Decision]) -> None:
 
 
 def decide(run: Run, ports: Ports, decisions: Sequence[Decision]) -> None:
-    """Settle every message that must not lead to a deletion now; those left without outcome may go.
+    """Decide every message that must not lead to a deletion now; those left without outcome may go.
 
     The z-nodes of the latter, as read here, are in ``node``: a deletion must name their version.
     """

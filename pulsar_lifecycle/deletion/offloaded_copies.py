@@ -40,7 +40,7 @@ from pulsar_lifecycle.topics import protection
 
 
 def decide(run: Run, ports: Ports, copies: Sequence[Decision]) -> None:
-    """Settle every message that must not lead to a deletion now; those left without outcome may go.
+    """Decide every message that must not lead to a deletion now; those left without outcome may go.
 
     The latter have what the bucket says of their objects in ``extra["objects"]``, for the journal.
     """

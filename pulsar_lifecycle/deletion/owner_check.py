@@ -40,7 +40,7 @@ STILL_IN_USE = "still in use: "
 """How the sentence of ``Code.STILL_IN_USE`` begins."""
 
 Look = Callable[[Run, Ports, Topic, Node | None, Sequence[Decision]], None]
-"""Settles the messages of one topic by its z-node as it is now, None where there is none."""
+"""Decides the messages of one topic by its z-node as it is now, None where there is none."""
 
 
 def look_at_owners(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
@@ -266,8 +266,8 @@ def _decide_pending(
         }
         for d in pending
     ]
-    settled = orphans.decide_pending(pa.Table.from_pylist(rows, schema=snapshot_memory.OWNER_FACTS))
-    for d, row in zip(pending, settled.to_pylist(), strict=True):
+    decided = orphans.decide_pending(pa.Table.from_pylist(rows, schema=snapshot_memory.OWNER_FACTS))
+    for d, row in zip(pending, decided.to_pylist(), strict=True):
         if row["finding"] != Finding.ORPHAN:
             d.decide(Outcome.KEPT, orphans.code_of(row), row["reason"])
 

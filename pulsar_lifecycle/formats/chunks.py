@@ -85,7 +85,7 @@ class Assembler:
             yield LoosePart(part, Loose.AGAIN)
             return
         if before and (not number or number != len(before) or before[0].entry.chunk != (0, count)):
-            yield from self._give_up(uuid, Loose.INCOMPLETE)
+            yield from self._abandon(uuid, Loose.INCOMPLETE)
             before = []
         if number != len(before):
             yield LoosePart(part, Loose.INCOMPLETE)
@@ -95,19 +95,19 @@ class Assembler:
         if number + 1 == count:
             yield self._whole(uuid)
         while self._held > self._max:  # the one that was begun first
-            yield from self._give_up(next(iter(self._pending)), Loose.TOO_MUCH)
+            yield from self._abandon(next(iter(self._pending)), Loose.TOO_MUCH)
 
     def finish(self) -> Iterator[LoosePart]:
         """What waits for parts that do not come any more."""
         for uuid in list(self._pending):
-            yield from self._give_up(uuid, Loose.INCOMPLETE)
+            yield from self._abandon(uuid, Loose.INCOMPLETE)
 
     def _forget(self, uuid: str) -> list[Part]:
         parts = self._pending.pop(uuid)
         self._held -= sum(len(part.entry.payload) for part in parts)
         return parts
 
-    def _give_up(self, uuid: str, why: Loose) -> Iterator[LoosePart]:
+    def _abandon(self, uuid: str, why: Loose) -> Iterator[LoosePart]:
         for part in self._forget(uuid):
             yield LoosePart(part, why)
 

@@ -371,8 +371,8 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, found: Look, hist
         known = row["outcome"] == Outcome.DELETED
         done = "deleted an offloaded copy of it" if known else "was the last to delete an offloaded copy of it"
         why = row["reason"] if known else "it ended before it could say so, or got no answer"
-        spared = "; not the one that its topic names" if found.copies and not _lost_of(found, [row]) else ""
-        notes.append(f"run {row['run_id']} {done}, which no undo brings back{spared}: {why}")
+        other = "; not the one that its topic names" if found.copies and not _lost_of(found, [row]) else ""
+        notes.append(f"run {row['run_id']} {done}, which no undo brings back{other}: {why}")
     if verdict is Verdict.MAY_GO:
         ours = history.marks(ledger) or history.releases(ledger)
         if not ours and not history.applicable():

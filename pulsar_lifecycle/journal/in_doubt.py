@@ -72,8 +72,8 @@ def deletions_in_doubt(archived: pa.Table, journal: pa.Table) -> set[tuple[str, 
         .aggregate([("at", "max")])
     )
     joined = archived.select(ARCHIVE.names).join(said, keys, join_type="left outer", use_threads=False)
-    silent = pc.less(pc.fill_null(joined.column("at_max"), -1), joined.column("at"))
-    ids = joined.filter(silent).column("ledger_id").unique()
+    without_row = pc.less(pc.fill_null(joined.column("at_max"), -1), joined.column("at"))
+    ids = joined.filter(without_row).column("ledger_id").unique()
     if not len(ids):
         return set()
     restored = pc.and_(
@@ -182,10 +182,10 @@ def _detail(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class WrittenBy:
     """Details of a row that another run wrote: that run."""
 
-    settled_by: str
+    written_by: str
 
 
 def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[JournalRow]:
@@ -199,7 +199,7 @@ def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[Jou
             owner_names.owner_in(tags)[1],
             tags["length"] or 0,
             hashlib.sha256(one.data).hexdigest(),
-            (Settled(run_id),),
+            (WrittenBy(run_id),),
         )
         why = Why(Code.RUN_ENDED, "its run ended before it could say so")
         rows.append(

@@ -109,7 +109,7 @@ def count(tallies: pa.Table, cluster: str) -> Metrics:
 
     Received: every ``delete`` row. Failed: ``retrying`` or ``dead-lettered``, so each failed try counts. Acknowledged:
     every outcome but ``waiting`` and ``not-deleted``. Maximum retry count: ``dead-lettered``. A ledger whose deletion
-    was cut off before its journal row gets it from the next run, which finds it gone: its message counts for both.
+    was interrupted before its journal row gets it from the next run, which finds it gone: its message counts for both.
     """
     counts = dict.fromkeys(Metrics.__slots__, 0)
     for row in tallies.filter(pc.equal(tallies.column("cluster"), cluster)).to_pylist():

@@ -30,7 +30,7 @@ LAST_DAY = 253_402_214_400
 
 
 def filed_since(since: int) -> pc.Expression:
-    """The condition for rows at ``since`` (ms) or later, which spares the objects of other days."""
+    """The condition for rows at ``since`` (ms) or later, which skips the objects of other days."""
     # A batch is filed under the day of its first row, which may be the day before.
     day = datetime.fromtimestamp(min(max(0, since / 1000 - 86_400), LAST_DAY), UTC).date().isoformat()
     return (pc.field("at") >= since) & (pc.field("date") >= day)

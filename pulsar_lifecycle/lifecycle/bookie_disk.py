@@ -181,7 +181,7 @@ def judge(
             verdict, detail = _verdict(disk, answer, registered[bookie])
             found.append(replace(disk, verdict=verdict, detail=detail))
         else:
-            found.append(BookieDisk(bookie, _silent(answer), placed, None, str(answer or "it was not asked"), now))
+            found.append(BookieDisk(bookie, _no_answer(answer), placed, None, str(answer or "it was not asked"), now))
     return found
 
 
@@ -206,7 +206,7 @@ def number(said: BookieStatus, name: str) -> float:
         return float(DEFAULTS[name])
 
 
-def _silent(error: LifecycleError | None) -> DiskVerdict:
+def _no_answer(error: LifecycleError | None) -> DiskVerdict:
     if isinstance(error, AccessDenied):
         return DiskVerdict.DENIED
     return DiskVerdict.NO_HTTP_SERVER if isinstance(error, NotFound) else DiskVerdict.NO_ANSWER

@@ -34,8 +34,8 @@ class ReplicaCheck:
     ``entries`` is how many the ledger has, ``asked`` of how many every replica was asked; ``asked * write quorum``
     copies were expected and ``held`` came with the right digest. Of the entries asked for, ``thin`` came from fewer
     bookies than the write quorum, ``lost`` from none while all of theirs answered, ``unproven`` from none while one of
-    theirs was silent. ``missing`` counts by bookie the copies it answered not to have, or that are damaged; ``silent``
-    says by bookie why it gave no answer, which is never taken for "gone".
+    theirs gave no answer. ``missing`` counts by bookie the copies it answered not to have, or that are damaged;
+    ``unanswered`` says by bookie why it gave no answer, which is never taken for "gone".
     """
 
     entries: int
@@ -45,7 +45,7 @@ class ReplicaCheck:
     lost: int
     unproven: int
     missing: Mapping[str, int]
-    silent: Mapping[str, str]
+    unanswered: Mapping[str, str]
 
     @property
     def every_entry(self) -> bool:

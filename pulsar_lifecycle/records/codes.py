@@ -82,7 +82,7 @@ class Code(StrEnum):
     """Its objects, or those of another copy, could not be looked at."""
     OBJECT_MISSING = "object_missing"
     """One of its objects, or both, do not exist."""
-    OBJECT_CUT_OFF = "object_cut_off"
+    OBJECT_TRUNCATED = "object_truncated"
     """One of its objects is smaller than what its topic says of the ledger takes."""
     OTHER_DRIVER = "other_driver"
     """Its objects are of a driver that we do not delete with."""

@@ -43,7 +43,7 @@ class GapCode(StrEnum):
     """The brokers did not say which topics they have loaded."""
     OTHER_ROOT = "other_root"
     """Another cluster's metadata is on our ZooKeeper, and no setting speaks of it."""
-    OTHER_ROOT_UNSEEN = "other_root_unseen"
+    OTHER_ROOT_UNLISTED = "other_root_unlisted"
     """Another cluster's metadata could be where we may not look."""
     OTHER_BOOKIES = "other_bookies"
     """Bookies of another BookKeeper instance are registered below our root."""

@@ -186,7 +186,7 @@ class Outcome(StrEnum):
     LOST = "lost"
     """Undo: past saving. Every replica of an entry answered, and none has it. Nothing is put back."""
     UNKNOWN = "unknown"
-    """Undo: bookies were silent, nothing was done: start them and run again."""
+    """Undo: bookies did not answer, nothing was done: start them and run again."""
     PRESENT = "present"
     """Undo: its z-node was there, nothing was to be done."""
 

@@ -1,6 +1,6 @@
 """Our own z-nodes below ``/pulsar-lifecycle``: pause, the controllers' leases, pending unloads, the sandbox marker.
 
-Belongs here: who may act now, and what a run must settle that was cut short. A lease is a persistent z-node whose
+Belongs here: who may act now, and what a run must finish that was interrupted. A lease is a persistent z-node whose
 version is the fencing token (every deletion transaction checks it) and an ephemeral child that shows its holder to be
 alive. A holder that lost its session keeps a token that stops working as soon as another controller takes over.
 """
@@ -235,7 +235,7 @@ def pending_unloads(store: MetadataStore) -> list[PendingUnload | BrokenPendingU
 
 
 def pending_for(store: MetadataStore, guard: tuple[str, int]) -> list[PendingUnload | BrokenPendingUnload]:
-    """Those that a run with this lease may settle.
+    """Those that a run with this lease may finish.
 
     Not those of another lease while somebody holds it, who may not have written yet. What such a one leaves from now on
     has another version.

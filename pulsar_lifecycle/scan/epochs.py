@@ -96,8 +96,8 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     if lake.fingerprint(epoch_id) not in ("", fingerprint):
         what = "the scan began on another cluster: its fingerprint differs"
         found.append(Gap(GapCode.OTHER_CLUSTER, "", what))
-    for silent in filter(None, (one.broker_error for one in census)):
-        what = f"the brokers did not say what they have loaded: {silent}"
+    for error in filter(None, (one.broker_error for one in census)):
+        what = f"the brokers did not say what they have loaded: {error}"
         found.append(Gap(GapCode.BROKERS_UNREACHABLE, "", what))
     undeclared_roots, ignored = _other_roots(cluster, places, now)
     found += undeclared_roots

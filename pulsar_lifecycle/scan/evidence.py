@@ -68,7 +68,7 @@ def unconfirmed(settings: Settings) -> Gap:
 
 
 def below_floor(settings: Settings, sandbox: bool) -> list[Gap]:
-    """Waiting times under their floors, which only the sandbox's marker permits."""
+    """Waiting times under their floors, which only the sandbox's marker allows."""
     times = {"grace_period": settings.orphans.grace_period, "confirm_after": settings.orphans.confirm_after}
     return (
         []

@@ -74,7 +74,7 @@ def undeclared(
         if path not in not_sharing:  # where we may not look, there may be one
             gaps.append(
                 Gap(
-                    GapCode.OTHER_ROOT_UNSEEN,
+                    GapCode.OTHER_ROOT_UNLISTED,
                     path,
                     f"whether another cluster's metadata is below {path} of our ZooKeeper is not known ({reason}): let "
                     f'our credentials list it, or, once you looked, put path = "{path}" into bookkeeper.not_sharing',

@@ -187,7 +187,7 @@ def broker_words(
     ``loaded``: (topic, its broker). ``others``: topics that are loaded, by broker. A broker that fails at one topic and
     then answers for another one says nothing of the former alone, whose owner is kept. So does one that answers for no
     other, as it may have no other, and whose own answer is the failure: 500, and right after it what metadata says of
-    that topic. Any other silence is of the broker, or about us: unread.
+    that topic. Any other missing answer is of the broker, or about us: unread.
     """
     words: list[Word] = []
     answered: dict[str, list[str]] = {}
@@ -212,7 +212,7 @@ def broker_words(
             alone = _fails_at(admin, broker, topic)
             if not alone:  # one that is unread blocks: no need to ask about the others
                 lost.add(broker)
-        words.extend(_silent(Topic.parse(topic), error, bool(alone)))
+        words.extend(_no_answer(Topic.parse(topic), error, bool(alone)))
     return words
 
 
@@ -262,7 +262,7 @@ def _fails_at(admin: BrokerAdmin, broker: str, topic: str) -> bool:
         return False
 
 
-def _silent(topic: Topic, error: LifecycleError, alone: bool) -> list[Word]:
+def _no_answer(topic: Topic, error: LifecycleError, alone: bool) -> list[Word]:
     """The words for what a broker did not say; ``alone``: it does say so of other topics."""
     if not alone:
         where = f"broker memory of {topic}"

@@ -359,6 +359,6 @@ def unread_by_broker(
         record(run, ports, after, {one.attempt.ledger_id: one.details for one in committed})
     except STOPPING:
         raise
-    except LifecycleError as failure:  # whoever hears of it must stop all the same
+    except LifecycleError as failure:  # whoever catches it must stop all the same
         return [replace(one, why=one.why.put(f"{one.why}; the journal does not say so: {failure}")) for one in after]
     return after

@@ -107,7 +107,7 @@ def finish_attempts(
 
 
 def _not_now(error: LifecycleError) -> Why:
-    return Why(Code.SERVER_FAILED, f"it cannot be settled now: {error}")
+    return Why(Code.SERVER_FAILED, f"it cannot be finished now: {error}")
 
 
 def _may_be_requested_yet(run: TopicRun, ports: Ports, attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -> bool:
@@ -131,7 +131,7 @@ def _why_not_requested(attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -
 def _finish_committed(
     run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, committed: Sequence[Proven], read_check: ReadCheck
 ) -> list[OffloadOutcome]:
-    """A run was cut off between the commit of these ledgers and the end of their attempts: one may be the read check.
+    """A run ended between the commit of these ledgers and the end of their attempts; one may be the read check.
 
     They are of one location. If their broker cannot read the first that it can be asked for, all are reverted at once:
     it is the same for all. Where it can be asked for none, another of their location must have been read since they

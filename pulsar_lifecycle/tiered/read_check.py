@@ -202,7 +202,7 @@ def _unloaded_after(ports: Ports, guard: RunGuard, pending: PendingUnload) -> It
                 control.note_unload(ports.store, later)
         raise
     if _unloaded(ports, guard, pending):
-        with contextlib.suppress(LifecycleError):  # one left behind is settled once more
+        with contextlib.suppress(LifecycleError):  # one left behind is ended once more
             control.finish_unload(ports.store, pending)
 
 
@@ -362,8 +362,8 @@ def _not_fresh(run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, read_
 
 def _pending_unload(ports: Ports, topic: Topic) -> Why | None:
     """Why some broker may have a topic as it was before it was written; None if none does."""
-    owing = [one for one in control.pending_unloads(ports.store) if one.topic == topic]
-    watched = all(isinstance(one, PendingUnload) and not one.loaded for one in owing)
+    pending = [one for one in control.pending_unloads(ports.store) if one.topic == topic]
+    watched = all(isinstance(one, PendingUnload) and not one.loaded for one in pending)
     return None if watched else Why(Code.UNLOAD_PENDING, "an unload of its topic is pending")
 
 

@@ -239,14 +239,14 @@ class _Parts:
 
     def send(self, block: Block) -> None:
         """Begin to upload a block once fewer than ``limit`` are under way."""
-        self._settle(self._limit - 1)
+        self._wait_until_left(self._limit - 1)
         self._pending.add(self._pool.submit(self._upload.send, block))
 
     def join(self) -> None:
         """Wait for all of them."""
-        self._settle(0)
+        self._wait_until_left(0)
 
-    def _settle(self, left: int) -> None:
+    def _wait_until_left(self, left: int) -> None:
         done = {future for future in self._pending if future.done()}
         while len(self._pending) - len(done) > left:
             done |= wait(self._pending - done, return_when=FIRST_COMPLETED).done

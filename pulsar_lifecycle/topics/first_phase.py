@@ -1,4 +1,4 @@
-"""Marking ledgers: messages to the deletion queue before they leave their topic's list, and the journal's rows."""
+"""The first phase: messages to the deletion queue before ledgers leave their topic's list, and the journal's rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def of_topic(topic: Topic | str, outcome: Outcome, code: StrEnum, text: str) -> 
 
 
 Report = Callable[[Sequence[LedgerOutcome]], None]
-"""Hears what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
+"""Called with what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
 
 
 def send_messages(

@@ -26,7 +26,7 @@ from pulsar_lifecycle.topics.unloads import Unloads
 from pulsar_lifecycle.topics.write import TopicRun
 
 MIN_DELIVER_AFTER = 600.0
-"""Seconds an intent waits at least; only the sandbox's marker permits less."""
+"""Seconds an intent waits at least; only the sandbox's marker allows less."""
 
 
 def deliver_after_ms_of(settings: Settings, sandbox: bool) -> int:

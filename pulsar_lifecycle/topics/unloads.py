@@ -193,7 +193,7 @@ def finish_unloads(
     """Unload every loaded topic with a pending unload, and every other one that some broker lists after all.
 
     A topic that was written as unloaded is looked at now and, with ``wait``, once more two statistics intervals after
-    its write; without, that is left to the next run. Returns what could not be settled, and why; it stays pending. By
+    its write; without, that is left to the next run. Returns what could not be done, and why; it stays pending. By
     topic, or by z-node where its name says no topic. What cannot be read is logged, too, and hinders no other.
     Raises Paused, LeaseLost, AccessDenied if nothing can be listed.
     """
@@ -240,7 +240,7 @@ def _unload(
     still_pending: dict[str, str],
     failed: Counter[str],
 ) -> None:
-    """Settle one; ``failed`` counts by tenant, and a tenant whose topics fail keeps no other one from its turn."""
+    """Finish one; ``failed`` counts by tenant, and a tenant whose topics fail keeps no other one from its turn."""
     tenant = pending.topic.namespace.tenant
     if failed[tenant] >= MAX_FAILURES or guard.unloads.down:
         still_pending[str(pending.topic)] = "not tried after others failed"

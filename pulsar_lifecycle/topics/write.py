@@ -1,9 +1,9 @@
 """A topic's z-node written by compare-and-set, with the unload that this asks for: one step that survives a crash.
 
-Belongs here: noting the unload before the write, what an unknown outcome leaves, settling. Not here: what is written,
+Belongs here: noting the unload before the write, what an unknown outcome leaves, finishing. Not here: what is written,
 and why it may be (``trimming/trim.py``). A broker that has the topic is fenced by its next
 metadata write, unless the topic is unloaded at once; a topic that was written as unloaded is looked at again by whoever
-settles the pending unloads (``unloads.py``).
+does the pending unloads (``unloads.py``).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class TopicWrite:
         return True
 
     def finish_after(self, error: LifecycleError) -> None:
-        """As :meth:`settle`, after an error. A definite answer leaves no doubt of what was written."""
+        """As :meth:`finish`, after an error. A definite answer leaves no doubt of what was written."""
         self.finish(sure=not isinstance(error, (Unavailable, *STOPPING)) and not self.unknown)
 
     def finish(self, *, sure: bool) -> Why | None:

@@ -50,7 +50,7 @@ class Bell:
         file.write_text(SETTINGS.format(cluster="east", lake=folder / "lake") + "[bookkeeper]\nshared_with = []\n")
         self.zookeeper = FakeZooKeeper()
         self.store = self.zookeeper.session()
-        self.silence: Unavailable | None = None
+        self.no_answer: Unavailable | None = None
         self.resource = faked_resource(
             str(file),
             stores=lambda *_, **__: self.opened(),
@@ -62,8 +62,8 @@ class Bell:
 
     def opened(self) -> FakeStore:
         """A session with the metadata store."""
-        if self.silence:
-            raise self.silence
+        if self.no_answer:
+            raise self.no_answer
         return self.zookeeper.session(read_only=True)
 
     def now_ms(self) -> int:
@@ -360,7 +360,7 @@ def test_a_paused_cluster_is_not_rung_until_it_is_resumed(bell: Bell) -> None:
 
 def test_a_silent_metadata_store_is_not_rung(bell: Bell) -> None:
     bell.wait(0)
-    bell.silence = Unavailable("no session")
+    bell.no_answer = Unavailable("no session")
     assert "no session" in bell.skipped()
 
 

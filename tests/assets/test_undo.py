@@ -62,7 +62,7 @@ def test_offloaded_copies_that_the_run_deleted_fail_the_job() -> None:
     assert "objects of offloaded copies" in undone_shown(found)["outcomes"].value
 
 
-def test_ledgers_that_their_topics_gave_up_have_words_of_their_own() -> None:
+def test_ledgers_that_their_topics_released_have_words_of_their_own() -> None:
     unlisted, released = "what a restored ledger needs", "what a ledger released by its topic needs"
     found = result(Outcome.RESTORED, Outcome.RESTORED)
     found.ledgers[1].topic = "persistent://acme/orders/placed"

@@ -170,7 +170,7 @@ def check_ledgers(settings: Settings, topic: str) -> None:
                 verify(objects, location, Source(metadata, ledger.stat.ctime), reader=reader)
 
 
-def check_settled(sandbox: Cluster, settings: Settings, topic: str, ledgers: list[int], s3: Any) -> None:
+def check_finished(sandbox: Cluster, settings: Settings, topic: str, ledgers: list[int], s3: Any) -> None:
     """These ledgers are offloaded, each with one pair of objects, and no run has anything left to do for them."""
     check_ledgers(settings, topic)
     made = contexts(sandbox, topic)

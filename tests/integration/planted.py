@@ -1,6 +1,6 @@
 """A cluster with everything that refers to a ledger, and every kind of leak: what the story of the pipeline is about.
 
-Each kind has topics of its own, so that nothing else protects or condemns its ledgers.
+Each kind has topics of its own, so that nothing else protects or endangers its ledgers.
 """
 
 from __future__ import annotations

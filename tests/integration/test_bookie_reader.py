@@ -218,5 +218,5 @@ def test_every_replica_of_a_closed_ledger_holds_what_it_should_and_none_of_one_t
 
     entries = metadata.last_entry_id + 1
     assert whole == ReplicaCheck(entries, entries, entries * metadata.write_quorum, 0, 0, 0, {}, {})
-    assert (gone.held, gone.lost, gone.silent) == (0, entries, {})
+    assert (gone.held, gone.lost, gone.unanswered) == (0, entries, {})
     assert sum(gone.missing.values()) == entries * metadata.write_quorum

@@ -46,7 +46,7 @@ def operator(offloading: Cluster, tmp_path_factory: pytest.TempPathFactory) -> C
     return make
 
 
-def test_a_broker_offloads_reads_gives_up_and_deletes(
+def test_a_broker_offloads_reads_releases_and_deletes(
     offloading: Cluster, operator: Callable[..., Pipeline], bucket: Any
 ) -> None:
     namespace = new_namespace(offloading, "brokers-own")

@@ -269,7 +269,7 @@ def test_a_run_killed_after_sending_sends_again_and_deletes_once(
     scene.finish()
 
 
-def test_a_trim_killed_after_its_write_is_settled_by_the_next_run(
+def test_a_trim_killed_after_its_write_is_finished_by_the_next_run(
     cluster: Cluster, traffic: Traffic, tmp_path: Path
 ) -> None:
     """The worst moment of all: a loaded topic's z-node is written, and its broker does not know."""

@@ -62,7 +62,7 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def pipeline_of(cluster: Cluster, folder: Path, namespaces: Sequence[str], **load: Any) -> Pipeline:
-    section = {"namespaces": list(namespaces), "min_bytes": 1, "settled_for": "1s", "timeout": "60s", **load}
+    section = {"namespaces": list(namespaces), "min_bytes": 1, "min_owner_age": "1s", "timeout": "60s", **load}
     section["max_broker_load"] = 1.0  # a test machine is busy
     overrides = {"zookeeper": {"session_timeout": "5s", "slow_above": "2s", "stop_above": "20s"}, "load": section}
     return Pipeline(settings_file(cluster, folder, overrides))
@@ -207,8 +207,8 @@ def test_what_a_killed_run_has_loaded_the_next_one_unloads(
         assert step.about in struck.arguments
         assert notes(lone)
     time.sleep(3 * STATS_INTERVAL + 1)  # until the brokers' lists say who has what
-    settled = load_topics(pipeline.where, "settle", Order(plan.plan_id, plan.digest), dry_run=False)
-    assert not [one for one in settled if one.outcome is Outcome.FAILED], settled
+    found = load_topics(pipeline.where, "finish", Order(plan.plan_id, plan.digest), dry_run=False)
+    assert not [one for one in found if one.outcome is Outcome.FAILED], found
     wait_unlisted(lone, names)
     assert notes(lone) == []
 

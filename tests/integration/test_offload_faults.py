@@ -1,4 +1,4 @@
-"""Offload runs beside an object store that is busy, slow, cut off, forgetful or closed to us, and data that rotted.
+"""Offload runs beside an object store that is busy, slow, unreachable, forgetful or closed to us, and data that rotted.
 
 A cluster of its own with three bookies: files of its S3 server and of its bookies are changed, a bookie is killed.
 """
@@ -26,7 +26,7 @@ from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from tests.integration import offloads
-from tests.integration.offloads import check_ledgers, check_settled, contexts, keys, messages, planned
+from tests.integration.offloads import check_finished, check_ledgers, contexts, keys, messages, planned
 from tests.integration.pipeline import Pipeline, drain, existing, new_namespace, settings_file
 from tests.kit.fakes.http_proxy import Answer, CutAnswer, CutRequest, Fault, FaultyHttpProxy, Hang, Replace
 
@@ -198,7 +198,7 @@ class Tried:
         if self.failed:
             said = offloads.offload(direct, self.scene.plan, "rerun")
             assert {said[ledger].outcome for ledger in self.failed} == {Outcome.OFFLOADED}, said
-        check_settled(self.cluster, settings, self.scene.topic, self.scene.ledgers, self.s3)
+        check_finished(self.cluster, settings, self.scene.topic, self.scene.ledgers, self.s3)
         made = contexts(self.cluster, self.scene.topic)
         assert {ledger: made[ledger].uuid for ledger in before} == before
 
@@ -363,7 +363,7 @@ def test_an_entry_that_rotted_is_read_from_another_bookie_and_what_none_has_is_n
     pipeline = operator()
     said = offloads.offload(pipeline, rotten.plan)
     assert {said[ledger].outcome for ledger in rotten.ledgers} == {Outcome.OFFLOADED}, said
-    check_settled(cluster, pipeline.where.settings, rotten.topic, rotten.ledgers, s3)
+    check_finished(cluster, pipeline.where.settings, rotten.topic, rotten.ledgers, s3)
     assert messages(pipeline, rotten.topic) == rotten.payloads
     said = offloads.offload(pipeline, lost.plan)
     bad, good = lost.ledgers
@@ -389,4 +389,4 @@ def test_a_bookie_that_is_gone_is_not_needed(
     finally:
         cluster.start_server("bookie-2")
     for name in ("bookie", "striped"):
-        check_settled(cluster, operator().where.settings, scenes[name].topic, scenes[name].ledgers, s3)
+        check_finished(cluster, operator().where.settings, scenes[name].topic, scenes[name].ledgers, s3)

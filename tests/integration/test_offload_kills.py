@@ -24,7 +24,7 @@ from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster
 from tests.integration import offloads
 from tests.integration.killed_run import EXECUTOR, EXECUTORS, RUN, Step, strike
-from tests.integration.offloads import check_ledgers, check_settled, contexts, messages, planned
+from tests.integration.offloads import check_finished, check_ledgers, contexts, messages, planned
 from tests.integration.pipeline import Pipeline, drain, existing, new_namespace, settings_file, waiting
 
 pytestmark = pytest.mark.integration
@@ -188,7 +188,7 @@ def test_an_offload_that_is_killed_is_finished_by_the_next_run(stage: Stage, tmp
     assert begun.keys() & set(scene.ledgers)
     said = stage.offload(step)
     assert {said[ledger].outcome for ledger in scene.ledgers} <= {Outcome.OFFLOADED, Outcome.REFUSED}, said
-    check_settled(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)
+    check_finished(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)
     made = contexts(stage.sandbox, scene.topic)
     for ledger in begun.keys() & set(scene.ledgers):
         assert made[ledger].uuid == begun[ledger]
@@ -200,7 +200,7 @@ def test_an_executor_that_is_killed_costs_nothing(stage: Stage, tmp_path: Path) 
     scene = stage.scenes[AN_EXECUTOR]
     scene.check_live(3)
     stage.killed(AN_EXECUTOR, tmp_path, OFFLOAD["in the middle of the upload"], EXECUTOR)
-    check_settled(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)
+    check_finished(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)
     scene.check_live(60)
 
 
@@ -211,7 +211,7 @@ def test_a_release_that_is_killed_is_finished_by_the_next_run(stage: Stage, tmp_
         stage.killed(step, tmp_path / step, place)
         said = stage.offload(step)
         assert {said[ledger].outcome for ledger in scene.ledgers} == {Outcome.RELEASED}, said
-        check_settled(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)
+        check_finished(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)
         scene.check_live(60)
     released = {ledger for step in RELEASE for ledger in stage.scenes[step].ledgers}
     assert existing(stage.sandbox, released) == released

@@ -238,7 +238,7 @@ def test_live_clients_notice_nothing(sandbox: Cluster, operator: Callable[..., P
         sent: list[bytes] = []
         failed: list[str] = []
 
-        def heard(payload: bytes) -> Callable[[Any, Any], None]:
+        def answered(payload: bytes) -> Callable[[Any, Any], None]:
             def answer(result: Any, _: Any) -> None:
                 (sent.append(payload) if result == pulsar.Result.Ok else failed.append(str(result)))
 
@@ -250,7 +250,7 @@ def test_live_clients_notice_nothing(sandbox: Cluster, operator: Callable[..., P
             number = 0
             while not ended.wait(0.1):  # a ledger in five seconds, or a run's five tries may all meet a new one
                 payload = f"live {number}".encode()
-                producer.send_async(payload, heard(payload))
+                producer.send_async(payload, answered(payload))
                 number += 1
             producer.flush()
 
@@ -276,7 +276,7 @@ def test_live_clients_notice_nothing(sandbox: Cluster, operator: Callable[..., P
         assert control.pending_unloads(store) == []
 
 
-def test_a_copy_that_is_gone_is_taken_back_and_made_anew(
+def test_a_copy_that_is_gone_is_reverted_and_made_anew(
     sandbox: Cluster, operator: Callable[..., Pipeline], bucket: Any
 ) -> None:
     """Its topic would be read from the bucket alone, though BookKeeper has it."""

@@ -371,7 +371,7 @@ def test_a_zookeeper_whose_top_may_not_be_listed(sandbox: Cluster, pipelines: Ca
             told = pipelines({"bookkeeper": {"not_sharing": [{"path": "/", "by": "it", "why": "looked at it"}]}}).scan()
         finally:
             zk.set_acls("/", before)
-    assert [(gap.code, gap.where) for gap in epoch.gaps] == [(GapCode.OTHER_ROOT_UNSEEN, "/")]
+    assert [(gap.code, gap.where) for gap in epoch.gaps] == [(GapCode.OTHER_ROOT_UNLISTED, "/")]
     assert_report_only(pipeline, epoch, "not known", "permission", "bookkeeper.not_sharing")
     assert told.covered, told.gaps
 

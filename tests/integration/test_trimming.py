@@ -214,15 +214,15 @@ class Traffic:
     def _consume(self) -> None:
         with pulsar_client(self.service_url) as client:
             consumer = client.subscribe(self.topic, "live", initial_position=pulsar.InitialPosition.Earliest)
-            heard = time.monotonic()
+            answered = time.monotonic()
             while not self.ended.is_set() or set(self.received) < set(range(self.sent)):
                 try:
                     message = consumer.receive(500)
                 except pulsar.Timeout:  # nothing is on its way, or traffic ended while we waited
-                    if time.monotonic() > heard + PATIENCE:
+                    if time.monotonic() > answered + PATIENCE:
                         return  # the test then misses what did not come
                     continue
-                heard = time.monotonic()
+                answered = time.monotonic()
                 self.received.append(int(message.data()))
                 consumer.acknowledge(message)
 
@@ -252,7 +252,7 @@ def test_a_topic_under_load_is_trimmed_and_nobody_loses_a_message(
         assert left_pending(pipeline) == []
         with KazooStore(pipeline.where.settings.zookeeper) as store:  # as a run leaves it that was killed
             control.note_unload(store, control.PendingUnload(Topic.parse(topic), True, 0, control.LEASE))
-        assert trim_run.delete_topics(pipeline.where, "settle", [], force=False, dry_run=False) == []
+        assert trim_run.delete_topics(pipeline.where, "finish", [], force=False, dry_run=False) == []
         assert left_pending(pipeline) == []
         wait_listed(sandbox, topic)
         deleted(pipeline, gone)

@@ -165,7 +165,7 @@ def test_undone_before_a_collection_every_replica_keeps_it_through_the_next_ones
     assert existing(story.cluster, [story.dropped]) == {story.dropped}
     for when in ("dropped, after one collection", "dropped, after all"):
         (check,) = story.checks[when]
-        assert (check.held, check.missing, check.silent) == (2 * check.entries, {}, {})
+        assert (check.held, check.missing, check.unanswered) == (2 * check.entries, {}, {})
     assert story.journal_of(story.dropped) == [Outcome.RECREATING, Outcome.RECREATED, Outcome.RESTORED]
 
 
@@ -246,8 +246,8 @@ def test_a_stopped_bookie_is_no_collected_one(story: Story) -> None:
         result = story.undo(story.lost)
     finally:
         story.cluster.start(bookies=BOOKIES, gc_wait=SELDOM)
-    silent = {one.outcome for one in result.ledgers if one.metadata and one.metadata.last_entry_id >= 0}
-    assert silent == {Outcome.UNKNOWN}
+    without_answer = {one.outcome for one in result.ledgers if one.metadata and one.metadata.last_entry_id >= 0}
+    assert without_answer == {Outcome.UNKNOWN}
 
 
 def _unregistered(cluster: Cluster) -> bool:

@@ -128,8 +128,8 @@ def test_a_flood_that_must_wait_hides_nothing_and_is_settled_once_it_can_be(
     assert {(o.outcome, o.ledgers) for o in again} == {("waiting", MANY)}, again
 
     mended = pipelines({"deletion": deletion, "object_store": with_object_store(narrow)}, lake=pipeline.lake)
-    settled = mended.scan_and_delete("with")
-    assert {(o.outcome, o.ledgers) for o in settled} == {("gone", MANY)}, settled
+    found = mended.scan_and_delete("with")
+    assert {(o.outcome, o.ledgers) for o in found} == {("gone", MANY)}, found
     wait_for("the acknowledgements to arrive", lambda: waiting(narrow) == 0)
     last = outcomes_of(pipeline, "with")
     assert {info.ledger_id: {"gone"} for info in flood} == last
@@ -151,8 +151,8 @@ def test_a_run_killed_between_copy_and_acknowledgement_loses_nothing(
     assert waiting(narrow) == len(messages) + copies.total()  # nothing was acknowledged
     mended = pipelines({"object_store": with_object_store(narrow)}, lake=pipeline.lake)
     wait_for("the killed run's session to end", lambda: _lease_is_free(mended))
-    settled = mended.scan_and_delete("rerun")
-    assert {(o.outcome, o.ledgers) for o in settled} == {("gone", len(messages) + copies.total())}, settled
+    found = mended.scan_and_delete("rerun")
+    assert {(o.outcome, o.ledgers) for o in found} == {("gone", len(messages) + copies.total())}, found
     wait_for("the acknowledgements to arrive", lambda: waiting(narrow) == 0)
 
 

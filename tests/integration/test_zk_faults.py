@@ -132,7 +132,7 @@ def test_a_write_is_never_repeated(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_lost_delete_batch_is_settled_by_reading(
+def test_a_lost_delete_batch_is_resolved_by_reading(
     proxy: CuttingProxy, through_proxy: KazooStore, proxied_root: str, answered: bool
 ) -> None:
     paths = fill(through_proxy, proxied_root, 700)

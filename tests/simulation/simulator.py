@@ -114,7 +114,7 @@ class _Schedule(Steps):
         world, operator = self.world, self.operator
         self.say("peace: " + self._heal(Random(0)))
         world.random = operator.random = Random(self.begins)
-        for act in (other_acts.settle_recovery,) * 4:
+        for act in (other_acts.end_recovery,) * 4:
             act(world)
         if self._scans_mislead():
             operator.accept_restore()
@@ -136,7 +136,7 @@ class _Schedule(Steps):
         if isinstance(self.retaining, loading.Loading):
             self._storm_of_loads()
         self.say(f"peace: {self._heal(Random(0))}")
-        for act in (other_acts.settle_recovery,) * 9:
+        for act in (other_acts.end_recovery,) * 9:
             act(world)
         self._no_more_delays()
         if self._scans_mislead():
@@ -252,7 +252,7 @@ class _Schedule(Steps):
                 self.say(f"storm: {self._calmly(getattr(whose, what))}")
 
     def _undecided(self) -> list[bytes]:
-        """The messages that runs must be able to settle."""
+        """The messages that runs must be able to end."""
         topics = self.world.deletion_topics
         left = [topics.received(number) for number in topics.waiting]
         if self.operator.settings.object_store is None:  # nothing can be said of offloaded copies: they wait

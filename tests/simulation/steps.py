@@ -241,7 +241,7 @@ class Steps:
                 if random.random() < 0.7:
                     interceptor.injections = tiering.injections(random, world, self.tiering, interceptor, self._count)
             elif world.tiered and what == "delete" and random.random() < 0.3:
-                interceptor.injections.append(tiering.takes_back_amid(self.tiering, random, self._count))
+                interceptor.injections.append(tiering.reverts_amid(self.tiering, random, self._count))
             at_the_write = random.random() if what == "trim" else 1
             if at_the_write < 0.1:
                 trimmed = lambda: world.model.topics.get(operator.trimmed)  # noqa: E731

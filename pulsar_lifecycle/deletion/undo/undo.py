@@ -90,7 +90,7 @@ def undo(run: UndoRun, ports: UndoPorts, archived: Sequence[Archived], pending: 
 
 
 def begun(rows: Iterable[Mapping[str, Any]], cluster: str) -> dict[int, int]:
-    """Ledgers that an undo re-created, or began to, and did not settle: id -> czxid of the archived z-node.
+    """Ledgers that an undo re-created, or began to, and did not end: id -> czxid of the archived z-node.
 
     ``rows``: of the journal, oldest first.
     """
@@ -115,7 +115,7 @@ def _archived_czxid(detail: str) -> int | None:
 
 
 def candidates(archived: Sequence[Archived], cluster: str, root: str) -> list[Undone]:
-    """The newest archived z-node of each ledger, by id; what can never come back is settled as ``refused``."""
+    """The newest archived z-node of each ledger, by id; what can never come back is decided as ``refused``."""
     newest: dict[int, Archived] = {}
     for row in archived:
         known = newest.get(row.ledger_id)
@@ -158,7 +158,7 @@ def _name(ledgers: Sequence[Undone], root: str) -> None:
 
 
 def _look(ports: UndoPorts, ledgers: Sequence[Undone], pending: Mapping[int, int]) -> None:
-    """Settle what has a z-node: ours from an interrupted undo is taken over, any other is left alone."""
+    """Decide what has a z-node: ours from an interrupted undo is taken over, any other is left alone."""
     ledgers = [one for one in ledgers if not one.outcome]
     if not ledgers:
         return
@@ -215,12 +215,12 @@ def _look_at_topics(ports: UndoPorts, ledgers: Sequence[Undone]) -> None:
 
 
 def _first_check(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> None:
-    """Ask every replica; settles what is past saving, and what is not known unless the operator allows that."""
+    """Ask every replica; decides what is past saving, and what is not known unless the operator allows that."""
     for one in _checked(ports, ledgers):
         assert one.check is not None
         if one.check.lost:
             one.decide(Outcome.LOST, Code.ENTRIES_LOST, f"past saving: {described(one)}")
-        elif one.check.silent and not run.accept_unknown:
+        elif one.check.unanswered and not run.accept_unknown:
             why = f"{described(one)}; accept_unknown restores it all the same"
             one.decide(Outcome.UNKNOWN, Code.ENTRIES_UNPROVEN, why)
 
@@ -309,7 +309,7 @@ def _second_check(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> 
         assert one.check is not None
         if one.check.lost:
             lost.append(one)
-        elif one.check.unproven or (one.check.silent and not run.accept_unknown):
+        elif one.check.unproven or (one.check.unanswered and not run.accept_unknown):
             why = f"{described(one)}; its z-node is back, run again to check again"
             one.decide(Outcome.UNCONFIRMED, Code.ENTRIES_UNPROVEN, why)
         else:

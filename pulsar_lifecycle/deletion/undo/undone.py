@@ -110,8 +110,8 @@ def described(one: Undone) -> str:
         said.append(f"{check.thin} under-replicated")
     if check.missing:
         said.append("missing on " + ", ".join(sorted(check.missing)))
-    if check.silent:
-        said.append("silent: " + "; ".join(check.silent[bookie] for bookie in sorted(check.silent)))
+    if check.unanswered:
+        said.append("no answer: " + "; ".join(check.unanswered[bookie] for bookie in sorted(check.unanswered)))
     return ", ".join(said) if len(said) > 1 else f"{said[0]}, all there"
 
 

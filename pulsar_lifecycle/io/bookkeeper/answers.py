@@ -51,7 +51,7 @@ def highest(
     An id where an earlier ensemble must have it: the last segment starts after it and nothing came since.
     """
     best: Entry | None = None
-    silent: list[LifecycleError | None] = []
+    failures: list[LifecycleError | None] = []
     for answer in answers:
         problem: LifecycleError | None = answer if isinstance(answer, LifecycleError) else None
         if isinstance(answer, Answer):
@@ -63,11 +63,11 @@ def highest(
                     problem = error
             elif answer.code not in ABSENT:
                 problem = refusal(answer.code)
-        silent.append(problem)
-    problems = [problem for problem in silent if problem is not None]
-    size = len(silent)
+        failures.append(problem)
+    problems = [problem for problem in failures if problem is not None]
+    size = len(failures)
     for start in range(size):
-        window = [silent[(start + i) % size] for i in range(metadata.write_quorum)]
+        window = [failures[(start + i) % size] for i in range(metadata.write_quorum)]
         if sum(problem is not None for problem in window) >= metadata.ack_quorum:
             return of_kind(f"ledger {ledger_id}: too few bookies say what their last entry is", problems)
     before = metadata.segments[-1].first_entry_id - 1

@@ -1,6 +1,6 @@
 """One TCP connection to a bookie, speaking the v2 protocol to read entries; it never writes and never fences.
 
-Belongs here: frames, TLS, and which answer is whose. Not here: which bookie to ask and when to give up on it
+Belongs here: frames, TLS, and which answer is whose. Not here: which bookie to ask and when to try another
 (``bookie_pool``), digests (``formats.entry``), what answers mean (``bookie_answers``).
 Source: org.apache.bookkeeper.proto.BookieProtocol and BookieProtoEncoding, bookkeeper-server 4.17.2.
 
@@ -109,7 +109,7 @@ class BookieConnection:
 
     def __init__(self, host: str, port: int, timeout: float, tls: ssl.SSLContext | None = None) -> None:
         self.used = False
-        self.silent = 0.0
+        self.waited = 0.0
         """Seconds that were spent waiting for it since it last sent something."""
         self._socket = socket.create_connection((host, port), timeout)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

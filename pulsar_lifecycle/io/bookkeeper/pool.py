@@ -1,6 +1,6 @@
 """A connection to each bookie, and waiting for all of them at once.
 
-Belongs here: finding bookies, connecting, noticing silence and loss, asking again after a bookie's restart. Not here:
+Belongs here: finding bookies, connecting, noticing timeouts and loss, asking again after a bookie's restart. Not here:
 what is asked (``ledger_stream``, ``replica_check``) and frames (``bookie_connection``).
 """
 
@@ -18,7 +18,7 @@ from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.settings import BookKeeperSettings
 
 DOWN_SECONDS = 10.0
-"""A bookie that could not be reached, or fell silent, is not tried again for so long."""
+"""A bookie that could not be reached, or timed out, is not tried again for so long."""
 _TRIES = 2
 """How often a request is sent if connections break that had answered others."""
 
@@ -49,7 +49,7 @@ class BookiePool:
     def wait(self, only: str | None = None) -> None:
         """Wait until a bookie, or the ``only`` one, has sent something or failed; at once if no answer is due.
 
-        Only time spent in here counts as a bookie's silence.
+        Only time spent in here counts towards a bookie's timeout.
         """
         poll = select.poll()
         waiting: dict[int, tuple[str, BookieConnection]] = {}
@@ -64,18 +64,18 @@ class BookiePool:
                 poll.register(connection, select.POLLIN | (select.POLLOUT if connection.stuck else 0))
         if not waiting:
             return
-        left = min(self._settings.read_timeout - connection.silent for _, connection in waiting.values())
+        left = min(self._settings.read_timeout - connection.waited for _, connection in waiting.values())
         began = time.monotonic()
         ready = {number for number, _ in poll.poll(max(0.0, left) * 1000)}
         waited = time.monotonic() - began
         for number, (bookie, connection) in waiting.items():
             try:
                 if number in ready:
-                    connection.silent = 0.0
+                    connection.waited = 0.0
                     connection.receive()
                 else:
-                    connection.silent += waited
-                    if connection.silent >= self._settings.read_timeout:
+                    connection.waited += waited
+                    if connection.waited >= self._settings.read_timeout:
                         raise TimeoutError("timed out")
             except (OSError, CorruptFormat) as error:
                 self._lost(bookie, connection, error)

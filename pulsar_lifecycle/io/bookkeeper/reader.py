@@ -115,7 +115,7 @@ class BookieReader:
     def check_replicas(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
         """Ask every replica of closed ledgers whether it still holds its entries; one result per ledger, in order.
 
-        A bookie that fails once is not asked again in the same call: it is silent for all that was left to ask.
+        A bookie that fails once is not asked again in the same call: nothing that was left to ask has an answer.
         """
         return replica_check.check_replicas(self._bookies, ledgers)
 

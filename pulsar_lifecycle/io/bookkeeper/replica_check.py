@@ -24,47 +24,47 @@ PORTION = 32 << 20
 def check_replicas(bookies: BookiePool, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
     """Ask every replica of closed ledgers for its entries; one result per ledger, in order.
 
-    A bookie that fails once is not asked again in the same call: it is silent for all that was left to ask.
+    A bookie that fails once is not asked again in the same call: nothing that was left to ask has an answer.
     """
     tallies = [_Tally(ledger_id, metadata) for ledger_id, metadata in ledgers]
-    silent: dict[str, LifecycleError] = {}
+    failed: dict[str, LifecycleError] = {}
     singles: list[_Copy] = []
     for tally in tallies:
         if striping.is_small(tally.metadata) and tally.metadata.ensemble_size == tally.metadata.write_quorum:
             for first, last in striping.ranges(tally.metadata):
                 for bookie in striping.replicas(tally.metadata, first):
-                    rest = _check_run(bookies, tally, bookie, first, last, silent)
+                    rest = _check_run(bookies, tally, bookie, first, last, failed)
                     singles += [(tally, e, bookie) for e in range(rest, last + 1)]
         else:
             singles += [(tally, e, bookie) for e in tally.asked for bookie in tally.replicas(e)]
     for some in _portions(singles):
-        todo = [copy for copy in some if copy[2] not in silent]
+        todo = [copy for copy in some if copy[2] not in failed]
         for tally, _, bookie in some:
-            if bookie in silent:
-                tally.error(bookie, silent[bookie])
+            if bookie in failed:
+                tally.error(bookie, failed[bookie])
         answers = bookies.exchange([(bookie, tally.ledger_id, e) for tally, e, bookie in todo])
         for (tally, e, bookie), answer in zip(todo, answers, strict=True):
             if isinstance(answer, LifecycleError):
-                silent.setdefault(bookie, answer)
+                failed.setdefault(bookie, answer)
             tally.answer(bookie, e, answer)
     return [tally.result() for tally in tallies]
 
 
 def _check_run(
-    bookies: BookiePool, tally: _Tally, bookie: str, first: int, last: int, silent: dict[str, LifecycleError]
+    bookies: BookiePool, tally: _Tally, bookie: str, first: int, last: int, failed: dict[str, LifecycleError]
 ) -> int:
-    """Hear a bookie on the consecutive entries first..last; returns the first that must be read singly."""
+    """Ask a bookie for the consecutive entries first..last; returns the first that must be read singly."""
     at = first
     while at <= last:
-        if bookie in silent:
-            tally.error(bookie, silent[bookie])
+        if bookie in failed:
+            tally.error(bookie, failed[bookie])
             return last + 1
         if bookie in bookies.single_reads_only:
             return at
         answer = bookies.batch(bookie, tally.ledger_id, at, last - at + 1)
         if isinstance(answer, LifecycleError):
             if bookie not in bookies.single_reads_only:
-                silent[bookie] = answer
+                failed[bookie] = answer
             continue
         if answer.code == Code.NO_LEDGER:
             for e in range(at, last + 1):
@@ -83,7 +83,7 @@ def _check_run(
 
 
 class _Tally:
-    """What was heard of one ledger's replicas so far."""
+    """What was answered of one ledger's replicas so far."""
 
     def __init__(self, ledger_id: int, metadata: LedgerMetadata) -> None:
         self.ledger_id = ledger_id
@@ -92,7 +92,7 @@ class _Tally:
         self._good: Counter[int] = Counter()
         self._bad: Counter[int] = Counter()
         self._missing: Counter[str] = Counter()
-        self._silent: dict[str, str] = {}
+        self._unanswered: dict[str, str] = {}
 
     def replicas(self, entry_id: int) -> list[str]:
         """The bookies to ask for an entry."""
@@ -112,7 +112,7 @@ class _Tally:
 
     def error(self, bookie: str, why: LifecycleError) -> None:
         """A bookie that gave no answer that says anything."""
-        self._silent.setdefault(bookie, str(why))
+        self._unanswered.setdefault(bookie, str(why))
 
     def result(self) -> ReplicaCheck:
         """The sum of it."""
@@ -127,7 +127,7 @@ class _Tally:
             lost=lost,
             unproven=len(nowhere) - lost,
             missing=dict(self._missing),
-            silent=dict(self._silent),
+            unanswered=dict(self._unanswered),
         )
 
     def _is_good(self, data: bytes, entry_id: int) -> bool:

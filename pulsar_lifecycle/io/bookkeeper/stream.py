@@ -126,7 +126,7 @@ class LedgerStream:
                         size += _size(head.run)
                         self._handed = head.run.after
                 else:
-                    # Memory is full of what comes later: hear only the bookie that everything waits for.
+                    # Memory is full of what comes later: read only the bookie that everything waits for.
                     self._bookies.wait(None if self._room() else head.bookie or None)
         finally:
             self.drop()
@@ -205,7 +205,7 @@ class LedgerStream:
             if new.run is None:
                 heapq.heappush(self._unasked, new)
 
-    # -------------------------------------------------------------------------------------------------------- hearing
+    # -------------------------------------------------------------------------------------------------------- answers
 
     def _receive(self, part: _Part, answer: Answer | LifecycleError) -> None:
         assert part.request is not None

@@ -5,7 +5,7 @@
 Belongs here: the two tables' schemas, where their objects lie, writing and reading them. Not here: what is recorded,
 and when. Layout: ``LAKE/journal/date=YYYY-MM-DD/ID.parquet`` and ``LAKE/archive/date=YYYY-MM-DD/ID.parquet`` (UTC).
 Names that begin with a dot are unfinished objects; this module and Spark skip them. ``LAKE/tallies/date=YYYY-MM-DD.
-parquet`` are counts of past days that spare reading them again; they may be removed at any time.
+parquet`` are counts of past days that save reading them again; they may be removed at any time.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class FileJournal:
         return self._store(ARCHIVE, ARCHIVE_SCHEMA, nodes)
 
     def find(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Rows of the journal; a condition on ``date`` spares the objects of other days. Raises StoreError."""
+        """Rows of the journal; a condition on ``date`` skips the objects of other days. Raises StoreError."""
         return self._find(JOURNAL, JOURNAL_SCHEMA, condition, columns)
 
     def find_archived(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:

@@ -88,7 +88,7 @@ def no_bucket(bucket: str) -> NotFound:
 @contextmanager
 def our_errors(what: str, bucket: str = "", *, writing: bool = False) -> Iterator[None]:
     """Amazon's errors as ours; ``writing``: where no answer tells, the outcome is unknown."""
-    silent = OutcomeUnknown if writing else Unavailable
+    no_answer = OutcomeUnknown if writing else Unavailable
     try:
         yield
     except ClientError as error:
@@ -98,12 +98,12 @@ def our_errors(what: str, bucket: str = "", *, writing: bool = False) -> Iterato
             raise no_bucket(bucket) from error
         ours = _of_answer(code, int(about.get("HTTPStatusCode", 0)))
         if ours is Unavailable or (code == "NoSuchUpload" and about.get("RetryAttempts")):
-            ours = silent  # an earlier try may have completed the upload that the last one missed
+            ours = no_answer  # an earlier try may have completed the upload that the last one missed
         raise ours(f"{what}: {error}") from error
     except ParamValidationError as error:  # nothing was sent
         raise StoreError(f"{what}: {error}") from error
     except BotoCoreError as error:  # no connection, no answer in time, no credentials
-        raise silent(f"{what}: {error}") from error
+        raise no_answer(f"{what}: {error}") from error
 
 
 def _of_answer(code: str, status: int) -> type[LifecycleError]:

@@ -217,7 +217,7 @@ class KazooStore:
 
     def _sync(self, path: str) -> None:
         client = self._session.client()
-        self._session.sync_due = False  # before the request: a connection that breaks under it owes one again
+        self._session.sync_due = False  # before the request: a connection that breaks under it needs one again
         self._session.answer(client.sync_async(path), f"sync of {path}")
 
     def _missing(self, path: str, code: int) -> Unread | None:
@@ -303,7 +303,7 @@ class KazooStore:
                     request = MultiDeleteRequest(check, [operations[i] for i in batch])
                     flying.append((batch, attempt, self._submit(partial(_send, request))))
                 batch, attempt, pending = flying.popleft()
-                if rest := self._settle(batch, pending, deletions, guard, outcomes, last=attempt == ATTEMPTS):
+                if rest := self._finish_batch(batch, pending, deletions, guard, outcomes, last=attempt == ATTEMPTS):
                     # A transaction that was answered lost an operation, which ends; only lost ones are counted.
                     todo.appendleft((rest, attempt + 1 if len(rest) == len(batch) else 1))
         except Overloaded:
@@ -312,7 +312,7 @@ class KazooStore:
             raise OutcomeUnknown(f"{error}; read again to know which deletions were done") from error
         return [DeletionResult(deletion.path, outcomes[i]) for i, deletion in enumerate(deletions)]
 
-    def _settle(
+    def _finish_batch(
         self,
         batch: list[int],
         pending: Any,
@@ -348,7 +348,7 @@ class KazooStore:
     def _look_again(
         self, batch: list[int], deletions: Sequence[Deletion], outcomes: dict[int, NodeDeletion], absent: NodeDeletion
     ) -> list[int]:
-        """Settle by reading what an aborted or lost transaction left; returns what is still to be deleted."""
+        """Find out by reading what an aborted or lost transaction left; returns what is still to be deleted."""
         left: list[int] = []
         for i, node in zip(batch, self.read([deletions[i].path for i in batch]), strict=True):
             if isinstance(node, Unread):

@@ -90,7 +90,7 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
     """
     lake, epoch_id = cluster.lake, epoch.epoch_id
     parts = cluster.parts(epoch_id, "managed_ledgers")
-    clients, silent = _clients(cluster)
+    clients, unreached = _clients(cluster)
     now = cluster.clock.now_ms()
     cluster.store(epoch_id, CLIENTS, CONNECTIONS, lambda _: clients.to_batches() if clients else (), [None])
     policies, system_cursors, replicator, unknown = _policies(cluster, namespaces_of(lake, parts))
@@ -117,7 +117,7 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
     said, disagreeing = _partitions(cluster, epoch_id)
     for name, rows in zip((IDLE_TOPICS, IDLE_CURSORS, DISAGREEING), (*found, disagreeing), strict=True):
         cluster.store(epoch_id, name, rows.schema, lambda one: one.to_batches(), [rows])
-    return ActivityReport(*found, disagreeing, previous, (*silent, *unknown, *unread, *said))
+    return ActivityReport(*found, disagreeing, previous, (*unreached, *unknown, *unread, *said))
 
 
 _READ = ("managed_cursors", "bookkeeper_ledgers", "topics")

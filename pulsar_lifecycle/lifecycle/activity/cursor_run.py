@@ -63,7 +63,7 @@ class DeletedSubscription:
 
 
 Report = Callable[[Sequence[DeletedSubscription]], None]
-"""Hears what became of each as soon as it is known."""
+"""Called with what became of each as soon as it is known."""
 
 
 def delete_subscriptions(

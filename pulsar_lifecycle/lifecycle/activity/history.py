@@ -37,7 +37,7 @@ _NONE = pa.array([], pa.string())
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """What brokers said of some topics, in the order of these. ``known``: they were heard of it, or no broker has it.
+    """What brokers said of some topics, in the order of these. ``known``: they answered, or no broker has it.
 
     ``rows`` are ``CONNECTIONS``, of these and others.
     """
@@ -95,14 +95,14 @@ def cursor_activity(cursors: pa.Table, topics: pa.Table, clients: Clients, previ
     active = _numbers(cursors.column("last_active"), 0)
     loaded_at = _numbers(whole(topics.column("loaded_at")).take(row), 0)
     connected = clients.of_cursors(cursors.column("topic"), cursors.column("cursor"))
-    heard = clients.known[np.asarray(row, np.int64)]
+    answered = clients.known[np.asarray(row, np.int64)]
 
     use = _Use.of(_numbers(before.column("last_read"), 0), before.column("read_evidence"))
     use.at_least(~before.there, _numbers(cursors.column("ctime"), now), Evidence.CREATED)
     use.at_least(active > loaded_at + LOAD_TAKES, active, Evidence.LAST_ACTIVE)
     use.at_least(before.there & moved, now, Evidence.ACKNOWLEDGED)
     use.at_least(connected > 0, now, Evidence.CONNECTED)
-    use.at_least(~known | ~heard, now, Evidence.UNKNOWN)
+    use.at_least(~known | ~answered, now, Evidence.UNKNOWN)
     nothing_new = _numbers(clients.published(whole(topics.column("topic"))), -1) == 0
     behind = [_numbers(one, -1) for one in position]
     held, unread = _held(whole(topics.column("inner")), nothing_new, np.asarray(row, np.int64), *behind)
@@ -160,7 +160,7 @@ def topic_activity(
     names = whole(listed.column("topic"))
     before, ends = _Before.of(listed, previous), _Ends.of(whole(inputs.column("ledgers")))
     published = clients.published(names)
-    ends.settle(_numbers(published, -1) == 0)
+    ends.find(_numbers(published, -1) == 0)
     same = before.same("version") & (_numbers(published, -1) == _numbers(before.column("published"), -1))
     end, was_open = before.number("end_ledger_id", -1), before.null("end_entries")
     rests = clients.known & same & (ends.ledger == end) & was_open
@@ -326,10 +326,10 @@ class _Ends:
             inner, end - count, end, nothing, nothing, nothing, nothing,
             np.where(count > 0, ids[end - 1], -1), count, sizes[end] - sizes[end - count],
         )  # fmt: skip
-        found.settle(np.zeros(len(count), bool))
+        found.find(np.zeros(len(count), bool))
         return found
 
-    def settle(self, nothing_since_load: Any) -> None:
+    def find(self, nothing_since_load: Any) -> None:
         """Find the ends; where nothing was written since the load, the last ledger that is open has no entries."""
         entries = _numbers(self.inner.field("entries"), -1).copy()
         last = self.end[nothing_since_load & (self.count > 0)] - 1

@@ -105,19 +105,19 @@ def read_now(ports: Ports, root: str, wanted: Collection[Topic]) -> FreshTopics:
     positions = persisted_positions(store, ports.reader, cursors, root)
     ids = [item.ledger_id for info in infos.values() for item in info.ledgers]
     rows = snapshot.ledger_rows(store, ids, root)
-    standing = _standing(cursors, positions)
+    at_now = _cursor_positions(cursors, positions)
     found: dict[Topic, TopicNow] = {}
     for topic, info in infos.items():
         node, own = nodes[topic], {item.ledger_id: rows[item.ledger_id] for item in info.ledgers}
         last = own[max(own)] if own else None
         assert isinstance(node, Node)
-        found[topic] = TopicNow(info, node, (last or {}).get("state") or "", own, standing.get(str(topic), {}))
+        found[topic] = TopicNow(info, node, (last or {}).get("state") or "", own, at_now.get(str(topic), {}))
     bookkeeper = pa.Table.from_pylist([row for row in rows.values() if row], tables.BOOKKEEPER_LEDGERS)
     there = pa.array([name in found for name in names], pa.bool_())
     return FreshTopics(found, listed.filter(there), cursors, positions, bookkeeper)
 
 
-def _standing(cursors: pa.Table, positions: pa.Table) -> dict[str, dict[str, Position | None]]:
+def _cursor_positions(cursors: pa.Table, positions: pa.Table) -> dict[str, dict[str, Position | None]]:
     """By topic, where its cursors stand; None where that is unknown."""
     found: dict[str, dict[str, Position | None]] = {}
     pairs: Sequence[tuple[Any, Any]] = list(zip(cursors.to_pylist(), positions.to_pylist(), strict=True))

@@ -64,7 +64,7 @@ class LoadKept(StrEnum):
     """No broker owns its bundle, whose topics are loaded together, and these are more than `load.max_per_bundle` or
     `load.max_per_broker`. Only at apply."""
     BUNDLE_MOVED = "bundle_moved"
-    """Its bundle changed its owner within `load.settled_for`: load shedding may be at it. Only at apply."""
+    """Its bundle changed its owner within `load.min_owner_age`: load shedding may be at it. Only at apply."""
     BROKER_BUSY = "broker_busy"
     """Its broker uses more than `load.max_broker_load`. Only at apply."""
     BUDGET_SPENT = "budget_spent"

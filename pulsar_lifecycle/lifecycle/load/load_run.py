@@ -55,7 +55,7 @@ from pulsar_lifecycle.topics.unloads import RunGuard, bundles, finish_unloads
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun
 
 Report = Callable[[Sequence[LoadedTopic]], None]
-"""Hears what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
+"""Called with what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
 
 BY_THEMSELVES = (
     CHANGE_EVENTS,
@@ -294,7 +294,7 @@ class _LoadRun:
                 others = _others_of_bundle(store, topic, set(going))
                 if others:
                     found[topic] = Why(LoadKept.BUNDLE_SHARED, f"nobody owns its bundle, which has {others[0]}, too")
-            elif since is not None and now - since < settings.settled_for * 1000:
+            elif since is not None and now - since < settings.min_owner_age * 1000:
                 found[topic] = Why(LoadKept.BUNDLE_MOVED, f"{broker} has its bundle for {(now - since) // 1000} s only")
             elif usage.get(broker, 1.0) > settings.max_broker_load:
                 used = usage.get(broker)

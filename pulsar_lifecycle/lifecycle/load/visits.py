@@ -209,8 +209,8 @@ class Visits:
             self.ports.admin.expire_messages(visit.topic, name, visit.ttl_seconds)
 
     def _is_expired(self, visit: Visit, now: TopicNow) -> bool:
-        standing = ((now.cursors.get(name), target) for name, target in visit.targets.items())
-        return all(at is not None and at >= target for at, target in standing)
+        reached = ((now.cursors.get(name), target) for name, target in visit.targets.items())
+        return all(at is not None and at >= target for at, target in reached)
 
     def _expect(self, visits: Sequence[Visit]) -> None:
         """What the broker trims is what the rule of retention says of the topic as it is now, loaded."""

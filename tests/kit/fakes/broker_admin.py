@@ -29,8 +29,8 @@ class FakeBrokerAdmin:
     ``clients`` by topic are what :meth:`connections` says of a loaded one that is not in ``connected``, ``used_at``
     what :meth:`last_use` says. ``owners`` of topics that another broker than the first serves; ``used`` by broker id
     is what :meth:`usage` says.
-    ``configuration`` by broker id is what they say. ``silent`` topics are answered with an error by ``internal_stats``.
-    ``failing`` brokers fail at everything about those.
+    ``configuration`` by broker id is what they say.
+    ``internal_stats`` of ``unanswered`` topics raises their error. ``failing`` brokers fail at everything about those.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FakeBrokerAdmin:
         self.stats_interval = 60_000
         self.configuration: dict[str, Mapping[str, str]] = {}
         self.failure: LifecycleError | None = None
-        self.silent: dict[Topic, LifecycleError] = {}
+        self.unanswered: dict[Topic, LifecycleError] = {}
         self.failing: set[str] = set()
         self.connected: set[Topic] = set()
         self.clients: dict[Topic, TopicConnections] = {}
@@ -81,15 +81,15 @@ class FakeBrokerAdmin:
 
     def internal_stats(self, topic: Topic) -> TopicInternals:
         self._load(topic)
-        if topic in self.silent:
-            raise self.silent[topic]
+        if topic in self.unanswered:
+            raise self.unanswered[topic]
         return self.internals.get(topic) or TopicInternals("LedgerOpened", (), {}, {}, None, ())
 
     def fails_at(self, broker: str, topic: Topic) -> bool:
         self._load(topic)
         if broker in self.failing:
             raise Failed(f"{broker}: 500")
-        return isinstance(self.silent.get(topic), Failed)
+        return isinstance(self.unanswered.get(topic), Failed)
 
     def compaction_status(self, topic: Topic) -> str:
         self._load(topic)

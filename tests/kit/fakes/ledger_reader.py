@@ -14,13 +14,13 @@ from pulsar_lifecycle.ports import Entry, EntryBatch, ReplicaCheck
 class FakeLedgerReader:
     """``payloads`` are the entries of each ledger that has any; ``failures`` are raised for the ledgers named there.
 
-    Every bookie of a ledger's ensemble holds what it should, but for the ledgers it has ``collected``; a ``silent`` one
-    does not answer.
+    Every bookie of a ledger's ensemble holds what it should, but for the ledgers it has ``collected``; one in
+    ``unanswered`` does not answer.
     """
 
     def __init__(self) -> None:
         self.collected: dict[str, set[int]] = {}
-        self.silent: set[str] = set()
+        self.unanswered: set[str] = set()
         self.payloads: dict[int, list[bytes]] = {}
         self.failures: dict[int, LifecycleError] = {}
 
@@ -76,14 +76,14 @@ class FakeLedgerReader:
 
     def _check(self, ledger_id: int, metadata: LedgerMetadata) -> ReplicaCheck:
         asked = striping.telling_entries(metadata)
-        missing, silent = Counter[str](), dict[str, str]()
+        missing, unanswered = Counter[str](), dict[str, str]()
         verdicts: list[tuple[int, int]] = []  # copies held, copies not there
         for e in asked:
             held = absent = 0
             for bookie in striping.replicas(metadata, e):
                 gone = ledger_id in self.collected.get(bookie, ()) or e >= len(self.payloads.get(ledger_id, ()))
-                if bookie in self.silent:
-                    silent[bookie] = f"bookie {bookie}: timed out"
+                if bookie in self.unanswered:
+                    unanswered[bookie] = f"bookie {bookie}: timed out"
                 elif gone:
                     absent += 1
                     missing[bookie] += 1
@@ -98,5 +98,5 @@ class FakeLedgerReader:
             lost=sum(absent == metadata.write_quorum for _, absent in verdicts),
             unproven=sum(not held and absent < metadata.write_quorum for held, absent in verdicts),
             missing=missing,
-            silent=silent,
+            unanswered=unanswered,
         )

@@ -57,7 +57,7 @@ class WriteScene(TopicScene):
             self.steps.append(f"{operation.name} {operation.paths[0].removeprefix(PENDING)}")
 
     @property
-    def owed_name(self) -> str:
+    def pending_name(self) -> str:
         return PendingUnload(TOPIC, True, 0, LEASE).path.removeprefix(PENDING)
 
     @property

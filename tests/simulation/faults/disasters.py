@@ -33,7 +33,7 @@ def strike(random: Random, world: World) -> tuple[str, str]:
         if kind == "damage":
             return "F24", _damage(random, world)
         if kind == "mute":
-            return _silence(random, world)
+            return _no_answers(random, world)
         return ("F25", _hide(world)) if kind == "hidden" else ("", "")
     finally:
         world.random = was
@@ -101,7 +101,7 @@ def _damage(random: Random, world: World) -> str:
     return ""
 
 
-def _silence(random: Random, world: World) -> tuple[str, str]:
+def _no_answers(random: Random, world: World) -> tuple[str, str]:
     """A broker never again says what it has in memory of one topic, as for a schema locator that it cannot decode."""
     found = [str(t.name) for t in world.model.topics.values() if COMPACTION in t.cursors and t.loaded]
     found = [name for name in sorted(found) if name not in world.admin.mute]

@@ -165,7 +165,7 @@ def seen_between(random: Random, world: World, operator: Operator) -> Iterator[S
     yield "delete", operator.delete
 
 
-def shadow_unseen(random: Random, world: World, operator: Operator) -> Iterator[Step]:
+def shadow_unscanned(random: Random, world: World, operator: Operator) -> Iterator[Step]:
     """A shadow topic was seen, and its z-node is away by now: it reads the ledgers of its source all the same."""
     source = _old_topic(world, "shaded", *(_entries(random) for _ in range(3)))
     if source is None:
@@ -175,11 +175,11 @@ def shadow_unseen(random: Random, world: World, operator: Operator) -> Iterator[
     world.wait_ms(DAY + HOUR)
     if name in world.model.topics or world.model.topics.get(source.name) is not source:
         return
-    shadow = ModelTopic(name, list(source.ledgers), shadow_of=str(source.name), moved=True, unseen=True)
+    shadow = ModelTopic(name, list(source.ledgers), shadow_of=str(source.name), moved=True, unscanned=True)
     world.model.topics[name] = shadow
     world.store(shadow)
     yield "scan", operator.scan
-    if world.model.topics.get(name) is not shadow or shadow.unseen or not _takes_away(world, name, 20):
+    if world.model.topics.get(name) is not shadow or shadow.unscanned or not _takes_away(world, name, 20):
         return
     world.wait_ms(random.choice([1, 5]) * HOUR)
     yield "scan", operator.scan
@@ -196,5 +196,5 @@ EVERY = 20
 TRAPS: Mapping[int, tuple[str, Script]] = {
     1: ("F26", one_good_copy),
     2: ("F27", seen_between),
-    3: ("F28", shadow_unseen),
+    3: ("F28", shadow_unscanned),
 }

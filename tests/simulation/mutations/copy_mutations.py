@@ -29,7 +29,7 @@ def any_copy_may_go() -> Iterator[None]:
         yield
 
 
-def copies_unseen() -> AbstractContextManager[Any]:
+def copies_unchecked() -> AbstractContextManager[Any]:
     """What an object says of its age and origin is not looked at."""
 
     def judge(run: Run, d: Decision, found: Any) -> None:
@@ -88,7 +88,7 @@ def compare_small_copies() -> Iterator[None]:
 
 COPIES: Mapping[str, Mutation] = {
     "delete offloaded copies that metadata names": any_copy_may_go,
-    "delete objects whatever their age and origin": copies_unseen,
+    "delete objects whatever their age and origin": copies_unchecked,
     "compare a sample of two copies": compare_a_sample,
     "compare the lengths of two copies": compare_the_lengths,
     "compare only copies that are small": compare_small_copies,

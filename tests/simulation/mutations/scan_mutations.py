@@ -112,12 +112,12 @@ def trimmed_snapshots_are_free() -> Iterator[None]:
     def scanned(row: Mapping[str, Any], inquiry: Any) -> Memory | None:
         return Memory.NOTHING if snapshot_inquiry._held_perhaps(row) else at_scan(row, inquiry)
 
-    def settle(run: Run, ports: Ports, topic: Any, node: Any, info: Any, internals: Any, pending: Any) -> None:
+    def decide(run: Run, ports: Ports, topic: Any, node: Any, info: Any, internals: Any, pending: Any) -> None:
         first = min((item.ledger_id for item in info.ledgers), default=None)
         left = [d for d in pending if not trimmed(d.info.bucket_key, first)]
         at_deletion(run, ports, topic, node, info, internals, left)
 
-    with patch.object(snapshot_inquiry, "_memory", scanned), patch.object(owner_check, "_decide_pending", settle):
+    with patch.object(snapshot_inquiry, "_memory", scanned), patch.object(owner_check, "_decide_pending", decide):
         yield
 
 
@@ -149,12 +149,12 @@ def damage_keeps_nobody() -> Iterator[None]:
         yield
 
 
-def silence_names_nothing() -> AbstractContextManager[Any]:
+def no_answer_names_nothing() -> AbstractContextManager[Any]:
     """A broker that does not say what it has in memory has nothing there."""
-    return patch.object(stored_references, "_silent", lambda *given: list[Any]())
+    return patch.object(stored_references, "_no_answer", lambda *given: list[Any]())
 
 
-def silence_stops_all() -> AbstractContextManager[Any]:
+def no_answer_stops_all() -> AbstractContextManager[Any]:
     """Whatever a broker does not say may be anybody's."""
     return patch.object(stored_references, "_of_this_topic", lambda error: False)
 
@@ -172,8 +172,8 @@ SCANS: Mapping[str, Mutation] = {
     "forget shadow topics that the newest scan did not see": shadows_are_forgotten,
     "count what got lost instead of weighing it": losses_counted_by_number,
     "keep no owner of a damaged entry": damage_keeps_nobody,
-    "take silence for an empty memory": silence_names_nothing,
-    "stop every plan for what a broker does not say of one topic": silence_stops_all,
+    "take no answer for an empty memory": no_answer_names_nothing,
+    "stop every plan for what a broker does not say of one topic": no_answer_stops_all,
     "never look for another cluster on the ZooKeeper": nobody_looks_around,
     "take listings for whole": skipped_children_ignored,
     "free snapshots of cursors without a z-node": cursors_have_z_nodes,

@@ -59,7 +59,7 @@ CAUGHT_BY = {
     "forget shadow topics that the newest scan did not see": 3,
     "count what got lost instead of weighing it": 90,
     "keep no owner of a damaged entry": 0,
-    "take silence for an empty memory": 5,
+    "take no answer for an empty memory": 5,
     "stop every plan for what a broker does not say of one topic": 0,
     "never look for another cluster on the ZooKeeper": 20,
     "take listings for whole": 20,

@@ -59,7 +59,7 @@ def check(explained: Mapping[int, Explanation], journal: Iterable[JournalRow], r
 
 
 def _by_a_broker_of_then(found: Explanation) -> bool:
-    """Whether it is kept for what a broker told the newest scan; a run asks again, and may hear that it is over."""
+    """Whether it is kept for what a broker told the newest scan; a run asks again, and may be told that it is over."""
     ledger, finding = found.ledger, found.history.finding
     return (
         found.verdict is Verdict.KEPT

@@ -134,8 +134,8 @@ class Loading(Retaining):
             active = world.time.now_ms() - random.choice([1, 200, 20_000]) * MINUTE
             topic.cursors[name] = Cursor(at=at, active=active)
             world.store_cursor(topic, name)
-        standing = {name: cursor.at for name, cursor in topic.cursors.items()}
-        return f"{done}, {standing}"
+        positions = {name: cursor.at for name, cursor in topic.cursors.items()}
+        return f"{done}, {positions}"
 
     def move(self) -> str:
         """A cursor is set back, or a subscription is made: what a plan took for acknowledged is not any more."""

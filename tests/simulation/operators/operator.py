@@ -94,7 +94,7 @@ class Operator:
         def noted(epoch: Epoch) -> None:
             """The laws know of each scan that is finished, whatever becomes of its process."""
             for topic in there if epoch.covered else ():
-                topic.unseen = False
+                topic.unscanned = False
             if epoch.covered:
                 world.listed = listed
             unneeded = frozenset(set(world.model.ledgers) - (live & set(world.live(memory=False))))
@@ -150,7 +150,7 @@ class Operator:
 
     def _only_leaks(self, found: pipeline.Scan) -> bool:
         """Whether an operator who looks at what a scan calls lost sees that nobody needs any of it."""
-        others = {GapCode.OTHER_ROOT, GapCode.OTHER_ROOT_UNSEEN, GapCode.OTHER_BOOKIES}
+        others = {GapCode.OTHER_ROOT, GapCode.OTHER_ROOT_UNLISTED, GapCode.OTHER_BOOKIES}
         if {gap.code for gap in found.epoch.gaps} & {GapCode.LOST_REFERENCES, *others} != {GapCode.LOST_REFERENCES}:
             return False
         last = weighed_against(self.lake, found.epoch)  # type: ignore[arg-type]

@@ -341,7 +341,7 @@ def _injection(
     return Injection("waits", ("store.", "objects."), nth, when, waits)
 
 
-def takes_back_amid(tiering: Tiering, random: Random, count: Callable[[str], None]) -> Injection:
+def reverts_amid(tiering: Tiering, random: Random, count: Callable[[str], None]) -> Injection:
     """While a deletion run is at work, an operator takes an offload back."""
 
     def act(call: str) -> None:

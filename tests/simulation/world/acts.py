@@ -31,6 +31,7 @@ from tests.simulation.world.other_acts import (
     declared,
     delete_namespace,
     delete_topic,
+    end_recovery,
     foreign,
     go_away,
     leak,
@@ -38,7 +39,6 @@ from tests.simulation.world.other_acts import (
     rename,
     replicate,
     revive,
-    settle_recovery,
     shadow,
 )
 from tests.simulation.world.world import World
@@ -72,7 +72,7 @@ ACTS: Sequence[tuple[int, Act]] = (
     (2, foreign),
     (2, declared),
     (2, recover),
-    (3, settle_recovery),
+    (3, end_recovery),
     (2, replicate),
     (1, broker_deletes),
     (5, revive),

@@ -68,8 +68,8 @@ class Cursor:
 @dataclass
 class ModelTopic:
     """A topic as its broker has it. ``away``: its z-nodes are gone for some hours and will be restored. ``moved``: they
-    are not taken away, or given another name, any more. ``pinned``: nor are those of topics that shadow it. ``unseen``:
-    a shadow topic that no covered scan saw: nobody outside could know of it, were it taken away.
+    are not taken away, or given another name, any more. ``pinned``: nor are those of topics that shadow it.
+    ``unscanned``: a shadow topic that no covered scan saw: nobody outside could know of it, were it taken away.
     """
 
     name: Topic
@@ -88,7 +88,7 @@ class ModelTopic:
     away: bool = False
     moved: bool = False
     pinned: bool = False
-    unseen: bool = False
+    unscanned: bool = False
     stale: dict[int, OffloadContext | None] = field(default_factory=dict)
     """Offloads as its broker has them in memory, where we have written others since it loaded the topic."""
 

@@ -75,7 +75,7 @@ def shadow(world: World) -> str | None:
     if name in world.model.topics:
         return None
     made = ModelTopic(name, list(topic.ledgers), dict(topic.offloaded), shadow_of=str(topic.name), moved=topic.pinned)
-    made.unseen = True
+    made.unscanned = True
     world.model.topics[name] = made
     world.store(made)
     return f"{name} shadows {topic.name}"
@@ -101,7 +101,7 @@ def rename(world: World) -> str | None:
 def go_away(world: World) -> str | None:
     """An operator takes a resting topic's z-nodes away and restores them within twenty hours."""
     topic = pick(world, lambda t: not t.loaded and not t.moved and bool(t.ledgers))
-    if topic is None or topic.unseen:
+    if topic is None or topic.unscanned:
         return None
     topic.away = topic.moved = True
     world.vanish(topic)
@@ -154,7 +154,7 @@ def declared(world: World) -> str | None:
     return f"{topic} of the other cluster writes {ledger}"
 
 
-def settle_recovery(world: World) -> str | None:
+def end_recovery(world: World) -> str | None:
     busy = [i for i in sorted(world.model.busy) if world.exists(i)]
     if not busy:
         return None

@@ -94,7 +94,7 @@ def test_an_empty_dump_is_refused(format_name: str, tmp_path: Path, capsys: pyte
     assert captured.err.startswith("pulsar-lifecycle: ")
 
 
-def test_an_offload_object_that_was_cut_off_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_offload_object_that_was_truncated_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken"
     for name in ("data", "index"):
         broken.write_bytes((GOLDEN / f"offload/g-tiny/object_{name}.bin").read_bytes()[:-1])
@@ -208,7 +208,7 @@ def test_a_topic_that_cannot_be_read_whole_ends_with_1(
         assert f"cursor ledger {held}: " in capsys.readouterr().out
 
 
-def test_a_ledger_may_be_absent_only_where_its_copy_was_given_up(
+def test_a_ledger_may_be_absent_only_where_its_copy_was_released(
     settings_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = SimulatedCluster()

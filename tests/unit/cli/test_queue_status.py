@@ -341,7 +341,7 @@ def test_wrong_usage_ends_with_2(run: Run) -> None:
 
 @pytest.mark.parametrize("held", [None, control.LEASE, control.OFFLOAD_LEASE])
 @pytest.mark.parametrize("lease", [control.LEASE, control.OFFLOAD_LEASE])
-def test_an_owed_unload_is_shown_and_a_finding_unless_its_own_run_is_at_work(
+def test_a_pending_unload_is_shown_and_a_finding_unless_its_own_run_is_at_work(
     run: Run, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], lease: str, held: str | None
 ) -> None:
     store = zookeeper.session()
@@ -394,7 +394,7 @@ def test_a_pause_and_a_holder_that_cannot_be_read_have_no_age(
 
 
 @pytest.mark.parametrize("name", ["/garbage", ""])
-def test_an_owed_unload_that_cannot_be_read_needs_an_operator(
+def test_a_pending_unload_that_cannot_be_read_needs_an_operator(
     run: Run, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     store = zookeeper.session()

@@ -75,7 +75,7 @@ def test_status_says_why_every_run_would_refuse(
     assert "not paused" not in out
 
 
-def test_status_shows_owed_unloads_that_can_be_read_or_not(
+def test_status_shows_pending_unloads_that_can_be_read_or_not(
     settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = SimulatedCluster()

@@ -101,7 +101,7 @@ def test_one_that_cannot_be_read_is_another(store: FakeStore) -> None:
 
 
 @pytest.mark.parametrize("error", [LeaseLost("x"), StoreError("x")])
-def test_an_error_while_beginning_is_heard(store: FakeStore, error: Exception) -> None:
+def test_an_error_while_beginning_is_raised(store: FakeStore, error: Exception) -> None:
     on(store, "before", "create", error)
     with pytest.raises(type(error)):
         attempts.begin(store, ONE)
@@ -170,7 +170,7 @@ def test_an_end_without_an_answer_is_left_to_the_next_run(store: FakeStore, when
     assert attempts.open_attempts(store) == ([ONE] if when == "before" else [])
 
 
-def test_a_lost_lease_is_heard_when_one_is_ended(store: FakeStore) -> None:
+def test_a_lost_lease_is_raised_when_one_is_ended(store: FakeStore) -> None:
     attempts.begin(store, ONE)
     on(store, "before", "delete", LeaseLost("x"))
     with pytest.raises(LeaseLost):

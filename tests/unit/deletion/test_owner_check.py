@@ -196,11 +196,11 @@ def test_a_broker_that_does_not_answer_keeps(scene: Scene, error: LifecycleError
     load(scene)
     scene.publish(*(scene.intent(i) for i in sorted(scene.orphans - {scene.schema})))
 
-    def silence(ports: Ports) -> Ports:
+    def no_answer(ports: Ports) -> Ports:
         scene.cluster.admin.failure = error
         return ports
 
-    assert outcomes(scene.delete(silence)) == [Outcome.RETRYING] * 4
+    assert outcomes(scene.delete(no_answer)) == [Outcome.RETRYING] * 4
     assert scene.cluster.ledger_ids() >= scene.orphans
 
 
@@ -214,14 +214,14 @@ def test_a_broker_that_never_says_what_it_holds_of_a_topic_keeps_all_of_it(scene
     scene.cluster.cursor(TOPIC, "__compaction")
     silent = {TOPIC: Failed("GET internalStats: 500")}
 
-    def silence(ports: Ports) -> Ports:
-        scene.cluster.admin.silent = silent
+    def no_answer(ports: Ports) -> Ports:
+        scene.cluster.admin.unanswered = silent
         return ports
 
-    scene.cluster.admin.silent = silent if since == "the scan" else {}
+    scene.cluster.admin.unanswered = silent if since == "the scan" else {}
     scene.again()
     assert scene.now.epoch.gaps == ()
-    found = {d.info.ledger_id: d.outcome for d in scene.delete(silence)}
+    found = {d.info.ledger_id: d.outcome for d in scene.delete(no_answer)}
     expected = Outcome.KEPT if since == "the scan" else Outcome.RETRYING
     assert {found[i] for i in scene.orphans - {scene.schema}} == {expected}
     assert found[scene.schema] == (

@@ -78,7 +78,7 @@ def test_what_a_broker_never_says_of_a_topic_is_retried_and_then_dead_lettered(s
     cluster.load(quiet)
     scene.now, scene.before = two_scans(cluster)
     scene.publish(scene.intent(scene.data))
-    cluster.admin.silent[quiet] = Failed("500: the schema locator")
+    cluster.admin.unanswered[quiet] = Failed("500: the schema locator")
     found: list[str] = []
     for _ in range(MAX_RETRIES + 1):
         (decision,) = scene.delete()

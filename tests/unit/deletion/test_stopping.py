@@ -96,7 +96,7 @@ def test_a_lost_lease_stops_and_what_was_done_is_journalled(scene: Scene) -> Non
 
 
 @pytest.mark.parametrize("arrived", [False, True])
-def test_an_unknown_outcome_is_settled_by_reading(scene: Scene, arrived: bool) -> None:
+def test_an_unknown_outcome_is_resolved_by_reading(scene: Scene, arrived: bool) -> None:
     scene.publish(scene.intent(scene.data))
 
     def cut(ports: Ports) -> Ports:
@@ -135,13 +135,13 @@ def test_when_not_even_reading_works_the_message_stays_and_the_journal_says_so(s
         return ports
 
     with pytest.raises(LifecycleError):
-        scene.delete(cut, run_id="cut off")
+        scene.delete(cut, run_id="interrupted")
     (row,) = scene.cluster.journal.rows
     assert (row.outcome, scene.waiting) == (Outcome.WAITING, 1)
     assert row.code == Code.OUTCOME_UNKNOWN
     assert outcomes(scene.delete()) == [Outcome.GONE]
     said = [(row.outcome, row.run_id) for row in scene.cluster.journal.rows]
-    assert said == [(Outcome.WAITING, "cut off"), (Outcome.DELETED, "cut off"), (Outcome.GONE, "delete-run")]
+    assert said == [(Outcome.WAITING, "interrupted"), (Outcome.DELETED, "interrupted"), (Outcome.GONE, "delete-run")]
 
 
 def delete_with_a_full_journal(scene: Scene) -> None:
@@ -181,7 +181,7 @@ def test_a_journal_that_fails_after_the_deletion_is_made_up_for_by_the_next_run(
     }
     row = rows[scene.cursor]
     assert (set(rows), row.component, row.topic) == (lost, "Managed-Cursor", str(TOPIC))
-    assert all(row.checksum and "settled_by" in row.detail for row in rows.values())
+    assert all(row.checksum and "written_by" in row.detail for row in rows.values())
     assert scan(scene.cluster, Policy(max_shrinkage=0), [scene.now]).epoch.covered
     scene.delete()
     assert len([row for row in journal.rows if row.outcome == Outcome.DELETED]) == 5

@@ -232,7 +232,7 @@ def dropped(scene: Scene) -> None:
 
 
 def silent(scene: Scene) -> None:
-    scene.cluster.reader.silent.add("bookie-1:3181")
+    scene.cluster.reader.unanswered.add("bookie-1:3181")
 
 
 def another(scene: Scene) -> None:

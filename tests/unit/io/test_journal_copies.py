@@ -232,7 +232,7 @@ def test_a_release_of_what_failed_a_later_proof_is_none_any_more(journal) -> Non
     assert released_ledgers(journal, "sandbox") == {}
 
 
-def test_a_failed_proof_stands_until_the_same_copy_is_proven_or_taken_back(journal) -> None:
+def test_a_failed_proof_stands_until_the_same_copy_is_proven_or_reverted(journal) -> None:
     detail = json.dumps({"uuid": str(UUIDS[0]), "bucket": "b"})
     row = replace(ROW, action=Action.RELEASE, phase="release", outcome=Outcome.PROOF_FAILED, detail=detail)
     journal.record([row, replace(row, ledger_id=2), replace(row, ledger_id=3, detail="{}")])

@@ -41,7 +41,7 @@ def test_what_was_archived_and_never_spoken_of_is_left() -> None:
         {"phase": "undo", "outcome": "restored", "at": 9},
     ],
 )
-def test_a_row_about_something_else_settles_nothing(word: dict[str, Any]) -> None:
+def test_a_row_about_something_else_ends_nothing(word: dict[str, Any]) -> None:
     assert left(("a", 7, 10), said=(word,)) == {("a", 7, 10)}
 
 
@@ -56,7 +56,7 @@ def test_a_row_about_something_else_settles_nothing(word: dict[str, Any]) -> Non
         {"phase": "undo", "outcome": "restored", "run_id": "undo"},
     ],
 )
-def test_a_row_about_the_archived_z_node_settles_it(word: dict[str, Any]) -> None:
+def test_a_row_about_the_archived_z_node_ends_it(word: dict[str, Any]) -> None:
     assert left(("a", 7, 10), said=(word,)) == set()
 
 

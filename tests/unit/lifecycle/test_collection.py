@@ -342,13 +342,13 @@ def test_a_major_compaction_is_not_begun_once_the_run_may_not(how, code):
     scene.bookies.on_collect = begin
     sleep, looks = scene.clock.sleep, []
 
-    def gives_up(seconds):
+    def raises(seconds):
         sleep(seconds)
         looks.append(seconds)
         if len(looks) == 20:
             control.pause(scene.store, "enough")
 
-    scene.clock.sleep = gives_up
+    scene.clock.sleep = raises
     found = scene.run()
     assert scene.bookies.collections == [("a", False)]
     assert found["a"].outcome is Outcome.COLLECTED

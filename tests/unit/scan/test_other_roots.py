@@ -76,12 +76,12 @@ def test_what_may_not_be_listed_is_a_gap_until_somebody_says_that_he_looked() ->
     cluster(store)
     cluster(store, "/two")
     store.server.unreadable |= {"/", "/two/managed-ledgers"}
-    assert gaps(store) == [(GapCode.OTHER_ROOT_UNSEEN, "/")]
+    assert gaps(store) == [(GapCode.OTHER_ROOT_UNLISTED, "/")]
     assert gaps(store, not_sharing=["/"]) == []
     store.server.unreadable.remove("/")
     assert gaps(store, not_sharing=["/"]) == [(GapCode.OTHER_ROOT, "/two")]
     store.server.unreadable = {"/two"}
-    assert gaps(store) == [(GapCode.OTHER_ROOT, "/two"), (GapCode.OTHER_ROOT_UNSEEN, "/two")]
+    assert gaps(store) == [(GapCode.OTHER_ROOT, "/two"), (GapCode.OTHER_ROOT_UNLISTED, "/two")]
 
 
 def test_who_may_not_list_the_top_still_sees_what_is_beside_us() -> None:

@@ -86,7 +86,7 @@ def test_few_heavy_ledgers_count_as_much_as_many_light_ones() -> None:
 
 
 @pytest.mark.parametrize(("limits", "setting"), [((1.0, 2, 99), "max_lost_ledgers"), ((1.0, 3, 29), "max_lost_bytes")])
-def test_no_share_permits_more_than_the_absolute_limits(limits: tuple[float, int, int], setting: str) -> None:
+def test_no_share_allows_more_than_the_absolute_limits(limits: tuple[float, int, int], setting: str) -> None:
     state = now({1, 2, 3, 4, 5}, {4, 5})
     (gap,) = lost(ALL, state, Limits(*limits))
     assert f"raise orphans.{setting} " in gap.text

@@ -162,9 +162,9 @@ def asked(error: LifecycleError, *, others: LifecycleError | None = None) -> lis
     """What is said of a topic that is answered with ``error``, and another one with ``others``, if anything."""
     cluster = SimulatedCluster()
     loaded(cluster, PARTITION, OTHER)
-    cluster.admin.silent[PARTITION] = error
+    cluster.admin.unanswered[PARTITION] = error
     if others:
-        cluster.admin.silent[OTHER] = others
+        cluster.admin.unanswered[OTHER] = others
     return broker_words(cluster.admin, [(str(PARTITION), BROKER)], {BROKER: [str(PARTITION), str(OTHER)]})
 
 
@@ -205,7 +205,7 @@ def test_a_broker_with_nothing_but_partitions_of_one_mute_topic_is_asked_otherwi
     cluster = SimulatedCluster()
     partitions = [Topic.parse(f"persistent://acme/orders/paid-partition-{n}") for n in range(8)]
     loaded(cluster, *partitions)
-    cluster.admin.silent = dict.fromkeys(partitions, BROKEN)
+    cluster.admin.unanswered = dict.fromkeys(partitions, BROKEN)
     names = [(str(topic), BROKER) for topic in partitions]
     found = broker_words(cluster.admin, names, other_topics(names))
     assert {w.owner for w in found} == {"acme/orders/paid", *(t.managed_ledger for t in partitions)}
@@ -217,7 +217,7 @@ def test_a_broker_with_nothing_but_partitions_of_one_mute_topic_is_asked_otherwi
 def test_only_the_broker_of_a_topic_speaks_for_it() -> None:
     cluster = SimulatedCluster()
     loaded(cluster, PARTITION, OTHER)
-    cluster.admin.silent[PARTITION] = BROKEN
+    cluster.admin.unanswered[PARTITION] = BROKEN
     cluster.admin.failing.add(BROKER)
     both = [(str(PARTITION), BROKER), (str(OTHER), "broker-2:8080")]
     assert [w.keeps_owner for w in broker_words(cluster.admin, both, other_topics(both))] == [False]
@@ -242,7 +242,7 @@ def test_sampled_topics_are_the_same_in_any_order_and_are_not_the_first_ones() -
     assert found == other_topics([*((topic, BROKER) for topic in other_topics(names[:50])[BROKER]), *names[50:]])
     cluster = SimulatedCluster()
     loaded(cluster, *mute, *healthy, compaction=False)
-    cluster.admin.silent = dict.fromkeys(mute, BROKEN)
+    cluster.admin.unanswered = dict.fromkeys(mute, BROKEN)
     cluster.admin.failing.add(BROKER)
     assert [w.keeps_owner for w in broker_words(cluster.admin, names[:1], found)] == [True, True]
 
@@ -268,15 +268,15 @@ def test_a_topic_of_which_its_broker_does_not_say_what_it_holds_keeps_its_own_an
 
     cluster.admin.internals[PARTITION] = TopicInternals("LedgerOpened", tuple(theirs), {}, {}, None, ())
     assert findings(scan(cluster)) == ({None}, {Finding.ORPHAN})
-    cluster.admin.silent[PARTITION] = BROKEN
+    cluster.admin.unanswered[PARTITION] = BROKEN
     found = scan(cluster)
     assert found.epoch.gaps == ()
     assert findings(found) == ({Finding.KEPT}, {Finding.ORPHAN})
-    cluster.admin.silent[OTHER] = BROKEN  # it says so of no topic, and answers otherwise
+    cluster.admin.unanswered[OTHER] = BROKEN  # it says so of no topic, and answers otherwise
     assert scan(cluster).epoch.gaps == ()
     cluster.admin.failing.add(BROKER)  # it answers nothing else either: that is no topic's fault
     (gap,) = scan(cluster).epoch.gaps
     assert (gap.code, gap.where) == (GapCode.REFERENCE_UNREAD, f"broker memory of {PARTITION}")
-    cluster.admin.silent = {PARTITION: AccessDenied("403")}
+    cluster.admin.unanswered = {PARTITION: AccessDenied("403")}
     (gap,) = scan(cluster).epoch.gaps
     assert (gap.code, gap.where) == (GapCode.REFERENCE_UNREAD, f"broker memory of {PARTITION}")

@@ -30,7 +30,7 @@ from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck
 from tests.kit.builders import CHUNK
 from tests.kit.crash import raising
-from tests.kit.scenes.tiered.release_scene import SITE, finished, settled
+from tests.kit.scenes.tiered.release_scene import SITE, finished, outcomes_and_codes
 from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
 from tests.kit.scenes.topic_scene import TOPIC, outcomes
 from tests.kit.simulated.offloaded import BUCKET, DATA
@@ -174,7 +174,7 @@ def test_what_was_proven_leaves_bookkeeper_and_nothing_else(loaded: bool) -> Non
     scene.released()
     assert scene.released_ids == scene.due
     assert (scene.broker.memory, scene.left_pending) == (None, [])
-    assert settled(scene.delete()) == {(Outcome.DELETED, Code.COPY_RELEASED)}
+    assert outcomes_and_codes(scene.delete()) == {(Outcome.DELETED, Code.COPY_RELEASED)}
     assert before - scene.cluster.ledger_ids() == set(scene.due)
     assert scene.off.buckets.keys(BUCKET) == keys
     assert {n.ledger_id for n in scene.cluster.journal.nodes} == set(scene.due)
@@ -303,7 +303,7 @@ def test_a_topic_that_is_loaded_between_look_and_write_is_read_again(scene: Scen
     assert scene.released_ids == []
 
 
-def test_an_unload_that_fails_keeps_the_copies_until_it_is_settled() -> None:
+def test_an_unload_that_fails_keeps_the_copies_until_it_is_done() -> None:
     scene = Scene(loaded=True)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     said = scene.release()
@@ -320,17 +320,17 @@ def test_an_unload_that_fails_keeps_the_copies_until_it_is_settled() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_unload_that_another_run_settles_before_our_write_is_owed_all_the_same(when: str) -> None:
+def test_an_unload_that_another_run_finishes_before_our_write_is_pending_all_the_same(when: str) -> None:
     """One that took our lease over does the pending unloads first."""
     scene = Scene(loaded=True)
 
-    def settle() -> None:
+    def finish() -> None:
         scene.broker.unload(TOPIC)
         control.finish_unload(scene.cluster._store, PendingUnload(TOPIC, True, 0, control.OFFLOAD_LEASE))
         if when == "before":
             scene.broker.load()
 
-    scene.on_write(settle, when)
+    scene.on_write(finish, when)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
     assert (scene.released_ids, scene.left_pending) == (scene.due, [True])

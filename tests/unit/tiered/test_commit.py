@@ -346,7 +346,7 @@ def test_an_unload_that_fails_stays_pending_and_no_read_is_asked_for() -> None:
     assert scene.open_attempts == scene.wanted
     scene.broker.reads = False
     scene.cluster.admin.on_unload = scene.broker.unload
-    assert outcomes(scene.settle_later())[scene.ids[0]] == Outcome.REVERTED
+    assert outcomes(scene.finish_later())[scene.ids[0]] == Outcome.REVERTED
     assert scene.complete == []
 
 
@@ -383,7 +383,7 @@ def test_no_read_check_that_could_not_be_reverted(loaded: bool, limit: int) -> N
 
 
 @pytest.mark.parametrize("error", [Paused, LeaseLost])
-@pytest.mark.parametrize("step", ["begin", "commit", "before the write", "settle"])
+@pytest.mark.parametrize("step", ["begin", "commit", "before the write", "finish"])
 def test_a_run_that_may_not_act_does_not(scene: Scene, error: type[Refused], step: str) -> None:
     session, proven = begun(scene)
 
@@ -405,7 +405,7 @@ def test_a_run_that_may_not_act_does_not(scene: Scene, error: type[Refused], ste
         "begin": lambda: session.begin(scene.ids[:1]),
         "commit": lambda: session.commit(proven),
         "before the write": lambda: session.commit(proven),
-        "settle": session.finish_attempts,
+        "finish": session.finish_attempts,
     }
     keys = scene.keys
     with pytest.raises(error):

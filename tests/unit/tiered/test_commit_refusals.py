@@ -41,7 +41,7 @@ def refused(scene: Scene, ledger_id: int, **changes: Any) -> Why:
     return found[0].why
 
 
-def settled(scene: Scene) -> None:
+def at_rest(scene: Scene) -> None:
     scene.cluster.wait(1)
 
 
@@ -51,13 +51,13 @@ def test_the_last_ledger(scene: Scene) -> None:
 
 def test_the_last_ledger_by_id_not_by_place(scene: Scene) -> None:
     scene.cluster.topic(TOPIC, [scene.ids[3], scene.ids[0], scene.ids[1]])
-    settled(scene)
+    at_rest(scene)
     assert refused(scene, scene.ids[3]).code is Code.LAST_LEDGER
 
 
 def test_a_ledger_that_is_not_listed(scene: Scene) -> None:
     scene.cluster.topic(TOPIC, scene.ids[1:])
-    settled(scene)
+    at_rest(scene)
     assert refused(scene, scene.ids[0]).code is Code.DELISTED
 
 
@@ -74,7 +74,7 @@ def test_what_its_context_says(scene: Scene, found: OffloadContext, code: Code) 
     for key in (data_key(UUID(int=7), scene.ids[0]), index_key(UUID(int=7), scene.ids[0])):
         scene.buckets.put(BUCKET, key, b"")
     scene.write(scene.ids[0], found)
-    settled(scene)
+    at_rest(scene)
     assert refused(scene, scene.ids[0]).code is code
 
 
@@ -82,7 +82,7 @@ def test_what_its_context_says(scene: Scene, found: OffloadContext, code: Code) 
 def test_an_attempt_of_its_brokers(loaded: bool) -> None:
     scene = Scene(loaded=loaded)
     scene.write(scene.ids[0], context())
-    settled(scene)
+    at_rest(scene)
     before = scene.version
     begun, found = scene.session().begin(scene.wanted)
     assert (begun, set(outcomes(found).values())) == ([], {Outcome.FOREIGN_ATTEMPT})
@@ -100,7 +100,7 @@ def test_a_loaded_topic_that_the_policy_does_not_name() -> None:
     assert scene.open_attempts == []
 
 
-def test_brokers_that_were_not_heard(scene: Scene) -> None:
+def test_brokers_that_did_not_answer(scene: Scene) -> None:
     scene.error = "timed out"
     begun, (found,) = scene.session().begin(scene.ids[:1])
     assert (begun, found.outcome) == ([], Outcome.LEFT_TO_BROKER)
@@ -140,7 +140,7 @@ def test_a_shadow_topic(scene: Scene, source: str) -> None:
         scene.cluster.topic(TOPIC, scene.ids, shadow_of=source)
     else:
         scene.cluster.topic(OTHER, scene.ids, shadow_of=str(TOPIC))
-    settled(scene)
+    at_rest(scene)
     why = refused(scene, scene.ids[0])
     assert why.code is Code.TOPIC_PROTECTED
     assert why.text.startswith("shadow topic of" if source else "source of a shadow topic")

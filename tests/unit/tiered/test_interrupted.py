@@ -35,7 +35,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def cut_off(scene: Scene, at: str, ledger_ids: Sequence[int], times: int = 1) -> None:
+def interrupt(scene: Scene, at: str, ledger_ids: Sequence[int], times: int = 1) -> None:
     """A run that is gone after its read check was committed."""
     left = [times]
 
@@ -57,7 +57,7 @@ def cut_off(scene: Scene, at: str, ledger_ids: Sequence[int], times: int = 1) ->
 @pytest.mark.parametrize("at", ["before record", "before read_entry"])
 def test_a_read_check_that_was_never_read_is_read_by_the_next_run(at: str, loaded: bool, reads: bool) -> None:
     scene = Scene(loaded=loaded, reads=reads)
-    cut_off(scene, at, scene.ids[:1])
+    interrupt(scene, at, scene.ids[:1])
     assert scene.complete == scene.open_attempts == scene.ids[:1]
     (one,) = scene.proceed(())
     assert one.outcome == (Outcome.OFFLOADED if reads else Outcome.REVERTED)
@@ -75,13 +75,13 @@ def test_a_read_check_that_was_never_read_is_read_by_the_next_run(at: str, loade
 def test_a_read_check_waits_for_the_attempt_that_its_broker_has_begun_meanwhile(reads: bool) -> None:
     """The read ends with an unload, and that would end what the broker is at."""
     scene = Scene(loaded=True, reads=reads)
-    cut_off(scene, "before record", scene.ids[:1])
+    interrupt(scene, "before record", scene.ids[:1])
     scene.broker.load()
     theirs = context()
     ledgers = tuple(replace(i, offload=theirs) if i.ledger_id == scene.ids[1] else i for i in scene.info.ledgers)
     scene.cluster.put(scene.path, managed_ledger.encode(replace(scene.info, ledgers=ledgers)))
     before = scene.version
-    (one,) = scene.settle_later()
+    (one,) = scene.finish_later()
     assert (one.outcome, one.why.code) == (Outcome.FOREIGN_ATTEMPT, Code.READ_CHECK_DUE)
     assert str(theirs.uuid) in one.reason
     assert scene.rows[-1] == (scene.ids[0], Outcome.FOREIGN_ATTEMPT)
@@ -90,16 +90,16 @@ def test_a_read_check_waits_for_the_attempt_that_its_broker_has_begun_meanwhile(
 
 def test_a_read_check_whose_topic_has_a_pending_unload_is_not_read() -> None:
     scene = Scene(loaded=True, reads=False)
-    cut_off(scene, "before unload", scene.ids[:1])
+    interrupt(scene, "before unload", scene.ids[:1])
     assert scene.left_pending == [True]
     _, (one,) = scene.session_again().finish_attempts()
     assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.READ_CHECK_UNANSWERED)
     assert scene.open_attempts == scene.ids[:1]
 
 
-def test_a_read_check_that_could_not_be_taken_back_waits() -> None:
+def test_a_read_check_that_could_not_be_reverted_waits() -> None:
     scene = Scene(loaded=True, reads=False)
-    cut_off(scene, "before read_entry", scene.ids[:1])
+    interrupt(scene, "before read_entry", scene.ids[:1])
     scene.limit = 0
     _, (one,) = scene.session_again().finish_attempts()
     assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.READ_CHECK_DUE)
@@ -108,14 +108,14 @@ def test_a_read_check_that_could_not_be_taken_back_waits() -> None:
 
 def test_where_the_read_check_is_waived_a_committed_attempt_is_done() -> None:
     scene = Scene(loaded=True, reads=False)
-    cut_off(scene, "before read_entry", scene.ids[:1])
+    interrupt(scene, "before read_entry", scene.ids[:1])
     scene.waived = True
     _, (one,) = scene.session_again().finish_attempts()
     assert one.outcome == Outcome.OFFLOADED
     assert scene.open_attempts == []
 
 
-def test_one_attempt_that_cannot_be_settled_hinders_no_other(scene: Scene) -> None:
+def test_one_attempt_that_cannot_be_finished_hinders_no_other(scene: Scene) -> None:
     begun(scene)
     scene.cluster.put(attempts.path_of(scene.ids[0]), b"{}")
     _, found = scene.session_again().finish_attempts()

@@ -339,7 +339,7 @@ def test_what_was_verified_is_whole_as_long_as_size_and_etag_stay():
 
 
 @pytest.mark.parametrize("error", [Unavailable("cut"), AccessDenied("no")])
-def test_silence_is_not_taken_for_absence(error):
+def test_no_answer_is_not_taken_for_absence(error):
     copy = Copy()
     verified = copy.verify()
     copy.fail("head", error, times=100)

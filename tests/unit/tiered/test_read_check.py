@@ -38,8 +38,8 @@ from tests.kit.scenes.tiered.commit_cases import (
     HERE,
     SITE,
     begun,
-    cut_off_after_the_commit,
     fill,
+    interrupted_after_the_commit,
     released,
     unreadable_bookkeeper,
     words,
@@ -112,8 +112,8 @@ def test_a_ledger_that_rest_cannot_show_leaves_the_role_of_the_read_check_to_the
     assert words(scene)[0]["ledger_id"] == scene.ids[1]
 
 
-def test_bookies_that_are_away_settle_nothing(scene: Scene) -> None:
-    cut_off_after_the_commit(scene)
+def test_bookies_that_are_away_decide_nothing(scene: Scene) -> None:
+    interrupted_after_the_commit(scene)
     scene.seen = {HERE: scene.cluster.clock.now_ms()}
     scene.cluster.wait(1)
     for ledger_id in scene.wanted:
@@ -124,9 +124,9 @@ def test_bookies_that_are_away_settle_nothing(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_ledger_that_rest_cannot_show_is_settled_by_another_of_its_place(scene: Scene, shown: bool) -> None:
+def test_a_ledger_that_rest_cannot_show_is_checked_by_another_of_its_place(scene: Scene, shown: bool) -> None:
     """The run was killed between the commit and the end of the attempts."""
-    cut_off_after_the_commit(scene)
+    interrupted_after_the_commit(scene)
     for ledger_id in scene.wanted[:1] if shown else scene.wanted:
         fill(scene, ledger_id, [CHUNK])
     scene.cluster.wait(1)
@@ -172,7 +172,7 @@ def test_each_namespace_and_bucket_has_its_read_check(scene: Scene) -> None:
 # ------------------------------------------------------------------------------------------------- the read check
 
 
-def test_what_brokers_cannot_read_is_taken_back_where_unloads_fail_too() -> None:
+def test_what_brokers_cannot_read_is_reverted_where_unloads_fail_too() -> None:
     """Naming a copy that nobody can read is worse than being is pending."""
     scene = Scene(reads=False)
     other = Topic.parse("persistent://theirs/orders/t")
@@ -192,7 +192,7 @@ def test_what_brokers_cannot_read_is_taken_back_where_unloads_fail_too() -> None
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_what_brokers_cannot_read_is_taken_back(loaded: bool) -> None:
+def test_what_brokers_cannot_read_is_reverted(loaded: bool) -> None:
     scene = Scene(loaded=loaded, reads=False)
     with pytest.raises(ReadCheckFailed) as raised:
         scene.proceed()
@@ -230,7 +230,7 @@ def test_once_brokers_can_read_the_next_run_goes_on_under_the_same_uuids() -> No
         (released, "its copy in BookKeeper is released"),
     ],
 )
-def test_what_bookkeeper_may_not_have_any_more_is_not_taken_back(act: Callable[[Scene], None], why: str) -> None:
+def test_what_bookkeeper_may_not_have_any_more_is_not_reverted(act: Callable[[Scene], None], why: str) -> None:
     scene = Scene(loaded=True)
     session, proven = begun(scene, scene.ids[:1])
 
@@ -267,7 +267,7 @@ def test_a_read_check_whose_topic_never_comes_to_rest_stops_the_run_and_is_read_
     with pytest.raises(ReadCheckFailed, match="whether it was reverted is not known"):
         session.commit(proven)
     assert scene.complete == scene.ids[:1]
-    assert outcomes(scene.settle_later())[scene.ids[0]] == Outcome.REVERTED
+    assert outcomes(scene.finish_later())[scene.ids[0]] == Outcome.REVERTED
 
 
 def test_a_read_check_that_is_refused_leaves_the_role_to_the_next_ledger() -> None:
@@ -328,7 +328,7 @@ def test_killed_anywhere_the_next_runs_finish() -> None:
         assert count > 50
 
 
-def test_killed_anywhere_what_brokers_cannot_read_is_taken_back() -> None:
+def test_killed_anywhere_what_brokers_cannot_read_is_reverted() -> None:
     for loaded in (False, True):
         count = 0
         for scene in crashes(lambda loaded=loaded: Scene(loaded=loaded, reads=False)):

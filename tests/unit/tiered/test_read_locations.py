@@ -32,7 +32,7 @@ from pulsar_lifecycle.tiered.read_check import ASKED, Unheld, why_unread
 from pulsar_lifecycle.topics.write import EditOutcome
 from tests.kit.crash import Crash, raising
 from tests.kit.fakes.metadata_store import Operation
-from tests.kit.scenes.tiered.commit_cases import HERE, SITE, Off, begun, cut_off_after_the_commit, taken_back, words
+from tests.kit.scenes.tiered.commit_cases import HERE, SITE, Off, begun, interrupted_after_the_commit, reverted, words
 from tests.kit.scenes.tiered.offload_scene import PLACE, Session
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
@@ -45,9 +45,9 @@ def scene() -> Scene:
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_what_was_committed_together_and_cannot_be_read_is_taken_back_together(loaded: bool) -> None:
+def test_what_was_committed_together_and_cannot_be_read_is_reverted_together(loaded: bool) -> None:
     scene = Scene(loaded=loaded)
-    cut_off_after_the_commit(scene)
+    interrupted_after_the_commit(scene)
     scene.broker.reads = False
     unloads: list[Topic] = []
 
@@ -56,14 +56,14 @@ def test_what_was_committed_together_and_cannot_be_read_is_taken_back_together(l
         scene.broker.unload(topic)
 
     scene.cluster.admin.on_unload = unload
-    assert outcomes(scene.settle_later()) == dict.fromkeys(scene.wanted, Outcome.REVERTED)
+    assert outcomes(scene.finish_later()) == dict.fromkeys(scene.wanted, Outcome.REVERTED)
     assert (scene.complete, len(unloads)) == ([], 2)  # after the read, and after they are reverted
     assert scene.open_attempts == scene.wanted
 
 
 def test_what_was_committed_together_is_read_once(scene: Scene) -> None:
-    cut_off_after_the_commit(scene)
-    assert outcomes(scene.settle_later()) == dict.fromkeys(scene.wanted, Outcome.OFFLOADED)
+    interrupted_after_the_commit(scene)
+    assert outcomes(scene.finish_later()) == dict.fromkeys(scene.wanted, Outcome.OFFLOADED)
     assert (scene.complete, scene.open_attempts) == (scene.wanted, [])
     assert [row.outcome for row in scene.cluster.journal.rows].count("read-passed") == 1
 
@@ -218,7 +218,7 @@ def test_what_no_broker_can_read_is_not_released(scene: Scene) -> None:
 
 
 def test_a_read_that_fails_ends_what_was_shown_of_its_place(scene: Scene) -> None:
-    cut_off_after_the_commit(scene)
+    interrupted_after_the_commit(scene)
     scene.broker.reads = False
     scene.seen = {HERE: scene.cluster.clock.now_ms()}
     scene.cluster.wait(1)
@@ -235,13 +235,13 @@ def test_what_a_broker_reads_of_another_offload_shows_nothing(scene: Scene) -> N
     session = scene.session_again()
     read = scene.cluster.admin.on_read
 
-    def taken_back_meanwhile(topic: Topic, position: Position) -> None:
+    def reverted_meanwhile(topic: Topic, position: Position) -> None:
         scene.write(scene.ids[0], None)
         read(topic, position)
 
     copy = OffloadedCopy.of_item(scene.items[scene.ids[0]], 1)
     assert copy
-    scene.cluster.admin.on_read = taken_back_meanwhile
+    scene.cluster.admin.on_read = reverted_meanwhile
     said = why_unread(session.run, session.ports, session.guard, TOPIC, copy, session.read_check)
     assert said
     assert said.why.code is Code.LOCATION_UNREAD
@@ -249,8 +249,8 @@ def test_what_a_broker_reads_of_another_offload_shows_nothing(scene: Scene) -> N
 
 
 @pytest.mark.parametrize("error", ["", "broker-2 does not answer"])
-def test_a_topic_that_may_be_loaded_shows_nothing_once_its_run_was_cut_off(scene: Scene, error: str) -> None:
-    cut_off_after_the_commit(scene)
+def test_a_topic_that_may_be_loaded_shows_nothing_once_its_run_was_interrupted(scene: Scene, error: str) -> None:
+    interrupted_after_the_commit(scene)
     scene.cluster.wait(0 if not error else 1)
     scene.error = error
     session = scene.session_again()
@@ -260,8 +260,8 @@ def test_a_topic_that_may_be_loaded_shows_nothing_once_its_run_was_cut_off(scene
 
 
 def test_what_is_read_and_shows_nothing_leaves_the_read_check_due(scene: Scene) -> None:
-    """After a run that was cut off its broker may have BookKeeper's copy open."""
-    cut_off_after_the_commit(scene)
+    """After a run that was interrupted its broker may have BookKeeper's copy open."""
+    interrupted_after_the_commit(scene)
     session = scene.session_again()
     session.finish_attempts(())
     attempt = Attempt(scene.ids[3], str(TOPIC), uuid4(), "aws-s3", PLACE, 5 << 20, "", 0)
@@ -274,7 +274,7 @@ def test_every_read_counts_from_when_it_was(scene: Scene) -> None:
     assert [row["outcome"] for row in words(scene)] == ["read-passed"]
 
 
-def test_a_read_check_is_taken_back_though_the_journal_is_full() -> None:
+def test_a_read_check_is_reverted_though_the_journal_is_full() -> None:
     scene = Scene(reads=False)
     session, proven = begun(scene)
     read = scene.cluster.admin.on_read
@@ -299,7 +299,7 @@ def refuse_to_hold(scene: Scene) -> None:
     scene.store.before = deny
 
 
-def test_a_read_check_is_taken_back_though_its_location_cannot_be_held() -> None:
+def test_a_read_check_is_reverted_though_its_location_cannot_be_held() -> None:
     """The run stops all the same, and the journal tells those that begin later."""
     scene = Scene(reads=False)
     session, proven = begun(scene)
@@ -309,8 +309,8 @@ def test_a_read_check_is_taken_back_though_its_location_cannot_be_held() -> None
     assert (scene.complete, [row["outcome"] for row in words(scene)]) == ([], ["read-failed"])
 
 
-def test_what_was_cut_off_is_taken_back_though_its_location_cannot_be_held(scene: Scene) -> None:
-    cut_off_after_the_commit(scene)
+def test_what_was_interrupted_is_reverted_though_its_location_cannot_be_held(scene: Scene) -> None:
+    interrupted_after_the_commit(scene)
     scene.broker.reads = False
     scene.cluster.wait(1)
     session = scene.session_again()
@@ -331,7 +331,7 @@ def test_a_read_check_holds_its_location_until_one_is_read() -> None:
     assert unread_locations.held(scene.store, [SITE]) == set()
 
 
-def test_what_a_broker_could_not_read_is_in_the_journal_before_it_is_taken_back() -> None:
+def test_what_a_broker_could_not_read_is_in_the_journal_before_it_is_reverted() -> None:
     """Else a run that is killed there leaves what an earlier one has seen as the last word."""
     scene = Scene(loaded=True)
     scene.proceed(scene.ids[:1])
@@ -373,7 +373,7 @@ def test_an_error_before_its_broker_is_asked_says_nothing_of_it(scene: Scene) ->
 
 
 @pytest.mark.parametrize("ahead", [0, 6 * 60_000])
-def test_a_take_back_waits_for_a_broker_that_deletes_whatever_our_clock_says(scene: Scene, ahead: int) -> None:
+def test_a_revert_waits_for_a_broker_that_deletes_whatever_our_clock_says(scene: Scene, ahead: int) -> None:
     scene.waived = scene.loaded_topics = True
     scene.proceed()
     first = scene.ids[0]
@@ -388,7 +388,7 @@ def test_a_take_back_waits_for_a_broker_that_deletes_whatever_our_clock_says(sce
     assert said.why.code is Code.RELEASED
 
 
-def test_a_take_back_is_in_the_journal_before_it_is_made(scene: Scene) -> None:
+def test_a_revert_is_in_the_journal_before_it_is_made(scene: Scene) -> None:
     scene.waived = True
     scene.proceed()
     scene.cluster.wait(1)
@@ -401,7 +401,7 @@ def test_a_take_back_is_in_the_journal_before_it_is_made(scene: Scene) -> None:
                 raise StoreError("no space left")
 
     scene.tick = full
-    found = taken_back(scene)
+    found = reverted(scene)
     assert set(outcomes(found).values()) == {Outcome.REVERTED}
     assert {one.why.code for one in found} == {Code.FROM_BOOKKEEPER}
     assert all("no space left" in one.reason for one in found)

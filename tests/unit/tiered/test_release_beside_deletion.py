@@ -380,7 +380,7 @@ def test_released_ledgers_that_wait_for_a_read_are_what_is_read() -> None:
     assert scene.left == []
 
 
-def test_a_z_node_that_outlives_its_cause_keeps_nothing_that_was_taken_back() -> None:
+def test_a_z_node_that_outlives_its_cause_keeps_nothing_that_was_reverted() -> None:
     """Where nothing is offloaded any more, nobody reads again: its messages end all the same."""
     scene = Scene()
     scene.released()

@@ -94,12 +94,12 @@ def test_a_broker_reads_once_in_a_run() -> None:
 
 
 def test_the_owner_of_a_bundle_is_known_without_asking_any_broker() -> None:
-    cluster, heard = SimulatedCluster(), Brokers({}, 60_000)
+    cluster, answered = SimulatedCluster(), Brokers({}, 60_000)
     store = cluster.open_store()
-    assert Owners().of(store, heard, TOPIC) == ""
+    assert Owners().of(store, answered, TOPIC) == ""
     own(cluster, TOPIC, "broker-1:8080")
     cluster.put(f"/namespace/{TOPIC.namespace}/not-a-bundle", b"")
-    assert Owners().of(store, heard, TOPIC) == "broker-1:8080"
+    assert Owners().of(store, answered, TOPIC) == "broker-1:8080"
     bundles = {"bundles": {"boundaries": ["0x00000000", "0xffffffff"]}}
     cluster.put("/admin/local-policies/acme/else", json.dumps(bundles).encode())
     beside = Brokers({"persistent://acme/else/other": "broker-3:8080"}, 60_000)  # without locks
@@ -108,7 +108,7 @@ def test_the_owner_of_a_bundle_is_known_without_asking_any_broker() -> None:
     for data in (b"", b"[]", b'{"httpUrl": 1}'):
         place = zlib.crc32(str(TOPIC).encode())
         cluster.put(f"/namespace/{TOPIC.namespace}/0x{place:08x}_0x{place + 1:08x}", data)
-        assert Owners().of(store, heard, TOPIC) == ""
+        assert Owners().of(store, answered, TOPIC) == ""
 
 
 # -------------------------------------------------------------------------------------------------- what is left loaded
@@ -179,7 +179,7 @@ def test_a_topic_that_was_read_and_then_loaded_for_its_clients_is_left_to_its_br
     assert (scene.broker.memory is None, scene.released_ids, scene.waiting) == (False, [], 0)
 
 
-def test_an_unload_that_fails_after_a_read_stays_owed() -> None:
+def test_an_unload_that_fails_after_a_read_stays_pending() -> None:
     scene = Scene()
     reading(scene)
     unload = scene.cluster.admin.on_unload

@@ -86,7 +86,7 @@ def test_an_offload_that_is_not_complete(scene: Scene, changes: dict[str, bool])
     assert refusal(scene).code is Code.NOT_OFFLOADED
 
 
-def test_a_context_that_was_taken_back(scene: Scene) -> None:
+def test_a_context_that_was_reverted(scene: Scene) -> None:
     scene.write(scene.due[0], None)
     assert refusal(scene).code is Code.NOT_OFFLOADED
 

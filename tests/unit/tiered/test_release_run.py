@@ -136,20 +136,20 @@ def test_a_failing_read_that_cannot_be_held_stops_the_run(monkeypatch: pytest.Mo
     assert (scene.released_ids, scene.waiting) == ([], 0)
 
 
-def test_a_run_that_could_not_hold_a_location_while_it_settled_stops_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_could_not_hold_a_location_while_it_finished_stops_there(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     driver = Driver(scene, {})
-    settled = OffloadOutcome(str(TOPIC), 1, Outcome.REVERTED, some_why(""))
+    reverted = OffloadOutcome(str(TOPIC), 1, Outcome.REVERTED, some_why(""))
 
     def finish_attempts(*_: object) -> tuple[list[Any], list[OffloadOutcome]]:
         scene.read_check.unheld = "could not be told"
-        return [], [settled]
+        return [], [reverted]
 
     monkeypatch.setattr(offload_work, "finish_attempts", finish_attempts)
     planned = pa.table({"action": pa.array([], pa.string()), "ledger_id": pa.array([], pa.int64())})
     with pytest.raises(Unheld, match="could not be told"):
         driver.finish_attempts(planned, print)
-    assert driver.outcomes == [settled]
+    assert driver.outcomes == [reverted]
 
 
 def test_each_broker_reads_and_then_all_goes() -> None:
@@ -203,7 +203,7 @@ def test_a_copy_that_fails_its_proof_stays_named_unless_the_settings_say_otherwi
 
 
 @pytest.mark.parametrize("released_ids", [False, True])
-def test_it_is_taken_back_where_bookkeeper_has_it_whole(released_ids: bool) -> None:
+def test_it_is_reverted_where_bookkeeper_has_it_whole(released_ids: bool) -> None:
     scene = Scene()
     if released_ids:
         scene.change(scene.due[0], bookkeeper_deleted=True)
@@ -217,7 +217,7 @@ def test_it_is_taken_back_where_bookkeeper_has_it_whole(released_ids: bool) -> N
     assert not control.is_held(scene.store, control.LEASE)
 
 
-def test_it_is_not_taken_back_where_bookkeeper_does_not_have_it_whole() -> None:
+def test_it_is_not_reverted_where_bookkeeper_does_not_have_it_whole() -> None:
     scene = Scene()
     scene.cluster.reader.failures[scene.due[0]] = Failed("no bookie has entry 0")
     driver = Driver(scene, {}, revert_unproven=True)
@@ -226,7 +226,7 @@ def test_it_is_not_taken_back_where_bookkeeper_does_not_have_it_whole() -> None:
     assert scene.contexts[scene.due[0]].complete
 
 
-def test_it_is_not_taken_back_beside_an_attempt_of_its_broker() -> None:
+def test_it_is_not_reverted_beside_an_attempt_of_its_broker() -> None:
     scene = Scene(loaded=True)
     scene.write(scene.ids[2], theirs())
     before = scene.cluster.zookeeper.stat(scene.path)
@@ -289,7 +289,7 @@ def test_the_scene_is_a_topic_that_names_its_copies() -> None:
     assert [bool(item.offload and item.offload.complete) for item in info.ledgers] == [True, False, False]
 
 
-def test_taking_back_writes_with_the_session_that_holds_the_deletion_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revert_writes_with_the_session_that_holds_the_deletion_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """If another session held it and expired, a deletion run could begin, and the writes would go on."""
     scene = Scene(loaded=False)
     ours, sessions, holders = scene.cluster, [], []

@@ -32,7 +32,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.crash import Crash, Tell, before_calls, killed_at_every_step, raising
-from tests.kit.scenes.tiered.release_scene import BROKEN, finished, settled
+from tests.kit.scenes.tiered.release_scene import BROKEN, finished, outcomes_and_codes
 from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
 from tests.kit.scenes.topic_scene import OTHER, TOPIC
 from tests.kit.simulated.cluster import data_tags
@@ -118,7 +118,7 @@ def test_a_bucket_that_is_not_configured_any_more(scene: Scene) -> None:
 def test_without_an_object_store_it_waits(scene: Scene) -> None:
     scene.released()
     decisions = scene.delete(lambda ports: replace(ports, objects=None))
-    assert settled(decisions) == {(Outcome.WAITING, Waiting.NO_OBJECT_STORE)}
+    assert outcomes_and_codes(decisions) == {(Outcome.WAITING, Waiting.NO_OBJECT_STORE)}
     assert scene.left == scene.due
 
 
@@ -406,7 +406,7 @@ def test_the_law_bites_where_the_topic_is_not_asked(scene: Scene, monkeypatch: p
         scene.delete()
 
 
-def test_the_law_bites_where_an_owed_unload_is_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_law_bites_where_an_pending_unload_is_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(loaded=True)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     scene.release()

@@ -17,7 +17,7 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
-from tests.kit.scenes.tiered.commit_cases import ROTTEN, taken_back
+from tests.kit.scenes.tiered.commit_cases import ROTTEN, reverted
 from tests.kit.scenes.tiered.offload_scene import BUCKET, SAYS, context
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
 from tests.kit.scenes.topic_scene import TOPIC, outcomes
@@ -30,24 +30,24 @@ def scene() -> Scene:
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_damaged_offload_is_taken_back_while_bookkeeper_has_it(loaded: bool) -> None:
+def test_a_damaged_offload_is_reverted_while_bookkeeper_has_it(loaded: bool) -> None:
     scene = Scene(loaded=loaded)
     scene.waived = True
     scene.proceed()
     scene.cluster.wait(1)
     before = scene.info
-    assert outcomes(taken_back(scene, dry_run=True)) == dict.fromkeys(scene.wanted, "goes")
+    assert outcomes(reverted(scene, dry_run=True)) == dict.fromkeys(scene.wanted, "goes")
     assert scene.info == before
-    assert outcomes(taken_back(scene)) == dict.fromkeys(scene.wanted, Outcome.REVERTED)
+    assert outcomes(reverted(scene)) == dict.fromkeys(scene.wanted, Outcome.REVERTED)
     assert scene.complete == []
     assert len(scene.keys) == 6
     assert scene.rows[-3:] == [(ledger_id, Outcome.REVERTED) for ledger_id in scene.wanted]
-    assert {one.why.code for one in taken_back(scene)} == {Code.NOT_OFFLOADED}
+    assert {one.why.code for one in reverted(scene)} == {Code.NOT_OFFLOADED}
     scene.cluster.wait(1)
     assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, Outcome.OFFLOADED)
 
 
-def test_nothing_is_taken_back_beside_an_attempt_of_its_broker(scene: Scene) -> None:
+def test_nothing_is_reverted_beside_an_attempt_of_its_broker(scene: Scene) -> None:
     """Found by the simulator: the write would end the attempt, and leave what it uploaded."""
     scene.waived = True
     scene.proceed()
@@ -56,11 +56,11 @@ def test_nothing_is_taken_back_beside_an_attempt_of_its_broker(scene: Scene) -> 
     scene.cluster.wait(1)
     before = scene.info
     for dry_run in (True, False):
-        assert outcomes(taken_back(scene, dry_run=dry_run)) == dict.fromkeys(scene.wanted, Outcome.FOREIGN_ATTEMPT)
+        assert outcomes(reverted(scene, dry_run=dry_run)) == dict.fromkeys(scene.wanted, Outcome.FOREIGN_ATTEMPT)
     assert scene.info == before
 
 
-def test_nothing_is_taken_back_beside_an_attempt_that_begins_meanwhile(
+def test_nothing_is_reverted_beside_an_attempt_that_begins_meanwhile(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.waived = True
@@ -75,11 +75,11 @@ def test_nothing_is_taken_back_beside_an_attempt_that_begins_meanwhile(
         return found
 
     monkeypatch.setattr(revert, "plan_revert", then_begins)
-    assert outcomes(taken_back(scene)) == dict.fromkeys(scene.wanted, Outcome.FOREIGN_ATTEMPT)
+    assert outcomes(reverted(scene)) == dict.fromkeys(scene.wanted, Outcome.FOREIGN_ATTEMPT)
     assert len(scene.complete) == len(scene.wanted)
 
 
-def test_what_bookkeeper_may_not_have_whole_is_not_taken_back(scene: Scene) -> None:
+def test_what_bookkeeper_may_not_have_whole_is_not_reverted(scene: Scene) -> None:
     scene.waived = True
     scene.proceed()
     scene.cluster.wait(1)
@@ -90,19 +90,19 @@ def test_what_bookkeeper_may_not_have_whole_is_not_taken_back(scene: Scene) -> N
     scene.cluster.remove(scene.cluster.path(second))
     before = scene.info
     for dry_run in (True, False):
-        (found,) = [one for one in taken_back(scene, dry_run=dry_run) if one.ledger_id == first]
+        (found,) = [one for one in reverted(scene, dry_run=dry_run) if one.ledger_id == first]
         assert (found.outcome, found.why.code) == (Outcome.REFUSED, Code.RELEASED)
     scene.write(third, offloads[third])
     scene.cluster.wait(1)
     before = scene.info
-    found = {one.ledger_id: (one.outcome, one.why.code) for one in taken_back(scene, dry_run=True)}
+    found = {one.ledger_id: (one.outcome, one.why.code) for one in reverted(scene, dry_run=True)}
     assert found[first][0] == "goes"  # nobody has deleted it yet, and no deletion run is at it
     assert found[second] == (Outcome.REFUSED, Code.NOT_IN_BOOKKEEPER)
     assert found[third][0] == "goes"
     assert scene.info == before
 
 
-def test_what_bookkeeper_cannot_give_whole_is_not_taken_back(scene: Scene) -> None:
+def test_what_bookkeeper_cannot_give_whole_is_not_reverted(scene: Scene) -> None:
     scene.waived = True
     scene.proceed()
     scene.cluster.wait(1)
@@ -110,7 +110,7 @@ def test_what_bookkeeper_cannot_give_whole_is_not_taken_back(scene: Scene) -> No
     scene.cluster.reader.failures[first] = ROTTEN
     scene.cluster.ledger(data_tags(TOPIC), ledger_id=second, entries=[b"x" * 9])
     for dry_run in (True, False):
-        found = {one.ledger_id: one for one in taken_back(scene, dry_run=dry_run)}
+        found = {one.ledger_id: one for one in reverted(scene, dry_run=dry_run)}
         for ledger_id in (first, second):
             one = found[ledger_id]
             assert (one.outcome, one.why.code) == (Outcome.REFUSED, Code.NOT_IN_BOOKKEEPER)
@@ -125,7 +125,7 @@ def test_what_bookkeeper_cannot_give_whole_is_not_taken_back(scene: Scene) -> No
         (uuid4(), Code.OTHER_COPY),
     ],
 )
-def test_what_is_not_taken_back_is_not_said_to_be(scene: Scene, then: UUID | None, code: Code) -> None:
+def test_what_is_not_reverted_is_not_said_to_be(scene: Scene, then: UUID | None, code: Code) -> None:
     scene.waived = True
     scene.proceed(scene.ids[:1])
     scene.cluster.wait(1)

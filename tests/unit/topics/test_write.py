@@ -42,14 +42,14 @@ from tests.kit.scenes.write_scene import WriteScene as Scene
 def test_an_unloaded_topic_is_written_and_watched() -> None:
     scene = Scene()
     assert outcomes(scene.edit()) == [DONE, "kept"]
-    assert scene.steps == [f"create {scene.owed_name}", f"write {scene.path}"]
+    assert scene.steps == [f"create {scene.pending_name}", f"write {scene.path}"]
     assert (scene.written, scene.left_pending, scene.cluster.admin.touched) == (True, [False], [])
 
 
 def test_a_loaded_topic_is_written_and_unloaded_at_once() -> None:
     scene = Scene(loaded=True)
     assert outcomes(scene.edit()) == [DONE, "kept"]
-    name = scene.owed_name
+    name = scene.pending_name
     assert scene.steps == [f"create {name}", f"write {scene.path}", "unload", f"delete {name}"]
     assert (scene.written, scene.left_pending) == (True, [])
 
@@ -178,7 +178,7 @@ def crashes(loaded: bool) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_killed_anywhere_a_write_that_was_made_is_owed_its_unload(loaded: bool) -> None:
+def test_killed_anywhere_a_write_that_was_made_has_a_pending_unload(loaded: bool) -> None:
     count = 0
     for scene in crashes(loaded):
         count += 1

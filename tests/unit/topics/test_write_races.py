@@ -59,7 +59,7 @@ def test_a_topic_that_a_broker_loads_between_look_and_write_is_judged_again() ->
     said = scene.edit()
     assert outcomes(said) == [Outcome.LEFT_TO_BROKER, "kept"]
     assert (scene.written, scene.left_pending) == (False, [])
-    assert scene.steps[-1] == f"delete {scene.owed_name}"
+    assert scene.steps[-1] == f"delete {scene.pending_name}"
 
 
 def test_a_z_node_that_never_comes_to_rest() -> None:
@@ -131,7 +131,7 @@ def test_a_write_without_an_answer_is_judged_by_what_is_there(loaded: bool, when
     assert scene.left_pending == ([] if unloaded_at_once else [False])
 
 
-def test_a_write_whose_outcome_stays_unknown_is_unloaded_and_stays_owed() -> None:
+def test_a_write_whose_outcome_stays_unknown_is_unloaded_and_stays_pending() -> None:
     scene = Scene(loaded=True)
     scene.on_write(raising(OutcomeUnknown("connection lost")), "after")
     reads = scene.store.before
@@ -157,7 +157,7 @@ def test_a_write_that_was_denied_owes_nothing(error: LifecycleError) -> None:
     assert (scene.written, scene.left_pending, "unload" in scene.steps) == (False, [], False)
 
 
-def test_a_write_that_was_denied_leaves_what_was_owed_before() -> None:
+def test_a_write_that_was_denied_leaves_what_was_pending_before() -> None:
     scene = Scene(loaded=True)
     control.note_unload(scene.cluster.open_store(), PendingUnload(TOPIC, True, 1, LEASE))
     scene.on_write(raising(AccessDenied("NoAuth")))
@@ -167,7 +167,7 @@ def test_a_write_that_was_denied_leaves_what_was_owed_before() -> None:
 
 
 @pytest.mark.parametrize("error", [OutcomeUnknown("lost"), Unavailable("no answer"), LeaseLost("another's")])
-def test_an_error_that_leaves_doubt_leaves_it_owed(error: LifecycleError) -> None:
+def test_an_error_that_leaves_doubt_leaves_it_pending(error: LifecycleError) -> None:
     scene = Scene(loaded=True)
 
     def lost() -> None:
@@ -180,7 +180,7 @@ def test_an_error_that_leaves_doubt_leaves_it_owed(error: LifecycleError) -> Non
     assert (scene.written, scene.left_pending) == (False, [True])
 
 
-def test_unloads_that_fail_are_said_of_every_ledger_and_stay_owed() -> None:
+def test_unloads_that_fail_are_said_of_every_ledger_and_stay_pending() -> None:
     scene = Scene(loaded=True)
     scene.cluster.admin.on_unload = raising(Unavailable("503"))
     said = scene.edit()
@@ -189,7 +189,7 @@ def test_unloads_that_fail_are_said_of_every_ledger_and_stay_owed() -> None:
     assert scene.left_pending == [True]
 
 
-def test_an_unload_that_is_owed_already_is_settled_by_ours_alone() -> None:
+def test_an_unload_that_is_pending_already_is_done_by_ours_alone() -> None:
     scene = Scene(loaded=True)
     control.note_unload(scene.cluster.open_store(), PendingUnload(TOPIC, True, 1, LEASE))
     scene.on_write(scene.broker_writes, times=99)
@@ -210,18 +210,18 @@ class Other:
         self.lease = control.take_lease(self.store, "other", scene.cluster.clock, 0, OTHER_LEASE)
         self.guard = RunGuard(self.lease.guard, Unloads(5, 500, scene.cluster.clock))
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         cluster = self.scene.cluster
         finish_unloads(self.store, cluster.admin, cluster.clock, self.guard, wait=False)
 
 
-def test_a_run_of_another_lease_settles_nothing_that_is_owed_while_we_are_at_it() -> None:
+def test_a_run_of_another_lease_finishes_nothing_that_is_pending_while_we_are_at_it() -> None:
     scene = Scene(loaded=True)
-    scene.on_write(Other(scene).settle)
+    scene.on_write(Other(scene).finish)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     scene.edit()
     assert (scene.written, scene.left_pending) == (True, [True])
-    Other(Scene(loaded=True)).settle()  # no holder, nothing pending
+    Other(Scene(loaded=True)).finish()  # no holder, nothing pending
 
 
 def created_again(scene: Scene, surviving: Collection[int] = ()) -> tuple[LedgerInfo, ...]:
@@ -292,21 +292,21 @@ def test_a_run_of_another_lease_that_lost_the_race_takes_no_watch_away() -> None
     assert (scene.written, scene.left_pending) == (True, [False])
 
 
-def test_what_is_owed_under_a_lease_that_nobody_holds_is_settled_by_whoever_comes() -> None:
+def test_what_is_pending_under_a_lease_that_nobody_holds_is_done_by_whoever_comes() -> None:
     scene = Scene(loaded=True)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     scene.edit()
     other = Other(scene)
     scene.cluster.admin.on_unload = lambda topic: None
-    other.settle()
+    other.finish()
     assert scene.left_pending == [True]
     control.release_lease(scene.store, scene.lease)
-    other.settle()
+    other.finish()
     assert scene.left_pending == []
 
 
-def test_what_a_run_owes_that_begins_while_owed_unloads_are_listed_is_its_own() -> None:
-    """It has not written yet: settled now, nothing would be pending when it dies after its write."""
+def test_a_pending_unload_of_a_run_that_begins_while_they_are_listed_is_its_own() -> None:
+    """It has not written yet: done now, nothing would be pending when it dies after its write."""
     scene = Scene()
 
     def begin(operation: Operation) -> None:
@@ -319,7 +319,7 @@ def test_what_a_run_owes_that_begins_while_owed_unloads_are_listed_is_its_own() 
     assert control.pending_for(scene.store, scene.guard.guard) == []
 
 
-def test_what_is_owed_anew_since_it_was_read_stays_owed() -> None:
+def test_what_is_pending_anew_since_it_was_read_stays_pending() -> None:
     scene = Scene()
     left_pending = PendingUnload(TOPIC, True, 1, LEASE)
     control.note_unload(scene.store, left_pending)
@@ -332,7 +332,7 @@ def test_what_is_owed_anew_since_it_was_read_stays_owed() -> None:
     assert scene.left_pending == []
 
 
-def test_what_was_settled_and_is_owed_anew_since_it_was_read_stays_owed() -> None:
+def test_what_was_done_and_is_pending_anew_since_it_was_read_stays_pending() -> None:
     """Its z-node has the first version again."""
     scene = Scene()
     control.note_unload(scene.store, PendingUnload(TOPIC, True, 1, LEASE))

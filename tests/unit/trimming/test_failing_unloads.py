@@ -115,7 +115,7 @@ def trim_all(scene: Scene, orders: Sequence[TrimOrder]) -> dict[int, LedgerOutco
 
 
 @pytest.mark.parametrize("error", [AccessDenied("403"), StoreError("500")])
-def test_owed_unloads_that_fail_stop_no_other_topic(scene: Scene, error: Exception) -> None:
+def test_pending_unloads_that_fail_stop_no_other_topic(scene: Scene, error: Exception) -> None:
     """Of a tenant whose topics the token may not touch, or topics in trouble of their own."""
     orders = loaded_topics_of(scene, ["theirs", "acme"], 6)
     sick = [order.topic for order in orders[:5]]
@@ -159,7 +159,7 @@ def test_where_no_unload_works_nothing_is_written_in_any_other_tenant_either(sce
     assert {one.why.code for one in refused} == {Code.NOT_UNLOADED}
 
 
-def test_owed_unloads_of_a_tenant_that_cannot_be_unloaded_keep_no_other_one_waiting(scene: Scene) -> None:
+def test_pending_unloads_of_a_tenant_that_cannot_be_unloaded_keep_no_other_one_waiting(scene: Scene) -> None:
     orders = loaded_topics_of(scene, ["bad", "good"], 5)
     for order in orders:
         control.note_unload(scene.store, control.PendingUnload(order.topic, True, 0, control.LEASE))
@@ -174,7 +174,7 @@ def test_owed_unloads_of_a_tenant_that_cannot_be_unloaded_keep_no_other_one_wait
     assert len(scene.left_pending) == 5
 
 
-def test_where_some_unloads_fail_one_topic_is_owed_it_at_most(scene: Scene) -> None:
+def test_where_some_unloads_fail_one_topic_has_a_pending_unload_at_most(scene: Scene) -> None:
     """Every second one's, say: one of two brokers is in trouble."""
     orders = loaded_topics_of(scene, ["acme"], 12)
     sick = {order.topic for order in orders[1::2]}
@@ -246,7 +246,7 @@ def test_topics_whose_unload_always_fails_starve_no_other(scene: Scene) -> None:
     assert sorted(o.topic.local for o in scene.pending_unloads) == ["a", "b", "c"]
 
 
-def test_a_topic_that_was_owed_an_unload_is_not_passed_over_in_silence(scene: Scene) -> None:
+def test_a_topic_that_has_a_pending_unload_is_not_passed_over_without_a_word(scene: Scene) -> None:
     failures = iter([Unavailable("503")] * 3)
 
     def at_first(topic: Topic) -> None:
@@ -267,7 +267,9 @@ BROKEN = [b"{", b"[]", b'{"loaded": true}', b'{"loaded": true, "since": 1e400}',
 
 @pytest.mark.parametrize("data", BROKEN)
 @pytest.mark.parametrize("name", ["garbage", "a%2fb", encode_name(OTHER.managed_ledger)])
-def test_an_owed_unload_that_cannot_be_read_hinders_no_other_topic(scene: Scene, name: str, data: bytes | None) -> None:
+def test_a_pending_unload_that_cannot_be_read_hinders_no_other_topic(
+    scene: Scene, name: str, data: bytes | None
+) -> None:
     path = f"{control.PENDING_UNLOADS[control.LEASE]}/{name}"
     scene.cluster.put(path, data or b'{"loaded": true, "since": 0}')
     if data is None:
@@ -281,7 +283,7 @@ def test_an_owed_unload_that_cannot_be_read_hinders_no_other_topic(scene: Scene,
     assert scene.cluster.zookeeper.stat(path) is not None  # whoever looks at it deletes it
 
 
-def test_a_topic_whose_owed_unload_cannot_be_read_is_not_trimmed(scene: Scene) -> None:
+def test_a_topic_whose_pending_unload_cannot_be_read_is_not_trimmed(scene: Scene) -> None:
     path = f"{control.PENDING_UNLOADS[control.LEASE]}/{encode_name(TOPIC.managed_ledger)}"
     scene.cluster.put(path, b"{")
     found = scene.trim()
@@ -291,7 +293,7 @@ def test_a_topic_whose_owed_unload_cannot_be_read_is_not_trimmed(scene: Scene) -
     assert scene.listed == scene.ids
 
 
-def test_owed_unloads_that_cannot_be_listed_stop_the_run(scene: Scene) -> None:
+def test_pending_unloads_that_cannot_be_listed_stop_the_run(scene: Scene) -> None:
     scene.cluster.put(f"{control.PENDING_UNLOADS[control.LEASE]}/x", b"{}")
     scene.cluster.zookeeper.unreadable.add(control.PENDING_UNLOADS[control.LEASE])
     with pytest.raises(AccessDenied):

@@ -90,7 +90,7 @@ def test_nothing_else_in_the_z_node_changes(scene: Scene) -> None:
     assert before.endswith(after.removesuffix(unknown))  # the ledgers that stayed, byte by byte
 
 
-def test_a_run_without_orders_only_settles(scene: Scene) -> None:
+def test_a_run_without_orders_only_finishes(scene: Scene) -> None:
     assert scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, [])) == {}
 
 
@@ -310,7 +310,7 @@ def test_a_topic_that_nobody_loads_is_not_touched(scene: Scene) -> None:
     assert sum(scene.cluster.clock.slept) == 120.0
 
 
-def test_brokers_that_do_not_answer_leave_it_owed(scene: Scene) -> None:
+def test_brokers_that_do_not_answer_leave_it_pending(scene: Scene) -> None:
     scene.on_write(lambda: setattr(scene.cluster.admin, "failure", Unavailable("down")), "after")
     found = scene.trim()
     assert found[-1].outcome == Outcome.FAILED
@@ -343,7 +343,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(scene: Scene, loade
     assert scene.cluster.admin.touched == []
 
 
-def test_a_dry_run_says_that_an_unload_is_owed_first(scene: Scene) -> None:
+def test_a_dry_run_says_that_an_unload_is_pending_first(scene: Scene) -> None:
     order = TrimOrder(TOPIC, frozenset(scene.ids[:1]))
     left_pending = control.PendingUnload(TOPIC, False, 0, control.LEASE)
     for loaded, reason in ((False, ""), (True, "only if the pending unload of its topic succeeds first")):

@@ -102,7 +102,7 @@ def test_the_policy_may_name_whose_loaded_topics_are_written(scene: Scene, name:
     assert outcomes(scene.trim(loaded_topics=frozenset({name}))) == dict.fromkeys(scene.ids[:3], outcome)
 
 
-def test_a_failed_unload_is_tried_again_reported_and_settled_by_the_next_run(scene: Scene) -> None:
+def test_a_failed_unload_is_tried_again_reported_and_done_by_the_next_run(scene: Scene) -> None:
     scene.load()
     asked: list[Topic] = []
 
@@ -179,7 +179,7 @@ def test_a_topic_that_is_gone_owes_no_unload(scene: Scene) -> None:
     assert scene.left_pending == []
 
 
-def test_an_unload_that_its_broker_calls_unknown_stays_owed_while_a_broker_may_have_the_topic(scene: Scene) -> None:
+def test_an_unload_that_its_broker_calls_unknown_stays_pending_while_a_broker_may_have_the_topic(scene: Scene) -> None:
     scene.load()
     listed = [True]
 

@@ -285,10 +285,10 @@ def test_pause_and_a_lost_lease_stop_before_the_write(scene: Scene, stop: str) -
 
 @pytest.mark.parametrize("when", ["between", "watching"])
 def test_a_run_that_is_paused_has_reported_what_it_did(scene: Scene, when: str) -> None:
-    heard: list[LedgerOutcome] = []
+    told: list[LedgerOutcome] = []
 
     def report(found: Sequence[LedgerOutcome]) -> None:
-        heard.extend(found)
+        told.extend(found)
         if when == "between":
             control.pause(scene.cluster.open_store(), "why")
 
@@ -299,7 +299,7 @@ def test_a_run_that_is_paused_has_reported_what_it_did(scene: Scene, when: str) 
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=1)]
     with pytest.raises(Paused):
         scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, orders, report))
-    assert {one.ledger_id for one in heard if one.outcome == Outcome.REMOVED} == set(scene.ids[:3])
+    assert {one.ledger_id for one in told if one.outcome == Outcome.REMOVED} == set(scene.ids[:3])
 
 
 def test_a_journal_that_fails_stops_before_the_write(scene: Scene) -> None:

@@ -316,7 +316,7 @@ def test_one_message_per_copy() -> None:
         assert kinds(released_copies, bad) == [LedgerType.OFFLOAD_LEDGER]
 
 
-def test_a_message_carries_what_phase_two_compares() -> None:
+def test_a_message_carries_what_the_second_phase_compares() -> None:
     ledger, offloaded = trim_rules.data_messages(TOPIC, LedgerInfo(1, offload=context_of()), copies(1)[1], 7)
     assert (ledger.czxid, ledger.ctime, ledger.sent_at) == (101, 201, 7)
     assert offloaded.offload_context is not None

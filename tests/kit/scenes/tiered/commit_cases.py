@@ -1,6 +1,7 @@
 """Steps that several tests of offload runs begin with.
 
-Belongs here: an attempt that was begun, cut off, or must be refused. Not here: the topic itself (``offload_scene.py``).
+Belongs here: an attempt that was begun, interrupted, or must be refused. Not here: the topic
+(``offload_scene.py``).
 """
 
 from __future__ import annotations
@@ -62,14 +63,14 @@ def released(scene: Scene) -> None:
 ROTTEN = StoreError("entry 1: CRC32C")
 
 
-def taken_back(scene: Scene, *, dry_run: bool = False) -> list[OffloadOutcome]:
+def reverted(scene: Scene, *, dry_run: bool = False) -> list[OffloadOutcome]:
     session = scene.session_again()
     if dry_run:
         return revert.plan_revert(session.run, session.ports, TOPIC, scene.wanted)
     return revert.revert_topic(session.run, session.ports, session.guard, TOPIC, scene.wanted)
 
 
-def cut_off_after_the_commit(scene: Scene) -> None:
+def interrupted_after_the_commit(scene: Scene) -> None:
     """Killed between the compare-and-set of three ledgers and the end of their attempts."""
     scene.waived = True
     session, proven = begun(scene)

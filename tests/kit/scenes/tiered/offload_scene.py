@@ -166,8 +166,8 @@ class OffloadScene(TopicScene):
         self.new_session()
         return self.session()
 
-    def settle_later(self) -> list[OffloadOutcome]:
-        """Another run that only settles."""
+    def finish_later(self) -> list[OffloadOutcome]:
+        """Another run that only finishes what earlier ones began."""
         self.new_session()
         self.cluster.wait(1)
         return self.proceed(())
@@ -202,11 +202,11 @@ class Session:
 
     def proceed(self, wanted: Sequence[int]) -> list[OffloadOutcome]:
         ports = self.ports
-        owing = finish_unloads(ports.store, ports.admin, ports.clock, self.guard, wait=False)
+        pending = finish_unloads(ports.store, ports.admin, ports.clock, self.guard, wait=False)
         resumed, outcomes = self.finish_attempts(wanted)
         left = [i for i in wanted if i not in {one.ledger_id for one in resumed}]
         begun, refused = self.begin(left) if left else ([], [])
-        todo = [] if str(TOPIC) in owing else [self.copy(one) for one in (*resumed, *begun)]
+        todo = [] if str(TOPIC) in pending else [self.copy(one) for one in (*resumed, *begun)]
         return outcomes + refused + (self.commit(todo) if todo else [])
 
     def begin(self, ledger_ids: Sequence[int], **changes: Any) -> tuple[list[Attempt], list[OffloadOutcome]]:

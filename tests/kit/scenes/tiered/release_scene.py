@@ -240,7 +240,7 @@ def theirs() -> OffloadContext:
     return OffloadContext(uuid4(), False, False, None, "aws-s3", {"bucket": BUCKET})
 
 
-def settled(decisions: Sequence[Decision]) -> set[tuple[str | None, str | None]]:
+def outcomes_and_codes(decisions: Sequence[Decision]) -> set[tuple[str | None, str | None]]:
     return {(d.outcome, d.code) for d in decisions}
 
 

@@ -273,7 +273,7 @@ def of(code: str) -> Finding:
     return Finding.ORPHAN if code == Code.NOT_HELD else Finding.KEPT
 
 
-def settled(component: str, **facts: Any) -> tuple[str, str]:
+def decided(component: str, **facts: Any) -> tuple[str, str]:
     row = bucket() | {"component": component, "topic": X, "topic_exists": True, "load_state": "loaded"} | facts
     known = {name: value for name, value in row.items() if name in snapshot_memory.OWNER_FACTS.names}
     (found,) = orphans.decide_pending(pa.Table.from_pylist([known], snapshot_memory.OWNER_FACTS)).to_pylist()
@@ -296,7 +296,7 @@ def settled(component: str, **facts: Any) -> tuple[str, str]:
     ],
 )
 def test_a_compacted_ledger_goes_when_no_compaction_can_be_running(facts: dict[str, Any], code: str) -> None:
-    assert settled("compacted-ledger", **facts) == (of(code), code)
+    assert decided("compacted-ledger", **facts) == (of(code), code)
 
 
 @pytest.mark.parametrize(
@@ -314,8 +314,8 @@ def test_a_compacted_ledger_goes_when_no_compaction_can_be_running(facts: dict[s
     ],
 )
 def test_a_snapshot_goes_when_no_broker_can_hold_it(facts: dict[str, Any], code: str) -> None:
-    assert settled("delayed-index-bucket", **facts) == (of(code), code)
-    assert settled("delayed-index-bucket", bucket_key="odd", **facts) == (of(code), code)
+    assert decided("delayed-index-bucket", **facts) == (of(code), code)
+    assert decided("delayed-index-bucket", bucket_key="odd", **facts) == (of(code), code)
 
 
 # -------------------------------------------------------------------------------------------------------- the wording

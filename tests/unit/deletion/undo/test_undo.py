@@ -114,23 +114,23 @@ def test_what_one_bookie_lost_is_restored_and_said_to_be_under_replicated(scene:
 
 
 def test_a_silent_bookie_is_refused_unless_the_operator_allows_it(scene: Scene) -> None:
-    scene.cluster.reader.silent = {C}
+    scene.cluster.reader.unanswered = {C}
     assert outcomes(scene.undo()) == [Outcome.UNKNOWN] * 3
     assert not any(map(scene.exists, scene.ids))
 
     done = scene.undo(accept_unknown=True)
 
     assert outcomes(done) == [Outcome.RESTORED] * 3
-    assert "silent: bookie c:3181: timed out" in done[scene.ids[0]].reason
+    assert "no answer: bookie c:3181: timed out" in done[scene.ids[0]].reason
 
 
 def test_entries_that_only_silent_bookies_may_hold_are_never_said_to_be_restored(scene: Scene) -> None:
-    scene.cluster.reader.silent = {B, C}
+    scene.cluster.reader.unanswered = {B, C}
     done = scene.undo(accept_unknown=True)
     assert outcomes(done) == [Outcome.UNCONFIRMED] * 3
     assert all(map(scene.exists, scene.ids))
 
-    scene.cluster.reader.silent = set()
+    scene.cluster.reader.unanswered = set()
     slept = len(scene.cluster.clock.slept)
     assert outcomes(scene.undo()) == [Outcome.RESTORED] * 3
     assert len(scene.cluster.clock.slept) == slept  # the interval has passed long since
@@ -169,7 +169,7 @@ def test_a_z_node_that_is_not_as_we_made_it_is_left_alone(scene: Scene, change: 
 @pytest.mark.parametrize("ended", ["unconfirmed", "restored", "killed before it was written down"])
 def test_an_undo_goes_on_with_what_autorecovery_moved_since(scene: Scene, ended: str) -> None:
     """Bookies that do not answer end an undo unconfirmed, and are why autorecovery writes."""
-    scene.cluster.reader.silent = {B, C} if ended == "unconfirmed" else set()
+    scene.cluster.reader.unanswered = {B, C} if ended == "unconfirmed" else set()
     scene.undo(accept_unknown=True)
     moved, another, _ = scene.ids
     if ended.startswith("killed"):
@@ -179,7 +179,7 @@ def test_an_undo_goes_on_with_what_autorecovery_moved_since(scene: Scene, ended:
     moving = replace(metadata, segments=(Segment(0, (A, B, "d:3181")),))
     scene.store.write(scene.cluster.path(moved), ledger_metadata.encode(moving), 0)
     scene.store.write(scene.cluster.path(another), ledger_metadata.encode(replace(metadata, length=51)), 0)
-    scene.cluster.reader.silent = set()
+    scene.cluster.reader.unanswered = set()
 
     rest = Outcome.PRESENT if ended == "restored" else Outcome.RESTORED
     assert outcomes(scene.undo()) == [rest, Outcome.REFUSED, rest]
@@ -249,7 +249,7 @@ def test_an_open_ledger_is_refused(scene: Scene) -> None:
 
 def test_an_empty_ledger_needs_no_bookie(scene: Scene) -> None:
     empty = scene.deleted(entries=0)
-    scene.cluster.reader.silent = {A, B, C}
+    scene.cluster.reader.unanswered = {A, B, C}
     assert scene.undo()[empty].outcome == Outcome.RESTORED
 
 

@@ -122,11 +122,11 @@ def test_a_bookie_that_does_not_answer_is_silent_and_never_gone(
 
     both = sum(set(striping.replicas(metadata, e)) == set(cluster.ids[:2]) for e in range(30))
     assert (check.lost, check.unproven, check.thin) == (0, both, 30 - both)
-    assert set(check.silent) == set(cluster.ids[:2])
+    assert set(check.unanswered) == set(cluster.ids[:2])
     assert check.missing == {}
 
 
-def test_one_silence_is_waited_out_once_for_many_ledgers(cluster: ThreeBookies) -> None:
+def test_one_timeout_is_waited_out_once_for_many_ledgers(cluster: ThreeBookies) -> None:
     metadata = cluster.metadata(2, 2, 2, last=4)
     for ledger_id in range(50):
         cluster.fill(metadata, 5, ledger_id)
@@ -140,7 +140,7 @@ def test_one_silence_is_waited_out_once_for_many_ledgers(cluster: ThreeBookies) 
         with pytest.raises(TimeoutError):
             mute.accept()  # nobody came back
 
-    assert all(check.thin == 5 and set(check.silent) == {"bookie-0"} for check in checks)
+    assert all(check.thin == 5 and set(check.unanswered) == {"bookie-0"} for check in checks)
 
 
 def test_a_bookie_without_batch_reads_is_checked_by_single_reads(cluster: ThreeBookies) -> None:

@@ -212,7 +212,7 @@ def test_a_run_that_was_killed_is_ended_by_the_next(scene: ActivityScene, after:
     assert apply(scene, made) == {"s": first, "t": GONE}
 
 
-def test_an_answer_that_is_lost_is_settled_by_the_z_node(scene: ActivityScene) -> None:
+def test_an_answer_that_is_lost_is_resolved_by_the_z_node(scene: ActivityScene) -> None:
     made = plan(scene)
     delete = scene.servers.admin.on_unsubscribe
 

@@ -195,7 +195,7 @@ def test_a_topic_that_would_be_deleted_is_left_alone_unless_ordered(
     assert stored(scene)["a"]["kept"] == code
 
 
-def test_a_namespace_that_forbids_deletion_is_heard(scene: LoadScene) -> None:
+def test_a_namespace_that_forbids_deletion_is_obeyed(scene: LoadScene) -> None:
     scene.configure(brokerDeleteInactiveTopicsEnabled="true")
     scene.namespace(
         inactive_topic_policies={

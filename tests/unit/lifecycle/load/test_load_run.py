@@ -223,7 +223,7 @@ def test_budgets_of_brokers_and_bundles_hold(scene: LoadScene) -> None:
 def test_a_broker_that_fails_at_a_load_leaves_nothing_loaded(scene: LoadScene) -> None:
     expired(scene)
     plan = planned(scene, "a")
-    scene.servers.admin.silent[A] = StoreError("500")
+    scene.servers.admin.unanswered[A] = StoreError("500")
     (one,) = applied(scene, plan)
     assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.SERVER_FAILED)
     assert not scene.is_loaded("a")
@@ -246,7 +246,7 @@ def test_a_trim_that_fails_leaves_nothing_loaded(scene: LoadScene, error: Except
     assert pending(scene) == []
 
 
-def test_a_trim_that_is_never_done_is_told_again_and_given_up(scene: LoadScene) -> None:
+def test_a_trim_that_is_never_done_is_told_again_and_abandoned(scene: LoadScene) -> None:
     expired(scene)
     plan = planned(scene, "a")
     told: list[Topic] = []
@@ -341,7 +341,7 @@ def test_another_digest_or_an_old_plan_is_refused(scene: LoadScene) -> None:
         applied(scene, plan)
 
 
-def test_a_run_that_is_killed_at_any_step_is_settled_by_the_next(
+def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before any request to the metadata store or to a broker: afterwards nothing is loaded, nothing noted."""

@@ -47,7 +47,7 @@ def test_a_copy_that_a_topic_reads_and_that_is_not_whole_is_broken(scene: Scene)
     objects[index.key], objects[data.key] = replace(index, size=51), data
     assert scene.said(scene.live_uuid, scene.live)[0] == ObjectKind.BROKEN
     objects[index.key], objects[data.key] = index, replace(data, size=149)
-    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", Code.OBJECT_CUT_OFF)
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", Code.OBJECT_TRUNCATED)
     objects[data.key] = replace(data, size=150)
     assert scene.said(scene.live_uuid, scene.live)[0] == ObjectKind.COMPLETE
 
@@ -60,7 +60,7 @@ def test_a_copy_that_failed_its_last_proof_is_not_complete(scene: Scene) -> None
     assert scene.said(scene.live_uuid, scene.live)[0] == ObjectKind.COMPLETE
 
 
-def test_what_a_topic_gave_up_since_the_scan_is_not_missed(scene: Scene) -> None:
+def test_what_a_topic_released_since_the_scan_is_not_missed(scene: Scene) -> None:
     scene.buckets.objects[BUCKET].pop(index_key(scene.live_uuid, scene.live))
     scene.cluster.topic(TOPIC, [scene.last])
     found = scene.look()[data_key(scene.live_uuid, scene.live)]

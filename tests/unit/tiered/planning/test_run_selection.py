@@ -256,7 +256,7 @@ def test_copies_are_released_before_others_are_made(monkeypatch: pytest.MonkeyPa
         unread = ()
 
         def finish_attempts(self, planned: pa.Table, _: object) -> None:
-            done.append(("settle", planned.column("ledger_id").to_pylist()))
+            done.append(("finish", planned.column("ledger_id").to_pylist()))
 
         def offload(self, rows: Sequence[Row], _: object) -> None:
             done.append((OffloadChoice.OFFLOAD, ids(rows)))
@@ -281,7 +281,7 @@ def test_copies_are_released_before_others_are_made(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(offload_run, "_begun", begun)
     offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
     assert done == [
-        ("settle", [1, 2, 3, 4]),
+        ("finish", [1, 2, 3, 4]),
         ("read first", [2]),
         (OffloadChoice.RELEASE, [2]),
         (OffloadChoice.OFFLOAD, [1, 3]),
@@ -291,7 +291,7 @@ def test_copies_are_released_before_others_are_made(monkeypatch: pytest.MonkeyPa
 
 def test_a_read_check_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[bool] = []
-    taken_back = OffloadOutcome(str(TOPIC), 1, Outcome.REVERTED, some_why("its broker cannot read it"))
+    reverted = OffloadOutcome(str(TOPIC), 1, Outcome.REVERTED, some_why("its broker cannot read it"))
     offloaded = OffloadOutcome(str(OTHER), 9, Outcome.OFFLOADED, some_why(""))
 
     class Work:
@@ -304,7 +304,7 @@ def test_a_read_check_that_fails_ends_the_run_and_what_was_done_is_said(monkeypa
         def read_first(self, rows: Sequence[Row], _: object) -> None: ...
 
         def offload(self, rows: Sequence[Row], _: object) -> None:
-            raise ReadCheckFailed("the run stopped there", [taken_back])
+            raise ReadCheckFailed("the run stopped there", [reverted])
 
         def finish(self) -> None:
             finished.append(True)
@@ -318,5 +318,5 @@ def test_a_read_check_that_fails_ends_the_run_and_what_was_done_is_said(monkeypa
     stopped, *others = found
     assert (stopped.ledger_id, stopped.outcome, stopped.why.code) == (-1, Outcome.FAILED, Code.READ_CHECK_FAILED)
     assert "the run stopped there" in stopped.reason
-    assert others == [taken_back, offloaded]
+    assert others == [reverted, offloaded]
     assert finished == [True]
