@@ -45,7 +45,7 @@ def activity_assets(cluster: str) -> dg.AssetsDefinition:
     """``topic_activity``, ``inactive_topics`` and ``inactive_cursors``, and the plans to delete them."""
     history, topics, cursors = (key(cluster, name) for name in (TOPIC_TABLE, IDLE_TOPICS, IDLE_CURSORS))
     topics_plan, cursors_plan = (key(cluster, name) for name in ("inactive_topics_plan", "inactive_cursors_plan"))
-    read = ("managed_ledgers", "managed_cursors", "bookkeeper_ledgers", "topics")
+    read = ("managed_ledgers", "managed_cursors", "bookkeeper_ledgers", "topics", "scan_coverage")
 
     @dg.multi_asset(
         name=f"{cluster}_activity",
@@ -112,8 +112,7 @@ def activity_assets(cluster: str) -> dg.AssetsDefinition:
         yield dg.MaterializeResult(
             asset_key=history,
             metadata={
-                EPOCH: epoch_id,
-                "dagster/uri": where.lake.epoch_table(epoch_id, TOPIC_TABLE),
+                **show.stored(where, epoch_id, TOPIC_TABLE),
                 **history_shown(report),
             },
             check_results=[check_result(report.partitions)],
@@ -121,11 +120,7 @@ def activity_assets(cluster: str) -> dg.AssetsDefinition:
         for asset_key, table, rows in ((topics, IDLE_TOPICS, report.topics), (cursors, IDLE_CURSORS, report.cursors)):
             yield dg.MaterializeResult(
                 asset_key=asset_key,
-                metadata={
-                    EPOCH: epoch_id,
-                    "dagster/uri": where.lake.epoch_table(epoch_id, table),
-                    **inactive_shown(rows),
-                },
+                metadata={**show.stored(where, epoch_id, table), **inactive_shown(rows)},
             )
 
         for asset_key, (summary, rows) in zip((topics_plan, cursors_plan), plans, strict=True):

@@ -10,7 +10,7 @@ import dagster as dg
 
 from assets import show
 from assets.epochs import epoch_to_read
-from assets.names import EPOCH, key
+from assets.names import key
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, DiskVerdict
 from pulsar_lifecycle.lifecycle.disk_run import TABLE, build_bookie_disk, forecasts
 from pulsar_lifecycle.lifecycle.placement import Placement
@@ -47,7 +47,7 @@ def bookie_disk_asset(cluster: str) -> dg.AssetsDefinition:
         group_name="lifecycle",
         description="Per bookie: used and free bytes, entry logs, what the newest scan's metadata places there, and "
         "what it waits for before it frees the rest. Asks the bookies' HTTP servers; changes nothing.",
-        deps=[key(cluster, "bookkeeper_ledgers"), key(cluster, "bookkeeper")],
+        deps=[key(cluster, name) for name in ("bookkeeper_ledgers", "scan_coverage", "bookkeeper")],
         check_specs=[
             dg.AssetCheckSpec(name, asset=asset_key, description=description) for name, description in checks.items()
         ],
@@ -61,8 +61,7 @@ def bookie_disk_asset(cluster: str) -> dg.AssetsDefinition:
         days = forecasts(where)
         return dg.MaterializeResult(
             metadata={
-                EPOCH: epoch_id,
-                "dagster/uri": where.lake.epoch_table(epoch_id, TABLE),
+                **show.stored(where, epoch_id, TABLE),
                 **bookies_shown(disks, placement, days),
             },
             check_results=check_results(disks, days),

@@ -36,7 +36,7 @@ COLUMNS = {
 def object_assets(cluster: str) -> dg.AssetsDefinition:
     """``object_inventory`` with its check ``no_missing_objects``, and ``orphan_objects``."""
     inventory, orphans = key(cluster, "object_inventory"), key(cluster, "orphan_objects")
-    deps = [key(cluster, "managed_ledgers"), key(cluster, "ledger_references"), key(cluster, "object_store")]
+    deps = [key(cluster, "managed_ledgers"), key(cluster, "scan_coverage"), key(cluster, "object_store")]
 
     @dg.multi_asset(
         name=f"{cluster}_objects",
@@ -77,8 +77,7 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
         yield dg.MaterializeResult(
             asset_key=inventory,
             metadata={
-                EPOCH: epoch_id,
-                "dagster/uri": where.lake.epoch_table(epoch_id, TABLE),
+                **show.stored(where, epoch_id, TABLE),
                 **inventory_shown(found),
             },
             check_results=[

@@ -3,13 +3,13 @@
 Source of truth: the findings of two epochs, the deletion topic, and the journal.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 
-from assets import plots, show
+from assets import lineage, plots, show
 from assets.epochs import epoch_to_read
 from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions
@@ -25,8 +25,21 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.outcomes import WAITS_FOR, Outcome
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
+
+DELETING = "delete_pending"
+"""The job that deletes; no other run of its asset does anything."""
+
+
+def evidence_shown(where: Cluster) -> dict[str, Any]:
+    """By which scan a deletion run judged, and where that is."""
+    newest = next(reversed(where.lake.epochs(cluster=where.settings.cluster)), None)
+    if newest is None:
+        return {}
+    references = key(where.settings.cluster, "ledger_references")
+    return {EPOCH: newest.epoch_id, "judged by": dg.MetadataValue.asset(references)}
 
 
 def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
@@ -72,15 +85,22 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         key=key(cluster, "ledger_deletions"),
         group_name="deletion",
         description="A deletion run: every message of the queue decided afresh, archived, deleted, confirmed, "
-        "journalled, acknowledged.",
-        deps=[key(cluster, "ledger_deletion_topic"), key(cluster, "ledger_references"), key(cluster, "orphan_ledgers")],
+        f"journalled, acknowledged. Only job `{DELETING}` makes one: materializing this asset does nothing.",
+        deps=[key(cluster, "ledger_deletion_topic"), key(cluster, "scan_coverage")],
         kinds={"pyspark"},
         pool="deletion",
+        output_required=False,
     )
-    def ledger_deletions(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    def ledger_deletions(
+        context: dg.AssetExecutionContext, lifecycle: LifecycleResource
+    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        if context.run.job_name != DELETING:
+            context.log.warning(f"nothing was deleted: launch job {DELETING} for that")
+            return
         where = lifecycle.cluster()
         with (
             where.ports(read_only=True) as ports,
+            lineage.noted(context, where),
             reporting(context.log.info, of_stages(where.spark, lambda: f"{pending(ports.admin)} intents left")),
         ):
             outcomes = deletion_run.delete_pending(where, context.run.run_id)
@@ -94,13 +114,13 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             **metrics_shown(tallies, cluster),
         }
         check_not_stopped(outcomes, metadata)
-        return dg.MaterializeResult(metadata=metadata)
+        yield dg.MaterializeResult(metadata={**evidence_shown(where), **metadata})
 
     @dg.asset(
         key=key(cluster, "deletions_by_namespace"),
         group_name="deletion",
         description="What the journal says was deleted in a namespace, over all runs.",
-        deps=[key(cluster, "ledger_deletions")],
+        deps=[key(cluster, "journal")],
         partitions_def=namespace_partitions(cluster),
         backfill_policy=dg.BackfillPolicy.single_run(),
         kinds={"parquet"},

@@ -11,9 +11,9 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from assets import show
+from assets import show, versions
 from assets.epochs import epoch_to_read
-from assets.names import EPOCH, FINDINGS, key
+from assets.names import FINDINGS, key
 from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.tables import Problem
@@ -96,12 +96,11 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
         with reporting(context.log.info, of_stages(where.spark)):
             scan_run.judge(where, epoch_id)
         rows = where.table(epoch_id, "findings")
-        uri = where.lake.epoch_table(epoch_id, "findings")
+        stored = show.stored(where, epoch_id, "findings")
         for name in FINDINGS:
             wanted = rows.where(f.col("finding").isin([kind.value for kind in _SHOWS[name][1]]))
-            yield dg.MaterializeResult(
-                asset_key=key(cluster, name), metadata={EPOCH: epoch_id, "dagster/uri": uri, **_shown(wanted)}
-            )
+            shown, version = _shown(wanted)
+            yield dg.MaterializeResult(asset_key=key(cluster, name), metadata={**stored, **shown}, data_version=version)
         missing = rows.where(f.col("finding") == Finding.DANGLING.value).select("topic", f.col("reason").alias("why"))
         yield _check(asset_key, NO_DANGLING, missing)
         topics = where.table(epoch_id, "managed_ledgers").where(f.col("problem") == Problem.CORRUPT.value)
@@ -125,7 +124,8 @@ def _check(asset_key: dg.AssetKey, name: str, wrong: DataFrame) -> dg.AssetCheck
     )
 
 
-def _shown(rows: DataFrame) -> dict[str, Any]:
+def _shown(rows: DataFrame) -> tuple[dict[str, Any], dg.DataVersion]:
+    """The page, and the version: equal findings of equal ledgers have an equal one."""
     groups = (
         rows.groupBy("finding", "code")
         .agg(
@@ -133,6 +133,7 @@ def _shown(rows: DataFrame) -> dict[str, Any]:
             f.sum("logical_bytes").alias("logical"),
             f.sum("physical_bytes").alias("physical"),
             f.min("reason").alias("reason"),
+            f.bit_xor(f.xxhash64("ledger_id", "path", "topic", "cursor")).alias("content"),
         )
         .orderBy(f.desc("physical"))
         .collect()
@@ -149,7 +150,8 @@ def _shown(rows: DataFrame) -> dict[str, Any]:
         )
         for g in groups
     ]
-    return {
+    content = sorted((g["finding"], g["code"] or "", g["ledgers"], g["content"]) for g in groups)
+    shown = {
         "dagster/row_count": sum(g["ledgers"] for g in groups),
         "logical bytes": sum(g["logical"] or 0 for g in groups),
         "physical bytes": sum(g["physical"] or 0 for g in groups),
@@ -158,3 +160,4 @@ def _shown(rows: DataFrame) -> dict[str, Any]:
         ),
         "largest": show.table(sample, COLUMNS),
     }
+    return shown, versions.version_of(content)

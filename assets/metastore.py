@@ -3,15 +3,18 @@
 ``bookkeeper_ledgers`` begins an epoch and is listed first, so that references can only grow for newer ledgers.
 """
 
+from collections import Counter
 from typing import Any
 
 import dagster as dg
 
+from assets import show, versions
 from assets.epochs import epoch_to_write
-from assets.names import EPOCH, METASTORE, key, namespace_partitions
+from assets.names import METASTORE, key, namespace_partitions
 from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.records.epoch import Census
 from pulsar_lifecycle.records.tables import stored_name
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
 
@@ -59,10 +62,22 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
                 context, cluster, {n for b in topics for n in b.column("namespace").unique().to_pylist()}
             )
         return dg.MaterializeResult(
-            metadata={EPOCH: epoch_id, "dagster/uri": where.lake.epoch_table(epoch_id, table), **_shown(counts)}
+            metadata={**show.stored(where, epoch_id, table), **_shown(counts)},
+            data_version=_version(where, epoch_id, table),
         )
 
     return body
+
+
+def _version(where: Cluster, epoch_id: str, table: str) -> dg.DataVersion:
+    """By the z-nodes that were read, of every root, and by what brokers have loaded."""
+    roots = [""] if table in scan_run.OF_OUR_OWN_ROOT else where.roots()
+    found = [versions.sums(where.lake, where.parts(epoch_id, table, root)) for root in roots]
+    loaded = Counter[str]()
+    if table == "topics":
+        for batch in where.lake.batches(where.parts(epoch_id, table), ["load_state"]):
+            loaded.update({c["values"]: c["counts"] for c in batch.column("load_state").value_counts().to_pylist()})
+    return versions.version_of(found, {str(state): count for state, count in loaded.items()})
 
 
 def _register_namespaces(context: dg.AssetExecutionContext, cluster: str, namespaces: set[str | None]) -> None:

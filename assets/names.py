@@ -10,7 +10,11 @@ METASTORE = tuple(TABLES)
 FINDINGS = ("orphan_ledgers", "offload_leftovers", "dangling_references", "unjudged_ledgers")
 TOPICS = ("ledger_deletion_topic", "ledger_deletion_retry_topic", "ledger_deletion_dlq_topic")
 EPOCH = "lifecycle/epoch"
-"""Metadata key under which every asset of a scan says which one."""
+"""Metadata key under which every asset of a scan says which one; tag of the runs that applied a plan of it."""
+PLAN = "lifecycle/plan"
+"""Tag of the runs that applied a plan. A run that worked off messages of several has those of the first."""
+CLUSTER = "lifecycle/cluster"
+"""Tag of every run with effects: one Dagster may have a code location for each of several clusters."""
 
 
 def key(cluster: str, name: str) -> dg.AssetKey:

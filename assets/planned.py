@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
+from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH
 from pulsar_lifecycle.records.epoch import Epoch
@@ -35,10 +36,8 @@ def table_and_plan(
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
             summary, rows = make(where, where.lake.epoch(epoch_id))
-        uri = {"dagster/uri": where.lake.epoch_table(epoch_id, stored_as)}
-        yield dg.MaterializeResult(
-            asset_key=table.key, metadata={EPOCH: epoch_id, **uri, **table_shown(where, epoch_id)}
-        )
+        stored = show.stored(where, epoch_id, stored_as)
+        yield dg.MaterializeResult(asset_key=table.key, metadata={**stored, **table_shown(where, epoch_id)})
         yield dg.MaterializeResult(
             asset_key=plan.key,
             metadata={EPOCH: epoch_id, **plan_shown(where, summary, rows)},

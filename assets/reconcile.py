@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets import show
+from assets import lineage, show
 from assets.findings import COLUMNS
 from assets.names import key, namespace_partitions
 from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
@@ -35,7 +35,7 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
         description="Per namespace: intents in flight by the journal, settled ones, dead letters, confirmed orphans. "
         "For backfills after a rollback of brokers or a restore of ZooKeeper: one run for any selection of namespaces. "
         "Changes nothing, unless `dry_run` is false: then it sends the intents, under the caps of the settings.",
-        deps=[key(cluster, "orphan_ledgers"), key(cluster, "ledger_deletions")],
+        deps=[key(cluster, "journal")],
         partitions_def=namespace_partitions(cluster),
         backfill_policy=dg.BackfillPolicy.single_run(),
         kinds={"parquet"},
@@ -43,14 +43,16 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
     def namespace_reconciliation(
         context: dg.AssetExecutionContext, config: SendConfig, lifecycle: LifecycleResource
     ) -> None:
-        found = reconcile(
-            lifecycle.cluster(),
-            context.run.run_id,
-            list(context.partition_keys),
-            apply=not config.dry_run,
-            resend=config.resend_in_flight,
-            progress=context.log.info,
-        )
+        where = lifecycle.cluster()
+        with lineage.noted(context, where, dry_run=config.dry_run):
+            found = reconcile(
+                where,
+                context.run.run_id,
+                list(context.partition_keys),
+                apply=not config.dry_run,
+                resend=config.resend_in_flight,
+                progress=context.log.info,
+            )
         for name, metadata in intents_shown(found).items():
             context.add_asset_metadata(metadata, context.asset_key, name)
         check_sent(found)

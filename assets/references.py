@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import dagster as dg
 import pyarrow.compute as pc
 
-from assets import show
-from assets.epochs import epoch_to_write
-from assets.names import EPOCH, METASTORE, key
+from assets import show, versions
+from assets.epochs import epoch_to_read, epoch_to_write
+from assets.names import EPOCH, FINDINGS, METASTORE, key
 from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -20,7 +20,7 @@ from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.scan.references import KINDS
 from resources.lifecycle import LifecycleResource
 
-COVERAGE = "coverage"
+COVERAGE, COVERED = "coverage", "covered"
 
 
 def references_asset(cluster: str) -> dg.AssetsDefinition:
@@ -50,7 +50,7 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
         with reporting(context.log.info, of_stages(where.spark)):
             scan_run.read_references(where, epoch_id)
             epoch = scan_run.close(where, epoch_id, started_at)
-        counts = _by_kind(where, epoch_id)
+        counts, ids = _by_kind(where, epoch_id)
         kinds = show.markdown(
             ["kind", "what", "where", "treatment", "references"],
             [(k.code, k.name, k.where, k.treatment, counts[k.code]) for k in KINDS.values()],
@@ -59,12 +59,12 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
             context.log.warning(f"coverage: {gap}")
         yield dg.MaterializeResult(
             metadata={
-                EPOCH: epoch_id,
-                "dagster/uri": where.lake.epoch_table(epoch_id, "references"),
+                **show.stored(where, epoch_id, "references"),
                 "dagster/row_count": sum(counts.values()),
                 "kinds": dg.MetadataValue.md(kinds),
                 "covered": epoch.covered,
             },
+            data_version=versions.version_of(dict(counts), ids),
             check_results=[
                 dg.AssetCheckResult(
                     check_name=COVERAGE,
@@ -82,9 +82,48 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
     return ledger_references
 
 
-def _by_kind(where: Cluster, epoch_id: str) -> Counter[str]:
-    counts = Counter[str]()
+def coverage_asset(cluster: str) -> dg.AssetsDefinition:
+    """``scan_coverage`` with its blocking check: what deletion runs, and assets that follow by themselves, wait for."""
+    name = key(cluster, "scan_coverage")
+
+    @dg.asset(
+        key=name,
+        group_name="references",
+        description="Whether the scan that has just ended is whole: everything was read that can refer to a ledger, "
+        "and every ledger was judged. What follows a scan by itself waits for it.",
+        deps=[key(cluster, one) for one in ("ledger_references", *FINDINGS)],
+        kinds={"parquet"},
+        check_specs=[
+            dg.AssetCheckSpec(
+                COVERED, asset=name, blocking=True, description="Blocks what follows this scan where it is not covered."
+            )
+        ],
+    )
+    def scan_coverage(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        where = lifecycle.without_spark()
+        epoch = where.lake.epoch(epoch_to_read(context, where))
+        gaps = dg.MetadataValue.md("\n".join(f"- {gap}" for gap in epoch.gaps[:100]) or show.NOTHING)
+        return dg.MaterializeResult(
+            metadata={EPOCH: epoch.epoch_id, "covered": epoch.covered, "missing": gaps},
+            data_version=versions.version_of(epoch.covered, sorted(gap.code for gap in epoch.gaps)),
+            check_results=[
+                dg.AssetCheckResult(
+                    check_name=COVERED,
+                    passed=epoch.covered,
+                    severity=dg.AssetCheckSeverity.ERROR,
+                    description="" if epoch.covered else in_words(epoch.gaps)[:4000],
+                )
+            ],
+        )
+
+    return scan_coverage
+
+
+def _by_kind(where: Cluster, epoch_id: str) -> tuple[Counter[str], int]:
+    """References by kind, and the sum of the ledger ids that they name."""
+    counts, ids = Counter[str](), 0
     parts = where.parts(epoch_id, "references")
     for batch in where.lake.batches(parts, ["kind", "ledger_id"], pc.field("ledger_id").is_valid()):
         counts.update({c["values"]: c["counts"] for c in batch.column("kind").value_counts().to_pylist()})
-    return counts
+        ids += int(pc.sum(batch.column("ledger_id")).as_py() or 0)  # pyright: ignore[reportAttributeAccessIssue]
+    return counts, ids

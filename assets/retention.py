@@ -33,7 +33,7 @@ GOES = "goes"
 def retention_assets(cluster: str) -> dg.AssetsDefinition:
     """``expired_ledgers`` and ``retention_plan``."""
     table, plan = key(cluster, "expired_ledgers"), key(cluster, "retention_plan")
-    read = ("managed_ledgers", "managed_cursors", "bookkeeper_ledgers", "topics", "ledger_references")
+    read = ("managed_ledgers", "managed_cursors", "bookkeeper_ledgers", "topics", "scan_coverage")
 
     return table_and_plan(
         f"{cluster}_retention_plan",

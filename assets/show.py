@@ -6,13 +6,26 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import dagster as dg
 
+from assets.names import EPOCH, PLAN
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs.cluster import Cluster
 
 SAMPLE = 50
 """Rows of a sample table."""
+NOTHING = "nothing"
+"""What stands for a table without rows."""
+
+
+def stored(where: Cluster, epoch_id: str, table: str) -> dict[str, Any]:
+    """Where a table of a scan is, and how to see all of it."""
+    uri = where.lake.epoch_table(epoch_id, table)
+    notebook = f'pulsar_lifecycle.read("{table}", epoch="{epoch_id}")'
+    how = f"`pulsar-lifecycle table {table} --epoch {epoch_id}`, in a notebook `{notebook}`, with Spark `{uri}`"
+    return {EPOCH: epoch_id, "dagster/uri": uri, "whole table": dg.MetadataValue.md(how)}
 
 
 def size(count: int) -> str:
@@ -31,8 +44,10 @@ def at(ms: int | None) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> dg.MetadataValue:
-    """A table of ``columns`` (name -> Dagster type), at most :data:`SAMPLE` rows."""
+    """A table of ``columns`` (name -> Dagster type), at most :data:`SAMPLE` rows; "nothing" where there is no row."""
     schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
+    if not rows:
+        return dg.MetadataValue.md(NOTHING)
     records = [dg.TableRecord({n: _plain(row.get(n)) for n in columns}) for row in rows[:SAMPLE]]
     return dg.MetadataValue.table(records, schema=schema)
 
@@ -42,10 +57,18 @@ def _plain(value: Any) -> Any:
 
 
 def markdown(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table."""
+    """A Markdown table; the word "nothing" where it would have no rows."""
+    rows = list(rows)
+    if not rows:
+        return NOTHING
     lines = ["| " + " | ".join(headers) + " |", "|" + " --- |" * len(headers)]
     lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def applied_by(plan_id: str) -> str:
+    """A link, as Markdown, to the runs that applied a plan."""
+    return f"[Runs that applied {plan_id}](/runs?q%5B0%5D={quote(f'tag:{PLAN}={plan_id}', safe='')})"
 
 
 def how_to_apply(
@@ -58,5 +81,5 @@ def how_to_apply(
     if not plan.ledgers:
         return dg.MetadataValue.md(nothing)
     config = json.dumps(run_config, indent=2)
-    launch = f"Launch job `{job}` with this run configuration:\n\n```json\n{config}\n```"
+    launch = f"Launch job `{job}` with this run configuration:\n\n```json\n{config}\n```\n\n{applied_by(plan.plan_id)}"
     return dg.MetadataValue.md(f"{launch}\n\n{then}" if then else launch)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from assets import show
 from assets.epochs import epoch_to_read
-from assets.names import EPOCH, key
+from assets.names import key
 from assets.plots import storage_over_time
 from pulsar_lifecycle.lifecycle.storage_run import (
     TABLE,
@@ -37,7 +37,7 @@ HISTORY = 90
 def storage_report_asset(cluster: str) -> dg.AssetsDefinition:
     """``storage_report`` with its check."""
     asset_key = key(cluster, "storage_report")
-    read = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "topics", "ledger_references", "orphan_ledgers")
+    read = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "topics", "scan_coverage")
 
     @dg.asset(
         key=asset_key,
@@ -61,8 +61,7 @@ def storage_report_asset(cluster: str) -> dg.AssetsDefinition:
             rows, problems = build_storage_report(where, where.lake.epoch(epoch_id))
         return dg.MaterializeResult(
             metadata={
-                EPOCH: epoch_id,
-                "dagster/uri": where.lake.epoch_table(epoch_id, TABLE),
+                **show.stored(where, epoch_id, TABLE),
                 **report_shown(where, epoch_id, rows, problems),
             },
             check_results=[check_result(totals(rows), scanned(where, epoch_id))],

@@ -18,7 +18,7 @@ from pydantic import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from assets import show
+from assets import lineage, show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
@@ -64,7 +64,7 @@ class OffloadConfig(dg.Config):
 
 def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
     """``offload_candidates``, ``offload_plan``, ``offloaded_ledgers``."""
-    deps = [key(cluster, "managed_ledgers"), key(cluster, "offload_leftovers")]
+    deps = [key(cluster, "managed_ledgers"), key(cluster, "offload_leftovers"), key(cluster, "scan_coverage")]
 
     @dg.multi_asset(
         name=f"{cluster}_offload_plan",
@@ -109,8 +109,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
         yield dg.MaterializeResult(
             asset_key=key(cluster, "offload_candidates"),
             metadata={
-                EPOCH: epoch_id,
-                "dagster/uri": where.lake.epoch_table(epoch_id, TABLE),
+                **show.stored(where, epoch_id, TABLE),
                 **_candidates_shown(where.table(epoch_id, TABLE)),
                 **failed_proofs_shown(unproven),
             },
@@ -135,7 +134,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
         group_name="tiered_storage",
         description="Offload everything eligible of the chosen namespaces, whatever the thresholds, in one run. As it "
         "ships it only makes the plan: set `dry_run` to false to do it. What is offloaded already is never repeated.",
-        deps=[key(cluster, "offload_plan"), key(cluster, "object_store")],
+        deps=[key(cluster, "object_store")],
         partitions_def=namespace_partitions(cluster),
         backfill_policy=dg.BackfillPolicy.single_run(),
         kinds={"pyspark", "s3"},
@@ -151,7 +150,8 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
         outcomes: Outcomes = ()
         if not config.dry_run:
             order = OffloadOrder(plan.plan_id, plan.digest)
-            outcomes = offload_now(where, context.run.run_id, order, context.log.info)
+            with lineage.noted(context, where, plan.plan_id):
+                outcomes = offload_now(where, context.run.run_id, order, context.log.info)
         for name in names:
             own = rows.filter(pc.equal(rows.column("namespace"), name))
             mine = [one for one in outcomes if one.topic and str(Topic.parse(one.topic).namespace) == name]

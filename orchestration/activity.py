@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from assets import show
+from assets import lineage, show
 from assets.names import key
 from orchestration.failures import wrong_configuration_fails
 from orchestration.jobs import PlanConfig
@@ -49,11 +49,12 @@ def delete_unused_topics_op(
 ) -> None:
     """Refuses a stale, report-only or foreign plan. A topic that changed since stays, and is shown with its code."""
     where, dry_run = lifecycle.cluster(), config.dry_run
-    metadata = finish(
-        dry_run,
-        lambda report: delete_inactive(where, context.run_id, config.order(), dry_run=dry_run, report=report),
-        context.log.info,
-    )
+    with lineage.noted(context, where, config.plan_id, dry_run=dry_run):
+        metadata = finish(
+            dry_run,
+            lambda report: delete_inactive(where, context.run_id, config.order(), dry_run=dry_run, report=report),
+            context.log.info,
+        )
     context.add_output_metadata(metadata)
 
 
@@ -79,7 +80,8 @@ def delete_subscriptions_op(
     where, dry_run = lifecycle.cluster(), config.dry_run
     done: list[DeletedSubscription] = []
     try:
-        delete_subscriptions(where, context.run_id, config.order(), dry_run=dry_run, report=done.extend)
+        with lineage.noted(context, where, config.plan_id, dry_run=dry_run):
+            delete_subscriptions(where, context.run_id, config.order(), dry_run=dry_run, report=done.extend)
     except LifecycleError as error:
         if not done:
             raise

@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from assets import show
+from assets import lineage, show
 from assets.names import key
 from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk
@@ -48,7 +48,8 @@ def collect_op(context: dg.OpExecutionContext, config: CollectConfig, lifecycle:
         going = [row for row in plan if row.choice is CollectionChoice.COLLECT]
         context.log.info(f"dry run: {len(going)} bookies would collect; set dry_run to false")
         return
-    plan, done = collect_bookies(where, context.run_id, context.log.info)
+    with lineage.noted(context, where):
+        plan, done = collect_bookies(where, context.run_id, context.log.info)
     unknown = [row.bookie for row in plan if row.choice is CollectionChoice.UNKNOWN_DISK]
     if unknown and not done:
         raise dg.Failure(

@@ -7,7 +7,7 @@ import dagster as dg
 import pyarrow as pa
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from assets import show
+from assets import lineage, show
 from assets.buckets import rows_shown
 from assets.names import key
 from orchestration.failures import wrong_configuration_fails
@@ -47,7 +47,8 @@ def sweep_op(context: dg.OpExecutionContext, config: SweepConfig, lifecycle: Lif
         context.add_output_metadata({"dry run": True, **rows_shown(rows)})
         context.log.info(f"dry run: {rows.num_rows} copies and uploads would go; set dry_run to false")
         return
-    done = sweep(where, context.run_id, config.order(), context.log.info)
+    with lineage.noted(context, where, config.plan_id):
+        done = sweep(where, context.run_id, config.order(), context.log.info)
     failed = [one for one in done.dropped if one.outcome == Outcome.RETRYING]
     if done.applied.failed or failed:
         first = done.applied.first_error or f"{failed[0].key}: {failed[0].reason}"

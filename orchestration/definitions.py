@@ -15,10 +15,12 @@ from assets.dead_letters import dead_letters_asset
 from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
+from assets.frame import framed
+from assets.kept import kept_assets
 from assets.load import load_assets
 from assets.metastore import metastore_assets
 from assets.reconcile import reconciliation_asset
-from assets.references import references_asset
+from assets.references import coverage_asset, references_asset
 from assets.retention import retention_assets
 from assets.storage import storage_report_asset
 from assets.tiered import offload_assets
@@ -34,7 +36,7 @@ from orchestration.schedules import dead_letter_sensor, queue_sensors, scan_sche
 from orchestration.tiered import offload_job, plan_offload_job, revert_job
 from orchestration.trimming import delete_topics_job, trim_topics_job
 from orchestration.undo import undo_deletions_job
-from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
+from pulsar_lifecycle.settings import CONFIG_VARIABLE, CatalogSettings, load_settings
 from resources.lifecycle import LifecycleResource
 
 UNCONFIGURED = "pulsar"
@@ -44,27 +46,14 @@ UNCONFIGURED = "pulsar"
 def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Everything for one cluster. ``resources`` overrides the real ones. Raises ConfigError for wrong settings."""
     path = config_file or os.environ.get(CONFIG_VARIABLE, "")
-    cluster = load_settings(path).cluster if path else UNCONFIGURED
+    settings = load_settings(path) if path else None
+    cluster = settings.cluster if settings else UNCONFIGURED
+    catalog = settings.catalog if settings else CatalogSettings()
     delete_pending = delete_pending_job(cluster)
     scan = scan_job(cluster)
     keep_retention = keep_retention_job(cluster)
     return dg.Definitions(
-        assets=[
-            *external_assets(cluster),
-            *metastore_assets(cluster),
-            references_asset(cluster),
-            findings_assets(cluster),
-            *deletion_assets(cluster),
-            dead_letters_asset(cluster),
-            reconciliation_asset(cluster),
-            *offload_assets(cluster),
-            object_assets(cluster),
-            retention_assets(cluster),
-            load_assets(cluster),
-            bookie_disk_asset(cluster),
-            storage_report_asset(cluster),
-            activity_assets(cluster),
-        ],
+        assets=framed(_assets(cluster), catalog),
         jobs=[
             scan,
             apply_plan_job,
@@ -92,8 +81,30 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
         ],
         schedules=[scan_schedule(scan), retention_schedule(keep_retention)],
         sensors=[*queue_sensors(delete_pending, cluster), dead_letter_sensor(cluster)],
+        executor=dg.in_process_executor,
         resources={"lifecycle": LifecycleResource(config_file=path), **(resources or {})},
     )
+
+
+def _assets(cluster: str) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    return [
+        *external_assets(cluster),
+        *kept_assets(cluster),
+        *metastore_assets(cluster),
+        references_asset(cluster),
+        coverage_asset(cluster),
+        findings_assets(cluster),
+        *deletion_assets(cluster),
+        dead_letters_asset(cluster),
+        reconciliation_asset(cluster),
+        *offload_assets(cluster),
+        object_assets(cluster),
+        retention_assets(cluster),
+        load_assets(cluster),
+        bookie_disk_asset(cluster),
+        storage_report_asset(cluster),
+        activity_assets(cluster),
+    ]
 
 
 defs = build_defs()

@@ -12,9 +12,9 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from dagster._core.storage.tags import MAX_RUNTIME_SECONDS_TAG
 from pydantic import Field
 
-from assets import dead_letters
+from assets import dead_letters, lineage
 from assets.deletion import check_not_stopped, outcomes_shown
-from assets.names import FINDINGS, METASTORE, key
+from assets.names import CLUSTER, FINDINGS, METASTORE, key
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.deletion import deletion_run
@@ -24,11 +24,7 @@ from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from resources.lifecycle import LifecycleResource
 
-SCANNED = (*METASTORE, "ledger_references", *FINDINGS)
-
-
-CLUSTER_TAG = "lifecycle/cluster"
-"""Tag of runs at a cluster's queue: one Dagster may have a code location for each of several clusters."""
+SCANNED = (*METASTORE, "ledger_references", *FINDINGS, "scan_coverage")
 
 
 def scan_job(cluster: str) -> UnresolvedAssetJobDefinition:
@@ -51,7 +47,7 @@ def delete_pending_job(cluster: str) -> UnresolvedAssetJobDefinition:
         description="Scan again, then delete what the queue holds and nothing refers to. "
         "Intents sent after the scan began wait for the next run.",
         executor_def=dg.in_process_executor,
-        tags={CLUSTER_TAG: cluster},
+        tags={CLUSTER: cluster},
     )
 
 
@@ -90,10 +86,11 @@ class ApplyConfig(PlanConfig):
 def send_intents_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan and one that exceeds its caps."""
     where = lifecycle.cluster()
-    if config.direct:
-        context.add_output_metadata(deleted(deletion_run.apply_directly(where, context.run_id, config.order())))
-        return
-    applied = deletion_run.apply_plan(where, context.run_id, config.order(), context.log.info)
+    with lineage.noted(context, where, config.plan_id):
+        if config.direct:
+            context.add_output_metadata(deleted(deletion_run.apply_directly(where, context.run_id, config.order())))
+            return
+        applied = deletion_run.apply_plan(where, context.run_id, config.order(), context.log.info)
     context.add_output_metadata({"sent": applied.sent, "sent before": applied.already, "failed": applied.failed})
     if applied.problem:
         raise dg.Failure(f"{applied.problem}; apply the plan again to send the rest")
@@ -161,7 +158,8 @@ def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle:
         )
         context.log.info(f"dry run: {len(some)} dead letters would be sent again; set dry_run to false to send them")
         return
-    done = redrive_now(where, context.run_id, wanted, most, context.log.info)
+    with lineage.noted(context, where):
+        done = redrive_now(where, context.run_id, wanted, most, context.log.info)
     metadata = {
         "sent": done.sent,
         "failed": done.failed,

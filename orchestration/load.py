@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from assets import show
+from assets import lineage, show
 from assets.names import key
 from orchestration.failures import wrong_configuration_fails
 from orchestration.jobs import PlanConfig
@@ -57,7 +57,8 @@ def load_op(context: dg.OpExecutionContext, config: LoadConfig, lifecycle: Lifec
     where, dry_run = lifecycle.cluster(), config.dry_run
     done: list[LoadedTopic] = []
     try:
-        load_topics(where, context.run_id, config.order(), dry_run=dry_run, report=done.extend)
+        with lineage.noted(context, where, config.plan_id, dry_run=dry_run):
+            load_topics(where, context.run_id, config.order(), dry_run=dry_run, report=done.extend)
     except LifecycleError as error:
         if not done:
             raise

@@ -3,6 +3,7 @@
 import dagster as dg
 from pydantic import Field
 
+from assets import lineage
 from assets.names import key
 from assets.reconcile import RECONCILIATION, SendConfig, check_sent, intents_shown, reconciled_shown
 from orchestration.failures import wrong_configuration_fails
@@ -27,14 +28,15 @@ def reconcile_job(cluster: str) -> dg.JobDefinition:
     @wrong_configuration_fails()
     def reconcile_op(context: dg.OpExecutionContext, config: ReconcileConfig, lifecycle: LifecycleResource) -> None:
         where = lifecycle.cluster()
-        found = reconcile(
-            where,
-            context.run_id,
-            config.namespaces,
-            apply=not config.dry_run,
-            resend=config.resend_in_flight,
-            progress=context.log.info,
-        )
+        with lineage.noted(context, where, dry_run=config.dry_run):
+            found = reconcile(
+                where,
+                context.run_id,
+                config.namespaces,
+                apply=not config.dry_run,
+                resend=config.resend_in_flight,
+                progress=context.log.info,
+            )
         for name, metadata in intents_shown(found).items():
             context.log_event(dg.AssetMaterialization(key(cluster, RECONCILIATION), partition=name, metadata=metadata))
         context.add_output_metadata(reconciled_shown(found))

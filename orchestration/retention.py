@@ -3,6 +3,7 @@
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from assets import lineage
 from assets.names import key
 from orchestration.failures import wrong_configuration_fails
 from orchestration.jobs import PlanConfig
@@ -36,11 +37,12 @@ class RetentionConfig(PlanConfig):
 def trim_expired_op(context: dg.OpExecutionContext, config: RetentionConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan. What changed since the plan stays, and is shown with its code."""
     where, order, dry_run = lifecycle.cluster(), config.order(), config.dry_run
-    metadata = finish(
-        dry_run,
-        lambda report: apply_retention(where, context.run_id, order, dry_run=dry_run, report=report),
-        context.log.info,
-    )
+    with lineage.noted(context, where, config.plan_id, dry_run=dry_run):
+        metadata = finish(
+            dry_run,
+            lambda report: apply_retention(where, context.run_id, order, dry_run=dry_run, report=report),
+            context.log.info,
+        )
     context.add_output_metadata(metadata)
 
 

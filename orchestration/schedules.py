@@ -14,8 +14,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets import dead_letters
 from assets.dead_letters import PartialReader, open_reader
-from assets.names import key
-from orchestration.jobs import CLUSTER_TAG
+from assets.names import CLUSTER, key
 from pulsar_lifecycle.deletion.redrive import letters_of
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
 from pulsar_lifecycle.errors import LifecycleError
@@ -70,7 +69,7 @@ def _doorbell(
     Dagster's storage does not notice that a run died with its host, and such a run holds its pools for ever: one that
     has said nothing for very long is marked as failed before it rings, if nobody has the lease.
     """
-    at_work = dg.RunsFilter(job_name=job.name, statuses=_ACTIVE, tags={CLUSTER_TAG: cluster})
+    at_work = dg.RunsFilter(job_name=job.name, statuses=_ACTIVE, tags={CLUSTER: cluster})
 
     @dg.sensor(
         name=name,

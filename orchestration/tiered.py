@@ -4,6 +4,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
+from assets import lineage
 from assets.names import key
 from assets.tiered import check_done, counted, outcomes_shown, proofs_evaluated, said
 from orchestration.failures import wrong_configuration_fails
@@ -44,7 +45,8 @@ def offload_ledgers_op(
 ) -> dict[str, int]:
     """Ledgers by outcome. Refuses a stale, report-only or foreign plan; a rerun finishes what was interrupted."""
     order, where = OffloadOrder(config.plan_id, config.digest, config.limit), lifecycle.cluster()
-    outcomes = offload_now(where, context.run_id, order, context.log.info)
+    with lineage.noted(context, where, config.plan_id):
+        outcomes = offload_now(where, context.run_id, order, context.log.info)
     plan, _ = where.lake.offload_plan(config.plan_id)
     alarm = proofs_evaluated(where, plan.epoch_id)
     context.log_event(alarm)  # pyright: ignore[reportArgumentType]  # it is one of those that it takes
@@ -72,7 +74,9 @@ class RevertConfig(dg.Config):
 def revert_op(context: dg.OpExecutionContext, config: RevertConfig, lifecycle: LifecycleResource) -> None:
     """Refused for what BookKeeper does not have whole, or was released there."""
     topic, ledgers = topic_of("topic", config.topic), sorted(ledgers_of("ledger_ids", config.ledger_ids))
-    outcomes = revert_offloads(lifecycle.cluster(), context.run_id, topic, ledgers, dry_run=config.dry_run)
+    where = lifecycle.cluster()
+    with lineage.noted(context, where, dry_run=config.dry_run):
+        outcomes = revert_offloads(where, context.run_id, topic, ledgers, dry_run=config.dry_run)
     metadata = outcomes_shown(outcomes)
     wrong = [one for one in outcomes if one.outcome not in (Outcome.GOES, Outcome.REVERTED)]
     if wrong:

@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from assets import show
+from assets import lineage, show
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import LifecycleError, UsageError
@@ -159,11 +159,12 @@ def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: Lifec
     """Refused topics and ledgers are shown with their reason; a topic that failed fails the run."""
     orders = [one.order() for one in config.topics]
     cluster, dry_run = lifecycle.cluster(), config.dry_run
-    metadata = finish(
-        dry_run,
-        lambda report: trim_run.trim(cluster, context.run_id, orders, dry_run=dry_run, report=report),
-        context.log.info,
-    )
+    with lineage.noted(context, cluster, dry_run=dry_run):
+        metadata = finish(
+            dry_run,
+            lambda report: trim_run.trim(cluster, context.run_id, orders, dry_run=dry_run, report=report),
+            context.log.info,
+        )
     context.add_output_metadata(metadata)
 
 
@@ -186,13 +187,14 @@ def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig,
     """A topic that the broker refuses stays; its messages find it in use and are kept."""
     topics = [topic_of("topics", name) for name in config.topics]
     cluster, force, dry_run = lifecycle.cluster(), config.force, config.dry_run
-    metadata = finish(
-        dry_run,
-        lambda report: trim_run.delete_topics(
-            cluster, context.run_id, topics, force=force, dry_run=dry_run, report=report
-        ),
-        context.log.info,
-    )
+    with lineage.noted(context, cluster, dry_run=dry_run):
+        metadata = finish(
+            dry_run,
+            lambda report: trim_run.delete_topics(
+                cluster, context.run_id, topics, force=force, dry_run=dry_run, report=report
+            ),
+            context.log.info,
+        )
     context.add_output_metadata(metadata)
 
 

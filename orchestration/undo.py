@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from assets import show
+from assets import lineage, show
 from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.deletion.undo.undo_run import Request, Result, undo_deletions
 from pulsar_lifecycle.deletion.undo.undone import Undone
@@ -56,7 +56,9 @@ class UndoConfig(dg.Config):
 def restore_ledgers_op(context: dg.OpExecutionContext, config: UndoConfig, lifecycle: LifecycleResource) -> None:
     """Holds the lease while it waits, so that no deletion run begins; a rerun goes on where one was interrupted."""
     request = Request(config.run_id, tuple(config.ledger_ids), config.dry_run, config.accept_unknown)
-    result = undo_deletions(lifecycle.cluster(), context.run_id, request, context.log.info)
+    where = lifecycle.cluster()
+    with lineage.noted(context, where, dry_run=config.dry_run):
+        result = undo_deletions(where, context.run_id, request, context.log.info)
     metadata = undone_shown(result)
     if missing := shortfall(request, result):
         raise dg.Failure(missing, metadata=metadata)

@@ -223,6 +223,27 @@ class SparkSettings(Section):
     """Tasks a table is read in."""
 
 
+class CatalogSettings(Section):
+    """What Dagster's catalog says of every asset: who owns it, and how old it may be before its health is bad."""
+
+    owners: tuple[str, ...] = ()
+    """``team:NAME`` or e-mail addresses."""
+    scan_fresh_for: Seconds = Field(default=5_400.0, ge=60)
+    """A scan, and the plan of orphans; the hourly schedule makes one in time, two missed ones are too old."""
+    queue_fresh_for: Seconds = Field(default=3_600.0, ge=60)
+    """The look at the deletion queue."""
+    inventory_fresh_for: Seconds = Field(default=2 * 86_400.0, ge=60)
+    """The inventory of the buckets."""
+
+    @field_validator("owners")
+    @classmethod
+    def _reachable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not re.fullmatch(r"team:\S+|[^@\s]+@[^@\s]+\.[^@\s]+", name):
+                raise ValueError(f"expected team:NAME or an e-mail address, found {name!r}")
+        return value
+
+
 class Settings(Section):
     """The whole file."""
 
@@ -246,6 +267,7 @@ class Settings(Section):
     load: LoadSettings = LoadSettings()
     inactivity: InactivitySettings = InactivitySettings()
     metrics: MetricsSettings = MetricsSettings()
+    catalog: CatalogSettings = CatalogSettings()
 
     def words(self) -> list[Word]:
         """Everything that the operator says here against, or beyond, the safety rules; expired ones too."""

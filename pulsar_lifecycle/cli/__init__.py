@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from pulsar_lifecycle.cli import compaction, control, disk, explain, inactive, inspect, plans, queue
+from pulsar_lifecycle.cli import compaction, control, disk, explain, inactive, inspect, plans, queue, table
 from pulsar_lifecycle.cli.session import Options
 from pulsar_lifecycle.cli.show import printable
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, UsageError
@@ -46,6 +46,7 @@ app.add_typer(queue.app, name="queue")
 app.command()(plans.plans)
 app.command()(plans.plan)
 app.command()(plans.journal)
+app.command()(table.table)
 app.add_typer(sandbox_app, name="sandbox")
 
 

@@ -40,6 +40,8 @@ class Action(StrEnum):
     """Having a broker delete an inactive subscription; ``detail`` has its name."""
     OPERATOR_WORD = "operator-word"
     """A run met, or missed, a word of the operator; ``component`` is its kind, ``detail`` all of it."""
+    APPROVE_PLAN = "approve-plan"
+    """Somebody approved a plan; ``detail`` has who, the digest, and until when (ms)."""
 
 
 def action_of(ledger_type: LedgerType) -> Action:
@@ -89,6 +91,8 @@ class Phase(StrEnum):
     DELETE_SUBSCRIPTION = "delete-subscription"
     """The only one of its action."""
     OPERATOR_WORD = "operator-word"
+    """The only one of its action."""
+    APPROVE_PLAN = "approve-plan"
     """The only one of its action."""
 
 
@@ -222,8 +226,10 @@ class Outcome(StrEnum):
 
     IN_FORCE = "in-force"
     """Action ``operator-word``: it holds, new or changed."""
+    APPROVED = "approved"
+    """Action ``approve-plan``: the plan may be applied by itself, until then."""
     WITHDRAWN = "withdrawn"
-    """Action ``operator-word``: it is no longer in the settings file."""
+    """Action ``operator-word``: it is no longer in the settings file. Action ``approve-plan``: not any more."""
     EXPIRED = "expired"
     """Action ``operator-word``: its ``until`` has passed."""
 

@@ -11,8 +11,8 @@ import pytest
 from dagster._core.events import EngineEventData
 from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
+from assets.names import CLUSTER
 from orchestration.definitions import build_defs
-from orchestration.jobs import CLUSTER_TAG
 from orchestration.schedules import DEAD_AFTER_SECONDS, PAGE, Watch
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.errors import Unavailable
@@ -228,7 +228,7 @@ def test_nothing_rings_while_a_run_is_at_it(bell: Bell, instance: dg.DagsterInst
     assert "a run is at it" in bell.skipped()
 
 
-EAST = {CLUSTER_TAG: "east"}
+EAST = {CLUSTER: "east"}
 
 
 def started(instance: dg.DagsterInstance, at: int, tags: Mapping[str, str] | None = None) -> str:
@@ -279,7 +279,7 @@ def test_a_run_that_still_reports_is_at_work(bell: Bell, instance: dg.DagsterIns
 
 
 def test_another_clusters_run_is_left_alone(bell: Bell, instance: dg.DagsterInstance) -> None:
-    run_id = silent(bell, instance, {CLUSTER_TAG: "west"})
+    run_id = silent(bell, instance, {CLUSTER: "west"})
     bell.run_key()
     assert status_of(instance, run_id) is dg.DagsterRunStatus.STARTED
 

@@ -17,6 +17,8 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from resources.lifecycle import LifecycleResource
 from tests.kit.builders import some_why
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.journal import FakeJournal
 
 NAME = "persistent://acme/orders/placed"
 DONE = OffloadOutcome(NAME, 1, Outcome.OFFLOADED, some_why(""), 10)
@@ -46,7 +48,10 @@ def launched(
     """The run, and what its instance has of checks."""
     plan: Any = SimpleNamespace(epoch_id="e")
     where: Any = SimpleNamespace(
-        settings=SimpleNamespace(cluster="pulsar"), lake=SimpleNamespace(offload_plan=lambda plan_id: (plan, None))
+        settings=SimpleNamespace(cluster="pulsar"),
+        lake=SimpleNamespace(offload_plan=lambda plan_id: (plan, None)),
+        clock=FakeClock(),
+        journal_reader=FakeJournal(),
     )
     monkeypatch.setattr(LifecycleResource, "cluster", lambda self: where)
     monkeypatch.setattr(tiered, "offload_now", lambda *_: list(outcomes))

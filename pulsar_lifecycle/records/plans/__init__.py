@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -36,6 +37,15 @@ class Summary(Protocol):
     def gaps(self) -> tuple[Gap, ...]: ...  # noqa: D102
     @property
     def digest(self) -> str: ...  # noqa: D102
+
+
+def epoch_of(plan_id: str) -> str:
+    """The scan that a plan was made of, by the plan's id (``KIND-EPOCH-TOKEN``); empty for another form."""
+    found = _ID.fullmatch(plan_id)
+    return found["epoch"] if found else ""
+
+
+_ID = re.compile(r"[a-z][a-z-]*-(?P<epoch>\d.*)-[0-9a-f]+")
 
 
 def digest(rows: pa.Table, facts: Mapping[str, Any]) -> str:

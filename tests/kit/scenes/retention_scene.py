@@ -54,6 +54,7 @@ class RetentionScene:
             reader=lambda: servers.reader,
             queue=lambda: self.open_queue(),
             journal=lambda: servers.journal,
+            journal_reader=lambda: servers.journal,
             clock=lambda: servers.clock,
         )
         self.cluster = Cluster(self.settings, connect=connect, given=LocalTasks())

@@ -1,0 +1,163 @@
+"""What a run with effects leaves on the assets that it changed: how many rows ended how, by which plan.
+
+Source of truth: the journal's rows of the run, so that a run that failed half-way says what it had done. Not here:
+counting them (``journal/effects.py``), what an asset says of itself once a job materializes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+
+from assets import show
+from assets.names import CLUSTER, EPOCH, PLAN, key, namespace_partitions
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
+from pulsar_lifecycle.journal.effects import Changed, Effect, added_up, effects_of
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans import epoch_of
+from pulsar_lifecycle.runs.cluster import Cluster
+
+CLOCKS_APART_MS = 3_600_000
+"""How far the clocks of workers, which date the journal's rows, may be behind the driver's."""
+NAMESPACES = 500
+"""Namespaces of one run whose pages get an event of their own."""
+_PLAN_OF_KIND = {
+    "orphans": "deletion_plan",
+    "reconcile": "namespace_reconciliation",
+    "retention": "retention_plan",
+    "load": "load_plan",
+    "offload": "offload_plan",
+    "objects": "orphan_objects",
+    "inactive-topics": "inactive_topics_plan",
+    "inactive-subscriptions": "inactive_cursors_plan",
+}
+"""By the beginning of a plan's id, the asset on whose page it is."""
+
+
+@contextmanager
+def noted(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext,
+    where: Cluster,
+    plan_id: str = "",
+    *,
+    dry_run: bool = False,
+) -> Iterator[None]:
+    """Tag the run, and write what it did on the assets that it changed, however it ends; nothing for a dry run."""
+    if dry_run:
+        yield
+        return
+    cluster, begun, run_id = where.settings.cluster, where.clock.now_ms(), context.run.run_id
+    _tag(context, {CLUSTER: cluster, **_plan_tags([plan_id] if plan_id else [])})
+    try:
+        yield
+    finally:
+        try:
+            effects = effects_of(where.journal_reader, cluster, run_id, begun - CLOCKS_APART_MS)
+            _tag(context, _plan_tags(sorted({one.plan_id for one in effects if one.plan_id})))
+            _register(context, cluster, effects)
+            for event in events_of(effects, cluster, run_id, own=_own(context)):
+                context.log_event(event)
+        except LifecycleError as error:  # what the run itself says matters more
+            context.log.warning(f"what this run did is not on the pages of assets, only in the journal: {error}")
+
+
+def events_of(effects: Sequence[Effect], cluster: str, run_id: str, own: Iterable[str] = ()) -> list[Any]:
+    """An event for each asset that was changed, for each plan that ordered it, and for the journal.
+
+    ``own``: assets that the run materializes itself, and whose page it fills.
+    """
+    found: list[Any] = []
+    mine = [one for one in effects if one.changed]
+    for changed in Changed:
+        some = [one for one in mine if one.changed is changed]
+        if some and changed.value not in own:
+            found.append(_observed(key(cluster, changed.value), some, run_id))
+    for plan_id in sorted({one.plan_id for one in mine if one.plan_id}):
+        asset = next((name for kind, name in _PLAN_OF_KIND.items() if plan_id.startswith(f"{kind}-")), None)
+        if asset:
+            some = [one for one in mine if one.plan_id == plan_id]
+            found.append(_observed(key(cluster, asset), some, run_id))
+    if mine:
+        found.append(_observed(key(cluster, "journal"), mine, run_id))
+    if Changed.OFFLOADED not in own:
+        found += _by_namespace(mine, cluster)
+    archived = [one for one in mine if one.changed is Changed.DELETED and one.outcome == Outcome.DELETED]
+    if archived:
+        found.append(_observed(key(cluster, "archive"), archived, run_id))
+    return found
+
+
+def _observed(asset_key: dg.AssetKey, effects: Sequence[Effect], run_id: str) -> dg.AssetObservation:
+    plans = sorted({one.plan_id for one in effects if one.plan_id})
+    epochs = sorted({epoch for plan in plans if (epoch := epoch_of(plan))})
+    metadata: dict[str, Any] = {
+        "run": dg.MetadataValue.dagster_run(run_id),
+        "rows of the journal": sum(one.rows for one in effects),
+        "bytes": sum(one.bytes for one in effects),
+        "outcomes": dg.MetadataValue.md(outcomes(effects)),
+        "plans": dg.MetadataValue.md(
+            "\n".join(f"- {show.applied_by(plan)}" for plan in plans[: show.SAMPLE]) or "none"
+        ),
+        "all of it": dg.MetadataValue.md(f"`pulsar-lifecycle journal --run {run_id}`"),
+    }
+    return dg.AssetObservation(asset_key, metadata=metadata | ({EPOCH: epochs[-1]} if epochs else {}))
+
+
+def outcomes(effects: Iterable[Effect]) -> str:
+    """A Markdown table of how many ended how."""
+    cells = [(*group, rows, show.size(size)) for *group, rows, size in added_up(effects)]
+    return show.markdown(["action", "phase", "outcome", "rows", "bytes"], cells)
+
+
+def _by_namespace(effects: Iterable[Effect], cluster: str) -> list[dg.AssetMaterialization]:
+    """The namespaces in which ledgers were offloaded or reverted have pages of their own."""
+    found: dict[str, list[Effect]] = {}
+    for one in effects:
+        if one.changed is Changed.OFFLOADED and (name := _namespace(one.topic)):
+            found.setdefault(name, []).append(one)
+    return [
+        dg.AssetMaterialization(
+            key(cluster, Changed.OFFLOADED.value),
+            partition=name,
+            metadata={
+                "dagster/row_count": sum(one.rows for one in some if one.outcome == Outcome.OFFLOADED),
+                "bytes": sum(one.bytes for one in some if one.outcome == Outcome.OFFLOADED),
+                "outcomes": dg.MetadataValue.md(outcomes(some)),
+            },
+        )
+        for name, some in sorted(found.items())[:NAMESPACES]
+    ]
+
+
+def _register(context: Any, cluster: str, effects: Iterable[Effect]) -> None:
+    names = {name for one in effects if one.changed is Changed.OFFLOADED and (name := _namespace(one.topic))}
+    partitions = namespace_partitions(cluster)
+    assert partitions.name is not None
+    if new := sorted(names - set(context.instance.get_dynamic_partitions(partitions.name))):
+        context.instance.add_dynamic_partitions(partitions.name, new)
+
+
+def _namespace(topic: str) -> str:
+    try:
+        return str(Topic.parse(topic).namespace)
+    except CorruptFormat:
+        return ""
+
+
+def _own(context: dg.OpExecutionContext | dg.AssetExecutionContext) -> list[str]:
+    own = context.selected_asset_keys if isinstance(context, dg.AssetExecutionContext) else ()
+    return [one.path[-1] for one in own]
+
+
+def _plan_tags(plans: Sequence[str]) -> dict[str, str]:
+    return {PLAN: plans[0], EPOCH: epoch_of(plans[0])} if plans else {}
+
+
+def _tag(context: Any, tags: Mapping[str, str]) -> None:
+    new = {name: value for name, value in tags.items() if value and context.run.tags.get(name) != value}
+    if new and context.instance.has_run(context.run.run_id):
+        context.instance.add_run_tags(context.run.run_id, new)

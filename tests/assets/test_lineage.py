@@ -1,0 +1,164 @@
+"""What runs leave on the assets that they changed, and when the UI calls an asset out of sync."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets import lineage, show
+from assets.deletion import deletion_assets
+from assets.names import CLUSTER, EPOCH, PLAN, key
+from orchestration.definitions import build_defs
+from pulsar_lifecycle.journal.effects import NO_EFFECTS, Changed, Effect, added_up, effects_of
+from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan, run_config
+from pulsar_lifecycle.records.outcomes import Action, Phase
+from pulsar_lifecycle.records.plans import epoch_of
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.trimming.retention_run import apply_retention
+from resources.lifecycle import LifecycleResource
+from tests.kit.scenes.retention_scene import RetentionScene
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
+    found = RetentionScene(tmp_path, monkeypatch)
+    monkeypatch.setattr(LifecycleResource, "cluster", lambda self: found.cluster)
+    return found
+
+
+def applied(scene: RetentionScene, instance: dg.DagsterInstance, *, dry_run: bool) -> tuple[str, str]:
+    """Run and plan ids of a retention plan of two ledgers that job ``apply_retention`` applied."""
+    scene.topic("a", 100, 100, 100)
+    summary, _ = make_retention_plan(scene.cluster, scene.scan())
+    config = run_config(summary)
+    config["ops"]["trim_expired"]["config"]["dry_run"] = dry_run
+    job = build_defs().resolve_job_def("apply_retention")
+    result = job.execute_in_process(run_config=config, instance=instance, resources={"lifecycle": LifecycleResource()})
+    assert result.success
+    return result.run_id, summary.plan_id
+
+
+def observed(instance: dg.DagsterInstance, name: str) -> list[dict[str, Any]]:
+    records = instance.fetch_observations(key("test", name), limit=10).records
+    return [
+        {label: value.value for label, value in record.asset_observation.metadata.items()}
+        for record in records
+        if record.asset_observation
+    ]
+
+
+def test_a_run_says_what_it_did_on_what_it_changed(scene: RetentionScene) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        run_id, plan_id = applied(scene, instance, dry_run=False)
+        for name in ("ledger_deletion_topic", "trimmed_ledgers", "retention_plan", "journal"):
+            (page,) = observed(instance, name)
+            assert page["run"] == run_id
+            assert plan_id in page["plans"]
+        assert observed(instance, "ledger_deletions") == []
+        (queue,) = observed(instance, "ledger_deletion_topic")
+        assert queue["rows of the journal"] == 2
+        assert "| delete-ledger | send | sent | 2 |" in queue["outcomes"]
+
+
+def test_a_run_carries_its_cluster_and_plan(scene: RetentionScene) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        run_id, plan_id = applied(scene, instance, dry_run=False)
+        run = instance.get_run_by_id(run_id)
+        assert run is not None
+        assert {run.tags[CLUSTER], run.tags[PLAN]} == {"test", plan_id}
+
+
+def test_a_dry_run_leaves_nothing(scene: RetentionScene) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        run_id, _ = applied(scene, instance, dry_run=True)
+        assert observed(instance, "trimmed_ledgers") == observed(instance, "journal") == []
+        run = instance.get_run_by_id(run_id)
+        assert run is not None
+        assert PLAN not in run.tags
+
+
+def test_a_run_that_fails_says_what_it_had_done(scene: RetentionScene) -> None:
+    """The journal knows, whatever became of the run."""
+    scene.topic("a", 100, 100, 100)
+    summary, _ = make_retention_plan(scene.cluster, scene.scan())
+
+    @dg.op
+    def fails(context) -> None:
+        with lineage.noted(context, scene.cluster, summary.plan_id):
+            apply_retention(scene.cluster, context.run_id, Order(summary.plan_id, summary.digest), dry_run=False)
+            raise RuntimeError
+
+    @dg.job
+    def failing() -> None:
+        fails()
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert not failing.execute_in_process(instance=instance, raise_on_error=False).success
+        assert len(observed(instance, "trimmed_ledgers")) == 1
+
+
+def test_every_action_changes_something_or_is_known_not_to() -> None:
+    """A new action of the journal has to say which asset it changes."""
+    silent = [
+        action
+        for action in Action
+        if action not in (*NO_EFFECTS, Action.DELETE_LEDGER, Action.DELETE_OFFLOADED)
+        and Effect("", action, "another", "", "", 1, 0).changed is None
+    ]
+    assert silent == []
+    assert Effect("", Action.DELETE_LEDGER, Phase.SEND, "sent", "", 1, 0).changed is Changed.QUEUE
+
+
+def test_words_of_another_version_change_nothing() -> None:
+    assert Effect("", "invented", "later", "", "", 1, 0).changed is None
+
+
+def test_effects_of_other_runs_and_clusters_are_not_counted(scene: RetentionScene) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        run_id, _ = applied(scene, instance, dry_run=False)
+    journal, now = scene.cluster.journal_reader, scene.now
+    assert added_up(effects_of(journal, "test", run_id, now - 3_600_000))
+    assert effects_of(journal, "other", run_id, 0) == effects_of(journal, "test", "another", 0) == []
+
+
+@pytest.mark.parametrize(
+    ("plan_id", "epoch"),
+    [
+        ("orphans-20261124T101112000-abc123-1f2e", "20261124T101112000-abc123"),
+        ("inactive-topics-20261124T101112000-abc123-1f2e", "20261124T101112000-abc123"),
+        ("by hand", ""),
+    ],
+)
+def test_a_plans_id_says_its_scan(plan_id: str, epoch: str) -> None:
+    assert epoch_of(plan_id) == epoch
+
+
+def test_the_page_of_a_plan_leads_to_the_runs_that_applied_it(scene: RetentionScene) -> None:
+    scene.topic("a", 100, 100)
+    summary, _ = make_retention_plan(scene.cluster, scene.scan())
+    how = show.how_to_apply(summary, run_config(summary), job="apply_retention", nothing="")
+    assert f"/runs?q%5B0%5D=tag%3Alifecycle%2Fplan%3D{summary.plan_id}" in str(how.value)
+
+
+def test_an_effect_of_a_scans_plan_names_the_scan() -> None:
+    effect = Effect("orphans-20261124T101112000-abc123-1f2e", "delete-ledger", "send", "sent", "", 3, 30)
+    queue = lineage.events_of([effect], "test", "run")[0]
+    assert queue.metadata[EPOCH].value == "20261124T101112000-abc123"
+
+
+def test_materializing_the_deletions_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Materialize all, and the button of the asset itself, start an asset job of Dagster's own."""
+
+    def never(self: LifecycleResource) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(LifecycleResource, "cluster", never)
+    deletions = deletion_assets("pulsar")[2]
+    assert deletions.key == key("pulsar", "ledger_deletions")
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([deletions], instance=instance, resources={"lifecycle": LifecycleResource()})
+        assert result.success
+        assert instance.get_latest_materialization_event(key("pulsar", "ledger_deletions")) is None
