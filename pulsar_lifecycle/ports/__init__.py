@@ -9,7 +9,7 @@ from pulsar_lifecycle.ports.bookies import BookieAdmin, BookieStatus, Compaction
 from pulsar_lifecycle.ports.brokers import BEFORE_ALL, Acknowledged, BrokerAdmin, TopicConnections, TopicInternals
 from pulsar_lifecycle.ports.journal import Archived, Clock, Counting, Ids, Journal, JournalReader, JournalRow
 from pulsar_lifecycle.ports.lake import Lake
-from pulsar_lifecycle.ports.ledgers import Entry, EntryBatch, LedgerReader, ReplicaCheck
+from pulsar_lifecycle.ports.ledgers import Entry, EntryBatch, LedgerReader, ReplicaCheck, Traces
 from pulsar_lifecycle.ports.metadata import (
     Children,
     Deletion,
@@ -89,6 +89,7 @@ __all__ = [
     "Stat",
     "TopicConnections",
     "TopicInternals",
+    "Traces",
     "Unread",
     "Upload",
 ]

@@ -53,6 +53,24 @@ class ReplicaCheck:
         return self.asked == self.entries
 
 
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What the ``bookies`` of all segments of a ledger said when asked whether they have any entry of it.
+
+    ``holding`` are those that gave one, whatever its digest. ``silent`` says by bookie why it gave no answer, which is
+    never taken for "gone".
+    """
+
+    bookies: tuple[str, ...]
+    holding: tuple[str, ...]
+    silent: Mapping[str, str]
+
+    @property
+    def none_left(self) -> bool:
+        """Whether every bookie answered that it has no entry of the ledger."""
+        return not self.holding and not self.silent
+
+
 class LedgerReader(Protocol):
     """Reads BookKeeper entries without ever recovering or fencing a ledger."""
 
@@ -84,6 +102,13 @@ class LedgerReader(Protocol):
         """Ask every replica of closed ledgers whether it still holds its entries, in order; never raises for a bookie.
 
         Which entries: ``formats.striping.telling_entries``.
+        """
+        ...
+
+    def find_traces(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Traces]:
+        """Ask every bookie of every segment of ledgers whether it has any entry of them, in order.
+
+        Never raises for a bookie. Tells only of ledgers whose z-node is gone: a bookie may be given entries of others.
         """
         ...
 

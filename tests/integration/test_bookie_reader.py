@@ -17,7 +17,7 @@ from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ReplicaCheck
+from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ReplicaCheck, Traces
 from pulsar_lifecycle.settings import BookKeeperSettings, ZooKeeperSettings
 from tests.kit.fakes.ledger_reader import FakeLedgerReader
 
@@ -220,3 +220,13 @@ def test_every_replica_of_a_closed_ledger_holds_what_it_should_and_none_of_one_t
     assert whole == ReplicaCheck(entries, entries, entries * metadata.write_quorum, 0, 0, 0, {}, {})
     assert (gone.held, gone.lost, gone.unanswered) == (0, entries, {})
     assert sum(gone.missing.values()) == entries * metadata.write_quorum
+
+
+def test_the_bookies_of_a_ledger_have_entries_of_it_and_none_of_one_that_is_not_there(ledgers: Ledgers) -> None:
+    ledger_id, metadata = ledgers.closed
+
+    whole, gone = ledgers.reader.find_traces([(ledger_id, metadata), (NO_SUCH_LEDGER, metadata)])
+
+    bookies = tuple(dict.fromkeys(bookie for segment in metadata.segments for bookie in segment.bookies))
+    assert whole == Traces(bookies, bookies, {})
+    assert gone == Traces(bookies, (), {})

@@ -13,12 +13,12 @@ from typing import Self
 
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
-from pulsar_lifecycle.io.bookkeeper import replica_check
+from pulsar_lifecycle.io.bookkeeper import replica_check, traces
 from pulsar_lifecycle.io.bookkeeper.answers import highest
 from pulsar_lifecycle.io.bookkeeper.connection import LAST_ENTRY
 from pulsar_lifecycle.io.bookkeeper.pool import BookiePool
 from pulsar_lifecycle.io.bookkeeper.stream import LedgerStream
-from pulsar_lifecycle.ports import Entry, EntryBatch, MetadataStore, ReplicaCheck
+from pulsar_lifecycle.ports import Entry, EntryBatch, MetadataStore, ReplicaCheck, Traces
 from pulsar_lifecycle.settings import BookKeeperSettings
 
 
@@ -118,6 +118,13 @@ class BookieReader:
         A bookie that fails once is not asked again in the same call: nothing that was left to ask has an answer.
         """
         return replica_check.check_replicas(self._bookies, ledgers)
+
+    def find_traces(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Traces]:
+        """Ask every bookie of every segment of ledgers whether it has any entry of them, in order.
+
+        A bookie that fails once is not asked again in the same call: it is silent for all that was left to ask.
+        """
+        return traces.find_traces(self._bookies, ledgers)
 
     def close(self) -> None:
         """Close all connections."""

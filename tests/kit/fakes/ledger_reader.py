@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pulsar_lifecycle.errors import LifecycleError, NotFound, StoreError, UsageError
 from pulsar_lifecycle.formats import striping
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
-from pulsar_lifecycle.ports import Entry, EntryBatch, ReplicaCheck
+from pulsar_lifecycle.ports import Entry, EntryBatch, ReplicaCheck, Traces
 
 
 class FakeLedgerReader:
@@ -59,6 +59,9 @@ class FakeLedgerReader:
     def check_replicas(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
         return [self._check(*ledger) for ledger in ledgers]
 
+    def find_traces(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Traces]:
+        return [self._traces(*ledger) for ledger in ledgers]
+
     def close(self) -> None:
         pass
 
@@ -73,6 +76,16 @@ class FakeLedgerReader:
         if not self.payloads.get(ledger_id):
             raise NotFound(f"ledger {ledger_id}: every replica says that the ledger is gone")
         return self.payloads[ledger_id]
+
+    def _traces(self, ledger_id: int, metadata: LedgerMetadata) -> Traces:
+        bookies = tuple(dict.fromkeys(bookie for segment in metadata.segments for bookie in segment.bookies))
+        held = {b for e in range(len(self.payloads.get(ledger_id, ()))) for b in striping.replicas(metadata, e)}
+        holding = [b for b in bookies if b in held and ledger_id not in self.collected.get(b, ())]
+        return Traces(
+            bookies,
+            tuple(b for b in holding if b not in self.silent),
+            {b: f"bookie {b}: timed out" for b in bookies if b in self.silent},
+        )
 
     def _check(self, ledger_id: int, metadata: LedgerMetadata) -> ReplicaCheck:
         asked = striping.telling_entries(metadata)

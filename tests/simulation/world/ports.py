@@ -23,6 +23,7 @@ from pulsar_lifecycle.ports import (
     Stat,
     TopicConnections,
     TopicInternals,
+    Traces,
     Unread,
 )
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
@@ -252,6 +253,12 @@ class SimReader(FakeLedgerReader):
         self.interceptor.before("reader.check_replicas")
         found = super().check_replicas(ledgers)
         self.interceptor.after("reader.check_replicas")
+        return found
+
+    def find_traces(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Traces]:
+        self.interceptor.before("reader.find_traces")
+        found = super().find_traces(ledgers)
+        self.interceptor.after("reader.find_traces")
         return found
 
 

@@ -1,0 +1,181 @@
+"""Whether ledgers that were deleted are gone everywhere: metadata, every bookie, the bucket.
+
+Belongs here: one look, and looking again until it is so or the time is up. Not here: deleting them. "Gone" is what was
+answered: a server that does not answer proves nothing. A bookie that has no entry of a ledger may still have its bytes
+in an entry log, where no read finds them, until it compacts that log. A versioned bucket keeps them behind a marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
+from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore, Unread
+from pulsar_lifecycle.ports.bundle import Ports
+
+
+class Presence(StrEnum):
+    """Where a deleted ledger still is, as far as servers answer; of several places, the first in this order."""
+
+    Z_NODE = "z_node"
+    """Its z-node is there: it is not deleted, or was restored."""
+    Z_NODE_UNREAD = "z_node_unread"
+    """Its z-node could not be read."""
+    ON_BOOKIE = "on_bookie"
+    """A bookie has entries of it: its garbage collection has yet to come."""
+    BOOKIE_SILENT = "bookie_silent"
+    """No bookie has entries of it, as far as they answer; at least one did not."""
+    BOOKIES_UNKNOWN = "bookies_unknown"
+    """Nothing says which bookies had it."""
+    OBJECT = "object"
+    """An object of its offloaded copy is there."""
+    OBJECT_UNREAD = "object_unread"
+    """Whether an object of its offloaded copy is there could not be asked."""
+    GONE = "gone"
+    """It is nowhere: every server that had a part of it says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedLedger:
+    """A ledger to look for.
+
+    ``metadata`` is its last, from the archive or from an index object; None where nobody knows it. ``copies``: its
+    offloaded ones, those of aborted attempts too.
+    """
+
+    ledger_id: int
+    metadata: LedgerMetadata | None
+    copies: tuple[Location, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """What was found of a ledger: ``where`` names the z-node, the bookies or the objects of ``presence``."""
+
+    ledger_id: int
+    presence: Presence
+    where: tuple[str, ...] = ()
+
+    @property
+    def gone(self) -> bool:
+        """Whether every server that had a part of it says that it has none."""
+        return self.presence is Presence.GONE
+
+
+def look(ports: Ports, root: str, ledgers: Sequence[DeletedLedger], *, bookies: bool) -> list[Absence]:
+    """Where the ledgers are now, in order; ``bookies``: also ask every bookie of every segment. In bulk, read-only.
+
+    Raises what the metadata store raises; bookies and buckets that fail are in the result.
+    """
+    found: dict[int, Absence] = {}
+    for places in _places(ports, root, ledgers, bookies):
+        for index, absence in places.items():
+            known = found.get(index)
+            if known is None or _ORDER[absence.presence] < _ORDER[known.presence]:
+                found[index] = absence
+    return [found.get(i) or Absence(one.ledger_id, Presence.GONE) for i, one in enumerate(ledgers)]
+
+
+def wait_until_gone(
+    ports: Ports,
+    root: str,
+    ledgers: Sequence[DeletedLedger],
+    *,
+    bookies: bool,
+    deadline_ms: int,
+    every_ms: int = 5_000,
+    stop: Callable[[], None] = lambda: None,
+) -> list[Absence]:
+    """:func:`look` again every ``every_ms`` at what is not gone yet, until all is or the clock reaches ``deadline_ms``.
+
+    There is a look at ``deadline_ms`` at the latest, and one at least. ``stop`` is called before each further look and
+    may raise, to end the waiting.
+    """
+    answers = look(ports, root, ledgers, bookies=bookies)
+    while pending := [i for i, answer in enumerate(answers) if not answer.gone]:
+        left = deadline_ms - ports.clock.now_ms()
+        if left <= 0:
+            break
+        ports.clock.sleep(min(every_ms, left) / 1000)
+        stop()
+        again = look(ports, root, [ledgers[i] for i in pending], bookies=bookies)
+        for i, answer in zip(pending, again, strict=True):
+            answers[i] = answer
+    return answers
+
+
+_ORDER = {presence: place for place, presence in enumerate(Presence)}
+
+
+def _places(ports: Ports, root: str, ledgers: Sequence[DeletedLedger], bookies: bool) -> Iterator[dict[int, Absence]]:
+    """What is left, by place, by the ledger's index; nothing of a ledger stands for nothing left there."""
+    deleted: list[int] = []
+    in_metadata: dict[int, Absence] = {}
+    ports.store.sync("/")
+    paths = [ledger_path.ledger_path(one.ledger_id, root) for one in ledgers]
+    for index, (path, node) in enumerate(zip(paths, ports.store.read(paths), strict=True)):
+        if isinstance(node, Node | Unread):
+            presence = Presence.Z_NODE if isinstance(node, Node) else Presence.Z_NODE_UNREAD
+            in_metadata[index] = Absence(ledgers[index].ledger_id, presence, (path,))
+        else:
+            deleted.append(index)
+    yield in_metadata
+    if bookies:
+        yield _on_bookies(ports, ledgers, deleted)
+    yield _in_buckets(ports.objects, ledgers)
+
+
+def _on_bookies(ports: Ports, ledgers: Sequence[DeletedLedger], deleted: Sequence[int]) -> dict[int, Absence]:
+    """Of those whose z-node is gone: the others may be given entries, and what a bookie says of them tells nothing."""
+    found: dict[int, Absence] = {}
+    asked: list[tuple[int, int, LedgerMetadata]] = []
+    for index in deleted:
+        one = ledgers[index]
+        if one.metadata is None:
+            found[index] = Absence(one.ledger_id, Presence.BOOKIES_UNKNOWN)
+        else:
+            asked.append((index, one.ledger_id, one.metadata))
+    answers = ports.reader.find_traces([(ledger_id, metadata) for _, ledger_id, metadata in asked])
+    for (index, ledger_id, _), traces in zip(asked, answers, strict=True):
+        if traces.holding:
+            found[index] = Absence(ledger_id, Presence.ON_BOOKIE, traces.holding)
+        elif traces.silent:
+            found[index] = Absence(ledger_id, Presence.BOOKIE_SILENT, tuple(traces.silent))
+    return found
+
+
+def _in_buckets(objects: ObjectStore | None, ledgers: Sequence[DeletedLedger]) -> dict[int, Absence]:
+    by_bucket: dict[str, list[tuple[int, str]]] = {}
+    for index, one in enumerate(ledgers):
+        for copy in one.copies:
+            by_bucket.setdefault(copy.bucket, []).extend((index, key) for key in (copy.data_key, copy.index_key))
+    there: dict[int, list[str]] = {}
+    unread: dict[int, list[str]] = {}
+    for bucket, wanted in by_bucket.items():
+        for (index, key), head in zip(wanted, _heads(objects, bucket, [key for _, key in wanted]), strict=True):
+            if head is not None:
+                (there if isinstance(head, ObjectHead) else unread).setdefault(index, []).append(f"s3://{bucket}/{key}")
+    return {
+        index: Absence(
+            ledgers[index].ledger_id,
+            Presence.OBJECT if index in there else Presence.OBJECT_UNREAD,
+            tuple(there.get(index) or unread[index]),
+        )
+        for index in there.keys() | unread.keys()
+    }
+
+
+def _heads(
+    objects: ObjectStore | None, bucket: str, keys: Sequence[str]
+) -> Sequence[ObjectHead | LifecycleError | None]:
+    if objects is None:
+        return [LifecycleError("the settings name no object store")] * len(keys)
+    try:
+        return objects.head_many(bucket, keys)
+    except LifecycleError as error:
+        return [error] * len(keys)
