@@ -135,6 +135,20 @@ def reconcile(
         fill(message, value)
 
 
+def fields(data: bytes) -> list[tuple[int, int]]:
+    """Offset and number of each field of a well-formed message, in their order."""
+    view, offset = memoryview(data), 0
+    found: list[tuple[int, int]] = []
+    while offset < len(view):
+        tag = read_varint(view, offset)
+        end = _skip(view, tag[1], tag[0] >> 3, tag[0] & 7, 0) if tag else None
+        if tag is None or end is None:
+            raise ValueError("a message that no parser has read")
+        found.append((offset, tag[0] >> 3))
+        offset = end
+    return found
+
+
 def read_varint(data: memoryview | bytes, offset: int) -> tuple[int, int] | None:
     """Unsigned base-128 varint at ``offset`` and the offset after it; None if it is cut short or too long."""
     value = 0

@@ -24,6 +24,7 @@ from pulsar_lifecycle.formats import (
 from pulsar_lifecycle.formats import entry as bookkeeper_entry
 from pulsar_lifecycle.formats.describe import FORMATS, describe
 from tests.golden.files import GOLDEN, entries, matching
+from tests.kit.torn import mutated
 
 VERSION_1 = b"BookieMetadataFormatVersion\t1\n2\n3\n1024\n0\ta:1\tb:2\tc:3\n41\tCLOSED"
 VERSION_2 = (
@@ -67,25 +68,6 @@ SEEDS = {
     "layout": (ledger_path.parse_layout, read("**/zk_ledgers_LAYOUT.txt")),
     "entry": (bookkeeper_digests, [bytes(60)]),
 }
-
-
-def mutated(data, rng):
-    """``data`` with bytes flipped, cut, repeated or put in, as a torn or foreign write would leave it."""
-    out = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(out) + 1)
-        match rng.randrange(5):
-            case 0 if at < len(out):
-                out[at] = rng.randrange(256)
-            case 1:
-                del out[at:]
-            case 2:
-                del out[at : at + rng.randint(1, 8)]
-            case 3:
-                out[at:at] = rng.randbytes(rng.randint(1, 8))
-            case _:
-                out[at:at] = out[at : at + 16]
-    return bytes(out)
 
 
 def attempt(name, data):

@@ -1,0 +1,31 @@
+"""Where the segments of a bucket begin and end.
+
+Belongs here: the rule, over due times that ascend. Not here: bytes (``formats``).
+Upstream: ``MutableBucket.createImmutableBucketAndAsyncPersistent``, pulsar-broker 4.0.7; the PIP's time step and count.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pulsar_lifecycle.formats.delayed_indexes import Longs
+
+NO_LIMIT = -1
+"""Of ``delayedDeliveryMaxIndexesPerBucketSnapshotSegment``: a segment may hold any number."""
+
+
+def cut(timestamps: Longs, time_step_ms: int, max_indexes: int = NO_LIMIT) -> Longs:
+    """The bounds of the segments: segment i is [bounds[i], bounds[i + 1]).
+
+    ``timestamps`` ascend. A segment ends before the first message that is due ``time_step_ms`` or more after its first,
+    and once it holds ``max_indexes``; messages due at one time may be in two segments.
+    """
+    if time_step_ms < 1 or (max_indexes < 1 and max_indexes != NO_LIMIT):
+        raise ValueError(f"segments of {time_step_ms} ms and {max_indexes} indexes")
+    bounds = [0]
+    size = len(timestamps)
+    while (begin := bounds[-1]) < size:
+        after = int(timestamps[begin]) + time_step_ms
+        end = size if after > timestamps[-1] else int(timestamps.searchsorted(after))
+        bounds.append(end if max_indexes == NO_LIMIT else min(end, begin + max_indexes))
+    return np.array(bounds, np.int64)

@@ -1,0 +1,25 @@
+"""The cursor property that names a bucket: its range of topic ledgers. Its value is the snapshot's ledger.
+
+Upstream: ``Bucket.bucketKey`` and ``BucketDelayedDeliveryTracker.DELAYED_BUCKET_KEY_PREFIX``, pulsar-broker 4.0.7.
+Reading all of a cursor's: ``formats.cursor.bucket_ledgers``.
+"""
+
+from __future__ import annotations
+
+from pulsar_lifecycle.formats.cursor import BUCKET_PREFIX as PREFIX
+
+
+def bucket_key(start_ledger_id: int, end_ledger_id: int) -> str:
+    """The key of the bucket of topic ledgers ``start_ledger_id`` to ``end_ledger_id``, both inclusive."""
+    return f"{PREFIX}_{start_ledger_id}_{end_ledger_id}"
+
+
+def parse_bucket_key(key: str) -> tuple[int, int]:
+    """First and last topic ledger of a key; raises ValueError for any other text."""
+    prefix, _, ledgers = key.rpartition(PREFIX + "_")
+    start, _, end = ledgers.partition("_")
+    if prefix or not (start.isascii() and start.isdigit() and end.isascii() and end.isdigit()):
+        raise ValueError(f"{key}: not {PREFIX}_<first ledger>_<last ledger>")
+    if bucket_key(int(start), int(end)) != key or int(start) > int(end):
+        raise ValueError(f"{key}: not a range of ledgers")
+    return int(start), int(end)
