@@ -42,6 +42,10 @@ TABLES = {
     "topics": "pulsar_lifecycle.records.tables.TOPICS",
     "findings, in a scan's folder of the lake": "pulsar_lifecycle.records.tables.FINDINGS",
     "storage_report, in a scan's folder of the lake": "pulsar_lifecycle.lifecycle.storage.STORAGE_REPORT",
+    "open_ledgers, in a scan's folder of the lake": "pulsar_lifecycle.lifecycle.held.open_ledgers.OPEN_LEDGERS",
+    "subscription_backlog, in a scan's folder of the lake": (
+        "pulsar_lifecycle.lifecycle.held.backlog.SUBSCRIPTION_BACKLOG"
+    ),
     "ledger_reasons, in a scan's folder of the lake": "pulsar_lifecycle.lifecycle.reasons.LEDGER_REASONS",
     "topic_activity, in a scan's folder of the lake": "pulsar_lifecycle.lifecycle.activity.tables.TOPIC_ACTIVITY",
     "cursor_activity, in a scan's folder of the lake": "pulsar_lifecycle.lifecycle.activity.tables.CURSOR_ACTIVITY",
@@ -91,6 +95,8 @@ ENUMS = (
     ("What is in a bucket", "pulsar_lifecycle.copies.object_pairs.ObjectKind"),
     ("Why the policies of a namespace's topics are not known", "pulsar_lifecycle.topics.policies.Unreadable"),
     ("What a broker's memory may hold of a snapshot", "pulsar_lifecycle.scan.snapshot_memory.Memory"),
+    ("Why a ledger is not closed", "pulsar_lifecycle.lifecycle.held.open_ledgers.OpenCause"),
+    ("What takes a backlog away", "pulsar_lifecycle.lifecycle.held.backlog.BacklogEnds"),
     ("What a bookie's disk waits for", "pulsar_lifecycle.lifecycle.bookie_disk.DiskVerdict"),
     ("What a collection plan does with a bookie", "pulsar_lifecycle.lifecycle.collection.CollectionChoice"),
     ("What stops a collection run", "pulsar_lifecycle.lifecycle.collection.StopReason"),

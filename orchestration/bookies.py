@@ -15,14 +15,17 @@ from pulsar_lifecycle.lifecycle.collection_run import Collected, collect_bookies
 from pulsar_lifecycle.records.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
+REPORTS = ("storage_report", "open_ledgers", "subscription_backlog", "bookie_disk")
+
 
 def report_storage_job(cluster: str) -> UnresolvedAssetJobDefinition:
     """Say of the newest scan's ledgers why they are there, and ask every bookie what its disks hold."""
     return dg.define_asset_job(
         "report_storage",
-        selection=[key(cluster, name) for name in ("storage_report", "bookie_disk")],
-        description="Where the disk goes, by the newest scan: bytes by namespace, topic and reason, and what each "
-        "bookie holds and waits for. Loads no topic; changes nothing.",
+        selection=[key(cluster, name) for name in REPORTS],
+        description="Where the disk goes, by the newest scan: bytes by namespace, topic and reason, ledgers that were "
+        "never closed, subscriptions' backlogs, and what each bookie holds and waits for. Loads no topic; changes "
+        "nothing.",
         executor_def=dg.in_process_executor,
     )
 

@@ -16,6 +16,7 @@ from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
 from assets.frame import framed
+from assets.held import held_assets
 from assets.kept import kept_assets
 from assets.load import load_assets
 from assets.metastore import metastore_assets
@@ -103,6 +104,7 @@ def _assets(cluster: str) -> list[dg.AssetsDefinition | dg.AssetSpec]:
         load_assets(cluster),
         bookie_disk_asset(cluster),
         storage_report_asset(cluster),
+        held_assets(cluster),
         activity_assets(cluster),
     ]
 

@@ -1,6 +1,6 @@
 # pyright: reportAttributeAccessIssue=false
 # pyarrow.compute makes its functions at import.
-"""``storage`` and ``bookies``: where the disk goes, as the newest reports say.
+"""``storage``, ``open-ledgers``, ``backlog`` and ``bookies``: where the disk goes, as the newest reports say.
 
 Belongs here: the pages. Not here: making a report, which is the Dagster job ``report_storage``.
 """
@@ -16,6 +16,9 @@ from pulsar_lifecycle.cli.session import AsJson, cluster_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from pulsar_lifecycle.records.epoch import Epoch
+    from pulsar_lifecycle.runs.cluster import Cluster
 
 TOPICS = 20
 _SIZES = ("free", "total", "bytes_placed", "bytes_to_collect", "bytes_to_compact")
@@ -70,6 +73,67 @@ def storage(
         _print_namespaces(rows)
     show.text()
     _print_topics(rows)
+
+
+def open_ledgers(
+    context: typer.Context,
+    expired: Annotated[bool, typer.Option("--expired", help="Only what is past its retention by its age.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Last ledgers that were never closed, the largest first, and which settings of rollover leave them open."""
+    from pulsar_lifecycle.lifecycle.held.held_run import OPEN_TABLE
+
+    where = cluster_of(context)
+    epoch, rows = _rows(where, OPEN_TABLE)
+    rows = [row for row in rows if row["expired"] or not expired]
+    if as_json:
+        show.json_document({"epoch_id": epoch.epoch_id, "rows": rows})
+        return
+    now = where.clock.now_ms()
+    total = show.size(sum(row["bytes"] or 0 for row in rows))
+    _head(f"{show.counted(len(rows), 'open ledger')}, {total}", epoch, now)
+    cells = (
+        (
+            row["topic"],
+            row["ledger_id"],
+            f"{show.span(max(0, now - row['made_at']))} ago",
+            row["problem"] if row["bytes"] is None else show.size(row["bytes"]),
+            "yes" if row["expired"] else None,
+            ", ".join(row["causes"]),
+        )
+        for row in rows[:TOPICS]
+    )
+    show.table(["topic", "ledger", "made", "bytes", "expired", "causes"], cells)
+    _more(rows)
+
+
+def backlog(
+    context: typer.Context,
+    expired: Annotated[bool, typer.Option("--expired", help="Only what has messages past their TTL.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What durable cursors have not acknowledged, the most first, and what takes it away."""
+    from pulsar_lifecycle.lifecycle.held.held_run import BACKLOG_TABLE
+
+    where = cluster_of(context)
+    epoch, rows = _rows(where, BACKLOG_TABLE)
+    rows = [row for row in rows if row["expired_bytes"] or not expired]
+    if as_json:
+        show.json_document({"epoch_id": epoch.epoch_id, "rows": rows})
+        return
+    _head(show.counted(len(rows), "cursor"), epoch, where.clock.now_ms())
+    cells = (
+        (
+            row["topic"],
+            row["cursor"],
+            "not known" if row["bytes"] is None else show.size(row["bytes"]),
+            show.size(row["expired_bytes"]) if row["expired_bytes"] else None,
+            row["ends"],
+        )
+        for row in rows[:TOPICS]
+    )
+    show.table(["topic", "cursor", "unacknowledged", "past its TTL", "ends by"], cells)
+    _more(rows)
 
 
 def bookies(context: typer.Context, as_json: AsJson = False) -> None:
@@ -138,3 +202,19 @@ def _size(count: int | None) -> str | None:
 
 def _room(row: dict[str, Any]) -> float:
     return row["free"] / row["total"] if row["free"] is not None and row["total"] else 0.0
+
+
+def _rows(where: Cluster, table: str) -> tuple[Epoch, list[dict[str, Any]]]:
+    from pulsar_lifecycle.lifecycle.held.held_run import held_rows, newest_held
+
+    epoch = newest_held(where.lake, where.settings.cluster)
+    return epoch, held_rows(where.lake, epoch.epoch_id, table).to_pylist()
+
+
+def _head(what: str, epoch: Epoch, now: int) -> None:
+    show.text(f"{what}, by scan {epoch.epoch_id}, {show.span(now - epoch.started_at)} ago")
+
+
+def _more(rows: list[dict[str, Any]]) -> None:
+    if len(rows) > TOPICS:
+        show.text(f"... {len(rows) - TOPICS} more; --json has all of them")

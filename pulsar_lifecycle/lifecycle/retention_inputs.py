@@ -26,6 +26,7 @@ from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER, RETENTION_TOPI
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Entry, LedgerReader, MetadataStore
 from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.tables import MANAGED_CURSORS
 from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
 from pulsar_lifecycle.topics import protection
 from pulsar_lifecycle.topics.policies import InForce
@@ -33,11 +34,15 @@ from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 
+OF_NAME = ("managed_ledger", "cursor", "last_active")
 POSITIONS = pa.schema(
     [pa.field("path", pa.string()), pa.field("ledger_id", pa.int64()), pa.field("entry_id", pa.int64())]
 )
 """One row per durable cursor: its topic's z-node and its persisted mark-delete position, null where that is unknown.
 Where cursors could not be listed, ``path`` is the z-node above all that is unknown."""
+
+NAMED_POSITIONS = pa.schema([*POSITIONS, *(MANAGED_CURSORS.field(name) for name in OF_NAME)])
+"""The same with the name of each cursor, its managed ledger and when it was last active (ms)."""
 
 _PARTITION = r"-partition-(0|[1-9][0-9]{0,9})$"
 """A little more than ``Topic.partition`` takes for one: a number beyond an int is none."""
@@ -53,6 +58,12 @@ def persisted_positions(store: MetadataStore, reader: LedgerReader, cursors: pa.
     # A row without an owner stands for what could not be listed.
     above = [path.rpartition("/")[0] if owner else path for path, owner in zip(paths, owners, strict=True)]
     return pa.table([above, [one[0] for one in found], [one[1] for one in found]], schema=POSITIONS)
+
+
+def named_positions(store: MetadataStore, reader: LedgerReader, cursors: pa.Table, root: str) -> pa.Table:
+    """:func:`persisted_positions` with what tells the cursors apart (``NAMED_POSITIONS``)."""
+    found = persisted_positions(store, reader, cursors, root)
+    return pa.table([*found.columns, *(cursors.column(name) for name in OF_NAME)], schema=NAMED_POSITIONS)
 
 
 CursorMark = tuple[int | None, int | None, int | None]

@@ -19,8 +19,10 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import (
+    OF_NAME,
     POSITIONS,
     asked_of_bookkeeper,
+    named_positions,
     persisted_positions,
     retention_topics,
     with_shadow_sources,
@@ -67,7 +69,7 @@ class CursorPositions:
     """Where the cursors in one file of ``managed_cursors`` stand; runs in a task.
 
     ``topics``: files of that table; only those of unloaded topics are asked for. None: all are. ``idle``: those of
-    topics that no broker lists and whose last ledger is not closed, too.
+    topics that no broker lists and whose last ledger is not closed, too. ``named``: rows of ``NAMED_POSITIONS``.
     """
 
     settings: Settings
@@ -75,20 +77,23 @@ class CursorPositions:
     connect: Connect
     topics: Sequence[str] | None = None
     idle: bool = False
+    named: bool = False
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`POSITIONS`."""
+        columns = tuple(dict.fromkeys((*_OF_CURSOR, *OF_NAME))) if self.named else _OF_CURSOR
+        read = named_positions if self.named else persisted_positions
         where = _UNLOADED | IDLE if self.idle else _UNLOADED
         unloaded = None if self.topics is None else managed_ledgers_where(self.lake, self.topics, where)
-        schema = pa.schema([MANAGED_CURSORS.field(name) for name in _OF_CURSOR])
+        schema = pa.schema([MANAGED_CURSORS.field(name) for name in columns])
         with self.connect(self.settings, read_only=True) as ports:
-            for batch in self.lake.batches([part], _OF_CURSOR):
+            for batch in self.lake.batches([part], columns):
                 if unloaded is not None:
                     owner = batch.column("managed_ledger")
                     batch = batch.filter(pc.or_(owner.is_null(), pc.is_in(owner, unloaded)))
                 cursors = pa.Table.from_batches([batch], schema)
                 root = self.settings.bookkeeper.ledgers_root
-                yield from persisted_positions(ports.store, ports.reader, cursors, root).to_batches()
+                yield from read(ports.store, ports.reader, cursors, root).to_batches()
 
 
 @dataclass(frozen=True)

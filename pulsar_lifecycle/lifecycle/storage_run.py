@@ -26,7 +26,7 @@ from pulsar_lifecycle.lifecycle.reasons import (
     of_topics,
 )
 from pulsar_lifecycle.lifecycle.retention import judge
-from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS
+from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
 from pulsar_lifecycle.lifecycle.retention_tables import (
     IDLE,
     CursorPositions,
@@ -69,8 +69,8 @@ def build_storage_report(cluster: Cluster, epoch: Epoch) -> tuple[pa.Table, tupl
     topics = cluster.parts(epoch_id, "managed_ledgers")
     own = namespaces_of(lake, topics)
     in_force = _policies(cluster, own)
-    reading = CursorPositions(share_of(cluster.tasks, cluster.settings), lake, cluster.connect)
-    cluster.store(epoch_id, POSITIONS_TABLE, POSITIONS, reading.rows, cluster.parts(epoch_id, "managed_cursors"))
+    reading = CursorPositions(share_of(cluster.tasks, cluster.settings), lake, cluster.connect, named=True)
+    cluster.store(epoch_id, POSITIONS_TABLE, NAMED_POSITIONS, reading.rows, cluster.parts(epoch_id, "managed_cursors"))
     now = cluster.clock.now_ms()
     loads = cluster.parts(epoch_id, "topics")
     ledgers = cluster.parts(epoch_id, "bookkeeper_ledgers")

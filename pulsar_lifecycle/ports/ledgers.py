@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pulsar_lifecycle.errors import LifecycleError
@@ -12,11 +12,16 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One BookKeeper entry: ``payload`` without the digest header, already verified."""
+    """One BookKeeper entry: ``payload`` without the digest header, already verified.
+
+    ``length``: bytes of all payloads of the ledger up to and with it, where it was read as the last one of a ledger
+    that is not closed; else None.
+    """
 
     ledger_id: int
     entry_id: int
     payload: bytes
+    length: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,8 @@ def test_the_ledgers_hold_every_message_once_and_in_order(ledgers: Ledgers) -> N
             (ledger_id, e) for e in range(last.entry_id + 1)
         ]
         assert entries[-1] == last
+        if metadata.state is not LedgerState.CLOSED:
+            assert last.length == sum(len(entry.payload) for entry in entries)
         read += [entry.payload for entry in entries]
 
     assert len(read) == MESSAGES

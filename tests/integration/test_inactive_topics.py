@@ -168,6 +168,12 @@ def test_what_nobody_uses_is_reported_and_goes_by_plan_and_nothing_else_does(
         consumer.close()
         admin.topic("GET", unread, "/stats")  # loads it
         wait_listed(sandbox, unread)
+        assert (
+            unsubscribed(pipeline, order, namespace)[unread] == InactiveKept.CHANGED_SINCE_PLAN
+        )  # nobody knows by whom
+        fourth, report = reported(pipeline)
+        _, (subscriptions, _) = make_inactive_plans(pipeline.where, fourth, report)
+        order = Order(subscriptions.plan_id, subscriptions.digest)
         assert unsubscribed(pipeline, order, namespace)[unread] == Code.BROKER_DELETED
         assert not subscribed(sandbox, unread)
         assert there(sandbox, unread)

@@ -12,6 +12,9 @@ import pytest
 
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_path import ledger_path
+from pulsar_lifecycle.lifecycle.held.backlog import BacklogEnds
+from pulsar_lifecycle.lifecycle.held.held_run import BACKLOG_TABLE, OPEN_TABLE, build_held, held_rows
+from pulsar_lifecycle.lifecycle.held.open_ledgers import OpenCause
 from pulsar_lifecycle.lifecycle.reasons import Reason
 from pulsar_lifecycle.lifecycle.storage_run import REASONS_TABLE, build_storage_report, by_reason, scanned, totals
 from sandbox import plant, topics, znodes
@@ -62,6 +65,16 @@ def never_closed(sandbox: Cluster, topic: str) -> int:
             before.timestamp = int(time.time() * 1000)
             info.ledgerInfo.add(ledgerId=ledger)
     return ledger
+
+
+def held_open(pipeline: Pipeline, epoch_id: str, expected: Mapping[Reason, set[int]], live: str) -> None:
+    """What was never closed is listed with what it holds; a ledger in use is only once it is older than retention."""
+    rows = {row["ledger_id"]: row for row in held_rows(pipeline.where.lake, epoch_id, OPEN_TABLE).to_pylist()}
+    (dead,) = (rows[ledger] for ledger in expected[Reason.EXPIRED_OPEN])
+    assert (dead["loaded"], dead["expired"], dead["bytes"]) == (False, True, 0)  # nothing was written into it
+    assert OpenCause.NOT_LOADED in dead["causes"]
+    assert OpenCause.SETTINGS_UNKNOWN not in dead["causes"]
+    assert live not in {row["topic"] for row in rows.values()}
 
 
 def test_a_storage_report_gives_each_ledger_its_reason_and_adds_up_to_bookkeepers_own_list(
@@ -125,8 +138,14 @@ def test_a_storage_report_gives_each_ledger_its_reason_and_adds_up_to_bookkeeper
                 break
         assert after == listed
         rows, problems = build_storage_report(pipeline.where, epoch)
+        assert not build_held(pipeline.where, epoch)
         assert transactions(zk, ROOTS) == before
     assert not problems
+    held_open(pipeline, epoch.epoch_id, expected, live)
+    (behind,) = (row for row in held_rows(pipeline.where.lake, epoch.epoch_id, BACKLOG_TABLE).to_pylist()
+                 if (row["topic"], row["cursor"]) == (read, "s"))  # fmt: skip
+    assert behind["bytes"] > 0
+    assert (behind["expired_bytes"], behind["ends"]) == (0, BacklogEnds.NO_TTL)
     assert epoch.covered, epoch.gaps
     assert totals(rows) == scanned(pipeline.where, epoch.epoch_id)
     assert totals(rows).ledgers == len(listed) + len(expected[Reason.UNJUDGED])

@@ -39,7 +39,7 @@ def verified(data: bytes, ledger_id: int, metadata: LedgerMetadata, entry_id: in
             if kind == kinds[-1]:
                 raise
         else:
-            return Entry(found.ledger_id, found.entry_id, found.payload)
+            return Entry(found.ledger_id, found.entry_id, found.payload, found.length)
     raise AssertionError("unreachable: the last kind returns or raises")
 
 

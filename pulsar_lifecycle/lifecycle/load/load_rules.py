@@ -187,7 +187,7 @@ class _Ledgers:
         empty = np.asarray(pc.equal(alone, str(RetentionVerdict.EMPTY)))
         due = np.asarray(whole(verdicts.column("expired_by")).is_valid()) & ~empty & ~held
 
-        seconds = _by_topic(tables.listed, ttl)
+        seconds = by_topic(tables.listed, ttl)
         limit = np.asarray(pc.fill_null(seconds, 0), np.int64)[topic] * 1000
         inner = whole(inputs.column("ledgers")).flatten()
         closed = inner.field("closed_at")
@@ -237,7 +237,7 @@ def _with_idle(inputs: pa.Table, idle: Any) -> pa.Table:
     return inputs.set_column(inputs.schema.get_field_index("kept"), "kept", lifted)
 
 
-def _by_topic(listed: pa.Table, in_force: InForce[int | None]) -> Any:
+def by_topic(listed: pa.Table, in_force: InForce[int | None]) -> Any:
     """What is in force of each topic, null where it is unknown."""
     own, others = in_force.by_topic, in_force.by_namespace
     if not own:

@@ -30,7 +30,7 @@ class FakeLedgerReader:
                 return None
             return self.read(ledger_id, metadata, metadata.last_entry_id, metadata.last_entry_id)[0]
         payloads = self._payloads(ledger_id)
-        return Entry(ledger_id, len(payloads) - 1, payloads[-1])
+        return Entry(ledger_id, len(payloads) - 1, payloads[-1], sum(map(len, payloads)))
 
     def last_entries(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Entry | LifecycleError | None]:
         results: list[Entry | LifecycleError | None] = []

@@ -1,0 +1,1 @@
+"""What topics hold that retention does not reach: ledgers that were never closed, and subscriptions' backlogs."""

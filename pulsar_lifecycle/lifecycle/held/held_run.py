@@ -1,0 +1,211 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""What topics hold that retention does not reach, as tables of an epoch: open ledgers, and backlogs.
+
+Belongs here: the order of steps, asking bookies for what is in open ledgers, reading the tables again. Not here: the
+rules (``open_ledgers.py``, ``backlog.py``). Needs the storage report of the epoch, which read all cursors' positions.
+Loads no topic, recovers no ledger, and writes nothing to the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.io.connect import Connect
+from pulsar_lifecycle.lifecycle.held.backlog import SUBSCRIPTION_BACKLOG, backlogs
+from pulsar_lifecycle.lifecycle.held.open_ledgers import (
+    OPEN_LEDGERS,
+    ROLLOVER_NAMES,
+    Rollover,
+    open_ledgers,
+    with_causes,
+)
+from pulsar_lifecycle.lifecycle.load.load_rules import by_topic
+from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
+from pulsar_lifecycle.lifecycle.reasons import of_topics
+from pulsar_lifecycle.lifecycle.retention import judge, whole
+from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
+from pulsar_lifecycle.lifecycle.retention_tables import (
+    IDLE,
+    RetentionTables,
+    managed_ledgers_where,
+    namespaces_of,
+)
+from pulsar_lifecycle.lifecycle.storage_run import POSITIONS_TABLE
+from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER
+from pulsar_lifecycle.ports import Entry, Lake
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.tasks import share_of
+from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.topics.retention_now import policies_now
+from pulsar_lifecycle.topics.retention_policy import policies_in_force
+from pulsar_lifecycle.topics.snapshot import ShadowSources
+from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
+
+OPEN_TABLE, BACKLOG_TABLE = "open_ledgers", "subscription_backlog"
+AT_ONCE = 1_000
+"""Open ledgers that bookies are asked about together."""
+
+
+def build_held(cluster: Cluster, epoch: Epoch) -> tuple[str, ...]:
+    """Report on a closed epoch by the policies in force now; store both tables, over earlier ones of it.
+
+    Returns why policies, settings or shadow topics are not known where they are not. Raises NotFound where no storage
+    report was made of the epoch.
+    """
+    lake, epoch_id, now = cluster.lake, epoch.epoch_id, cluster.clock.now_ms()
+    parts = cluster.parts(epoch_id, "managed_ledgers")
+    said = _said(cluster, namespaces_of(lake, parts))
+    tables = RetentionTables(
+        lake,
+        said.policies,
+        owners_rules(cluster, epoch, now),
+        said.shadows,
+        cluster.parts(epoch_id, "topics"),
+        cluster.parts(epoch_id, POSITIONS_TABLE),
+        cluster.parts(epoch_id, "bookkeeper_ledgers"),
+    )
+    opened = _Opened(tables, share_of(cluster.tasks, cluster.settings), cluster.connect, said.rollover, now)
+    cluster.store(epoch_id, OPEN_TABLE, OPEN_LEDGERS, opened.rows, parts)
+    held = _Held(tables, cluster.parts(epoch_id, OPEN_TABLE), said.monitors, now)
+    cluster.store(epoch_id, BACKLOG_TABLE, SUBSCRIPTION_BACKLOG, held.rows, parts)
+    return said.problems
+
+
+def held_rows(lake: Lake, epoch_id: str, table: str) -> pa.Table:
+    """A stored table, the most bytes first. Raises NotFound where there is none of this scan."""
+    schema = OPEN_LEDGERS if table == OPEN_TABLE else SUBSCRIPTION_BACKLOG
+    found = pa.Table.from_batches(lake.batches(lake.parts(epoch_id, table), schema.names), schema)
+    return found.sort_by([("bytes", "descending"), ("topic", "ascending")])
+
+
+def newest_held(lake: Lake, cluster: str) -> Epoch:
+    """The newest scan of a cluster with these tables. Raises NotFound where there is none."""
+    for epoch in reversed(lake.epochs(cluster=cluster)):
+        try:
+            if lake.parts(epoch.epoch_id, BACKLOG_TABLE):
+                return epoch
+        except NotFound:
+            continue
+    raise NotFound("there is no report of backlogs yet: run the job scan, then report_storage")
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What policies and brokers say. None: not known."""
+
+    policies: InForce[Any]
+    monitors: Monitors | None
+    rollover: Rollover | None
+    shadows: ShadowSources
+    problems: tuple[str, ...]
+
+
+def _said(cluster: Cluster, namespaces: set[str]) -> _Said:
+    """A disk that is full takes brokers along: what can be said is said."""
+    try:
+        shadows, unread = partitioned_shadows(cluster), ()
+    except LifecycleError as error:
+        shadows, unread = ShadowSources(), (str(error),)
+    try:
+        layers, differing = policies_now(cluster, namespaces, BROKER_NAMES | ROLLOVER_NAMES)
+    except LifecycleError as error:
+        return _Said(InForce({}), None, None, shadows, (*unread, str(error)))
+    monitors = None if differing else monitors_in_force(layers)
+    problems = (*unread, *differing)
+    return _Said(policies_in_force(layers), monitors, Rollover.of(layers.brokers), shadows, problems)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The open ledgers of the topics in one file of ``managed_ledgers``; runs in a task."""
+
+    tables: RetentionTables
+    settings: Settings
+    connect: Connect
+    rollover: Rollover | None
+    now: int
+
+    def rows(self, part: str) -> Iterator[pa.RecordBatch]:
+        """Rows of :data:`OPEN_LEDGERS`."""
+        listed, inputs, ledgers = self.tables.of(part)
+        idle = managed_ledgers_where(self.tables.lake, self.tables.topics, IDLE)
+        reasons = of_topics(judge(inputs, self.now), listed, inputs, ledgers, idle, self.now)
+        found = open_ledgers(listed, inputs, reasons, ledgers, idle, self.now).to_pylist()
+        with self.connect(self.settings, read_only=True) as ports:
+            for start in range(0, len(found), AT_ONCE):
+                some = found[start : start + AT_ONCE]
+                root = self.settings.bookkeeper.ledgers_root
+                asked = last_entries_of(ports.store, ports.reader, [row["ledger_id"] for row in some], root)
+                sized = [{**row, **_size(*answer)} for row, answer in zip(some, asked, strict=True)]
+                rows = [with_causes(row, self.rollover) for row in sized if row.pop("open")]
+                yield pa.RecordBatch.from_pylist(rows, OPEN_LEDGERS)
+
+
+def _size(metadata: LedgerMetadata | LifecycleError, entry: Entry | LifecycleError | None) -> dict[str, Any]:
+    """What is in a ledger, and whether it is ``open`` still."""
+    if isinstance(metadata, LifecycleError):
+        return {"open": not isinstance(metadata, NotFound), "problem": str(metadata)}
+    still = metadata.state is not LedgerState.CLOSED
+    if entry is None or never_written(metadata, entry):
+        return {"open": still, "entries": 0, "bytes": 0, "physical_bytes": 0}
+    if isinstance(entry, LifecycleError):
+        return {"open": still, "problem": str(entry)}
+    length = entry.length
+    physical = None if length is None else length * max(1, metadata.write_quorum)
+    return {"open": still, "entries": entry.entry_id + 1, "bytes": length, "physical_bytes": physical}
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The backlogs of the topics in one file of ``managed_ledgers``; runs in a task.
+
+    ``opened``: files of ``OPEN_LEDGERS``.
+    """
+
+    tables: RetentionTables
+    opened: Sequence[str]
+    monitors: Monitors | None
+    now: int
+
+    def rows(self, part: str) -> Iterator[pa.RecordBatch]:
+        """Rows of :data:`SUBSCRIPTION_BACKLOG`."""
+        lake, tables = self.tables.lake, self.tables
+        listed, inputs, _ = tables.of(part)
+        owners = whole(listed.column("managed_ledger"))
+        own = pc.field("managed_ledger").isin(owners)
+        cursors = pa.Table.from_batches(lake.batches(tables.positions, NAMED_POSITIONS.names, own), NAMED_POSITIONS)
+        sizes = pa.Table.from_batches(lake.batches(self.opened, OPEN_LEDGERS.names, own), OPEN_LEDGERS)
+        at_rest = (pc.field("load_state") != "loaded") | IDLE
+        unloaded = managed_ledgers_where(lake, tables.topics, at_rest)
+        loaded = ~np.asarray(pc.is_in(owners, unloaded))
+        ttl = by_topic(listed, self.monitors.ttl) if self.monitors else pa.nulls(listed.num_rows, pa.int64())
+        ledgers = _with_sizes(whole(inputs.column("ledgers")), sizes)
+        yield from backlogs(cursors, listed, ledgers, loaded, ttl, self.monitors, self.now).to_batches()
+
+
+def _with_sizes(lists: Any, opened: pa.Table) -> Any:
+    """``RETENTION_TOPICS.ledgers`` with what bookies said of the open ones; these have no time of closing."""
+    inner = lists.flatten()
+    place = pc.index_in(inner.field("ledger_id"), whole(opened.column("ledger_id")))
+    entries, size = (whole(opened.column(name)).take(place) for name in ("entries", "bytes"))
+    known = {"entries": entries, "size": size}
+    fields = [
+        pc.coalesce(known[field.name], inner.field(field.name)) if field.name in known else inner.field(field.name)
+        for field in RETENTION_LEDGER
+    ]
+    counts = np.asarray(lists.value_lengths().fill_null(0), np.int64)
+    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(fields, fields=list(RETENTION_LEDGER)))
