@@ -86,6 +86,7 @@ ENUMS = (
     ("Why a step of a load ended so", "pulsar_lifecycle.lifecycle.load.visits.LoadStep"),
     ("By what the last use of a topic is known", "pulsar_lifecycle.lifecycle.activity.tables.Evidence"),
     ("What keeps an inactive topic or subscription", "pulsar_lifecycle.records.plans.inactive_plan.InactiveKept"),
+    ("Why records of a partition are not deleted", "pulsar_lifecycle.records.plans.delete_records_plan.RecordsError"),
     ("How partitions and metadata disagree", "pulsar_lifecycle.lifecycle.activity.partitions.PartitionFinding"),
     ("Where a retention policy is set", "pulsar_lifecycle.topics.retention_policy.Level"),
     ("What protects a whole topic", "pulsar_lifecycle.topics.protection.Protection"),

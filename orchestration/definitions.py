@@ -29,6 +29,7 @@ from orchestration.activity import delete_inactive_subscriptions_job, delete_ina
 from orchestration.automation import keep_retention_job, retention_schedule
 from orchestration.bookies import collect_bookies_job, report_storage_job
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
+from orchestration.delete_records import delete_records_job
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
 from orchestration.load import load_topics_job, plan_load_job
 from orchestration.reconcile import reconcile_job
@@ -63,6 +64,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             undo_deletions_job,
             trim_topics_job,
             delete_topics_job,
+            delete_records_job,
             reconcile_job(cluster),
             plan_offload_job(cluster),
             offload_job,

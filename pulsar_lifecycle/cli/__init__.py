@@ -15,7 +15,18 @@ from typing import Annotated
 
 import typer
 
-from pulsar_lifecycle.cli import compaction, control, disk, explain, inactive, inspect, plans, queue, table
+from pulsar_lifecycle.cli import (
+    compaction,
+    control,
+    delete_records,
+    disk,
+    explain,
+    inactive,
+    inspect,
+    plans,
+    queue,
+    table,
+)
 from pulsar_lifecycle.cli.session import Options
 from pulsar_lifecycle.cli.show import printable
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, UsageError
@@ -39,6 +50,7 @@ app.command()(disk.bookies)
 app.command(name="open-ledgers")(disk.open_ledgers)
 app.command()(disk.backlog)
 app.command()(inactive.inactive)
+app.command()(delete_records.delete_records)
 app.add_typer(compaction.app, name="compaction")
 app.command()(control.status)
 app.command()(control.pause)

@@ -14,6 +14,7 @@ from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.records.codes import Code, check_known
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
 from pulsar_lifecycle.records.topic_load import LoadReason
@@ -34,6 +35,7 @@ CODES: tuple[type[StrEnum], ...] = (
     OffloadCode,
     Outcome,
     Protection,
+    RecordsError,
     RetentionVerdict,
     Stays,
     StopReason,

@@ -15,12 +15,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.delete_records import planning as records_planning
 from pulsar_lifecycle.deletion.planning import deletion_planning
 from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.lifecycle.activity import inactive_planning
 from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.plans import deletion_plan, inactive_plan, load_plan, retention_plan
+from pulsar_lifecycle.records.plans import delete_records_plan, deletion_plan, inactive_plan, load_plan, retention_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 
 Groups = list[tuple[str, int, str]]
@@ -71,6 +72,8 @@ def kind_of(plan_id: str) -> PlanKind:
         return LoadPlans()
     if plan_id.startswith((f"{inactive_plan.TOPICS}-", f"{inactive_plan.SUBSCRIPTIONS}-")):
         return InactivePlans(plan_id)
+    if plan_id.startswith(f"{delete_records_plan.KIND}-"):
+        return RecordsPlans()
     return RetentionPlans() if plan_id.startswith(f"{retention_planning.KIND}-") else OrphanPlans()
 
 
@@ -222,6 +225,42 @@ class InactivePlans:
         """Ledger, topic, subscription, since when, bytes."""
         since, size = show.moment(row["inactive_since"]), show.size(row["bytes"])
         return row["ledger_id"], row["topic"], row.get("cursor"), since, size
+
+
+class RecordsPlans:
+    """Plans to delete records; each partition stands under the ledger of its low watermark."""
+
+    job = "delete_records"
+    needs_two_scans = False
+    columns = ("ledger", "partition", "asked", "low watermark", "first readable", "frees", "error")
+
+    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """From the lake."""
+        return lake.delete_records_plan(plan_id)
+
+    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
+        """Over rows and facts."""
+        return delete_records_plan.digest(rows, summary.to_json())
+
+    def run_config(self, summary: PlanSummary) -> dict[str, Any]:
+        """Of ``delete_records``."""
+        return records_planning.run_config(summary)
+
+    def sized(self, rows: pa.Table) -> pa.Table:
+        """The ledgers that go, one a row."""
+        return delete_records_plan.as_capped(rows)
+
+    def groups(self, rows: pa.Table) -> dict[str, Groups]:
+        """By namespace, and by error."""
+        listed = rows.select(["namespace", "error", "bytes"]).to_pylist()
+        return {
+            name: _grouped((row[name] or "none", row["bytes"]) for row in listed) for name in ("namespace", "error")
+        }
+
+    def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        """Ledger, partition, offset, low watermark, what remains readable, bytes on disk, error."""
+        names = ("ledger_id", "topic", "asked", "low_watermark", "first_readable")
+        return *(row[name] for name in names), show.size(row["bytes"]), row["error"]
 
 
 def _grouped(sized: Any) -> Groups:

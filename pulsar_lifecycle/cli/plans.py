@@ -36,7 +36,13 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
     where = cluster_of(context)
     settings, lake = where.settings, where.lake
     found = sorted(
-        [*lake.plans(), *lake.retention_plans(), *lake.load_plans(), *lake.inactive_plans()],
+        [
+            *lake.plans(),
+            *lake.retention_plans(),
+            *lake.load_plans(),
+            *lake.inactive_plans(),
+            *lake.delete_records_plans(),
+        ],
         key=lambda plan: plan.created_at,
         reverse=True,
     )

@@ -21,11 +21,12 @@ from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
-from pulsar_lifecycle.records.plans import inactive_plan
+from pulsar_lifecycle.records.plans import delete_records_plan, inactive_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 
 DAY_MS = 86_400_000
+_RECORDS = f"{delete_records_plan.KIND}-"
 _INACTIVE = (f"{inactive_plan.TOPICS}-", f"{inactive_plan.SUBSCRIPTIONS}-")
 
 
@@ -54,6 +55,8 @@ def rows_of(lake: Lake, plan_id: str) -> pa.Table:
         return lake.load_plan(plan_id)[1]
     if plan_id.startswith(f"{retention_planning.KIND}-"):
         return lake.retention_plan(plan_id)[1]
+    if plan_id.startswith(_RECORDS):
+        return lake.delete_records_plan(plan_id)[1]
     if plan_id.startswith(_INACTIVE):
         return lake.inactive_plan(plan_id)[1]
     return lake.plan(plan_id)[1]
@@ -63,7 +66,8 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
     """How many of a plan's rows its runs are done with, by the plan's rows of the journal.
 
     Of a load plan topics that were loaded and are unloaded again, of a retention plan ledgers that left their topics'
-    lists, of plans of inactive topics and subscriptions those that are deleted, of any other ledgers that a deletion
+    lists, of plans of inactive topics and subscriptions those that are deleted, of a plan to delete records
+    partitions whose low watermark was raised, of any other ledgers that a deletion
     run deleted, found gone, kept or refused.
     """
     if plan_id.startswith(f"{load_planning.KIND}-"):
@@ -71,6 +75,9 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
         return _both(rows, journalled.filter(through), "topic")
     if plan_id.startswith(f"{retention_planning.KIND}-"):
         return _both(rows, journalled.filter(pc.field("outcome") == Outcome.REMOVED), "ledger_id")
+    if plan_id.startswith(_RECORDS):
+        raised = (pc.field("phase") == Phase.RAISE) & (pc.field("outcome") == Outcome.DONE)
+        return _both(rows, journalled.filter(raised), "topic")
     if plan_id.startswith(_INACTIVE):
         deleted = pc.field("action").isin([Action.DELETE_TOPIC, Action.DELETE_SUBSCRIPTION])
         done = journalled.filter(deleted & (pc.field("outcome") == Outcome.DONE)).select(["topic", "detail"])

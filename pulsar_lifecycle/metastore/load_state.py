@@ -17,7 +17,7 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger
 from pulsar_lifecycle.metastore.walk import MTIME, PATH, Unit, note_domains, owner_columns, rows_below
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, Unread
+from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, TopicConnections, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
 
@@ -79,13 +79,59 @@ def fetch_brokers(store: MetadataStore, admin: BrokerAdmin) -> Brokers:
     # Read first: a broker that is started again meanwhile lists nothing that it had loaded before.
     started = _started(store.read([f"{BROKERS_ROOT}/{name}" for name in names]))
     found = Brokers(admin.loaded_topics(), admin.stats_interval_ms(), started=started)
-    missing = sorted(set(names).difference(admin.brokers()))
+    _refuse_missing(names, admin.brokers())
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What each broker said by itself; ``unanswered``: why one did not answer, by its id.
+
+    ``brokers`` is the word of those that did, ``connections`` are the clients of their topics.
+    """
+
+    brokers: Brokers
+    unanswered: Mapping[str, str] = field(default_factory=dict[str, str])
+    connections: Mapping[str, TopicConnections] = field(default_factory=dict[str, TopicConnections])
+
+
+def hear_brokers(store: MetadataStore, admin: BrokerAdmin) -> Heard:
+    """Ask every broker by itself: one that does not answer hides only what it has itself.
+
+    Raises as :func:`fetch_brokers` but for brokers that do not answer, Unavailable if none does.
+    """
+    registered = store.children([BROKERS_ROOT])[0]
+    if isinstance(registered, Unread):
+        raise AccessDenied(f"{BROKERS_ROOT}: {registered.reason}")
+    names = registered.names if registered else ()
+    started = _started(store.read([f"{BROKERS_ROOT}/{name}" for name in names]))
+    ids = admin.brokers()
+    _refuse_missing(names, ids)
+    connections: dict[str, TopicConnections] = {}
+    loaded: dict[str, str] = {}
+    unanswered: dict[str, str] = {}
+    interval = 0
+    for broker in ids:
+        try:
+            said = admin.statistics(broker)
+        except Unavailable as error:
+            unanswered[broker] = str(error)
+            continue
+        interval = max(interval, said.interval_ms)
+        connections |= said.topics
+        loaded |= dict.fromkeys(said.topics, broker)
+    if len(unanswered) == len(ids):
+        raise Unavailable(f"no broker answers: {next(iter(unanswered.values()), '')}")
+    return Heard(Brokers(loaded, interval, started=started), unanswered, connections)
+
+
+def _refuse_missing(registered: Iterable[str], ids: Iterable[str]) -> None:
+    missing = sorted(set(registered).difference(ids))
     if missing:
         raise Unavailable(
             f"broker {missing[0]} is registered below {BROKERS_ROOT} and is none of those behind pulsar.admin_url: "
             "is that the same cluster?"
         )
-    return found
 
 
 def _started(brokers: Iterable[Node | Unread | None]) -> dict[str, int]:

@@ -6,7 +6,14 @@ Times are milliseconds since the epoch, sizes bytes.
 """
 
 from pulsar_lifecycle.ports.bookies import BookieAdmin, BookieStatus, Compaction, LedgerDirectory
-from pulsar_lifecycle.ports.brokers import BEFORE_ALL, Acknowledged, BrokerAdmin, TopicConnections, TopicInternals
+from pulsar_lifecycle.ports.brokers import (
+    BEFORE_ALL,
+    Acknowledged,
+    BrokerAdmin,
+    BrokerStatistics,
+    TopicConnections,
+    TopicInternals,
+)
 from pulsar_lifecycle.ports.journal import Archived, Clock, Counting, Ids, Journal, JournalReader, JournalRow
 from pulsar_lifecycle.ports.lake import Lake
 from pulsar_lifecycle.ports.ledgers import Entry, EntryBatch, LedgerReader, ReplicaCheck, Traces
@@ -51,6 +58,7 @@ __all__ = [
     "BookieAdmin",
     "BookieStatus",
     "BrokerAdmin",
+    "BrokerStatistics",
     "Children",
     "Clock",
     "Compaction",

@@ -60,6 +60,14 @@ class TopicConnections:
     published: int
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerStatistics:
+    """What one broker says of the persistent topics it has loaded, and how often (ms) it says it anew."""
+
+    topics: Mapping[str, TopicConnections]
+    interval_ms: int
+
+
 class BrokerAdmin(Protocol):
     """The admin REST API; only calls that do not load a topic, except where a docstring says so."""
 
@@ -76,6 +84,25 @@ class BrokerAdmin(Protocol):
 
     def connections(self) -> dict[str, TopicConnections]:
         """The clients of every loaded topic, by its full name; from where :meth:`loaded_topics` is, and as late."""
+        ...
+
+    def statistics(self, broker: str) -> BrokerStatistics:
+        """What :meth:`loaded_topics`, :meth:`connections` and :meth:`stats_interval_ms` say, of one broker alone."""
+        ...
+
+    def check_admin(self, topic: Topic) -> None:
+        """Raise AccessDenied unless our role is admin of the topic's tenant. Loads nothing. Raises NotFound."""
+        ...
+
+    def set_properties(self, topic: Topic, properties: Mapping[str, str]) -> None:
+        """Have the broker add these to a topic's properties. Loads the topic. Raises NotFound, OutcomeUnknown."""
+        ...
+
+    def move_cursor(self, topic: Topic, subscription: str, past: Position) -> None:
+        """Let a durable subscription go on behind an entry; disconnects its consumers for a moment. Loads the topic.
+
+        Where there is no such entry the broker moves it elsewhere, and says nothing. Raises NotFound, OutcomeUnknown.
+        """
         ...
 
     def internal_stats(self, topic: Topic) -> TopicInternals:

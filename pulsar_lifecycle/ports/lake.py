@@ -235,6 +235,18 @@ class Lake(Protocol):
         """Stored plans of inactive topics and subscriptions, oldest first."""
         ...
 
+    def store_delete_records_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan to delete records and return its location."""
+        ...
+
+    def delete_records_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan of :meth:`store_delete_records_plan` with its rows. Raises NotFound."""
+        ...
+
+    def delete_records_plans(self) -> list[PlanSummary]:
+        """Every plan to delete records that can be read, oldest first."""
+        ...
+
     def plan_holds(self, plan_id: str, ledger_id: int) -> bool:
         """Whether a stored plan has a row for the ledger."""
         ...

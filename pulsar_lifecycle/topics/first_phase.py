@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pulsar_lifecycle.errors import LifecycleError, Protected, Refused, RefusedBy
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Sent
@@ -14,7 +15,7 @@ from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import bucket_of, copy_of
 from pulsar_lifecycle.records.outcomes import Outcome, Phase, action_of
 from pulsar_lifecycle.runs.journal_rows import Details, MessageSent, Step, Subject, Writer
-from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.topics.write import STOPPING, TopicRun
 
 NOT_COUNTED = "could not go when this launch's caps were checked, and count in none of them: run again"
 """End of the reason for what may go by now, and is not among what was counted."""
@@ -40,6 +41,25 @@ class LedgerOutcome:
 def of_topic(topic: Topic | str, outcome: Outcome, code: StrEnum, text: str) -> LedgerOutcome:
     """What became of a topic as a whole."""
     return LedgerOutcome(str(topic), -1, outcome, Why(code, text))
+
+
+def guarded(topic: Topic, work: Callable[[], list[LedgerOutcome]]) -> list[LedgerOutcome]:
+    """``work`` about one topic; an error that concerns it alone becomes its outcome."""
+    try:
+        return work()
+    except STOPPING:
+        raise
+    except Refused as refusal:
+        return [of_topic(topic, Outcome.REFUSED, refusal_code(refusal), str(refusal))]
+    except LifecycleError as error:
+        return [of_topic(topic, Outcome.FAILED, Code.SERVER_FAILED, str(error))]
+
+
+def refusal_code(refusal: Refused) -> StrEnum:
+    """Why a topic was refused whole."""
+    if isinstance(refusal, RefusedBy):
+        return refusal.code
+    return Code.TOPIC_PROTECTED if isinstance(refusal, Protected) else Code.TOPIC_REFUSED
 
 
 Report = Callable[[Sequence[LedgerOutcome]], None]

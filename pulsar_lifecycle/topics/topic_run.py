@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from pulsar_lifecycle.metastore import load_state
+from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.topics import partitioned_shadow_sources
 from pulsar_lifecycle.ports import Clock, MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
@@ -69,16 +70,22 @@ def owners_rules(cluster: Cluster, epoch: Epoch, now: int) -> Context:
 
 
 def topic_run(
-    cluster: Cluster, run_id: str, ports: Ports, context: Context, now: int, loaded_topics: bool | tuple[str, ...]
+    cluster: Cluster,
+    run_id: str,
+    ports: Ports,
+    context: Context,
+    now: int,
+    loaded_topics: bool | tuple[str, ...],
+    brokers: Brokers | None = None,
 ) -> TopicRun:
-    """``now`` (ms) must be from before the brokers are asked, which is done here."""
+    """``now`` (ms) must be from before the brokers are asked, which is done here if they were not."""
     settings = cluster.settings
     return TopicRun(
         run_id=run_id,
         cluster=settings.cluster,
         ledgers_root=settings.bookkeeper.ledgers_root,
         now=now,
-        brokers=load_state.fetch_brokers(ports.store, ports.admin),
+        brokers=brokers or load_state.fetch_brokers(ports.store, ports.admin),
         context=context,
         deliver_after_ms=deliver_after_ms_of(settings, control.is_sandbox(ports.store)),
         loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),

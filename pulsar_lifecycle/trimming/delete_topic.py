@@ -27,16 +27,17 @@ from pulsar_lifecycle.topics import listed_ledgers, protection, snapshot
 from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,
     LedgerOutcome,
+    guarded,
     journal_row,
     mark_of,
     of_topic,
+    refusal_code,
     send_messages,
 )
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_rules
-from pulsar_lifecycle.trimming.trim import guarded, refusal_code
 
 TOPIC_DELETED = Why(Code.TOPIC_DELETED, "its topic is deleted")
 """Why of outcome ``removed``: the broker deleted the topic, and of its ledgers those that it could."""

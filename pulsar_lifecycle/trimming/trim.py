@@ -15,9 +15,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
-from pulsar_lifecycle.errors import LifecycleError, Protected, Refused, RefusedBy
+from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
@@ -35,6 +34,7 @@ from pulsar_lifecycle.topics.first_phase import (
     Mark,
     MarkMessages,
     Report,
+    guarded,
     journal_row,
     mark_of,
     of_topic,
@@ -45,7 +45,6 @@ from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, bundles, fi
 from pulsar_lifecycle.topics.write import (
     ATTEMPTS,
     SHADOWS_SEEN_FOR,
-    STOPPING,
     TopicRun,
     TopicWrite,
     checked_path,
@@ -57,12 +56,18 @@ from pulsar_lifecycle.trimming import trim_rules
 from pulsar_lifecycle.trimming.trim_rules import Stays, TrimVerdict
 
 
+def as_it_is(info: ManagedLedgerInfo) -> ManagedLedgerInfo:
+    """A write that changes nothing but the list of ledgers."""
+    return info
+
+
 @dataclass(frozen=True, slots=True)
 class TrimOrder:
     """Ledgers to be taken off one topic's list: those named, and every listed one up to ``up_to`` (inclusive).
 
     ``counted``: those of them that were counted against the caps, where they were: no other may go. ``rules``: asked
     whenever the topic is judged, each says why none of the ledgers may go by the policies of now, or nothing.
+    ``change``: what else the same write makes of the topic's metadata.
     """
 
     topic: Topic
@@ -70,6 +75,7 @@ class TrimOrder:
     up_to: int = -1
     counted: frozenset[int] | None = None
     rules: tuple[Callable[[], Why | None], ...] = ()
+    change: Callable[[ManagedLedgerInfo], ManagedLedgerInfo] = as_it_is
 
     def asked(self, info: ManagedLedgerInfo) -> frozenset[int]:
         """Ledger ids; those that the topic does not list are among them if they were named."""
@@ -101,7 +107,7 @@ def trim_topics(
                 )
             ]
         else:
-            found = guarded(topic, _Trim(run, ports, guard, by_topic[topic]).run)
+            found = trim_topic(run, ports, guard, by_topic[topic])
         report(found)
         outcomes += found
     still = finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=True)
@@ -109,6 +115,11 @@ def trim_topics(
         of_topic(name, Outcome.FAILED, Code.UNLOAD_PENDING, f"an unload of it is pending: {why}")
         for name, why in still.items()
     ]
+
+
+def trim_topic(run: TopicRun, ports: Ports, guard: RunGuard, order: TrimOrder) -> list[LedgerOutcome]:
+    """One topic of :func:`trim_topics`; no unload of it must be pending. Raises Paused, LeaseLost, Overloaded."""
+    return guarded(order.topic, _Trim(run, ports, guard, order).run)
 
 
 def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutcome]:
@@ -138,25 +149,6 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
     return guarded(order.topic, look)
 
 
-def guarded(topic: Topic, work: Callable[[], list[LedgerOutcome]]) -> list[LedgerOutcome]:
-    """``work`` about one topic; an error that concerns it alone becomes its outcome."""
-    try:
-        return work()
-    except STOPPING:
-        raise
-    except Refused as refusal:
-        return [of_topic(topic, Outcome.REFUSED, refusal_code(refusal), str(refusal))]
-    except LifecycleError as error:
-        return [of_topic(topic, Outcome.FAILED, Code.SERVER_FAILED, str(error))]
-
-
-def refusal_code(refusal: Refused) -> StrEnum:
-    """Why a topic was refused whole."""
-    if isinstance(refusal, RefusedBy):
-        return refusal.code
-    return Code.TOPIC_PROTECTED if isinstance(refusal, Protected) else Code.TOPIC_REFUSED
-
-
 def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
     """One order per topic, for everything that any of ``orders`` asks of it."""
     found: dict[Topic, TrimOrder] = {}
@@ -165,7 +157,8 @@ def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
         counted = None if known.counted is None or order.counted is None else known.counted | order.counted
         up_to = max(known.up_to, order.up_to)
         rules = tuple(dict.fromkeys((*known.rules, *order.rules)))
-        found[order.topic] = TrimOrder(order.topic, known.ledgers | order.ledgers, up_to, counted, rules)
+        change = order.change if known.change is as_it_is else known.change
+        found[order.topic] = TrimOrder(order.topic, known.ledgers | order.ledgers, up_to, counted, rules, change)
     return found
 
 
@@ -382,7 +375,7 @@ class _Trim:
         if not self._acknowledged_by_all(view, leaving):
             return False
         kept = tuple(item for item in view.info.ledgers if item.ledger_id not in removed)
-        data = managed_ledger.encode(replace(view.info, ledgers=kept))
+        data = managed_ledger.encode(self._order.change(replace(view.info, ledgers=kept)))
         if not self._write.write(view.node, data, view.checked_path):
             return False
         self._outcomes |= removed

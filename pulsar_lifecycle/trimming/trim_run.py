@@ -124,7 +124,7 @@ def _each(topics: Sequence[Topic], work: Callable[[Topic], list[LedgerOutcome]],
 def looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports]]:
     """Everything a dry run needs, paused or not; the session with the metadata store cannot write."""
     with topic_tools(cluster, read_only=True) as ports:
-        context = _context(cluster, evidence.check_store(cluster, ports.store))
+        context = context_of(cluster, evidence.check_store(cluster, ports.store))
         yield (
             topic_run(cluster, run_id, ports, context, ports.clock.now_ms(), cluster.settings.trimming.loaded_topics),
             ports,
@@ -136,7 +136,7 @@ def acting(cluster: Cluster, run_id: str, planned_at: int = 0) -> Iterator[tuple
     """Check that we may act, and hold the lease for as long as the work lasts. ``planned_at``: of the plan (ms)."""
     settings = cluster.settings
     with published(cluster), topic_tools(cluster) as ports:
-        context = _context(cluster, evidence.check_may_act(cluster, ports.store))
+        context = context_of(cluster, evidence.check_may_act(cluster, ports.store))
         with control.held_lease(settings, ports.store, ports.clock, f"run {run_id}") as lease:
             evidence.await_plan_time(planned_at, lease.taken_at, ports.clock)
             now = min(lease.taken_at, ports.clock.now_ms())
@@ -146,7 +146,7 @@ def acting(cluster: Cluster, run_id: str, planned_at: int = 0) -> Iterator[tuple
             yield run, ports, RunGuard(lease.guard, unloads_of(settings, ports.clock))
 
 
-def _context(cluster: Cluster, fingerprint: str) -> Context:
+def context_of(cluster: Cluster, fingerprint: str) -> Context:
     """The owners' rules, as the newest scan found them and the settings say now.
 
     Those of a deletion run hold, too: what leaves a list is to be deleted.

@@ -21,6 +21,7 @@ from typing import Any
 
 from pyspark import cloudpickle
 
+from pulsar_lifecycle.delete_records.apply_run import apply_delete_records
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
@@ -135,7 +136,8 @@ class Running:
 def strike(
     settings: Path, task: str, arguments: Mapping[str, Any], *steps: Step, victim: str = RUN, tasks: int = AT_ONCE
 ) -> Running:
-    """Begin a run of ``task`` (``delete``, ``apply``, ``offload``, ``trim``, ``retention``, ``load``) that is struck.
+    """Begin a run of ``task`` (``delete``, ``apply``, ``offload``, ``trim``, ``retention``, ``load``,
+    ``records``) that is struck.
 
     It is struck once at each of ``steps``; only executors can be so more than once. ``tasks``: how many work at once.
     """
@@ -275,5 +277,8 @@ def main(file: str, task: str, arguments: dict[str, Any], faults: Sequence[Fault
     elif task == "load":
         order = Order(arguments["plan_id"], arguments["digest"])
         print(load_topics(where, arguments["run_id"], order, dry_run=False))
+    elif task == "records":
+        order = Order(arguments["plan_id"], arguments["digest"])
+        print(apply_delete_records(where, arguments["run_id"], order, dry_run=False))
     else:
         raise SystemExit(f"unknown task {task}")

@@ -27,6 +27,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.plans import inactive_plan
+from pulsar_lifecycle.records.plans.delete_records_plan import RECORDS
 from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
@@ -48,6 +49,7 @@ OBJECT_PLANS = "object-plans"
 RETENTION_PLANS = "retention-plans"
 LOAD_PLANS = "load-plans"
 INACTIVE_PLANS = "inactive-plans"
+DELETE_RECORDS_PLANS = "delete-records-plans"
 
 P = TypeVar("P", PlanSummary, OffloadPlan)
 
@@ -291,6 +293,18 @@ class FileLake(LakeFiles):
         """Every plan of inactive topics and subscriptions that can be read, oldest first."""
         return self._readable(INACTIVE_PLANS, PlanSummary.from_json)
 
+    def store_delete_records_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan to delete records and return its location."""
+        return self._store_plan(DELETE_RECORDS_PLANS, summary, rows)
+
+    def delete_records_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan of :meth:`store_delete_records_plan` with its rows, read from the files. Raises NotFound."""
+        return self._plan(DELETE_RECORDS_PLANS, plan_id, PlanSummary.from_json, RECORDS)
+
+    def delete_records_plans(self) -> list[PlanSummary]:
+        """Every plan to delete records that can be read, oldest first."""
+        return self._readable(DELETE_RECORDS_PLANS, PlanSummary.from_json)
+
     def _store_plan(self, kind: str, plan: PlanSummary | OffloadPlan, rows: pa.Table) -> str:
         sink = pa.BufferOutputStream()
         pq.write_table(rows, sink, compression="zstd")
@@ -350,7 +364,7 @@ class FileLake(LakeFiles):
 
     def broken_plans(self) -> list[CorruptFormat]:
         """What is wrong with plans, of any kind, whose document is not a plan's, one error each."""
-        kinds = (PLANS, RETENTION_PLANS, LOAD_PLANS, OBJECT_PLANS)
+        kinds = (PLANS, RETENTION_PLANS, LOAD_PLANS, OBJECT_PLANS, DELETE_RECORDS_PLANS)
         broken = [error for kind in kinds for error in self._documents(kind, PlanSummary.from_json)[1]]
         return broken + self._documents(OFFLOAD_PLANS, OffloadPlan.from_json)[1]
 

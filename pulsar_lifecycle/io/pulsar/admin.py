@@ -30,7 +30,7 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.io.pulsar import statistics
 from pulsar_lifecycle.io.tls import tls_context
 from pulsar_lifecycle.model import Position, Topic, encode_name
-from pulsar_lifecycle.ports import Acknowledged, TopicConnections, TopicInternals
+from pulsar_lifecycle.ports import BrokerStatistics, TopicConnections, TopicInternals
 from pulsar_lifecycle.settings import PulsarSettings
 
 MAX_REDIRECTS = 5
@@ -87,35 +87,35 @@ class HttpBrokerAdmin:
             found |= statistics.connections_of(topics)
         return found
 
+    def statistics(self, broker: str) -> BrokerStatistics:
+        """Of one broker, at its own address: the clients of its persistent topics, ``statsUpdateFrequencyInSecs``."""
+        address = self._web_url(broker)
+        topics = statistics.connections_of(self._topics_at(address))
+        return BrokerStatistics(topics, statistics.interval_ms(broker, self._configuration_at(address)))
+
     def _statistics(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Of each broker its id, and what it says of each loaded topic."""
         for broker in self.brokers():
-            url = self._web_url(broker).join("/admin/v2/broker-stats/topics")
-            yield broker, statistics.topics_of(self._get(url), str(url))
+            yield broker, self._topics_at(self._web_url(broker))
+
+    def _topics_at(self, address: httpx.URL) -> Mapping[str, Any]:
+        url = address.join("/admin/v2/broker-stats/topics")
+        return statistics.topics_of(self._get(url), str(url))
 
     def stats_interval_ms(self) -> int:
         """How often brokers refresh :meth:`loaded_topics`: ``statsUpdateFrequencyInSecs``, the longest of all."""
-        longest = 0
-        for broker, configuration in self.configurations().items():
-            try:
-                seconds = int(configuration["statsUpdateFrequencyInSecs"])
-            except (KeyError, ValueError) as error:
-                raise _unexpected(f"{broker}{_RUNTIME}", "statsUpdateFrequencyInSecs") from error
-            if seconds <= 0:
-                raise _unexpected(f"{broker}{_RUNTIME}", "statsUpdateFrequencyInSecs above 0")
-            longest = max(longest, seconds)
-        return longest * 1000
+        return max(statistics.interval_ms(broker, said) for broker, said in self.configurations().items())
 
     def configurations(self) -> dict[str, Mapping[str, str]]:
         """Broker id -> its runtime configuration, as text; any failure raises."""
-        found: dict[str, Mapping[str, str]] = {}
-        for broker in self.brokers():
-            url = self._web_url(broker).join(_RUNTIME)
-            answer = self._get(url)
-            if not isinstance(answer, dict):
-                raise _unexpected(url, "the runtime configuration as an object")
-            found[broker] = {name: str(value) for name, value in answer.items() if value is not None}
-        return found
+        return {broker: self._configuration_at(self._web_url(broker)) for broker in self.brokers()}
+
+    def _configuration_at(self, address: httpx.URL) -> Mapping[str, str]:
+        url = address.join(_RUNTIME)
+        answer = self._get(url)
+        if not isinstance(answer, dict):
+            raise _unexpected(url, "the runtime configuration as an object")
+        return {name: str(value) for name, value in answer.items() if value is not None}
 
     def usage(self) -> dict[str, float]:
         """Broker id -> share of its scarcest resource, as its load report says; any failure raises.
@@ -156,31 +156,7 @@ class HttpBrokerAdmin:
         """What the owner broker holds in memory; loads the topic."""
         path = _path(topic, "internalStats")
         answer = self._get(path)
-        try:
-            cursors: Mapping[str, Mapping[str, Any]] = answer["cursors"]
-            compacted = int(answer["compactedLedger"]["ledgerId"])
-            return TopicInternals(
-                state=str(answer["state"]),
-                ledgers=tuple(int(ledger["ledgerId"]) for ledger in answer["ledgers"]),
-                cursor_ledgers={
-                    name: int(cursor["cursorLedger"]) for name, cursor in cursors.items() if cursor["cursorLedger"] >= 0
-                },
-                cursor_properties={
-                    name: {key: int(value) for key, value in cursor["properties"].items()}
-                    for name, cursor in cursors.items()
-                },
-                compacted_ledger=compacted if compacted >= 0 else None,
-                schema_ledgers=tuple(int(ledger["ledgerId"]) for ledger in answer["schemaLedgers"]),
-                acknowledged={
-                    name: Acknowledged(
-                        _position(cursor["markDeletePosition"]), _ranges(cursor["individuallyDeletedMessages"])
-                    )
-                    for name, cursor in cursors.items()
-                },
-                last_confirmed=_position(answer["lastConfirmedEntry"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _unexpected(path, "PersistentTopicInternalStats") from error
+        return statistics.internals_of(answer, path)
 
     def fails_at(self, broker: str, topic: Topic) -> bool:
         """Whether a broker, at its own address, answers 500 to ``internalStats``, then 200 to ``internal-info``.
@@ -306,6 +282,20 @@ class HttpBrokerAdmin:
         """Make its broker forget a topic; loads one that is not loaded, first."""
         self._request("PUT", _path(topic, "unload"))
 
+    def check_admin(self, topic: Topic) -> None:
+        """By reading the topic's permissions, which takes an admin of its tenant (``getPermissionsOnTopic``)."""
+        self._get(_path(topic, "permissions"))
+
+    def set_properties(self, topic: Topic, properties: Mapping[str, str]) -> None:
+        """Add these to the properties of a topic or one partition; loads it."""
+        self._request("PUT", _path(topic, "properties"), dict(properties))
+
+    def move_cursor(self, topic: Topic, subscription: str, past: Position) -> None:
+        """Let a subscription go on behind an entry (``resetCursorOnPosition``)."""
+        name = quote(encode_name(subscription), safe="")
+        place = {"ledgerId": past.ledger_id, "entryId": past.entry_id, "partitionIndex": -1, "batchIndex": -1}
+        self._request("POST", _path(topic, "subscription", name, "resetcursor"), place | {"excluded": True})
+
     def delete_topic(self, topic: Topic, force: bool) -> None:
         """The broker's own DELETE; without ``force`` it refuses a topic with connected clients (412, StoreError)."""
         self._request("DELETE", f"{_path(topic)}?force={'true' if force else 'false'}")
@@ -366,20 +356,6 @@ class HttpBrokerAdmin:
             self.brokers()
         if target.host not in self._hosts:
             raise StoreError(f"{source}: refused to go on to {target}: {target.host} is no broker of this cluster")
-
-
-def _position(text: str) -> Position:
-    """``ledger:entry``, as PositionImpl prints it."""
-    ledger, entry = text.split(":")
-    return Position(int(ledger), int(entry))
-
-
-def _ranges(text: str) -> tuple[tuple[Position, Position], ...]:
-    """``[(1:2..1:4],(2:-1..2:0]]``, as LongPairRangeSet prints it: the first excluded, the last included."""
-    found = re.findall(r"\((-?\d+:-?\d+)\.\.(-?\d+:-?\d+)\]", text)
-    if text != "[" + ",".join(f"({first}..{last}]" for first, last in found) + "]":
-        raise ValueError(f"expected ranges of positions, found {text[:80]!r}")
-    return tuple((_position(first), _position(last)) for first, last in found)
 
 
 def _path(topic: Topic, *rest: str) -> str:

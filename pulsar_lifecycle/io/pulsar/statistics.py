@@ -1,16 +1,17 @@
-"""What brokers say of topics in use: ``/broker-stats/topics``, and ``stats`` of one.
+"""What brokers say of topics in use: ``/broker-stats/topics``, ``stats`` and ``internalStats`` of one.
 
 Not here: asking for it (``admin.py``). Source: ``PersistentTopic.updateRates``, 4.0.7.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pulsar_lifecycle.errors import NotFound, StoreError
-from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import TopicConnections
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports import Acknowledged, TopicConnections, TopicInternals
 
 _PERSISTENT = "persistent://"
 
@@ -40,6 +41,60 @@ def connections_of(topics: Mapping[str, Any]) -> dict[str, TopicConnections]:
             except (AttributeError, KeyError, TypeError, ValueError):
                 raise _unlike(name, "producerCount, msgInCount and subscriptions with their consumers") from None
     return found
+
+
+def interval_ms(broker: str, configuration: Mapping[str, str]) -> int:
+    """How often a broker says so anew. Raises StoreError where its configuration does not tell."""
+    try:
+        seconds = int(configuration["statsUpdateFrequencyInSecs"])
+    except (KeyError, ValueError):
+        seconds = 0
+    if seconds <= 0:
+        raise _unlike(broker, "statsUpdateFrequencyInSecs above 0")
+    return seconds * 1000
+
+
+def internals_of(answer: Any, where: str) -> TopicInternals:
+    """``PersistentTopicInternalStats``. Raises StoreError for another shape."""
+    try:
+        cursors: Mapping[str, Mapping[str, Any]] = answer["cursors"]
+        compacted = int(answer["compactedLedger"]["ledgerId"])
+        return TopicInternals(
+            state=str(answer["state"]),
+            ledgers=tuple(int(ledger["ledgerId"]) for ledger in answer["ledgers"]),
+            cursor_ledgers={
+                name: int(cursor["cursorLedger"]) for name, cursor in cursors.items() if cursor["cursorLedger"] >= 0
+            },
+            cursor_properties={
+                name: {key: int(value) for key, value in cursor["properties"].items()}
+                for name, cursor in cursors.items()
+            },
+            compacted_ledger=compacted if compacted >= 0 else None,
+            schema_ledgers=tuple(int(ledger["ledgerId"]) for ledger in answer["schemaLedgers"]),
+            acknowledged={
+                name: Acknowledged(
+                    _position(cursor["markDeletePosition"]), _ranges(cursor["individuallyDeletedMessages"])
+                )
+                for name, cursor in cursors.items()
+            },
+            last_confirmed=_position(answer["lastConfirmedEntry"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _unlike(where, "PersistentTopicInternalStats") from None
+
+
+def _position(text: str) -> Position:
+    """``ledger:entry``, as PositionImpl prints it."""
+    ledger, entry = text.split(":")
+    return Position(int(ledger), int(entry))
+
+
+def _ranges(text: str) -> tuple[tuple[Position, Position], ...]:
+    """``[(1:2..1:4],(2:-1..2:0]]``, as LongPairRangeSet prints it: the first excluded, the last included."""
+    found = re.findall(r"\((-?\d+:-?\d+)\.\.(-?\d+:-?\d+)\]", text)
+    if text != "[" + ",".join(f"({first}..{last}]" for first, last in found) + "]":
+        raise ValueError(f"expected ranges of positions, found {text[:80]!r}")
+    return tuple((_position(first), _position(last)) for first, last in found)
 
 
 _USED = ("lastConsumedFlowTimestamp", "lastConsumedTimestamp", "lastAckedTimestamp")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pulsar_lifecycle.errors import Conflict, Failed, LifecycleError, NotFound, StoreError
+from pulsar_lifecycle.errors import AccessDenied, Conflict, Failed, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports import TopicConnections, TopicInternals
+from pulsar_lifecycle.ports import BrokerStatistics, TopicConnections, TopicInternals
 
 
 @dataclass
@@ -31,6 +31,8 @@ class FakeBrokerAdmin:
     is what :meth:`usage` says.
     ``configuration`` by broker id is what they say.
     ``internal_stats`` of ``unanswered`` topics raises their error. ``failing`` brokers fail at everything about those.
+    Brokers that are ``unreachable`` do not tell their statistics; ``denied`` are tenants that we are no admin of.
+    ``on_properties`` and ``on_move`` are what the broker does then.
     """
 
     def __init__(
@@ -62,6 +64,10 @@ class FakeBrokerAdmin:
         self.on_trim: Callable[[Topic], None] = lambda topic: None
         self.owners: dict[Topic, str] = {}
         self.used: dict[str, float] = {}
+        self.unreachable: set[str] = set()
+        self.denied: set[str] = set()
+        self.on_properties: Callable[[Topic, Mapping[str, str]], None] = lambda topic, properties: None
+        self.on_move: Callable[[Topic, str, Position], None] = lambda topic, subscription, past: None
         self.on_read: Callable[[Topic, Position], None] = _nothing_stored
 
     def brokers(self) -> list[str]:
@@ -78,6 +84,26 @@ class FakeBrokerAdmin:
         known = {name: self.clients.get(Topic.parse(name), nobody) for name in self.loaded}
         some = TopicConnections(1, {}, 0)
         return known | {str(topic): some for topic in self.connected if str(topic) in self.loaded}
+
+    def statistics(self, broker: str) -> BrokerStatistics:
+        self._answer()
+        if broker in self.unreachable:
+            raise Failed(f"{broker}: timed out")
+        own = {name: one for name, one in self.connections().items() if self.loaded[name] == broker}
+        return BrokerStatistics(own, self.stats_interval)
+
+    def check_admin(self, topic: Topic) -> None:
+        self._answer()
+        if topic.namespace.tenant in self.denied:
+            raise AccessDenied(f"{topic}: 403")
+
+    def set_properties(self, topic: Topic, properties: Mapping[str, str]) -> None:
+        self._load(topic)
+        self.on_properties(topic, properties)
+
+    def move_cursor(self, topic: Topic, subscription: str, past: Position) -> None:
+        self._subscription(topic, subscription)
+        self.on_move(topic, subscription, past)
 
     def internal_stats(self, topic: Topic) -> TopicInternals:
         self._load(topic)

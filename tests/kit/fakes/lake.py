@@ -59,6 +59,7 @@ class FakeLake:
         self.kept_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.offload_plans_kept: dict[str, tuple[OffloadPlan, pa.Table]] = {}
         self.object_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
+        self.delete_records_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.inactive_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.retention_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.load_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
@@ -262,6 +263,17 @@ class FakeLake:
 
     def load_plans(self) -> list[PlanSummary]:
         kept = (summary for summary, _ in self.load_plans_kept.values())
+        return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
+
+    def store_delete_records_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        self.delete_records_plans_kept[summary.plan_id] = summary, rows
+        return f"{self.location}/delete-records-plans/{summary.plan_id}"
+
+    def delete_records_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        return _kept(self.delete_records_plans_kept, plan_id)
+
+    def delete_records_plans(self) -> list[PlanSummary]:
+        kept = (summary for summary, _ in self.delete_records_plans_kept.values())
         return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
 
     def store_inactive_plan(self, summary: PlanSummary, rows: pa.Table) -> str:

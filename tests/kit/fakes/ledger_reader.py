@@ -83,8 +83,8 @@ class FakeLedgerReader:
         holding = [b for b in bookies if b in held and ledger_id not in self.collected.get(b, ())]
         return Traces(
             bookies,
-            tuple(b for b in holding if b not in self.silent),
-            {b: f"bookie {b}: timed out" for b in bookies if b in self.silent},
+            tuple(b for b in holding if b not in self.unanswered),
+            {b: f"bookie {b}: timed out" for b in bookies if b in self.unanswered},
         )
 
     def _check(self, ledger_id: int, metadata: LedgerMetadata) -> ReplicaCheck:

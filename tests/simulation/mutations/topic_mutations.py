@@ -68,12 +68,12 @@ def whatever_is_beside() -> AbstractContextManager[Any]:
 @contextmanager
 def take_off_system_topics() -> Iterator[None]:
     """The first phase asks for its own setting of system topics alone."""
-    real = trim_run._context
+    real = trim_run.context_of
 
     def context(cluster: Any, fingerprint: str) -> Any:
         return replace(real(cluster, fingerprint), system_topics=cluster.settings.trimming.system_topics)
 
-    with patch.object(trim_run, "_context", context):
+    with patch.object(trim_run, "context_of", context):
         yield
 
 

@@ -80,12 +80,12 @@ def test_bookies_are_asked_only_on_request(scene):
 
 def test_a_silent_bookie_proves_nothing(scene):
     scene.collect("b1", "b2", "b3")
-    scene.reader.silent = {"b2"}
+    scene.reader.unanswered = {"b2"}
     assert scene.look() == [(Presence.BOOKIE_SILENT, ("b2",))] * 2
 
 
 def test_a_bookie_that_has_entries_says_more_than_a_silent_one(scene):
-    scene.reader.silent = {"b2"}
+    scene.reader.unanswered = {"b2"}
     assert scene.look()[0] == (Presence.ON_BOOKIE, ("b1", "b3"))
 
 

@@ -42,7 +42,7 @@ def rules(lake: Path, **sections: Any) -> Context:
     )
     settings = Settings.model_validate(required | sections)
     cluster = SimpleNamespace(lake=kept, settings=settings, roots=lambda: [""], clock=SystemClock())
-    return trim_run._context(cast("Any", cluster), "fp")  # pyright: ignore[reportPrivateUsage]
+    return trim_run.context_of(cast("Any", cluster), "fp")
 
 
 @pytest.mark.parametrize("trimming", [False, True])
@@ -103,7 +103,7 @@ def test_what_could_not_go_when_the_caps_were_checked_stays(monkeypatch: pytest.
     }
     monkeypatch.setattr(trim_run, "plan_trim", lambda run, ports, order: planned[order.topic])
     monkeypatch.setattr(trim_run, "trim_topics", lambda run, ports, guard, orders, report: orders)
-    monkeypatch.setattr(trim_run, "acting", lambda cluster, run_id: nullcontext((None, None, None)))
+    monkeypatch.setattr(trim_run, "acting", lambda cluster, run_id, planned_at: nullcontext((None, None, None)))
     census = Census("bookkeeper_ledgers", "", 10, 10, 0, 0)
     epoch = Epoch("e1", "c", "fp", 1, 2, (census,), 1, 1, ())
     settings = SimpleNamespace(cluster="c", apply=ApplySettings(max_share=1.0))

@@ -1,0 +1,151 @@
+"""Job ``delete_records``: plan what deleting records of some partitions comes to, or apply such a plan."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from assets import show
+from orchestration.failures import wrong_configuration_fails
+from orchestration.named import topic_of
+from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
+from pulsar_lifecycle.delete_records.offset_file import Asked
+from pulsar_lifecycle.delete_records.partitions import partitions_of
+from pulsar_lifecycle.delete_records.planning import plan_delete_records, run_config
+from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Options, TopicPartition, parse_offset
+from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.runs.cluster import Cluster
+from resources.lifecycle import LifecycleResource
+
+PLANNED = {
+    "topic": "string",
+    "asked": "string",
+    "low_watermark": "string",
+    "first_readable": "string",
+    "rolls": "bool",
+    "bytes": "int",
+    "messages_between": "int",
+    "at_risk": "int",
+    "error": "string",
+    "reason": "string",
+}
+ANSWERED = {"partition": "string", "low_watermark": "string", "error": "string", "reason": "string"}
+
+
+class RecordsOffset(dg.Config):
+    """One entry of a request: a topic, all its partitions or one of them, and from where on its messages stay."""
+
+    topic: str
+    partition: int = -1
+    offset: str
+
+    def asked(self, number: int) -> Asked:
+        """The library's form of it. Raises UsageError."""
+        field = f"partitions[{number}]"
+        topic = topic_of(f"{field}.topic", self.topic)
+        if self.partition < -1 or (self.partition >= 0 and topic.partition is not None):
+            raise UsageError(
+                f"{field}.partition: expected the number of a partition of {topic}, found {self.partition}"
+            )
+        return Asked(topic, None if self.partition == -1 else self.partition, parse_offset(self.offset), field)
+
+
+class DeleteRecordsConfig(dg.Config):
+    """Either ``partitions``, for a plan, or ``plan_id`` and ``digest``, to apply it. Times in seconds.
+
+    Without ``dry_run = false`` a plan is not applied: the run answers as things stand.
+    """
+
+    partitions: list[RecordsOffset] = Field(default=[])
+    move_cursors: bool = False
+    exact: bool = False
+    any_order: bool = False
+    plan_id: str = ""
+    digest: str = ""
+    timeout: float = 300.0
+    wait: float = 0.0
+    wait_for_bookies: bool = False
+    dry_run: bool = True
+
+    def asked(self) -> list[Asked]:
+        """The request; empty where a plan is to be applied. Raises UsageError."""
+        if bool(self.partitions) == bool(self.plan_id):
+            raise UsageError("give either partitions, for a plan, or plan_id and digest, to apply it")
+        return [one.asked(number) for number, one in enumerate(self.partitions)]
+
+
+@dg.op(
+    name="delete_before",
+    description="Plan to delete everything before a position, a time or the end of each partition, or apply the plan.",
+)
+@wrong_configuration_fails()
+def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig, lifecycle: LifecycleResource) -> None:
+    """A partition with an error fails the run; the metadata has every partition's result."""
+    where, asked = lifecycle.cluster(), config.asked()
+    if asked:
+        context.add_output_metadata(_plan(where, asked, Options(config.move_cursors, config.exact, config.any_order)))
+        return
+    order = Order(config.plan_id, config.digest)
+    patience = Patience(config.timeout, config.wait, config.wait_for_bookies)
+    results = apply_delete_records(where, context.run_id, order, dry_run=config.dry_run, patience=patience)
+    metadata = answered(results, config.dry_run)
+    failed = [topic for topic, result in results.items() if result.error]
+    if failed and not config.dry_run:
+        first = results[failed[0]]
+        raise dg.Failure(
+            f"{len(failed)} of {len(results)} partitions have an error, the first: {failed[0]}: {first.error}: "
+            f"{first.reason}; running it again is harmless",
+            metadata=metadata,
+        )
+    context.add_output_metadata(metadata)
+
+
+def _plan(where: Cluster, asked: Sequence[Asked], options: Options) -> dict[str, Any]:
+    with where.ports(read_only=True) as ports:
+        offsets = partitions_of(ports.store, ports.configuration, asked)
+    summary, rows = plan_delete_records(where, offsets, options)
+    return planned(summary, rows.to_pylist())
+
+
+def planned(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A plan as metadata: what applies it, and its partitions, those with an error first."""
+    shown = sorted(rows, key=lambda row: (row["error"] is None, row["topic"]))
+    return {
+        "plan": summary.plan_id,
+        "digest": summary.digest,
+        "actionable": summary.actionable,
+        "partitions": len(rows),
+        "with an error": sum(row["error"] is not None for row in rows),
+        "frees": show.size(summary.physical_bytes),
+        "to apply it": dg.MetadataValue.json(run_config(summary)),
+        "sample": show.table([{name: row[name] for name in PLANNED} for row in shown], PLANNED),
+    }
+
+
+def answered(results: Mapping[TopicPartition, DeleteRecordsResult], dry_run: bool) -> dict[str, Any]:
+    """Results as metadata, errors first."""
+    rows = [
+        {
+            "partition": str(topic),
+            "low_watermark": str(result.low_watermark),
+            "error": result.error,
+            "reason": result.reason,
+        }
+        for topic, result in sorted(results.items(), key=lambda item: (item[1].error is None, str(item[0])))
+    ]
+    errors = sum(row["error"] is not None for row in rows)
+    return {"dry run": dry_run, "partitions": len(rows), "errors": errors, "sample": show.table(rows, ANSWERED)}
+
+
+@dg.job(
+    name="delete_records",
+    executor_def=dg.in_process_executor,
+    description="Delete everything before a position, a time or the end of partitions: with partitions a plan, with "
+    "its id and digest what it says. Each partition is answered by its low watermark or an error. Dry run by default.",
+)
+def delete_records_job() -> None:
+    """One op."""
+    delete_before_op()

@@ -1,0 +1,208 @@
+"""``delete-records``: everything of partitions before a position, a time or their end; a plan first, then its answer.
+
+Belongs here: options to a request, and the pages. Not here: what is done (``delete_records/``). In the shape of Kafka's
+``kafka-delete-records``; without ``--apply`` nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.cli.session import AsJson, cluster_of
+
+if TYPE_CHECKING:
+    from pulsar_lifecycle.delete_records.offset_file import Asked
+    from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition
+    from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+    from pulsar_lifecycle.runs.cluster import Cluster
+
+READERS = 4
+"""Threads that read entries for times."""
+
+
+def delete_records(
+    context: typer.Context,
+    offset_json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--offset-json-file",
+            help='As kafka-delete-records takes it: {"partitions": [{"topic", "partition", "offset"}], "version": 1}.',
+        ),
+    ] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", help="A topic with all its partitions, or one partition.")
+    ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option("--before", help="LEDGER:ENTRY, LEDGER:ENTRY:BATCH-INDEX, @TIME, or -1 for the end; for --topic."),
+    ] = None,
+    apply: Annotated[
+        tuple[str, str] | None, typer.Option("--apply", metavar="PLAN DIGEST", help="Delete what this plan says.")
+    ] = None,
+    move_cursors: Annotated[
+        bool, typer.Option("--move-cursors", help="Move subscriptions below a position up to it.")
+    ] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Refuse what would leave messages below a position readable.")
+    ] = False,
+    any_order: Annotated[
+        bool, typer.Option("--any-order", help="Take a time although publish times go back within what goes.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.001, help="Seconds for each broker, for all its partitions.")
+    ] = 300.0,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0.0, help="Seconds to wait until everything is proven gone.")
+    ] = 0.0,
+    wait_for_bookies: Annotated[
+        bool, typer.Option("--wait-for-bookies", help="Every bookie must say that it has no entry of what went.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete everything before a position: plan it, then --apply the plan. Exit code 1 if a partition has an error."""
+    from pulsar_lifecycle.delete_records.apply_run import Patience
+    from pulsar_lifecycle.delete_records.request import Options
+    from pulsar_lifecycle.errors import UsageError
+    from pulsar_lifecycle.runs.tasks import LocalTasks
+
+    asked = [offset_json_file is not None, bool(topic) or before is not None, apply is not None]
+    if asked.count(True) != 1:
+        raise UsageError("delete-records: give one of --offset-json-file, --topic with --before, --apply")
+    where = replace(cluster_of(context), given=LocalTasks(READERS))
+    if apply is not None:
+        if move_cursors or exact or any_order:
+            raise UsageError(
+                "delete-records: --move-cursors, --exact and --any-order belong to the plan: make one anew"
+            )
+        _apply(where, *apply, Patience(timeout, wait, wait_for_bookies), as_json=as_json)
+    else:
+        requested = _requested(offset_json_file, topic or [], before)
+        _plan(where, requested, Options(move_cursors, exact, any_order), as_json=as_json)
+
+
+def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> list[Asked]:
+    from pulsar_lifecycle.delete_records.offset_file import Asked, parse_offset_file
+    from pulsar_lifecycle.delete_records.request import parse_offset
+    from pulsar_lifecycle.errors import CorruptFormat, UsageError
+    from pulsar_lifecycle.model import Topic
+
+    if file is not None:
+        try:
+            return parse_offset_file(file.read_text(encoding="utf-8"), str(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{file}: cannot be read: {error}") from error
+    if not topics or before is None:
+        raise UsageError("delete-records: --topic and --before go together")
+    try:
+        offset = parse_offset(before)
+    except UsageError as error:
+        raise UsageError(f"--before: {error}") from error
+    found: list[Asked] = []
+    for name in topics:
+        try:
+            found.append(Asked(Topic.parse(name), None, offset, "--topic"))
+        except CorruptFormat as error:
+            raise UsageError(f"--topic: {error}") from error
+    return found
+
+
+def _plan(where: Cluster, requested: Sequence[Asked], options: Any, *, as_json: bool) -> None:
+    from pulsar_lifecycle.delete_records.partitions import partitions_of
+    from pulsar_lifecycle.delete_records.planning import plan_delete_records, run_config
+
+    with where.ports(read_only=True) as ports:
+        offsets = partitions_of(ports.store, ports.configuration, requested)
+    summary, rows = plan_delete_records(where, offsets, options)
+    listed = sorted(rows.to_pylist(), key=lambda row: row["topic"])
+    if as_json:
+        show.json_document({**summary.to_json(), "run_config": run_config(summary), "partitions": listed})
+    else:
+        _print_plan(summary, listed)
+    if any(row["error"] for row in listed) or not summary.actionable:
+        raise typer.Exit(1)
+
+
+def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> None:
+    going = [row for row in rows if row["error"] is None]
+    show.table(
+        ["partition", "asked", "low watermark", "first readable", "below it", "ledgers", "frees", "error"],
+        [
+            (
+                row["topic"],
+                row["asked"],
+                row["low_watermark"],
+                row["first_readable"],
+                _between(row),
+                len(row["ledgers"]),
+                show.size(row["bytes"]),
+                row["error"],
+            )
+            for row in rows
+        ],
+    )
+    for row in rows:
+        notes = [f"{row['error']}: {row['reason']}"] if row["error"] else []
+        notes += [f"moves subscription {text}" for text in row["moved_cursors"]] if not row["error"] else []
+        notes += [f"reader {name} may stand below it" for name in row["readers"]]
+        notes += (
+            [f"last message below published {show.moment(row['published_before'])}"] if row["published_before"] else []
+        )
+        notes += [f"first message kept published {show.moment(row['published_at'])}"] if row["published_at"] else []
+        notes += [f"{row['at_risk']} messages published at or after the time go with it"] if row["at_risk"] else []
+        for note in notes:
+            show.text(f"{row['topic']}: {note}")
+    show.facts(
+        [
+            ("plan", summary.plan_id),
+            ("digest", summary.digest),
+            ("partitions", f"{len(rows)}, {len(rows) - len(going)} with an error"),
+            ("frees", show.size(summary.physical_bytes)),
+            ("gaps", [f"{gap.code}: {gap.text}" for gap in summary.gaps]),
+        ]
+    )
+    if going and summary.actionable:
+        show.text("to delete it, for good once the bookies have collected:", "bold cyan")
+        show.text(f"  pulsar-lifecycle delete-records --apply {summary.plan_id} {summary.digest}")
+
+
+def _between(row: Mapping[str, Any]) -> str | None:
+    """What remains readable below the low watermark."""
+    if row["messages_between"] is None:
+        return None
+    return f"{row['messages_between']} messages, {show.size(row['bytes_between'])}"
+
+
+def _apply(where: Cluster, plan_id: str, digest: str, patience: Any, *, as_json: bool) -> None:
+    from pulsar_lifecycle.delete_records.apply_run import apply_delete_records
+    from pulsar_lifecycle.runs.caps import Order
+
+    run_id = f"delete-records-{where.ids.token(4)}"
+    results = apply_delete_records(where, run_id, Order(plan_id, digest), dry_run=False, patience=patience)
+    if as_json:
+        document = [_document(topic, result) for topic, result in results.items()]
+        show.json_document({"plan_id": plan_id, "run_id": run_id, "partitions": document})
+    else:
+        _print_results(results)
+    if any(result.error for result in results.values()):
+        raise typer.Exit(1)
+
+
+def _document(topic: TopicPartition, result: DeleteRecordsResult) -> dict[str, Any]:
+    mark = result.low_watermark if isinstance(result.low_watermark, int) else str(result.low_watermark)
+    return {"partition": str(topic), "low_watermark": mark, "error": result.error, "reason": result.reason or None}
+
+
+def _print_results(results: Mapping[TopicPartition, DeleteRecordsResult]) -> None:
+    show.table(
+        ["partition", "low watermark", "error"],
+        [(str(topic), str(result.low_watermark), result.error) for topic, result in results.items()],
+    )
+    for topic, result in results.items():
+        if result.error:
+            show.text(f"{topic}: {result.reason}")

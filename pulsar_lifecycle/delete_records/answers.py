@@ -1,0 +1,153 @@
+"""When a partition is answered: its low watermark is kept with the topic, and what is below it is gone everywhere.
+
+Belongs here: the answer's conditions, waiting for them. Not here: looking for a ledger (``absence.py``), deleting.
+Source: KIP-107, "the result of a partition will be available within RequestTimeoutMs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, wait_until_gone
+from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition, failed
+from pulsar_lifecycle.delete_records.rules import Refusal
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
+from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
+from pulsar_lifecycle.journal.archive import last_archived
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.topics import low_watermark
+from pulsar_lifecycle.topics.topic_run import topic_tools
+
+Row = Mapping[str, Any]
+"""A row of ``RECORDS``."""
+
+
+def answers(
+    cluster: Cluster,
+    rows: Sequence[Row],
+    refused: Mapping[TopicPartition, Refusal | None],
+    *,
+    wait_ms: int = 0,
+    bookies: bool = False,
+) -> dict[TopicPartition, DeleteRecordsResult]:
+    """The result of every partition of a plan; what is not proven after ``wait_ms`` has error ``TIMEOUT``. Read-only.
+
+    ``refused``: what an apply found, None for a partition that became what the plan says. ``bookies``: every bookie
+    that had a replica must say that it has no entry of it.
+    """
+    found = {Topic.parse(row["topic"]): _refused(row, refused) for row in rows}
+    with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
+        deadline = ports.clock.now_ms() + wait_ms
+        asked = [row for row in rows if found[Topic.parse(row["topic"])] is None]
+        kept = _kept(ports, asked, {str(topic) for topic in refused})
+        going = {row["topic"]: _ledgers(row, kept[row["topic"]].stays) for row in asked if not kept[row["topic"]].lacks}
+        ledgers = {i: one for own in going.values() for i, one in own.items()}
+        if bookies:
+            ledgers = _with_metadata(cluster, ledgers)
+        root = cluster.settings.bookkeeper.ledgers_root
+        ordered = [ledgers[i] for i in sorted(ledgers)]
+        absent = wait_until_gone(ports, root, ordered, bookies=bookies, deadline_ms=deadline)
+        where = {one.ledger_id: one for one in absent}
+        for row in asked:
+            topic = Topic.parse(row["topic"])
+            there = [where[i] for i in going.get(row["topic"], ()) if not where[i].gone]
+            found[topic] = _result(kept[row["topic"]], there)
+    return {topic: result for topic, result in found.items() if result}
+
+
+def _refused(row: Row, refused: Mapping[TopicPartition, Refusal | None]) -> DeleteRecordsResult | None:
+    if row["error"] is not None:
+        return failed(RecordsError(row["error"]), row["reason"])
+    refusal = refused.get(Topic.parse(row["topic"]))
+    return failed(refusal.error, refusal.why.text) if refusal else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a topic's z-node says: its low watermark, or what it ``lacks`` for an answer.
+
+    ``stays``: the ledger that was to be rolled and go, and has messages above the low watermark after all; or -1.
+    """
+
+    mark: MessagePosition
+    lacks: str = ""
+    stays: int = -1
+
+
+def _result(kept: _Kept, there: Sequence[Absence]) -> DeleteRecordsResult:
+    if kept.lacks:
+        return failed(RecordsError.TIMEOUT, kept.lacks)
+    if not there:
+        return DeleteRecordsResult(kept.mark)
+    first = there[0]
+    where = f" ({', '.join(first.where)})" if first.where else ""
+    text = (
+        f"{len(there)} of its ledgers are not proven gone, the first: {first.ledger_id}, {first.presence}{where}; run "
+        "`delete_pending`, or wait for it, then ask again"
+    )
+    return failed(RecordsError.TIMEOUT, text)
+
+
+def _kept(ports: Ports, rows: Sequence[Row], applied: Collection[str]) -> dict[str, _Kept]:
+    """By topic; those that were ``applied`` just now were judged by what is in their ledgers."""
+    ports.store.sync("/")
+    paths = [f"{MANAGED_LEDGERS_ROOT}/{Topic.parse(row['topic']).managed_ledger}" for row in rows]
+    found: dict[str, _Kept] = {}
+    for row, path, node in zip(rows, paths, ports.store.read(paths), strict=True):
+        asked = MessagePosition.parse(row["low_watermark"])
+        there = isinstance(node, Node)
+        found[row["topic"]] = (
+            _kept_by(row, asked, node.data, row["topic"] in applied)
+            if there
+            else _Kept(asked, f"{path} could not be read")
+        )
+    return found
+
+
+def _kept_by(row: Row, asked: MessagePosition, data: bytes, applied: bool) -> _Kept:
+    try:
+        info = managed_ledger.decode(data)
+        mark = low_watermark.of(info.properties)
+    except CorruptFormat as error:
+        return _Kept(asked, str(error))
+    if row["end"] is None:
+        return _Kept(asked)  # it had no ledger: nothing is below, and nothing is kept with the topic
+    if mark is None or mark < asked:
+        return _Kept(asked, f"its low watermark is {mark or 'not kept yet'}, {asked} is asked for")
+    listed = {item.ledger_id for item in info.ledgers}.intersection(row["ledgers"])
+    stays = asked.ledger_id if applied and row["rolls"] and asked.ledger_id in listed else -1
+    if left := listed - {stays}:
+        return _Kept(asked, f"its topic lists ledger {min(left)} still")
+    return _Kept(mark, stays=stays)
+
+
+def _ledgers(row: Row, stays: int) -> dict[int, DeletedLedger]:
+    """What must be gone: ledgers that went but for one, those that left the list before, their offloaded copies."""
+    copies: dict[int, list[Location]] = {}
+    for text in row["copies"]:
+        ledger, bucket, uuid = text.split(" ")
+        copies.setdefault(int(ledger), []).append(Location(bucket, UUID(uuid), int(ledger)))
+    ids: Iterable[int] = (*row["ledgers"], *row["leftovers"])
+    return {i: DeletedLedger(i, None, tuple(copies.get(i, ()))) for i in ids if i != stays}
+
+
+def _with_metadata(cluster: Cluster, ledgers: Mapping[int, DeletedLedger]) -> dict[int, DeletedLedger]:
+    """The same ledgers with their last metadata, as the archive has it: it names their bookies."""
+    found = dict(ledgers)
+    for node in last_archived(cluster.journal_reader, cluster.settings.cluster, ledger_ids=list(ledgers)):
+        try:
+            metadata = ledger_metadata.decode(node.data)
+        except LifecycleError:
+            continue
+        one = found[node.ledger_id]
+        found[node.ledger_id] = DeletedLedger(one.ledger_id, metadata, one.copies)
+    return found

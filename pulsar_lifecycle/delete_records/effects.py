@@ -1,0 +1,202 @@
+"""Deleting the records of one partition: cursors move, its current ledger rolls, ledgers go, its low watermark rises.
+
+Belongs here: the effects, their order, and that they repeat harmlessly. Not here: the rules (``rules.py``), who is
+asked for which partition (``apply_run.py``), and when a partition is answered (``answers.py``).
+
+Order: judge anew, move cursors, roll, judge again, then one compare-and-set that takes the ledgers off the list and
+raises the low watermark, a message for each ledger before it (``trimming/trim.py``). Where no ledger goes the low
+watermark alone is raised, by the broker that has the topic loaded, or else by compare-and-set. Killed anywhere, the
+same plan applied again finds what is done and does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pulsar_lifecycle.delete_records import rules
+from pulsar_lifecycle.delete_records.request import END, Options
+from pulsar_lifecycle.delete_records.rules import Cut, Refusal
+from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
+from pulsar_lifecycle.errors import LifecycleError, Refused, Unavailable
+from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, ManagedLedgerInfo
+from pulsar_lifecycle.metastore.load_state import Heard
+from pulsar_lifecycle.model import MessagePosition, Position, Topic
+from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.control import PendingUnload
+from pulsar_lifecycle.runs.journal_rows import Details, Step, Subject, Writer
+from pulsar_lifecycle.topics import low_watermark, snapshot
+from pulsar_lifecycle.topics.first_phase import LedgerOutcome
+from pulsar_lifecycle.topics.unloads import RunGuard
+from pulsar_lifecycle.topics.write import STOPPING, EditOutcome, TopicRun, edit_topic
+from pulsar_lifecycle.trimming.trim import TrimOrder, trim_topic
+
+TRIES = 3
+"""How often the low watermark is written before another run must do it: its topic may be loaded meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """Details of phase ``raise``: the low watermark, and what was asked for."""
+
+    low_watermark: str
+    asked: str
+
+
+@dataclass(frozen=True, slots=True)
+class MovedCursor:
+    """Details of phase ``move-cursor``: the subscription, where it was, and the entry that it goes on behind."""
+
+    cursor: str
+    old_position: str
+    past: str
+
+
+_ERRORS: Mapping[Outcome, RecordsError] = {
+    Outcome.REFUSED: RecordsError.LEDGER_STAYS,
+    Outcome.LEFT: RecordsError.CHANGED,
+    Outcome.LEFT_TO_BROKER: RecordsError.LOADED,
+    Outcome.FAILED: RecordsError.NOT_UNLOADED,
+}
+"""What the outcome of a ledger that was to leave, and did not, makes of its partition."""
+
+
+class PartitionDeletion:
+    """One launch's work on one partition, by its ``row`` of the plan (``RECORDS``)."""
+
+    def __init__(self, run: TopicRun, ports: Ports, guard: RunGuard, heard: Heard, row: Mapping[str, Any]) -> None:
+        self._run, self._ports, self._guard, self._heard, self._row = run, ports, guard, heard, row
+        self._topic = Topic.parse(row["topic"])
+        self._mark = MessagePosition.parse(row["low_watermark"])
+        self._options = Options(move_cursors=bool(row["moved_cursors"]), exact=row["exact"])
+
+    def delete(self) -> Refusal | None:
+        """Why the partition did not become what the plan says; None if it did. Raises Paused, LeaseLost, Overloaded."""
+        try:
+            refusal = self._delete()
+        except STOPPING:
+            raise
+        except Unavailable as error:
+            refusal = Refusal(RecordsError.TIMEOUT, Why(Code.SERVER_FAILED, str(error)))
+        except Refused as error:
+            refusal = Refusal.plain(RecordsError.CHANGED, str(error))
+        except LifecycleError as error:
+            refusal = Refusal.plain(RecordsError.NOT_UNLOADED, str(error))
+        outcome, why = (Outcome.LEFT, refusal.why) if refusal else (Outcome.DONE, _RAISED)
+        self._journal(Phase.RAISE, outcome, why, (Raised(str(self._mark), self._row["asked"]),))
+        return refusal
+
+    def _delete(self) -> Refusal | None:
+        self._guard.check(self._ports.store)
+        if control.has_pending_unload(self._ports.store, self._topic):
+            return Refusal(RecordsError.NOT_UNLOADED, Why(Code.UNLOAD_PENDING, "an unload of it is pending: run again"))
+        looked = self._look()
+        if isinstance(looked, Refusal):
+            return looked
+        read, cut = looked
+        if cut.moved or cut.rolls:
+            if not read.view.loaded:  # its broker is to unload it again, whatever becomes of this run
+                pending = PendingUnload(self._topic, True, self._ports.clock.now_ms(), self._guard.guard[0])
+                control.note_unload(self._ports.store, pending)
+            for name, at in cut.moved:
+                self._move(read, cut, name, at)
+            if cut.rolls:
+                self._roll(read)
+            self._run = replace(self._run, loaded_topics=frozenset({str(self._topic)}))  # we had it loaded ourselves
+            looked = self._look()
+            if isinstance(looked, Refusal):
+                return looked
+            read, cut = looked
+        return self._trim(read, cut) or self._raise()
+
+    def _look(self) -> tuple[Read, Cut] | Refusal:
+        """The partition as it is now, and what the plan's low watermark cuts off it."""
+        self._ports.store.sync("/")
+        read = read_partition(self._run, self._ports, self._heard, self._topic)
+        if isinstance(read, Refusal):
+            return read
+        at_end = self._row["rolls"] and self._mark == read.view.end
+        cut = rules.cut_at(read.view, END if at_end else self._mark, replace(self._options, exact=False))
+        planned = {text.rpartition(" ")[0] for text in self._row["moved_cursors"]}
+        if new := sorted(name for name, _ in cut.moved if name not in planned):
+            text = f"subscription {new[0]} stands below {self._mark}, and is not of the plan"
+            return Refusal(RecordsError.CURSOR_BELOW, Why(RecordsError.CHANGED, text))
+        writes = self._run.writes_loaded(self._topic)
+        refusal = rules.refuse(read.view, cut, self._options, self._run.context, may_write_loaded=writes)
+        return refusal or (read, cut)
+
+    def _move(self, read: Read, cut: Cut, name: str, at: Position) -> None:
+        past = read.view.last_below(cut.low_watermark)
+        details = (MovedCursor(name, str(at), str(past)),)
+        self._guard.check(self._ports.store)
+        self._journal(Phase.MOVE_CURSOR, Outcome.BEGUN, Why(Code.ABOUT_TO, "its broker is asked to move it"), details)
+        self._ports.admin.move_cursor(self._topic, name, past)
+        self._journal(Phase.MOVE_CURSOR, Outcome.DONE, Why(Code.PLANNED, f"it stood at {at}"), details)
+
+    def _roll(self, read: Read) -> None:
+        last = read.view.extents[-1].ledger_id
+        self._guard.check(self._ports.store)
+        about = Why(Code.ABOUT_TO, f"its broker is asked to close ledger {last}, by an unload")
+        self._journal(Phase.ROLL, Outcome.BEGUN, about)
+        self._guard.unloads.wait()
+        self._ports.admin.unload(self._topic)
+        self._journal(Phase.ROLL, Outcome.DONE, Why(Code.PLANNED, f"ledger {last} is closed, and another follows"))
+
+    def _trim(self, read: Read, cut: Cut) -> Refusal | None:
+        """Take off what was planned and is whole below the low watermark, and raise that with the same write."""
+        going = frozenset(cut.ledgers) & frozenset(self._row["ledgers"])
+        if not going:
+            return None
+        order = TrimOrder(self._topic, going, counted=frozenset(self._row["ledgers"]), change=self._raised)
+        for one in trim_topic(self._run, self._ports, self._guard, order):
+            if error := _ERRORS.get(one.outcome):
+                return Refusal(error, _why(one))
+        return None
+
+    def _raised(self, info: ManagedLedgerInfo) -> ManagedLedgerInfo:
+        return low_watermark.raised(info, self._mark)
+
+    def _raise(self) -> Refusal | None:
+        """The low watermark, where no write of the list of ledgers has raised it."""
+        for _ in range(TRIES):
+            self._ports.store.sync("/")
+            _, info = snapshot.topic_node(self._ports.store, self._topic)
+            if self._raised(info) is info:
+                return None
+            looked = self._look()
+            if isinstance(looked, Refusal):
+                return looked
+            self._guard.check(self._ports.store)
+            view = looked[0].view
+            if view.broker:
+                text = str(low_watermark.highest(low_watermark.of(info.properties), self._mark))
+                self._ports.admin.set_properties(self._topic, {LOW_WATERMARK: text})
+            elif view.loaded and not self._run.writes_loaded(self._topic):
+                text = f"it counts as loaded, and no broker lists it ({view.loaded}): run again in a few minutes"
+                return Refusal(RecordsError.LOADED, Why(Code.TOPIC_LOADED, text))
+            else:
+                edit_topic(self._run, self._ports, self._guard, self._topic, self._change, _ANY)
+        return Refusal.plain(RecordsError.CHANGED, f"its low watermark was written {TRIES} times and is not there")
+
+    def _change(self, _: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
+        return self._raised(info), {}
+
+    def _journal(self, phase: Phase, outcome: Outcome, why: Why, details: Details = ()) -> None:
+        writer = Writer(self._run.run_id, self._run.cluster, self._run.plan_id)
+        about = Subject(-1, "", str(self._topic), self._row["bytes"], details=details)
+        now = self._ports.clock.now_ms()
+        self._ports.journal.record([writer.row(Step(Action.DELETE_RECORDS, phase), about, outcome, why, now)])
+
+
+_ANY = "trimming.loaded_topics"
+_RAISED = Why(Code.PLANNED, "its low watermark is kept with the topic, and no ledger below it is listed")
+
+
+def _why(one: LedgerOutcome) -> Why:
+    return one.why if one.ledger_id < 0 else one.why.put(f"ledger {one.ledger_id}: {one.reason}")

@@ -1,0 +1,65 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyarrow.compute makes its functions at import.
+"""Ledgers below a low watermark that their topic lists no more, and that are still there.
+
+Whoever asks again must not be told that all is gone while what an earlier run took off the list waits in the queue.
+BookKeeper's own tags tell whose they are, as the newest scan read them; what left a list since, our journal has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.journal.queries import filed_since
+from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
+from pulsar_lifecycle.runs.cluster import Cluster
+
+_DAY_MS = 86_400_000
+
+
+def add_leftovers(cluster: Cluster, epoch: Epoch, ports: Ports, rows: Sequence[dict[str, Any]]) -> None:
+    """Fill column ``leftovers`` of rows of a plan (``RECORDS``) that have no error."""
+    below = {r["topic"]: MessagePosition.parse(r["low_watermark"]).ledger_id for r in rows if r["error"] is None}
+    if not below:
+        return
+    tagged = _tagged(cluster, epoch, below) + _taken_off(cluster, epoch, below)
+    going = {(row["topic"], i) for row in rows for i in row["ledgers"]}
+    listed = {(row["topic"], i) for row in rows for i in row["listed"]}
+    asked = sorted({(t, i) for t, i in tagged if i < below[t]} - going - listed)
+    root = cluster.settings.bookkeeper.ledgers_root
+    nodes = ports.store.read([ledger_path.ledger_path(i, root) for _, i in asked])
+    there: dict[str, list[int]] = {}
+    for (topic, ledger_id), node in zip(asked, nodes, strict=True):
+        if node is not None:
+            there.setdefault(topic, []).append(ledger_id)
+    for row in rows:
+        row["leftovers"] = there.get(row["topic"], [])
+
+
+def _tagged(cluster: Cluster, epoch: Epoch, below: dict[str, int]) -> list[tuple[str, int]]:
+    """By the tags of BookKeeper's z-nodes: data ledgers of these topics."""
+    names = {Topic.parse(topic).managed_ledger: topic for topic in below}
+    mine = pc.field("managed_ledger").isin(sorted(names)) & (pc.field("component") == "managed-ledger")
+    where = mine & pc.field("cursor").is_null()
+    parts = cluster.parts(epoch.epoch_id, "bookkeeper_ledgers")
+    found: list[tuple[str, int]] = []
+    for batch in cluster.lake.batches(parts, ["managed_ledger", "ledger_id"], where):
+        found += [(names[row["managed_ledger"]], row["ledger_id"]) for row in batch.to_pylist()]
+    return found
+
+
+def _taken_off(cluster: Cluster, epoch: Epoch, below: dict[str, int]) -> list[tuple[str, int]]:
+    """By our journal: what left a list of these topics since the scan began."""
+    mine = pc.field("topic").isin(sorted(below)) & (pc.field("cluster") == cluster.settings.cluster)
+    marks = mine & (pc.field("phase") == Phase.MARK) & pc.field("outcome").isin([Outcome.MARKED, Outcome.REMOVED])
+    since = filed_since(epoch.started_at - _DAY_MS)  # clocks may differ
+    rows = cluster.journal_reader.find(marks & since, ["topic", "ledger_id"]).to_pylist()
+    return [(row["topic"], row["ledger_id"]) for row in rows if row["ledger_id"] >= 0]

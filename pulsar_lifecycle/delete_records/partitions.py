@@ -1,0 +1,61 @@
+"""Which partitions a request is about: a topic's name stands for all of its partitions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from pulsar_lifecycle.delete_records.offset_file import Asked
+from pulsar_lifecycle.delete_records.request import Offset, TopicPartition
+from pulsar_lifecycle.errors import CorruptFormat, Refused, UsageError
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT
+from pulsar_lifecycle.model import MessagePosition, Topic, encode_name
+from pulsar_lifecycle.ports import MetadataStore, Unread
+
+
+def partitions_of(
+    store: MetadataStore, configuration: MetadataStore, asked: Iterable[Asked]
+) -> dict[TopicPartition, Offset]:
+    """The offset of each partition, in the order of the request.
+
+    A partition that nobody has used yet has no z-node and is left out, unless it was named. Raises UsageError for one
+    that is asked for twice, and for a position where it would be that of several partitions; Refused for metadata that
+    cannot be read.
+    """
+    entries = list(asked)
+    counts = _counts(configuration, [one.name for one in entries])
+    found: dict[TopicPartition, Offset] = {}
+    for one, count in zip(entries, counts, strict=True):
+        names = [one.name] if count is None else _used(store, one.name, count)
+        if len(names) > 1 and isinstance(one.offset, MessagePosition):
+            raise UsageError(
+                f"{one.where}: {one.name} has {count} partitions, and {one.offset} is a position of one: name it"
+            )
+        for name in names:
+            if name in found:
+                raise UsageError(f"{one.where}: {name} is asked for already")
+            found[name] = one.offset
+    return found
+
+
+def _counts(configuration: MetadataStore, names: Sequence[Topic]) -> list[int | None]:
+    """How many partitions each has; None for what is no partitioned topic."""
+    paths = [f"{PARTITIONED_ROOT}/{n.namespace}/{n.domain}/{encode_name(n.local)}" for n in names]
+    found: list[int | None] = []
+    for path, node in zip(paths, configuration.read(paths), strict=True):
+        if node is None:
+            found.append(None)
+            continue
+        if isinstance(node, Unread):
+            raise Refused(f"{path} cannot be read: {node.reason}")
+        try:
+            found.append(int(json.loads(node.data)["partitions"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error
+    return found
+
+
+def _used(store: MetadataStore, parent: Topic, count: int) -> list[Topic]:
+    names = [Topic(parent.namespace, f"{parent.local}-partition-{n}", parent.domain) for n in range(count)]
+    nodes = store.read([f"{MANAGED_LEDGERS_ROOT}/{name.managed_ledger}" for name in names])
+    return [name for name, node in zip(names, nodes, strict=True) if node is not None] or [parent]

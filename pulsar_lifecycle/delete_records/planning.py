@@ -1,0 +1,184 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyarrow has no types.
+"""What deleting records of some partitions comes to: their low watermarks, what goes, or why nothing does.
+
+Belongs here: the order of steps, the rows of the plan. Not here: the rules (``rules.py``), acting (``effects.py``).
+Writes nothing, and loads no topic. Source: KIP-107, "How to delete data before a given offset".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.delete_records import rules
+from pulsar_lifecycle.delete_records.leftovers import add_leftovers
+from pulsar_lifecycle.delete_records.partition import PartitionView
+from pulsar_lifecycle.delete_records.request import PLAIN, Offset, Options, Timestamp, TopicPartition
+from pulsar_lifecycle.delete_records.rules import Cut, Refusal
+from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
+from pulsar_lifecycle.metastore import load_state
+from pulsar_lifecycle.metastore.load_state import Heard
+from pulsar_lifecycle.model import MessagePosition
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.plans import delete_records_plan
+from pulsar_lifecycle.records.plans.delete_records_plan import KIND, RECORDS, RecordsError
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.topics.topic_run import topic_run, topic_tools
+from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.trimming import trim_run
+
+Row = dict[str, Any]
+"""A row of ``RECORDS``."""
+
+
+def plan_delete_records(
+    cluster: Cluster,
+    offsets: Mapping[TopicPartition, Offset],
+    options: Options = PLAIN,
+    step: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> tuple[PlanSummary, pa.Table]:
+    """Resolve and judge every partition as it is now, and store the plan; a row for each, with its error if it has one.
+
+    Raises Refused and NotFound where there is no scan to rest on, and what the servers raise that all partitions need.
+    """
+    with topic_tools(cluster, read_only=True) as ports:
+        fingerprint = evidence.check_store(cluster, ports.store)
+        epoch = evidence.newest_epoch(cluster, fingerprint)
+        context, now = trim_run.context_of(cluster, fingerprint), ports.clock.now_ms()
+        with step("brokers"):
+            heard = load_state.hear_brokers(ports.store, ports.admin)
+        loaded_topics = cluster.settings.trimming.loaded_topics
+        run = topic_run(cluster, "plan", ports, context, now, loaded_topics, heard.brokers)
+        planning = _Planning(run, ports, heard, options)
+        with step("partitions"):
+            ports.store.sync("/")
+            planned = [planning.row(topic, offset) for topic, offset in offsets.items()]
+        with step("leftovers"):
+            add_leftovers(cluster, epoch, ports, planned)
+    rows = plans.by_id(pa.Table.from_pylist(planned, RECORDS))
+    gaps = evidence.gaps_of(cluster, epoch)
+    token = cluster.ids.token(2)
+    summary = summary_of(KIND, token, epoch, gaps, now, rows, delete_records_plan.digest)
+    cluster.lake.store_delete_records_plan(summary, rows)
+    return summary, rows
+
+
+def run_config(summary: PlanSummary) -> dict[str, Any]:
+    """The run configuration with which Dagster's job ``delete_records`` applies a plan under the settings' caps."""
+    config = {"plan_id": summary.plan_id, "digest": summary.digest, "dry_run": True}
+    return {"ops": {"delete_before": {"config": config}}}
+
+
+class _Planning:
+    """One request; what was asked once holds for all partitions that it concerns."""
+
+    def __init__(self, run: TopicRun, ports: Ports, heard: Heard, options: Options) -> None:
+        self._run, self._ports, self._heard, self._options = run, ports, heard, options
+        self._denied: dict[str, Refusal | None] = {}
+
+    def row(self, topic: TopicPartition, offset: Offset) -> Row:
+        """The plan's row of one partition."""
+        refusal = self._not_authorized(topic)
+        read = refusal or read_partition(self._run, self._ports, self._heard, topic)
+        if isinstance(read, Refusal):
+            return row_of(topic, offset, None, None, read)
+        return self._judged(topic, offset, read)
+
+    def _judged(self, topic: TopicPartition, offset: Offset, read: Read) -> Row:
+        view = read.view
+        if isinstance(offset, Timestamp):
+            return row_of(topic, offset, view, None, Refusal.plain(RecordsError.UNREAD, "times are not resolved yet"))
+        if isinstance(offset, MessagePosition) and (misplaced := rules.misplaced(view, offset)):
+            return row_of(topic, offset, view, None, misplaced)
+        cut = rules.cut_at(view, offset, self._options)
+        writes = self._run.writes_loaded(topic)
+        refusal = rules.refuse(view, cut, self._options, self._run.context, may_write_loaded=writes)
+        return row_of(topic, offset, view, cut, refusal, exact=self._options.exact)
+
+    def _not_authorized(self, topic: TopicPartition) -> Refusal | None:
+        """The broker's own word: whether our role is admin of the tenant. Asked once for each namespace."""
+        namespace = str(topic.namespace)
+        if namespace not in self._denied:
+            self._denied[namespace] = _denial(self._ports, topic)
+        return self._denied[namespace]
+
+
+def _denial(ports: Ports, topic: TopicPartition) -> Refusal | None:
+    try:
+        ports.admin.check_admin(topic)
+    except AccessDenied as error:
+        return Refusal.plain(
+            RecordsError.NOT_AUTHORIZED, f"our role is no admin of tenant {topic.namespace.tenant}: {error}"
+        )
+    except NotFound:
+        return None  # what there is, its z-nodes say
+    except LifecycleError as error:
+        return Refusal.plain(RecordsError.TIMEOUT, f"whether our role may delete its data is not known: {error}")
+    return None
+
+
+def row_of(
+    topic: TopicPartition,
+    offset: Offset,
+    view: PartitionView | None,
+    cut: Cut | None,
+    refusal: Refusal | None,
+    *,
+    exact: bool = False,
+) -> Row:
+    """A row of ``RECORDS``, with ``listed``; what is not known of the partition is null."""
+    sizes = [_size(view, i) for i in cut.ledgers] if view and cut else []
+    return {
+        "ledger_id": cut.low_watermark.ledger_id if cut else -1,
+        "topic": str(topic),
+        "namespace": str(topic.namespace),
+        "asked": str(offset),
+        "low_watermark": str(cut.low_watermark) if cut else None,
+        "old_low_watermark": str(view.watermark) if view and view.watermark else None,
+        "end": str(view.end) if view and view.end else None,
+        "first_readable": str(cut.first_readable) if cut else None,
+        "rolls": bool(cut and cut.rolls),
+        "exact": exact,
+        "ledgers": list(cut.ledgers) if cut else [],
+        "sizes": sizes,
+        "copies": _copies(view, cut) if view and cut else [],
+        "leftovers": [],
+        "listed": [item.ledger_id for item in view.info.ledgers] if view else [],
+        "bytes": 0 if refusal else sum(sizes),
+        "messages": None,
+        "messages_between": 0 if cut and cut.exact else None,
+        "bytes_between": 0 if cut and cut.exact else None,
+        "published_before": None,
+        "published_at": None,
+        "at_risk": None,
+        "moved_cursors": [f"{name} {at}" for name, at in cut.moved] if cut else [],
+        "readers": list(view.readers) if view else [],
+        "broker": (view.broker or None) if view else None,
+        "error": refusal.error.value if refusal else None,
+        "code": refusal.why.code.value if refusal else None,
+        "reason": refusal.why.text if refusal else None,
+    }
+
+
+def _copies(view: PartitionView, cut: Cut) -> list[str]:
+    """Offloaded copies of what goes, those of open attempts and segments too: all of their objects must be gone."""
+    found: list[str] = []
+    for item in view.info.ledgers:
+        if item.ledger_id in cut.ledgers and (offload := item.offload):
+            bucket = offload.driver_metadata.get("bucket", "")
+            found += [f"{item.ledger_id} {bucket} {offload.uuid}"] if offload.uuid and bucket else []
+    return sorted(found)
+
+
+def _size(view: PartitionView, ledger_id: int) -> int:
+    copy = view.copies.get(ledger_id)
+    listed = next((item.size for item in view.info.ledgers if item.ledger_id == ledger_id), None)
+    return max(copy.on_disk if copy else 0, listed or 0)

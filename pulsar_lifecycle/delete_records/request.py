@@ -1,0 +1,114 @@
+"""What is asked of delete records, and what it answers: values, without IO.
+
+Belongs here: offsets as they are written, options, results. Not here: the file that holds offsets (``offset_file.py``),
+what an offset comes to (``planning.py``). Source: KIP-107, "AdminClient.deleteDataBefore".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from pulsar_lifecycle.errors import CorruptFormat, UsageError
+from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+
+TopicPartition = Topic
+"""One partition of a partitioned topic, or one topic that has none."""
+
+END: Literal[-1] = -1
+"""The end of the partition when the request is received."""
+
+NO_WATERMARK = -1
+"""The low watermark of a partition with an error."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Timestamp:
+    """The first message published at or after ``ms``."""
+
+    ms: int
+
+    def __str__(self) -> str:
+        return f"@{self.ms}"
+
+
+Offset = MessagePosition | Timestamp | Literal[-1]
+"""Where the first message is that remains."""
+
+_MAX_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999."""
+
+
+def parse_offset(text: str) -> Offset:
+    """``LEDGER:ENTRY``, ``LEDGER:ENTRY:BATCH-INDEX``, ``-1``, or ``@`` and a time: ms, or ISO 8601 with its zone.
+
+    Raises UsageError saying what it expected.
+    """
+    if text == str(END):
+        return END
+    if text.startswith("@"):
+        return Timestamp(_time(text[1:]))
+    try:
+        return MessagePosition.parse(text)
+    except CorruptFormat as error:
+        raise UsageError(
+            f"expected LEDGER:ENTRY, LEDGER:ENTRY:BATCH-INDEX, -1 (the end) or @TIME, found {text!r}"
+        ) from error
+
+
+def _time(text: str) -> int:
+    if re.fullmatch(r"0|[1-9][0-9]*", text, re.ASCII) and int(text) <= _MAX_MS:
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise UsageError(
+            f"expected @ and ms since 1970, or a time with its zone such as @2026-11-24T10:00:00Z, found @{text!r}"
+        )
+    ms = (moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000
+    if not 0 <= ms <= _MAX_MS:
+        raise UsageError(f"expected a time from 1970 on, found @{text!r}")
+    return round(ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How far the operator lets a request go.
+
+    ``move_cursors``: subscriptions that stand below a position are moved up to it. ``exact``: no message below a
+    position may remain readable. ``any_order``: a time holds although publish times go back.
+    """
+
+    move_cursors: bool = False
+    exact: bool = False
+    any_order: bool = False
+
+
+PLAIN = Options()
+"""Nothing is moved, waived or demanded."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRecordsResult:
+    """What became of one partition: its low watermark, or -1 with the error and its sentence.
+
+    A low watermark is given only once everything below it that could go whole is gone, on every replica.
+    """
+
+    low_watermark: MessagePosition | Literal[-1]
+    error: RecordsError | None = None
+    reason: str = ""
+
+
+def failed(error: RecordsError, reason: str) -> DeleteRecordsResult:
+    """A partition with an error."""
+    return DeleteRecordsResult(NO_WATERMARK, error, reason)
+
+
+Results = Mapping[TopicPartition, DeleteRecordsResult]

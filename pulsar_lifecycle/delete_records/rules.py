@@ -1,0 +1,240 @@
+"""What a position cuts off a partition, and what keeps it from being cut there.
+
+Belongs here: the rules, pure. Not here: reading (``topic_view.py``), acting (``effects.py``). Source: KIP-107,
+"Proposed Changes"; the ledgers are those that trimming would let go (``trimming/trim_rules.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pulsar_lifecycle.delete_records.partition import PartitionView
+from pulsar_lifecycle.delete_records.request import END, Options
+from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.model import MessagePosition, Position, encode_name
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.topics import protection
+from pulsar_lifecycle.topics.low_watermark import highest
+from pulsar_lifecycle.trimming import trim_rules
+
+COMPACTION = "__compaction"
+"""The cursor of compaction (Compactor.COMPACTION_SUBSCRIPTION)."""
+DEDUPLICATION = "pulsar.dedup"
+"""The cursor of deduplication (PersistentTopic.DEDUPLICATION_CURSOR_NAME)."""
+REPLICATOR = "pulsar.repl"
+"""How the cursors of replicators begin (``replicatorPrefix``)."""
+SHOWN = 5
+"""Cursors that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a partition stays as it is: the error of its result, and the code and the sentence of the rule behind it."""
+
+    error: RecordsError
+    why: Why
+
+    @classmethod
+    def plain(cls, error: RecordsError, text: str) -> Refusal:
+        """Where the error says it all."""
+        return cls(error, Why(error, text))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a partition becomes: everything before ``low_watermark`` goes, as far as whole ledgers do.
+
+    ``rolls``: its current ledger is closed first and goes with them. ``ledgers`` go, oldest first. ``first_readable``:
+    from where on brokers can show messages then. ``moved``: cursors that are moved up, with their positions of now.
+    """
+
+    low_watermark: MessagePosition
+    rolls: bool
+    ledgers: tuple[int, ...]
+    first_readable: MessagePosition
+    moved: tuple[tuple[str, Position], ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing below the low watermark remains readable."""
+        return self.first_readable >= self.low_watermark
+
+    @property
+    def mark_delete(self) -> Position:
+        """Where a cursor stands that has acknowledged everything below the low watermark, and nothing else."""
+        return Position(self.low_watermark.ledger_id, self.low_watermark.entry_id - 1)
+
+
+def misplaced(view: PartitionView, position: MessagePosition) -> Refusal | None:
+    """Why a partition has no such position; None if it has, or it is below all that there is."""
+    end = view.end
+    if end is None or position > end:
+        return Refusal.plain(RecordsError.OUT_OF_RANGE, f"{position} is beyond its end, which is {end or 'nowhere'}")
+    entries = next((e.entries for e in view.extents if e.ledger_id == position.ledger_id), None)
+    if entries is not None and (position.entry_id, position.batch_index) > (entries, 0):
+        text = f"ledger {position.ledger_id} has {entries} entries: there is no message {position}"
+        return Refusal.plain(RecordsError.NO_SUCH_POSITION, text)
+    return None
+
+
+def cut_at(view: PartitionView, asked: MessagePosition | int, options: Options) -> Cut:
+    """What asking for a position, or for :data:`END`, comes to. A position must not be :func:`misplaced`."""
+    end, first = view.end, view.first
+    if end is None or first is None:
+        nothing = first or MessagePosition(0, 0)
+        return Cut(nothing, False, (), nothing)
+    position = asked if isinstance(asked, MessagePosition) else end
+    mark = highest(first, view.canonical(position))
+    rolls = mark == end and view.extents[-1].entries > 0 and (asked == END or options.exact)
+    going = whole_below(view, mark, rolled=rolls)
+    remaining = next((MessagePosition(e.ledger_id, 0) for e in view.extents if e.ledger_id not in going), mark)
+    behind = cursors_behind(view, mark)
+    return Cut(mark, rolls, going, remaining, tuple(sorted(behind.items())))
+
+
+def whole_below(view: PartitionView, mark: MessagePosition, *, rolled: bool = False) -> tuple[int, ...]:
+    """Ledgers with nothing at or above a position, oldest first; the last one only if it is ``rolled``."""
+    ledgers = view.extents if rolled else view.extents[:-1]
+    return tuple(e.ledger_id for e in ledgers if MessagePosition(e.ledger_id, e.entries) <= mark)
+
+
+def cursors_behind(view: PartitionView, mark: MessagePosition) -> dict[str, Position]:
+    """Durable cursors that have not acknowledged all entries below a position, where they stand."""
+    found: dict[str, Position] = {}
+    for name, at in view.positions.items():
+        following = view.canonical(MessagePosition(max(at.ledger_id, 0), at.entry_id + 1))
+        if following.entry < mark.entry:
+            found[name] = at
+    return found
+
+
+def entries_behind(view: PartitionView, at: Position, mark: MessagePosition) -> int:
+    """Entries that a cursor has before it, below a position."""
+    first = MessagePosition(max(at.ledger_id, 0), at.entry_id + 1)
+    total = 0
+    for extent in view.extents:
+        upto = extent.entries if extent.ledger_id < mark.ledger_id else mark.entry_id
+        since = first.entry_id if extent.ledger_id == first.ledger_id else 0
+        if first.ledger_id <= extent.ledger_id <= mark.ledger_id:
+            total += max(0, upto - since)
+    return total
+
+
+def refuse(
+    view: PartitionView,
+    cut: Cut,
+    options: Options,
+    context: Context,
+    *,
+    may_write_loaded: bool,
+    latest_delivery: int = 0,
+) -> Refusal | None:
+    """Why nothing of a partition may be cut; None if it may.
+
+    ``may_write_loaded``: what the settings say of its z-node while a broker has it. ``latest_delivery``: when (ms) the
+    last message below is to be delivered, if that is not past.
+    """
+    if view.protected:
+        return Refusal(RecordsError.PROTECTED, view.protected)
+    rules = (
+        _behind(view, cut, options),
+        _compacted(view, cut),
+        _moved_with_care(view, cut, latest_delivery) if options.move_cursors else None,
+        _ledgers_stay(view, cut, context),
+        _loaded(view, cut, may_write_loaded),
+        _inexact(cut) if options.exact else None,
+    )
+    return next(filter(None, rules), None)
+
+
+def _behind(view: PartitionView, cut: Cut, options: Options) -> Refusal | None:
+    behind = dict(cut.moved)
+    if replicators := [name for name in behind if name.startswith(REPLICATOR)]:
+        text = f"{_named(view, cut, replicators)}: wait until that is sent, or end the replication"
+        return Refusal.plain(RecordsError.REPLICATION_BELOW, text)
+    if DEDUPLICATION in behind:
+        text = f"{_named(view, cut, [DEDUPLICATION])}: its broker moves it once it takes a snapshot"
+        return Refusal.plain(RecordsError.SYSTEM_CURSOR_BELOW, text)
+    if COMPACTION in behind:
+        text = f"{_named(view, cut, [COMPACTION])}: have the topic compacted, or delete that subscription"
+        return Refusal.plain(RecordsError.SYSTEM_CURSOR_BELOW, text)
+    if behind and not options.move_cursors:
+        text = f"{_named(view, cut, list(behind))}: --move-cursors moves them up to it"
+        return Refusal.plain(RecordsError.CURSOR_BELOW, text)
+    return None
+
+
+def _named(view: PartitionView, cut: Cut, names: Sequence[str]) -> str:
+    behind: Mapping[str, Position] = dict(cut.moved)
+    shown = [
+        f"{name} at {behind[name]} ({entries_behind(view, behind[name], cut.low_watermark)} entries)"
+        for name in names[:SHOWN]
+    ]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"below {cut.low_watermark} stand {', '.join(shown)}{more}"
+
+
+def _compacted(view: PartitionView, cut: Cut) -> Refusal | None:
+    if view.compacted is None or not cut.ledgers:
+        return None
+    text = (
+        f"its compacted view, ledger {view.compacted}, holds the last message of each key, those below the position "
+        f"too: send a tombstone for each key, have it compacted, delete subscription {COMPACTION}, plan again"
+    )
+    return Refusal.plain(RecordsError.COMPACTED_VIEW, text)
+
+
+def _moved_with_care(view: PartitionView, cut: Cut, latest_delivery: int) -> Refusal | None:
+    for name, _ in cut.moved:
+        if name in view.pending_acks:
+            text = f"subscription {name} acknowledges in transactions: have it read on until {cut.low_watermark} itself"
+            return Refusal.plain(RecordsError.TRANSACTION_BELOW, text)
+        cursor = view.cursors.get(encode_name(name)) or view.cursors.get(name)
+        try:
+            buckets = cursor_format.bucket_ledgers(cursor.cursor_properties) if cursor else ()
+        except CorruptFormat as error:
+            return Refusal.plain(RecordsError.UNREAD, f"subscription {name}: {error}")
+        if latest_delivery or any(bucket.start <= cut.low_watermark.ledger_id for bucket in buckets):
+            text = f"subscription {name} may have delayed messages below it: wait until they are delivered"
+            return Refusal.plain(RecordsError.DELAYED_BELOW, text)
+    return None
+
+
+def _ledgers_stay(view: PartitionView, cut: Cut, context: Context) -> Refusal | None:
+    """What trimming would keep, with the cursors where they will be; a ledger that is to be rolled is judged then."""
+    asked = [i for i in cut.ledgers if i != view.extents[-1].ledger_id]
+    if not asked:
+        return None
+    if rule := protection.deletion_rule(view.topic, context):
+        return Refusal(RecordsError.PROTECTED, rule)
+    moved = dict(cut.moved)
+    positions = {name: cut.mark_delete if name in moved else at for name, at in view.positions.items()}
+    for verdict in trim_rules.judge(view.info, positions, view.copies, asked, context):
+        if verdict.stays:
+            text = f"ledger {verdict.ledger_id}: {verdict.stays.text}"
+            return Refusal(RecordsError.LEDGER_STAYS, verdict.stays.put(text))
+    return None
+
+
+def _loaded(view: PartitionView, cut: Cut, may_write_loaded: bool) -> Refusal | None:
+    if view.loaded is None or may_write_loaded or not (cut.ledgers or cut.rolls):
+        return None
+    text = (
+        f"it counts as loaded ({view.loaded}), and trimming.loaded_topics does not name it: name it there (its clients "
+        "reconnect once), or unload it and wait until it counts as unloaded"
+    )
+    return Refusal(RecordsError.LOADED, Why(Code.TOPIC_LOADED, text))
+
+
+def _inexact(cut: Cut) -> Refusal | None:
+    if cut.exact:
+        return None
+    text = (
+        f"messages from {cut.first_readable} up to {cut.low_watermark} would remain readable, as ledgers go whole: ask "
+        f"for {MessagePosition(cut.low_watermark.ledger_id, 0)}, or for its end"
+    )
+    return Refusal.plain(RecordsError.NOT_EXACT, text)

@@ -1,0 +1,148 @@
+"""One partition at one moment: its ledgers, its cursors, its low watermark; read without loading it.
+
+Belongs here: reading what ``rules.py`` judges. Not here: the rules (``rules.py``), and what is in the entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pulsar_lifecycle.delete_records.partition import Extent, PartitionView
+from pulsar_lifecycle.delete_records.rules import Refusal
+from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused, Unavailable
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.metastore.load_state import Heard
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.model import Topic, cursor_name, encode_name
+from pulsar_lifecycle.ports import MetadataStore, Node
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.scan import stored_references
+from pulsar_lifecycle.topics import low_watermark, snapshot
+from pulsar_lifecycle.topics.bundle_owner import Owners
+from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, copies_of
+from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, why_loaded
+
+PENDING_ACKS = "__transaction_pending_ack"
+"""End of the local name of a topic that holds a subscription's acknowledgements in transactions (MLPendingAckStore)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A partition, and the z-node that says so."""
+
+    view: PartitionView
+    node: Node
+
+
+def read_partition(run: TopicRun, ports: Ports, heard: Heard, topic: Topic) -> Read | Refusal:
+    """A partition as it is now; an error where it cannot be read, or a broker that does not answer may have it."""
+    try:
+        if why := silence(ports.store, heard, topic):
+            return Refusal.plain(RecordsError.TIMEOUT, why)
+        return view_of(run, ports, heard, topic)
+    except STOPPING:
+        raise
+    except NotFound as error:
+        return Refusal.plain(RecordsError.UNKNOWN_PARTITION, str(error))
+    except Unavailable as error:
+        return Refusal.plain(RecordsError.TIMEOUT, str(error))
+    except LifecycleError as error:
+        return Refusal.plain(RecordsError.UNREAD, str(error))
+
+
+def silence(store: MetadataStore, heard: Heard, topic: Topic) -> str:
+    """Why a broker that does not answer may have a topic loaded; empty if none may."""
+    if not heard.unanswered:
+        return ""
+    if str(topic) in heard.brokers.loaded:
+        return ""
+    owner = Owners().of(store, heard.brokers, topic)
+    if owner and owner not in heard.unanswered:
+        return ""
+    broker = owner or next(iter(heard.unanswered))
+    return f"broker {broker}, which has it or may have it, does not answer: {heard.unanswered[broker]}"
+
+
+def view_of(run: TopicRun, ports: Ports, heard: Heard, topic: Topic) -> Read:
+    """Read a partition afresh. Raises NotFound where there is none, Refused for what cannot be read of it."""
+    store, root = ports.store, run.ledgers_root
+    path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
+    if store.read([path])[0] is None:
+        raise NotFound(f"{path} does not exist: there is no such topic or partition")
+    node, info = snapshot.topic_node(store, topic)
+    cursors = snapshot.cursors(store, path)
+    rows = snapshot.ledger_rows(store, sorted(item.ledger_id for item in info.ledgers), root)
+    copies = copies_of(rows, topic, run.context)
+    view = PartitionView(
+        topic,
+        info,
+        low_watermark.of(info.properties),
+        _extents(ports, root, info, copies),
+        cursors,
+        snapshot.positions(ports, root, cursors),
+        copies,
+        why_loaded(store, root, heard.brokers, run.now, topic, node, info),
+        heard.brokers.loaded.get(str(topic), ""),
+        run.topic_rule(topic, snapshot.shadow_source(store, topic, info), SHADOWS_SEEN_FOR),
+        _compacted(ports, root, path, cursors),
+        _pending_acks(ports, topic, cursors),
+        frozenset(clients.consumers) if (clients := heard.connections.get(str(topic))) else frozenset(),
+    )
+    return Read(view, node)
+
+
+def _extents(
+    ports: Ports, root: str, info: ManagedLedgerInfo, copies: Mapping[int, BookKeeperCopy]
+) -> tuple[Extent, ...]:
+    items = sorted(info.ledgers, key=lambda item: item.ledger_id)
+    rows = [copies[item.ledger_id].row for item in items]
+    still_open = [i.ledger_id for i, row in zip(items, rows, strict=True) if row and row["state"] != _CLOSED]
+    metadata = dict(zip(still_open, stored_references.metadata_of(ports.store, still_open, root), strict=True))
+    asked = [(i, m) for i, m in metadata.items() if isinstance(m, LedgerMetadata)]
+    last = dict(zip((i for i, _ in asked), ports.reader.last_entries(asked), strict=True))
+    found: list[Extent] = []
+    for item, row in zip(items, rows, strict=True):
+        entries = item.entries
+        if row and row["state"] == _CLOSED:
+            entries = row["entries"]
+        elif row:
+            entry = last.get(item.ledger_id, NotFound("its z-node cannot be read"))
+            if isinstance(entry, LifecycleError) and not isinstance(entry, NotFound):
+                raise Refused(f"ledger {item.ledger_id}: how many entries it has cannot be known: {entry}")
+            entries = 0 if entry is None or isinstance(entry, LifecycleError) else entry.entry_id + 1
+        if entries is None:
+            raise Refused(f"ledger {item.ledger_id}: neither its topic nor BookKeeper says how many entries it has")
+        found.append(Extent(item if item.entries else replace(item, entries=entries), entries))
+    return tuple(found)
+
+
+_CLOSED = LedgerState.CLOSED.name
+
+
+def _compacted(ports: Ports, root: str, path: str, cursors: Mapping[str, ManagedCursorInfo]) -> int | None:
+    cursor = cursors.get(stored_references.COMPACTION_CURSOR)
+    if cursor is None:
+        return None
+    if cursor.cursors_ledger_id >= 0:
+        owner = path[len(MANAGED_LEDGERS_ROOT) + 1 :]
+        for word in stored_references.compaction_words(
+            ports.store, ports.reader, [(owner, path, cursor.cursors_ledger_id)], root
+        ):
+            if word.problem:
+                raise Refused(f"its compacted view cannot be known: {word.error}")
+            return word.ledger_id
+    return cursor_format.compacted_ledger(cursor.properties)
+
+
+def _pending_acks(ports: Ports, topic: Topic, cursors: Mapping[str, ManagedCursorInfo]) -> frozenset[str]:
+    """Cursors, by their z-nodes' names, with a topic of acknowledgements in transactions (MLPendingAckStore)."""
+    names = [*cursors]
+    folder = f"{MANAGED_LEDGERS_ROOT}/{topic.namespace}/{topic.domain}"
+    paths = [f"{folder}/{encode_name(f'{topic.local}-{cursor_name(n)}{PENDING_ACKS}')}" for n in names]
+    nodes = ports.store.read(paths)
+    return frozenset(cursor_name(n) for n, node in zip(names, nodes, strict=True) if node is not None)

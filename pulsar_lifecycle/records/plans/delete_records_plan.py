@@ -1,0 +1,129 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""A plan to delete records: of each partition the low watermark that it gets, what goes for it, or why nothing does.
+
+Belongs here: rows, digest, and the codes of what stays; the summary is a ``PlanSummary``, whose ``ledgers`` count
+partitions. Not here: the rules (``delete_records/rules.py``). Source: KIP-107, "DeleteDataResult".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.records import plans
+
+KIND = "delete-records"
+"""How the id of a plan begins."""
+
+
+class RecordsError(StrEnum):
+    """Why a partition got no new low watermark. The first four have KIP-107's and Kafka's names."""
+
+    TIMEOUT = "TimeoutException"
+    """Its broker, or the proof that its data is gone, did not come in time: what was done is not known, so run again.
+    """
+    OUT_OF_RANGE = "OffsetOutOfRangeException"
+    """The position is beyond the end of the partition."""
+    NOT_AUTHORIZED = "TopicAuthorizationException"
+    """The operator's role is not admin of the tenant: the broker said so."""
+    UNKNOWN_PARTITION = "UnknownTopicOrPartitionException"
+    """There is no such topic or partition."""
+
+    NO_SUCH_POSITION = "no_such_position"
+    """The ledger has no such entry, or the entry no such message: no message begins there."""
+    PROTECTED = "protected"
+    """A rule keeps everything of its topic: a legal hold, a shadow topic, a system topic, an unknown namespace."""
+    CURSOR_BELOW = "cursor_below"
+    """Subscriptions have not acknowledged everything below the position: `--move-cursors` moves them up to it."""
+    REPLICATION_BELOW = "replication_below"
+    """A replicator has not sent everything below the position to its cluster."""
+    SYSTEM_CURSOR_BELOW = "system_cursor_below"
+    """A cursor of the broker's own, such as deduplication's, stands below the position; its broker moves it."""
+    COMPACTED_VIEW = "compacted_view"
+    """A compacted view holds the last message of each key, those below the position too: it is another ledger."""
+    DELAYED_BELOW = "delayed_below"
+    """A subscription that would be moved has delayed messages below the position that were not delivered yet."""
+    TRANSACTION_BELOW = "transaction_below"
+    """A transaction with messages or acknowledgements below the position is open, or may be."""
+    NOT_MONOTONIC = "not_monotonic"
+    """Publish times go back within what would go: messages published after the time lie before others."""
+    NOT_EXACT = "not_exact"
+    """`--exact`: the position is inside a ledger, and ledgers go whole: messages below it would remain readable."""
+    LEDGER_STAYS = "ledger_stays"
+    """A ledger below the position cannot go: a copy of it could not be deleted, or an offload attempt is open."""
+    LOADED = "loaded"
+    """A broker has it loaded, and `trimming.loaded_topics` does not let us write its list of ledgers."""
+    UNREAD = "unread"
+    """Its z-node, its cursors or its messages could not be read."""
+    NOT_UNLOADED = "not_unloaded"
+    """Its broker did not do what it was asked: to unload it, to move a cursor, to keep the low watermark."""
+    CHANGED = "changed_since_plan"
+    """It is not as it was when the plan was made. Only at apply."""
+
+
+RECORDS = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("topic", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field("asked", pa.string()),
+        pa.field("low_watermark", pa.string()),
+        pa.field("old_low_watermark", pa.string()),
+        pa.field("end", pa.string()),
+        pa.field("first_readable", pa.string()),
+        pa.field("rolls", pa.bool_()),
+        pa.field("exact", pa.bool_()),
+        pa.field("ledgers", pa.list_(pa.int64())),
+        pa.field("sizes", pa.list_(pa.int64())),
+        pa.field("copies", pa.list_(pa.string())),
+        pa.field("leftovers", pa.list_(pa.int64())),
+        pa.field("bytes", pa.int64()),
+        pa.field("messages", pa.int64()),
+        pa.field("messages_between", pa.int64()),
+        pa.field("bytes_between", pa.int64()),
+        pa.field("published_before", pa.int64()),
+        pa.field("published_at", pa.int64()),
+        pa.field("at_risk", pa.int64()),
+        pa.field("moved_cursors", pa.list_(pa.string())),
+        pa.field("readers", pa.list_(pa.string())),
+        pa.field("broker", pa.string()),
+        pa.field("error", pa.string()),
+        pa.field("code", pa.string()),
+        pa.field("reason", pa.string()),
+    ]
+)
+"""One row per partition that was asked for. ``ledger_id``: the ledger of its low watermark, -1 without one. ``asked``
+as it was asked: a position, ``@`` and a time (ms), or -1. ``low_watermark``: the first message that remains once it
+is applied; ``old_low_watermark``: null where nothing was deleted before. ``first_readable``: from where on brokers
+can still show messages, as ledgers go whole; ``messages_between`` and ``bytes_between`` lie from there up to the low
+watermark (null: not counted). ``rolls``: its current ledger is closed first, so that it can go. ``ledgers`` go, of
+so many bytes on disk (``sizes``); ``bytes`` is their sum. ``copies``: ledger, bucket and UUID of their offloaded
+copies. ``leftovers``: ledgers below the low watermark that the topic lists no more and that were not deleted yet.
+``messages`` go with them (null: not counted). ``published_before``, ``published_at`` (ms): of the last message below
+the low watermark, and of the one at it. ``at_risk``: messages published at or after the time that lie below the low
+watermark. ``moved_cursors``: subscription and old position. ``readers``: non-durable subscriptions. ``error``: a
+``RecordsError``, ``code`` the code of the rule behind it, ``reason`` their sentence; null for what goes."""
+
+_FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
+
+
+def as_capped(rows: pa.Table) -> pa.Table:
+    """The ledgers that go, one a row, as the caps count them."""
+    going = [row for row in rows.select(["topic", "ledgers", "sizes", "error"]).to_pylist() if row["error"] is None]
+    pairs = [(row["topic"], size) for row in going for size in row["sizes"]]
+    return pa.table(
+        {
+            "topic": pa.array([topic for topic, _ in pairs], pa.string()),
+            "physical_bytes": pa.array([size for _, size in pairs], pa.int64()),
+        }
+    )
+
+
+def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) over the id-sorted canonical rows and the facts that make the plan actionable."""
+    return plans.digest(rows.select(RECORDS.names), {name: summary[name] for name in _FACTS})

@@ -1,0 +1,129 @@
+"""Partitions whose records are to be deleted, on the simulated cluster, with the scans that a plan rests on.
+
+Belongs here: what is there, what an operator does. Not here: what a test expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pulsar_lifecycle.delete_records.apply_run import NO_PATIENCE, Patience, apply_delete_records
+from pulsar_lifecycle.delete_records.planning import plan_delete_records
+from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, parse_offset
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.model import Position, Topic, encode_name
+from pulsar_lifecycle.runs.caps import Order
+from tests.kit.simulated import pipeline
+from tests.kit.simulated.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
+from tests.kit.simulated.pipeline import Policy
+
+ENTRIES = 10
+"""Of each ledger."""
+
+
+def partition(number: int) -> Topic:
+    return Topic.parse(f"persistent://acme/orders/placed-partition-{number}")
+
+
+class RecordsScene:
+    """Partitions of five closed ledgers each, left alone for a day; nobody has subscribed."""
+
+    def __init__(self, partitions: int = 1, policy: Policy | None = None) -> None:
+        self.cluster = SimulatedCluster()
+        self.policy = policy or Policy()
+        self.cluster.put("/admin/policies/acme/orders", b"{}")
+        self.topics = [partition(n) for n in range(partitions)]
+        self.ids = {topic: [self._ledger(topic) for _ in range(5)] for topic in self.topics}
+        for topic in self.topics:
+            self.cluster.topic(topic, self.ids[topic], entries=ENTRIES)
+        self.cluster.wait(8 * 24)
+        self.scans = [pipeline.scan(self.cluster, self.policy)]
+        self.cluster.wait(25)
+        self.scans.append(pipeline.scan(self.cluster, self.policy, self.scans))
+        self.lake = pipeline.lake_of(*self.scans)
+        self.results: dict[Topic, DeleteRecordsResult] = {}
+
+    def _ledger(self, topic: Topic, **more: Any) -> int:
+        return self.cluster.ledger(data_tags(topic), entries=(b"x" * ENTRY_BYTES,) * ENTRIES, **more)
+
+    # --------------------------------------------------------------------------------------------------- what is there
+
+    @property
+    def topic(self) -> Topic:
+        return self.topics[0]
+
+    def properties(self, topic: Topic | None = None) -> Mapping[str, str]:
+        return managed_ledger.decode(self.cluster.zookeeper.data(self._path(topic))).properties
+
+    def listed(self, topic: Topic | None = None) -> list[int]:
+        info = managed_ledger.decode(self.cluster.zookeeper.data(self._path(topic)))
+        return [item.ledger_id for item in info.ledgers]
+
+    def _path(self, topic: Topic | None) -> str:
+        return self.cluster.topic_path(topic or self.topic)
+
+    def cursor(self, name: str, ledger: int, entry: int, topic: Topic | None = None) -> None:
+        """A durable cursor that has acknowledged everything up to an entry of the ledger at an index."""
+        position = Position(self.ids[topic or self.topic][ledger], entry)
+        info = cursor_format.ManagedCursorInfo(-1, position)
+        self.cluster.put(f"{self._path(topic)}/{encode_name(name)}", cursor_format.encode(info))
+
+    def load(self, topic: Topic | None = None, broker: str = "") -> None:
+        """A broker has the topic, its last ledger open."""
+        topic = topic or self.topic
+        self.ids[topic].append(self.cluster.ledger(data_tags(topic), state=LedgerState.OPEN, entries=()))
+        self.cluster.topic(topic, self.ids[topic], counts=dict.fromkeys(self.ids[topic][:-1], ENTRIES), entries=0)
+        self.cluster.load(topic)
+        if broker:
+            self.cluster.admin.loaded[str(topic)] = broker
+
+    def publish(self, topic: Topic, entries: int) -> None:
+        """Its last ledger, which is closed, has more entries after all."""
+        last = self.ids[topic][-1]
+        more = (b"x" * ENTRY_BYTES,) * (ENTRIES + entries)
+        newest = self.cluster._last_id
+        self.cluster.ledger(data_tags(topic), entries=more, ledger_id=last)
+        self.cluster._last_id = newest
+        self.cluster.topic(topic, self.ids[topic], counts=dict.fromkeys(self.ids[topic], ENTRIES) | {last: len(more)})
+
+    def rolled(self, topic: Topic) -> None:
+        """Its broker loaded it, as it was asked to unload it: another ledger follows, empty, and is closed."""
+        data = self.cluster.zookeeper.data(self._path(topic))
+        info = managed_ledger.decode(data)
+        self.ids[topic].append(self.cluster.ledger(data_tags(topic), entries=()))
+        item = managed_ledger.LedgerInfo(self.ids[topic][-1])
+        self.cluster.put(self._path(topic), managed_ledger.encode(replace(info, ledgers=(*info.ledgers, item))))
+
+    # ------------------------------------------------------------------------------------------------ what is done
+
+    @property
+    def where(self) -> Any:
+        return pipeline.where(self.cluster, self.policy, self.lake)
+
+    def at(self, ledger: int, entry: int, topic: Topic | None = None) -> Offset:
+        """A position in the ledger at an index."""
+        return parse_offset(f"{self.ids[topic or self.topic][ledger]}:{entry}")
+
+    def plan(self, *offsets: Offset, options: Options = PLAIN) -> list[dict[str, Any]]:
+        """Rows of a plan, one for each of the first partitions."""
+        self.summary, rows = plan_delete_records(self.where, dict(zip(self.topics, offsets, strict=False)), options)
+        return sorted(rows.to_pylist(), key=lambda row: row["topic"])
+
+    def apply(self, patience: Patience = NO_PATIENCE, *, dry_run: bool = False) -> list[DeleteRecordsResult]:
+        """Apply the newest plan; results by partition."""
+        order = Order(self.summary.plan_id, self.summary.digest)
+        found = apply_delete_records(self.where, "records-run", order, dry_run=dry_run, patience=patience)
+        return [found[topic] for topic in sorted(found)]
+
+    def delete(self) -> Sequence[Any]:
+        """A scan, then a deletion run, once the messages are delivered."""
+        self.cluster.wait(1)
+        before = self.scans[0]
+        newest = pipeline.scan(self.cluster, self.policy, self.scans)
+        self.scans.append(newest)
+        self.lake.begun |= pipeline.lake_of(newest).begun
+        return pipeline.delete(self.cluster, newest, before, self.policy)

@@ -1,0 +1,158 @@
+"""Deleting records of unloaded partitions: plan, apply, deletion run, answer."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, parse_offset
+from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from tests.kit.records.records_scene import RecordsScene
+
+
+def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    (row,) = scene.plan(scene.at(2, 3))
+    assert (row["error"], row["ledgers"]) == (None, ids[:2]), row
+    assert row["low_watermark"] == f"{ids[2]}:3"
+    assert row["first_readable"] == f"{ids[2]}:0"
+    assert scene.listed() == ids
+
+    (result,) = scene.apply()
+    assert (result.low_watermark, result.error) == (-1, RecordsError.TIMEOUT)
+    assert scene.listed() == ids[2:]
+    assert scene.properties()[LOW_WATERMARK] == f"{ids[2]}:3"
+
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 3))]
+    assert not scene.cluster.exists(ids[0])
+
+
+def test_asking_again_waits_for_what_left_the_list_before() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    (row,) = scene.plan(scene.at(2, 0))
+    assert (row["ledgers"], row["leftovers"], row["old_low_watermark"]) == ([], ids[:2], f"{ids[2]}:0")
+    assert scene.apply()[0].error is RecordsError.TIMEOUT
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
+    (row,) = scene.plan(scene.at(2, 0))
+    assert row["leftovers"] == []
+
+
+def test_the_low_watermark_never_moves_back() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(3, 4))
+    scene.apply()
+    (row,) = scene.plan(scene.at(1, 0))
+    assert (row["low_watermark"], row["ledgers"]) == (str(scene.at(3, 4)), [])
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(scene.at(3, 4))]
+
+
+def test_a_position_inside_the_first_ledger_raises_the_low_watermark_alone() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    (row,) = scene.plan(scene.at(0, 4))
+    assert (row["ledgers"], row["first_readable"]) == ([], f"{ids[0]}:0")
+    assert scene.apply() == [DeleteRecordsResult(scene.at(0, 4))]
+    assert scene.properties()[LOW_WATERMARK] == str(scene.at(0, 4))
+    assert scene.listed() == ids
+
+
+def test_of_a_loaded_partition_the_broker_keeps_the_low_watermark() -> None:
+    scene = RecordsScene()
+    scene.load()
+    kept: list[Any] = []
+    scene.cluster.admin.on_properties = lambda topic, properties: kept.append((topic, dict(properties)))
+    scene.plan(scene.at(0, 4))
+    (result,) = scene.apply()
+    assert kept[0] == (scene.topic, {LOW_WATERMARK: str(scene.at(0, 4))})
+    assert result.error is RecordsError.CHANGED  # this broker forgot it
+
+
+def test_the_end_is_rolled_so_that_all_goes() -> None:
+    scene = RecordsScene()
+    ids = list(scene.ids[scene.topic])
+    scene.cluster.admin.topics[scene.topic] = {}
+    scene.cluster.admin.on_unload = lambda topic: scene.rolled(topic)
+    (row,) = scene.plan(END)
+    assert (row["rolls"], row["ledgers"], row["first_readable"]) == (True, ids, f"{ids[-1]}:10")
+    scene.apply()
+    assert not set(scene.listed()) & set(ids)
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(parse_offset(f"{ids[-1]}:10"))]
+    assert not any(map(scene.cluster.exists, ids))
+
+
+def test_what_arrives_after_the_plan_stays() -> None:
+    scene = RecordsScene()
+    ids = list(scene.ids[scene.topic])
+    scene.cluster.admin.topics[scene.topic] = {}
+
+    def rolled(topic: Topic) -> None:
+        if len(scene.ids[topic]) == 5:
+            scene.publish(topic, 1)
+        scene.rolled(topic)
+
+    scene.cluster.admin.on_unload = rolled
+    scene.plan(END)
+    scene.apply()
+    assert ids[-1] in scene.listed()
+    assert not set(scene.listed()) & set(ids[:-1])
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(parse_offset(f"{ids[-1]}:10"))]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ((4, 11), RecordsError.OUT_OF_RANGE),
+        ((1, 11), RecordsError.NO_SUCH_POSITION),
+        ((4, 10), None),
+        ((0, 0), None),
+    ],
+)
+def test_positions_that_there_are(asked: tuple[int, int], error: RecordsError | None) -> None:
+    scene = RecordsScene()
+    (row,) = scene.plan(scene.at(*asked))
+    assert row["error"] == error
+    assert not scene.properties()
+
+
+def test_a_silent_broker_fails_its_own_partitions_alone() -> None:
+    scene = RecordsScene(3)
+    scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
+    for topic, broker in zip(scene.topics, ["broker-1:8080", "broker-1:8080", "broker-2:8080"], strict=True):
+        scene.cluster.put(f"/namespace/acme/orders/{_bundle(topic)}", _owner(broker))
+    scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
+    scene.cluster.admin.unreachable = {"broker-2:8080"}
+    assert [r.error for r in scene.apply()] == [RecordsError.TIMEOUT] * 3
+    assert [scene.listed(topic) == scene.ids[topic] for topic in scene.topics] == [False, False, True]
+    scene.delete()
+    first, second, third = scene.apply()
+    assert (first.error, second.error, third.error) == (None, None, RecordsError.TIMEOUT)
+    assert third.low_watermark == -1
+    assert "broker-2:8080" in third.reason
+    scene.cluster.admin.unreachable = set()
+    scene.apply()
+    scene.delete()
+    assert [r.error for r in scene.apply()] == [None] * 3
+
+
+def _bundle(topic: Topic) -> str:
+    """A bundle that holds one topic alone."""
+    place = zlib.crc32(str(topic).encode())
+    return f"0x{place:08x}_0x{place + 1:08x}"
+
+
+def _owner(broker: str) -> bytes:
+    return json.dumps({"httpUrl": f"http://{broker}"}).encode()

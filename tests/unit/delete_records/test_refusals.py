@@ -1,0 +1,135 @@
+"""What keeps the records of a partition: each rule by its code, and its way out; nothing is written then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
+from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.records.outcomes import Action, Phase
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from tests.kit.fakes.broker_admin import FakeSubscription
+from tests.kit.records.records_scene import RecordsScene
+from tests.kit.simulated.cluster import compacted_tags
+from tests.kit.simulated.pipeline import Policy
+
+MOVE = Options(move_cursors=True)
+
+
+def replicated(scene: RecordsScene) -> None:
+    scene.cursor("pulsar.repl.eu", 1, 3)
+
+
+def deduplicated(scene: RecordsScene) -> None:
+    scene.cursor("pulsar.dedup", 1, 3)
+
+
+def compacted(scene: RecordsScene) -> None:
+    ledger = scene.cluster.ledger(compacted_tags(scene.topic))
+    scene.cluster.cursor(scene.topic, "__compaction", at=scene.ids[scene.topic][-1], compacted=ledger)
+
+
+def loaded(scene: RecordsScene) -> None:
+    scene.load()
+
+
+def delayed(scene: RecordsScene) -> None:
+    ids = scene.ids[scene.topic]
+    scene.cursor("s", 0, 3)
+    info = ManagedCursorInfo(
+        -1, Position(ids[0], 3), cursor_properties={f"{cursor_format.BUCKET_PREFIX}_{ids[0]}_{ids[1]}": "77"}
+    )
+    scene.cluster.put(f"{scene.cluster.topic_path(scene.topic)}/s", cursor_format.encode(info))
+
+
+def acknowledging_in_transactions(scene: RecordsScene) -> None:
+    scene.cursor("s", 0, 3)
+    scene.cluster.put(f"{scene.cluster.topic_path(scene.topic)}-s__transaction_pending_ack", b"")
+
+
+@pytest.mark.parametrize(
+    ("planted", "options", "error"),
+    [
+        (lambda scene: scene.cursor("s", 1, 3), Options(), RecordsError.CURSOR_BELOW),
+        (replicated, MOVE, RecordsError.REPLICATION_BELOW),
+        (deduplicated, MOVE, RecordsError.SYSTEM_CURSOR_BELOW),
+        (compacted, MOVE, RecordsError.COMPACTED_VIEW),
+        (delayed, MOVE, RecordsError.DELAYED_BELOW),
+        (acknowledging_in_transactions, MOVE, RecordsError.TRANSACTION_BELOW),
+        (loaded, Options(), RecordsError.LOADED),
+        (lambda scene: None, Options(exact=True), RecordsError.NOT_EXACT),
+    ],
+)
+def test_each_rule_has_its_code(planted: Callable[[RecordsScene], None], options: Options, error: RecordsError) -> None:
+    scene = RecordsScene()
+    planted(scene)
+    version = scene.cluster.zookeeper.stat(scene.cluster.topic_path(scene.topic))
+    (row,) = scene.plan(scene.at(2, 3), options=options)
+    assert row["error"] == error, row
+    assert row["reason"]
+    (result,) = scene.apply()
+    assert (result.low_watermark, result.error) == (-1, error)
+    assert scene.cluster.zookeeper.stat(scene.cluster.topic_path(scene.topic)) == version
+    assert not scene.cluster.deletion_topics.waiting
+
+
+def test_a_legal_hold_keeps_everything() -> None:
+    scene = RecordsScene(policy=Policy(holds=frozenset({"acme/orders"})))
+    (row,) = scene.plan(END)
+    assert (row["error"], row["code"]) == (RecordsError.PROTECTED, "legal_hold")
+
+
+def test_a_tenant_that_denies_us_is_that_partitions_error() -> None:
+    scene = RecordsScene()
+    scene.cluster.admin.denied = {"acme"}
+    (row,) = scene.plan(scene.at(2, 3))
+    assert (row["error"], row["low_watermark"]) == (RecordsError.NOT_AUTHORIZED, None)
+
+
+def test_a_partition_that_is_not_there() -> None:
+    scene = RecordsScene()
+    scene.cluster.remove(scene.cluster.topic_path(scene.topic))
+    (row,) = scene.plan(END)
+    assert row["error"] == RecordsError.UNKNOWN_PARTITION
+
+
+def test_a_cursor_at_the_last_message_below_keeps_nothing() -> None:
+    scene = RecordsScene()
+    scene.cursor("s", 1, 9)
+    (row,) = scene.plan(scene.at(2, 0))
+    assert (row["error"], row["moved_cursors"]) == (None, [])
+
+
+def test_a_cursor_below_is_moved_behind_the_last_message_below_it() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cursor("s", 0, 3)
+    scene.cluster.admin.topics[scene.topic] = {"s": FakeSubscription()}
+    moved: list[Position] = []
+
+    def move(topic: object, name: str, past: Position) -> None:
+        moved.append(past)
+        scene.cursor("s", ids.index(past.ledger_id), past.entry_id)
+
+    scene.cluster.admin.on_move = move
+    (row,) = scene.plan(scene.at(2, 0), options=MOVE)
+    assert (row["error"], row["moved_cursors"]) == (None, [f"s {ids[0]}:3"])
+    scene.apply()
+    assert moved == [Position(ids[1], 9)]
+    begun = next(row for row in scene.cluster.journal.rows if row.phase == Phase.MOVE_CURSOR)
+    assert (begun.action, f'"old_position": "{ids[0]}:3"' in begun.detail) == (Action.DELETE_RECORDS, True)
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
+
+
+def test_a_subscription_that_came_after_the_plan_keeps_its_messages() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 0))
+    scene.cursor("new", 0, -1)
+    (result,) = scene.apply()
+    assert result.error is RecordsError.CURSOR_BELOW
+    assert scene.listed() == scene.ids[scene.topic]
