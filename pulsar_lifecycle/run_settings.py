@@ -272,6 +272,9 @@ class LoadSettings(Section):
     topic_deletion: tuple[str, ...] = ()
     """Of these, where a broker may delete inactive topics meanwhile. Elsewhere a topic that could be deleted is not
     loaded."""
+    backlog_eviction: tuple[str, ...] = ()
+    """Of these, where a broker may drop unread messages beyond a backlog quota (``consumer_backlog_eviction``)
+    meanwhile. Elsewhere a topic that has any is not loaded."""
     min_bytes: int = Field(default=1 << 20, gt=0)
     """A topic that a load frees less of is left alone; ledgers that were never closed count as enough."""
     at_once: int = Field(default=10, gt=0)
@@ -287,7 +290,7 @@ class LoadSettings(Section):
     timeout: Seconds = 300.0
     """How long one step of topics that are loaded together may take."""
 
-    @field_validator("namespaces", "subscription_expiry", "topic_deletion")
+    @field_validator("namespaces", "subscription_expiry", "topic_deletion", "backlog_eviction")
     @classmethod
     def _name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return _owner_names(value)

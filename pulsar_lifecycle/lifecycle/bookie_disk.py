@@ -56,6 +56,9 @@ class DiskVerdict(StrEnum):
     """It collects or compacts now."""
     WAITS_FOR_GC = "waits_for_gc"
     """Its index still has ledgers that are deleted in metadata: its next collection takes them out."""
+    MAY_WAIT_FOR_GC = "may_wait_for_gc"
+    """Its index may have ledgers that are deleted in metadata: it had more than are closed there now, and which of the
+    open ones hold data only bookies know. Its next collection takes out what is deleted."""
     WAITS_FOR_COMPACTION = "waits_for_compaction"
     """Entry logs hold deleted bytes among live ones: a compaction below its threshold frees them."""
     NOTHING_TO_FREE = "nothing_to_free"
@@ -237,6 +240,10 @@ def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
     if stored > disk.placed.ledgers:
         wait = number(said, "gcWaitTime") / 60_000
         return DiskVerdict.WAITS_FOR_GC, f"{stored - disk.placed.ledgers} ledgers; it collects every {wait:g} min"
+    beyond = disk.bytes_to_collect or 0
+    if stored > disk.placed.ledgers - disk.placed.unsized and beyond > number(said, "logSizeLimit"):
+        text = f"{beyond >> 30} GiB of deleted ledgers, or of the {disk.placed.unsized} that are open"
+        return DiskVerdict.MAY_WAIT_FOR_GC, text
     minor, major = (number(said, f"{kind}CompactionThreshold") for kind in ("minor", "major"))
     live, held = disk.live_bytes or 0, disk.log_bytes or 0
     if to_compact(said):

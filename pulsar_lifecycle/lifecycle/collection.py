@@ -195,10 +195,10 @@ def remedies(one: BookieDisk) -> list[str]:
 
 
 def _choice(one: BookieDisk, min_bytes: int) -> tuple[CollectionChoice, int | None, DiskVerdict]:
-    """Open ledgers have no size in metadata, so what is to be collected counts only where ledgers are gone for sure."""
+    """Open ledgers have no size in metadata; where their bytes may be those of deleted ones, a collection finds out."""
     if one.said is None or one.said.directories is None or one.bytes_to_collect is None:
         return CollectionChoice.UNKNOWN_DISK, None, one.verdict
-    gone = waits_for(one, one.said)[0] is DiskVerdict.WAITS_FOR_GC
+    gone = waits_for(one, one.said)[0] in (DiskVerdict.WAITS_FOR_GC, DiskVerdict.MAY_WAIT_FOR_GC)
     free = to_compact(one.said) + (one.bytes_to_collect if gone else 0)
     if is_at_it(one.said):
         return CollectionChoice.AT_IT, free, one.verdict

@@ -36,7 +36,7 @@ from pulsar_lifecycle.topics.first_phase import (
 )
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.topics.unloads import RunGuard
-from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun
 from pulsar_lifecycle.trimming import trim_rules
 
 TOPIC_DELETED = Why(Code.TOPIC_DELETED, "its topic is deleted")
@@ -176,14 +176,15 @@ def _ids(info: ManagedLedgerInfo) -> list[int]:
     return [item.ledger_id for item in info.ledgers]
 
 
-def _refuse(run: TopicRun, ports: Ports, topic: Topic, rule: Rule) -> tuple[Node, ManagedLedgerInfo]:
-    """The topic's z-node, read now. Raises Refused if the topic must not go, shadow topics made this minute included.
+def _refuse(run: TopicRun, ports: Ports, topic: Topic, rule: Rule, max_age: int = 0) -> tuple[Node, ManagedLedgerInfo]:
+    """The topic's z-node, read now. Raises Refused if the topic must not go.
 
-    The broker's DELETE takes the source's ledgers from a shadow topic that reads them.
+    The broker's DELETE takes the source's ledgers from a shadow topic that reads them, so before it those count that
+    are made now: a look at them (all topics' z-nodes) may be ``max_age`` ms old.
     """
     ports.store.sync("/")
     node, info = snapshot.topic_node(ports.store, topic)
-    protected = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info))
+    protected = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info), max_age)
     protected = protected or protection.deletion_rule(topic, run.context)
     if protected:
         raise Protected(protected.text)
@@ -194,7 +195,7 @@ def _refuse(run: TopicRun, ports: Ports, topic: Topic, rule: Rule) -> tuple[Node
 
 def _named(run: TopicRun, ports: Ports, topic: Topic, rule: Rule) -> tuple[Node, dict[int, _Named]]:
     """The topic's z-node, and every ledger that it and its cursors name and that is the topic's. Raises Refused."""
-    node, info = _refuse(run, ports, topic, rule)
+    node, info = _refuse(run, ports, topic, rule, SHADOWS_SEEN_FOR)
     cursors = snapshot.cursors(ports.store, node.path)
     listed = {item.ledger_id: item for item in info.ledgers}
     ids = sorted(listed.keys() | snapshot.named_by_cursors(ports, run.ledgers_root, node.path, cursors))

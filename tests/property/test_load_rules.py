@@ -93,7 +93,7 @@ def judged(made: list[Made], expiry: int) -> dict[int, dict[str, Any]]:
         pa.array(["namespace"] * len(made)),
     )
     off: dict[str, TopicDeletion | None] = dict.fromkeys(ttl, TopicDeletion(False))
-    monitors = Monitors(InForce(ttl), InForce(off), dict.fromkeys(ttl, expiry))
+    monitors = Monitors(InForce(ttl), InForce(off), dict.fromkeys(ttl, expiry), InForce(dict.fromkeys(ttl, False)))
     choice = Choice(frozenset(f"t/{number}" for number, one in enumerate(made) if one.named))
     rows = topics_to_load(seen, monitors, choice, NOW).to_pylist()
     return {row["ledger_id"] // 100: row for row in rows}

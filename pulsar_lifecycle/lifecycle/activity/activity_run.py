@@ -28,6 +28,7 @@ from pulsar_lifecycle.lifecycle.activity.rules import (
     inactive_cursors,
     inactive_topics,
     parents_of,
+    with_partitioned_subscriptions,
     with_partitions,
 )
 from pulsar_lifecycle.lifecycle.activity.tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY
@@ -209,8 +210,7 @@ class _Reading:
             cursors = cursors.append_column(name, pa.array([mark[n] for mark in marks], pa.int64()))
         cursors = cursors.append_column("acknowledged", said).filter(cursors.column("problem").is_null())
         inputs, ledgers = self._inputs(listed, POSITIONS.empty_table())
-        last = _last_ids(whole(listed.column("ledgers")))
-        made = whole(ledgers.column("ctime")).take(pc.index_in(last, whole(ledgers.column("ledger_id"))))
+        made = _made(listed, ledgers)
         columns = (listed.column("managed_ledger"), listed.column("topic"), inputs.column("ledgers"), made)
         topics = pa.table(dict(zip(("managed_ledger", "topic", "inner", "loaded_at"), columns, strict=True)))
         before = self._before(CURSORS, CURSOR_ACTIVITY, own)
@@ -221,7 +221,8 @@ class _Reading:
         listed = self._listed(piece[0])
         own = pc.field("managed_ledger").isin(whole(listed.column("managed_ledger")))
         cursors = _table(self.lake, [piece[1]], CURSOR_ACTIVITY, CURSOR_ACTIVITY.names)
-        inputs, _ = self._inputs(listed, self._positions(cursors, own))
+        inputs, ledgers = self._inputs(listed, self._positions(cursors, own))
+        listed = listed.append_column("loaded_at", _made(listed, ledgers))
         before = self._before(TOPIC_TABLE, TOPIC_ACTIVITY, own)
         clients = self._clients(listed)
         yield from topic_activity(listed, inputs, cursors, clients, before, self.now, self.replicator).to_batches()
@@ -289,6 +290,12 @@ def _last_ids(lists: Any) -> Any:
     return lists.flatten().field("ledger_id").take(at)
 
 
+def _made(listed: pa.Table, ledgers: pa.Table) -> Any:
+    """When the last ledger of each topic was made (ms), null without any."""
+    last = _last_ids(whole(listed.column("ledgers")))
+    return whole(ledgers.column("ctime")).take(pc.index_in(last, whole(ledgers.column("ledger_id"))))
+
+
 def _parents(paths: Any) -> Any:
     return pc.replace_substring_regex(paths, r"/[^/]*$", "")
 
@@ -310,6 +317,7 @@ def _inactive(
     """The inactive topics and cursors of an epoch whose history is stored."""
     lake, until = cluster.lake, epoch.started_at
     partitions = _partitions_there(lake, [part for part, _ in pieces])
+    subscriptions = _partitioned_subscriptions(lake, [part for _, part in pieces])
     topics, cursors = [INACTIVE_TOPICS.empty_table()], [INACTIVE_CURSORS.empty_table()]
     own = cluster.parts(epoch.epoch_id, TOPIC_TABLE)
     for (_, of_cursors), of_topics in zip(pieces, own, strict=True):
@@ -319,7 +327,22 @@ def _inactive(
         cursors.append(inactive_cursors(theirs, activity, choice, until))
     order = [("ledger_id", "ascending"), ("topic", "ascending")]
     found = with_partitions(pa.concat_tables(topics), partitions).sort_by(order)
-    return found, pa.concat_tables(cursors).sort_by([*order, ("cursor", "ascending")])
+    idle = with_partitioned_subscriptions(pa.concat_tables(cursors), subscriptions)
+    return found, idle.sort_by([*order, ("cursor", "ascending")])
+
+
+def _partitioned_subscriptions(lake: Lake, parts: Sequence[str]) -> dict[tuple[str, str], int]:
+    """On how many partitions each subscription of a partitioned topic is."""
+    found: Counter[tuple[str, str]] = Counter()
+    for batch in lake.batches(parts, ["topic", "cursor"]):
+        names = whole(batch.column("topic"))
+        is_one = pc.match_substring_regex(names, PARTITION)
+        owners, cursors = (
+            parents_of(names.filter(is_one)).to_pylist(),
+            batch.column("cursor").filter(is_one).to_pylist(),
+        )
+        found.update(zip(owners, cursors, strict=True))
+    return found
 
 
 def _partitions_there(lake: Lake, parts: Sequence[str]) -> dict[str, int]:

@@ -10,7 +10,7 @@ look. Not here: making it (``inactive_planning.py``). Loads no topic: subscripti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pulsar_lifecycle.errors import LifecycleError, Refused
@@ -38,7 +38,7 @@ from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard
-from pulsar_lifecycle.topics.write import STOPPING, TopicRun
+from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun
 
 SEEN_FOR = 10_000
 """How long (ms) a look at brokers and policies serves; the broker's own refusal is the last word."""
@@ -115,14 +115,38 @@ class _Deletion:
 
     def all(self, rows: Sequence[Mapping[str, Any]], report: Report) -> list[DeletedSubscription]:
         """One after the other."""
-        found: list[DeletedSubscription] = []
+        groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
         for row in rows:
+            groups.setdefault((str(Topic.parse(row["topic"]).partitioned_parent), row["cursor"]), []).append(row)
+        found: list[DeletedSubscription] = []
+        for group in groups.values():
             if self.guard:
                 self.guard.check(self.ports.store)
-            said = self._one(row)
-            report([said])
-            found.append(said)
+            said = self._together(group)
+            report(said)
+            found += said
         return found
+
+    def _together(self, group: Sequence[Mapping[str, Any]]) -> list[DeletedSubscription]:
+        """A subscription of all partitions: none goes unless it may go on each, and the first that stays ends it."""
+        judged = [self._judged(row) for row in group] if len(group) > 1 else []
+        stays = next((one.topic for one in judged if one.outcome not in (Outcome.GOES, Outcome.NOTHING)), None)
+        if stays is None and self.guard is None:
+            return judged or [self._one(row) for row in group]
+        found: list[DeletedSubscription] = []
+        for row in group:
+            if stays not in (None, row["topic"]):
+                why = Why(InactiveKept.PARTITION_STAYS, f"it stays on {stays}")
+                found.append(self._said(row, Outcome.LEFT, why))
+                continue
+            found.append(self._one(row))
+            if found[-1].outcome not in (Outcome.DONE, Outcome.NOTHING):
+                stays = stays or row["topic"]
+        return found
+
+    def _judged(self, row: Mapping[str, Any]) -> DeletedSubscription:
+        """What would become of it, as a dry run says it."""
+        return replace(self, guard=None)._one(row)
 
     def _one(self, row: Mapping[str, Any]) -> DeletedSubscription:
         topic = Topic.parse(row["topic"])
@@ -174,7 +198,8 @@ class _Deletion:
         _, info = snapshot.topic_node(self.ports.store, topic)
         if info.terminated is not None:
             return Why(Code.TOPIC_PROTECTED, "its topic is terminated")
-        protected = self.run.topic_rule(topic, snapshot.shadow_source(self.ports.store, topic, info))
+        source = snapshot.shadow_source(self.ports.store, topic, info)
+        protected = self.run.topic_rule(topic, source, SHADOWS_SEEN_FOR)
         last = max((item.ledger_id for item in info.ledgers), default=-1)
         return protected or self._changed(node, row, last) or self._at_broker(topic, node, row, last)
 

@@ -11,6 +11,7 @@ Inactive is what nobody used for the whole period, all of which our own history 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from pulsar_lifecycle.records.plans.inactive_plan import (
     InactiveKept,
     position_text,
 )
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 
 PARTITION = r"-partition-[0-9]+$"
@@ -75,6 +77,8 @@ def inactive_topics(activity: pa.Table, cursors: pa.Table, choice: Choice, until
         (pc.and_(has_data, minutes.is_null()), InactiveKept.POLICY_UNKNOWN),
         (pc.and_(has_data, pc.fill_null(retained, False)), InactiveKept.RETAINED),
         (pc.greater(some.column("unread_subscriptions"), 0), InactiveKept.UNREAD),
+        (some.column("published").is_valid(), Protection.LOADED),
+        (_within(some.column("loaded_at"), choice.period, until), InactiveKept.LOADED_LATELY),
         (pc.invert(_chosen(some, choice.topics)), InactiveKept.NOT_CHOSEN),
     )
     more = {"ledger_id": some.column("last_ledger_id"), "positions": _positions(whole(some.column("topic")), cursors)}
@@ -110,10 +114,25 @@ def inactive_cursors(activity: pa.Table, topics: pa.Table, choice: Choice, until
         *_kept_by_name(names, choice),
         (pc.fill_null(whole(topics.column("replicated")).take(whole(row)), True), InactiveKept.REPLICATED),
         (pa.array([choice.system_cursors is None] * len(names), pa.bool_()), InactiveKept.POLICY_UNKNOWN),
+        (_within(some.column("last_active"), choice.period, until), InactiveKept.LOADED_LATELY),
         (pc.invert(_chosen(some, choice.subscriptions)), InactiveKept.NOT_CHOSEN),
     )
     last = whole(topics.column("last_ledger_id")).take(whole(row))
     return _rows(some, kept, INACTIVE_CURSORS, {"last_ledger_id": last})
+
+
+def with_partitioned_subscriptions(rows: pa.Table, there: Mapping[tuple[str, str], int]) -> pa.Table:
+    """The same rows (``INACTIVE_CURSORS``); one of a partition stays where it does not go on all partitions.
+
+    ``there``: on how many partitions a subscription is, by partitioned topic and name.
+    """
+    names, cursors, kept = (rows.column(name).to_pylist() for name in ("topic", "cursor", "kept"))
+    owners = parents_of(whole(rows.column("topic"))).to_pylist()
+    pairs = [(o, c) if o != name else None for o, name, c in zip(owners, names, cursors, strict=True)]
+    going = Counter(pair for pair, code in zip(pairs, kept, strict=True) if pair and code is None)
+    stays = [pair is not None and going[pair] != there.get(pair, 0) for pair in pairs]
+    found = _first(rows.column("kept"), (pa.array(stays, pa.bool_()), InactiveKept.PARTITION_STAYS))
+    return rows.set_column(rows.column_names.index("kept"), INACTIVE_CURSORS.field("kept"), found)
 
 
 def parents_of(topics: Any) -> Any:
@@ -157,6 +176,11 @@ def _inactive(activity: pa.Table, period: int, until: int) -> Any:
     return pa.array(used & watched & np.asarray(pc.greater_equal(activity.column("scans"), 2)))
 
 
+def _within(column: Any, period: int, until: int) -> Any:
+    """Whether a time (ms, null for never) is within the period."""
+    return pc.fill_null(pc.greater(column, until - period), False)
+
+
 def _chosen(rows: pa.Table, names: frozenset[str]) -> Any:
     """Whether the settings name each topic, its partitioned one, its namespace or tenant."""
     said = pa.array(sorted(names), pa.string())
@@ -166,7 +190,7 @@ def _chosen(rows: pa.Table, names: frozenset[str]) -> Any:
     return pc.or_(found, pc.or_(pc.is_in(namespaces, said), pc.is_in(tenants, said)))
 
 
-def _first(known: Any, *choices: tuple[Any, InactiveKept]) -> Any:
+def _first(known: Any, *choices: tuple[Any, InactiveKept | Protection]) -> Any:
     """The first code that holds, after those that are ``known``; null for none."""
     found = whole(known)
     for where, code in choices:

@@ -95,6 +95,7 @@ TOPIC_ACTIVITY = pa.schema(
         pa.field("last_client", pa.int64()),
         pa.field("client_evidence", pa.string()),
         pa.field("last_ledger_id", pa.int64()),
+        pa.field("loaded_at", pa.int64()),
         pa.field("ledgers", pa.int32()),
         pa.field("bytes", pa.int64()),
         pa.field("subscriptions", pa.int32()),
@@ -106,7 +107,8 @@ TOPIC_ACTIVITY = pa.schema(
     ]
 )
 """One row per topic that was read. ``end_ledger_id``: its last ledger with entries, -1 for none, with so many
-``end_entries``; null while it is open and may have any. ``published``: messages since its load, null if no broker lists
+``end_entries``; null while it is open and may have any. ``loaded_at``: when its last ledger was made, as each load
+makes one; null without any. ``published``: messages since its load, null if no broker lists
 it. ``last_*`` (null: never) with their ``Evidence``. ``unread_subscriptions``: those with messages that are unread, or
 may be. ``replicated``: a replicator has a cursor on it. ``retention_*``: null where it is unknown. ``protection``: the
 ``Protection`` of the topic, null for none."""

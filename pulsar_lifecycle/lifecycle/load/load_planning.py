@@ -56,6 +56,7 @@ def choice_of(settings: LoadSettings) -> Choice:
         frozenset(settings.namespaces),
         frozenset(settings.subscription_expiry),
         frozenset(settings.topic_deletion),
+        frozenset(settings.backlog_eviction),
         settings.min_bytes,
     )
 

@@ -51,8 +51,11 @@ class LoadKept(StrEnum):
     """Its broker would delete a subscription without consumers, and `load.subscription_expiry` does not name it."""
     TOPIC_WOULD_BE_DELETED = "topic_would_be_deleted"
     """Its broker would delete it as inactive, and `load.topic_deletion` does not name it."""
+    BACKLOG_WOULD_BE_EVICTED = "backlog_would_be_evicted"
+    """It has unread messages, its broker drops those beyond a backlog quota (`consumer_backlog_eviction`), and
+    `load.backlog_eviction` does not name it."""
     MONITORS_UNKNOWN = "monitors_unknown"
-    """What its broker would do by TTL, subscription expiry and inactivity is not known."""
+    """What its broker would do by TTL, subscription expiry, backlog quota and inactivity is not known."""
     LITTLE_TO_FREE = "little_to_free"
     """A load would free less than `load.min_bytes`."""
 
@@ -81,6 +84,7 @@ class Choice:
     load: frozenset[str] = frozenset()
     subscription_expiry: frozenset[str] = frozenset()
     topic_deletion: frozenset[str] = frozenset()
+    backlog_eviction: frozenset[str] = frozenset()
     min_bytes: int = 1
 
 
@@ -113,6 +117,8 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
         LoadNeed.OPEN_EXPIRED: rows.any_of(rows.open_expired),
         LoadNeed.PAST_TTL: rows.any_of(rows.past_ttl) & np.asarray(pc.fill_null(limited, False)),
     }
+    subscribed = np.asarray(pc.fill_null(pc.greater(inputs.column("durable_cursors"), 0), True))
+    unread = rows.any_of(rows.held) | (rows.any_of(rows.open_expired) & subscribed)
     needed = np.flatnonzero(np.logical_or.reduce(list(needs.values())))
     later = rows.any_of(rows.last & (rows.due | rows.past_ttl | rows.open_expired) & ~rows.goes)
     at_once, after = rows.sum_of(rows.freed), rows.sum_of(rows.last & ~rows.goes & (rows.due | rows.past_ttl))
@@ -132,7 +138,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
     found: list[dict[str, Any]] = []
     for n, row in enumerate(needed.tolist()):
         one = {name: values[n] for name, values in columns.items()}
-        would = _monitored(one, subscriptions.get(one["managed_ledger"], {}), monitors, now)
+        would = _monitored(one, subscriptions.get(one["managed_ledger"], {}), bool(unread[row]), monitors, now)
         lengths = int(at_once[row]), int(after[row])
         unsized = bool(needs[LoadNeed.OPEN_EXPIRED][row])
         found.append(
@@ -157,6 +163,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
 class _Ledgers:
     """The ledgers of all topics as numpy arrays; ``ttl`` and ``last_id`` by topic.
 
+    ``held``: a subscription needs some of it.
     ``due``: acknowledged, and past their retention now. ``past_ttl``: what a subscription needs of them is past the
     TTL, and so is all before it. ``goes``: a broker that has loaded the topic and expired its messages trims them;
     ``freed``: and we would not by metadata. ``kept_before``: a ledger before it in its topic is neither due nor empty.
@@ -168,6 +175,7 @@ class _Ledgers:
     last: Any
     due: Any
     past_ttl: Any
+    held: Any
     open_expired: Any
     goes: Any
     freed: Any
@@ -209,6 +217,7 @@ class _Ledgers:
             last=last,
             due=due,
             past_ttl=past_ttl,
+            held=held,
             open_expired=np.asarray(pc.equal(reasons, str(Reason.EXPIRED_OPEN))),
             goes=goes,
             freed=goes & ~np.asarray(pc.is_in(verdicts.column("verdict").cast(pa.string()), _GOING)),
@@ -283,20 +292,26 @@ def _subscriptions(cursors: pa.Table, wanted: Collection[str], replicator: str) 
 
 
 def _monitored(
-    row: Mapping[str, Any], subscriptions: Mapping[str, int | None], monitors: Monitors, now: int
+    row: Mapping[str, Any], subscriptions: Mapping[str, int | None], unread: bool, monitors: Monitors, now: int
 ) -> list[LoadKept]:
-    """What its broker would do to a topic that stays loaded, however short we mean to have it loaded."""
+    """What its broker would do to a topic that stays loaded, however short we mean to have it loaded.
+
+    ``unread``: a subscription has not acknowledged all of it, or may not have.
+    """
     topic = Topic.parse(row["topic"])
     expiry = monitors.expiry.get(row["namespace"])
     known = row["namespace"] in monitors.deletion.by_namespace
     deletion: TopicDeletion | None = monitors.deletion.of(topic) if known else None
-    if expiry is None or deletion is None or row["ttl"] is None or monitors.replicator is None:
+    evicted = monitors.eviction.of(topic) if known and unread else False
+    if None in (expiry, deletion, evicted, row["ttl"], monitors.replicator) or expiry is None or deletion is None:
         return [LoadKept.MONITORS_UNKNOWN]
     limit = expiry * MS_PER_MINUTE
     stays = [name for name, active in subscriptions.items() if not limit or (active and now - active <= limit)]
     found = [LoadKept.SUBSCRIPTION_WOULD_EXPIRE] if len(stays) < len(subscriptions) else []
     if deletion.on and not (deletion.unsubscribed_only and stays):
         found.append(LoadKept.TOPIC_WOULD_BE_DELETED)
+    if evicted:
+        found.append(LoadKept.BACKLOG_WOULD_BE_EVICTED)
     return found
 
 
@@ -313,6 +328,7 @@ def _kept(
     ordered = {
         LoadKept.SUBSCRIPTION_WOULD_EXPIRE: choice.subscription_expiry,
         LoadKept.TOPIC_WOULD_BE_DELETED: choice.topic_deletion,
+        LoadKept.BACKLOG_WOULD_BE_EVICTED: choice.backlog_eviction,
         LoadKept.MONITORS_UNKNOWN: frozenset[str](),
     }
     if choice.load.isdisjoint(names):

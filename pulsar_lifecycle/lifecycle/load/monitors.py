@@ -1,8 +1,9 @@
-"""What a broker does by itself to a topic that it has loaded: message TTL, subscription expiry, inactive topics.
+"""What a broker does by itself to a topic that it has loaded: TTL, subscription expiry, backlog quota, inactive topics.
 
 Belongs here: the policies in force by topic, namespace and brokers. Pure. Not here: reading them
 (``topics/retention_now.py``), which topics that concerns (``lifecycle/load/load_rules.py``). Upstream:
-``PersistentTopic.checkMessageExpiry``, ``checkInactiveSubscriptions`` and ``checkGC``, ``BrokerService``, Pulsar 4.0.7.
+``PersistentTopic.checkMessageExpiry``, ``checkInactiveSubscriptions`` and ``checkGC``, ``BrokerService``,
+``BacklogQuotaManager``, Pulsar 4.0.7.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ _BROKER_DELETES, _BROKER_MODE = "brokerDeleteInactiveTopicsEnabled", "brokerDele
 _SYSTEM_CURSORS = "additionalSystemCursorNames"
 _REPLICATOR = "replicatorPrefix"
 _UNSUBSCRIBED = "delete_when_no_subscriptions"
-BROKER_NAMES = frozenset({_BROKER_TTL, _BROKER_EXPIRY, _BROKER_DELETES, _BROKER_MODE, _SYSTEM_CURSORS, _REPLICATOR})
+_QUOTA_CHECKED, _QUOTA_POLICY = "backlogQuotaCheckEnabled", "backlogQuotaDefaultRetentionPolicy"
+_QUOTA_BYTES, _QUOTA_GB = "backlogQuotaDefaultLimitBytes", "backlogQuotaDefaultLimitGB"
+_QUOTA_SECONDS = "backlogQuotaDefaultLimitSecond"
+_QUOTAS, _NAMESPACE_QUOTAS = "backLogQuotaMap", "backlog_quota_map"
+_EVICTS = "consumer_backlog_eviction"
+BROKER_NAMES = frozenset(
+    {
+        *(_BROKER_TTL, _BROKER_EXPIRY, _BROKER_DELETES, _BROKER_MODE, _SYSTEM_CURSORS, _REPLICATOR),
+        *(_QUOTA_CHECKED, _QUOTA_POLICY, _QUOTA_BYTES, _QUOTA_GB, _QUOTA_SECONDS),
+    }
+)
 """What broker.conf calls all that brokers have a say in."""
 
 COMPACTION, DEDUPLICATION, REPLICATOR = "__compaction", "pulsar.dedup", "pulsar.repl."
@@ -42,6 +53,7 @@ class TopicDeletion:
 class Monitors:
     """What counts by namespace and topic; None: unknown. ``ttl`` in seconds, ``expiry`` in minutes, both 0 for none.
 
+    ``eviction``: whether a backlog quota is in force by which brokers drop unread messages.
     ``system_cursors``: names of cursors that brokers never expire messages of, beside ``__compaction``.
     ``replicator``: how replicators' cursors begin; None: unknown.
     """
@@ -49,6 +61,7 @@ class Monitors:
     ttl: InForce[int | None]
     deletion: InForce[TopicDeletion | None]
     expiry: Mapping[str, int | None]
+    eviction: InForce[bool | None]
     system_cursors: frozenset[str] = frozenset()
     replicator: str | None = REPLICATOR
 
@@ -70,6 +83,7 @@ def monitors_in_force(layers: Layers) -> Monitors:
         _known(layers, layers.in_force(_TTL, _ttl)),
         _known(layers, layers.in_force(_INACTIVE, _deletion)),
         {name: _expiry(said, layers.brokers) for name, said in layers.namespaces.items()},
+        _known(layers, layers.in_force(_QUOTAS, _eviction)),
         frozenset(one.strip() for one in names.split(",") if one.strip()),
         f"{prefix}." if prefix else None,
     )
@@ -126,3 +140,41 @@ def _deletion(
 
 
 _MODE = "inactiveTopicDeleteMode"
+
+
+def _eviction(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> bool | None:
+    """A quota of each kind is that of the topic, else of the namespace, else the brokers' own."""
+    if broker.get(_QUOTA_CHECKED) == "false":
+        return False
+    if _QUOTA_POLICY not in broker:
+        return None
+    found = [_evicts(kind, topic, namespace, broker) for kind in ("destination_storage", "message_age")]
+    return True if True in found else None if None in found else False
+
+
+def _evicts(
+    kind: str, topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]
+) -> bool | None:
+    maps = ((topic.local or {}).get(_QUOTAS), (topic.everywhere or {}).get(_QUOTAS))
+    for said in (*maps, (namespace or {}).get(_NAMESPACE_QUOTAS)):
+        quota = said.get(kind) if isinstance(said, Mapping) else None
+        if quota is not None:
+            return _over(kind, quota) if isinstance(quota, Mapping) else None
+    if broker[_QUOTA_POLICY] != _EVICTS:
+        return False
+    try:
+        if kind == "message_age":
+            return int(broker[_QUOTA_SECONDS]) > 0
+        return float(broker[_QUOTA_GB]) > 0 or int(broker[_QUOTA_BYTES]) >= 0
+    except (KeyError, ValueError):
+        return None
+
+
+def _over(kind: str, quota: Mapping[Any, Any]) -> bool | None:
+    """Whether a quota can be exceeded, and drops messages then."""
+    if quota.get("policy") != _EVICTS:
+        return False
+    limit = quota.get("limitTime") if kind == "message_age" else quota.get("limitSize", quota.get("limit"))
+    if type(limit) is not int:
+        return None
+    return limit > 0 if kind == "message_age" else limit >= 0

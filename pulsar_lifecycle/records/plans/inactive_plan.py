@@ -42,8 +42,12 @@ class InactiveKept(StrEnum):
     """A subscription has unread messages, or may: it must go first."""
     NOT_CHOSEN = "not_chosen"
     """`inactivity.topics` or `inactivity.subscriptions` does not name it: it is only reported."""
+    LOADED_LATELY = "loaded_lately"
+    """A broker loaded its topic within the period: for a client that came and left between two scans, or by itself,
+    nobody knows."""
     PARTITION_STAYS = "partition_stays"
-    """Another partition of its partitioned topic is used, or stays: none is begun unless all may go."""
+    """Another partition of its partitioned topic, or the same subscription there, is used, or stays: none is begun
+    unless all may go."""
 
     NOT_LOADED = "not_loaded"
     """No broker has its topic loaded, and only a broker can delete a subscription. Only at apply."""

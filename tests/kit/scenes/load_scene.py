@@ -29,6 +29,11 @@ class LoadScene(RetentionScene):
         "brokerDeleteInactiveTopicsMode": "delete_when_no_subscriptions",
         "additionalSystemCursorNames": "[]",
         "replicatorPrefix": "pulsar.repl",
+        "backlogQuotaCheckEnabled": "true",
+        "backlogQuotaDefaultRetentionPolicy": "producer_request_hold",
+        "backlogQuotaDefaultLimitBytes": "-1",
+        "backlogQuotaDefaultLimitGB": "-1.0",
+        "backlogQuotaDefaultLimitSecond": "-1",
     }
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
 from pulsar_lifecycle.trimming.trim_rules import Stays
 from tests.kit.fakes.clock import FakeClock
-from tests.kit.scenes.activity_scene import ActivityScene
+from tests.kit.scenes.activity_scene import ActivityScene, kept
 from tests.kit.scenes.retention_scene import NAMESPACE
 
 
@@ -175,24 +175,13 @@ def test_a_topic_that_is_not_as_planned_stays(
     assert there(scene, "a")
 
 
-@pytest.mark.parametrize(
-    ("unloaded", "expected"), [(False, Protection.LOADED), (True, InactiveKept.CHANGED_SINCE_PLAN)]
-)
-def test_a_topic_that_was_loaded_when_scanned_may_have_been_written_and_stays(
-    scene: ActivityScene, unloaded: bool, expected: Any
-) -> None:
+def test_a_topic_that_was_loaded_when_scanned_is_in_no_plan(scene: ActivityScene) -> None:
     scene.used("a", "s")
     scene.ready("a")
-    topic = scene.named("a")
-    scene.servers.admin.internal_stats(topic)
+    scene.servers.admin.internal_stats(scene.named("a"))
     scene.clients("a")
-    last = scene.listed("a")[-1]
-    made = plan(scene, "a")
-    scene.servers.reader.payloads[last] = [b"message"] * 10
-    if unloaded:
-        scene.servers.admin.unload(topic)
-    assert apply(scene, made) == {"a": (Outcome.REFUSED, expected)}
-    assert there(scene, "a")
+    report = scene.days(3)
+    assert kept(report.topics) == {"a": Protection.LOADED}
 
 
 def test_a_topic_that_changes_between_the_messages_and_the_request_stays(scene: ActivityScene) -> None:

@@ -145,7 +145,7 @@ def test_little_is_not_worth_a_load(scene: LoadScene) -> None:
 
 @pytest.mark.parametrize("name", sorted(LoadScene.CONFIGURATION))
 def test_what_brokers_would_do_must_be_known(scene: LoadScene, name: str) -> None:
-    if name == "additionalSystemCursorNames":
+    if name == "additionalSystemCursorNames" or name.startswith("backlogQuota"):
         return
     scene.configure(**{name: None})
     scene.namespace(message_ttl_in_seconds=None)
@@ -153,6 +153,64 @@ def test_what_brokers_would_do_must_be_known(scene: LoadScene, name: str) -> Non
     if name == "brokerDeleteInactiveTopicsMode":
         scene.configure(**{name: None, deletes: "true"})
     assert kept(scene) == "monitors_unknown"
+
+
+BY_AGE = {"message_age": {"limitSize": -1, "limitTime": 10, "policy": "consumer_backlog_eviction"}}
+BY_SIZE = {"destination_storage": {"limitSize": 10, "limitTime": -1, "policy": "consumer_backlog_eviction"}}
+HOLDS = {"destination_storage": {"limitSize": 10, "limitTime": -1, "policy": "producer_request_hold"}}
+NO_LIMIT = {"message_age": {"limitSize": -1, "limitTime": -1, "policy": "consumer_backlog_eviction"}}
+
+
+@pytest.mark.parametrize(
+    ("quotas", "expected"),
+    [
+        (BY_AGE, "backlog_would_be_evicted"),
+        (BY_SIZE, "backlog_would_be_evicted"),
+        (HOLDS, None),
+        (NO_LIMIT, None),
+        ({"message_age": {"policy": "consumer_backlog_eviction"}}, "monitors_unknown"),
+    ],
+)
+def test_a_backlog_that_brokers_would_evict_keeps_its_topic_unless_ordered(
+    scene: LoadScene, quotas: dict[str, Any], expected: str | None
+) -> None:
+    """Two hours past the TTL one ledger goes; of the unread others a quota could take all."""
+    ids = scene.topic("a", 330, 240, 0)
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), "s", at=ids[0])
+    scene.servers.wait(1)
+    scene.namespace(message_ttl_in_seconds=3 * 3600, backlog_quota_map=quotas)
+    plan(scene)
+    assert stored(scene)["a"]["kept"] == expected
+    if expected == "backlog_would_be_evicted":
+        scene.change(backlog_eviction=(NAMESPACE,))
+        _, (row,) = plan(scene)
+        assert (row["kept"], row["monitors"]) == (None, [expected])
+
+
+def test_a_quota_of_the_brokers_counts_where_nobody_says_more(scene: LoadScene) -> None:
+    ids = scene.topic("a", 330, 240, 0)
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), "s", at=ids[0])
+    scene.servers.wait(1)
+    scene.namespace(message_ttl_in_seconds=3 * 3600)
+    evicts = {"backlogQuotaDefaultRetentionPolicy": "consumer_backlog_eviction"}
+    expected = {
+        ("backlogQuotaDefaultLimitSecond", "10"): "backlog_would_be_evicted",
+        ("backlogQuotaDefaultLimitGB", "1.0"): "backlog_would_be_evicted",
+        ("backlogQuotaDefaultLimitBytes", None): "monitors_unknown",
+        ("backlogQuotaDefaultLimitSecond", "-1"): None,
+    }
+    for (name, value), code in expected.items():
+        scene.configure(**evicts, **{name: value})
+        plan(scene)
+        assert stored(scene)["a"]["kept"] == code, name
+    scene.configure(**evicts, backlogQuotaDefaultLimitSecond="10", backlogQuotaCheckEnabled="false")
+    _, (row,) = plan(scene)
+    assert row["kept"] is None
+
+
+def test_a_quota_takes_nothing_where_all_is_read(scene: LoadScene) -> None:
+    scene.namespace(backlog_quota_map=BY_AGE)
+    assert kept(scene) is None
 
 
 @pytest.mark.parametrize("ordered", [False, True])
