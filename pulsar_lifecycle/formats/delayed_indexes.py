@@ -78,6 +78,15 @@ class Indexes:
             and np.array_equal(self.entries, other.entries)
         )
 
+    def copy(self) -> Indexes:
+        """In arrays of its own: a slice keeps all that it was cut from in memory."""
+        return Indexes(self.timestamps.copy(), self.ledgers.copy(), self.entries.copy())
+
+    def last_due(self) -> tuple[int, int, int]:
+        """The last by (timestamp, ledger, entry), of at least one."""
+        last = self if self.is_sorted() else self.sorted()
+        return int(last.timestamps[-1]), int(last.ledgers[-1]), int(last.entries[-1])
+
     def triples(self) -> list[tuple[int, int, int]]:
         """As (timestamp, ledger, entry): for a few."""
         return list(zip(self.timestamps.tolist(), self.ledgers.tolist(), self.entries.tolist(), strict=True))

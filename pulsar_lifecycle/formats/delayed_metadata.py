@@ -229,11 +229,10 @@ def _groups(indexes: Indexes, bounds: Longs, in_log_order: NDArray[np.intp]) -> 
     return _Groups(segments, ledgers[firsts], starts, entries, places)
 
 
-def decode_bitmaps_of(tables: Sequence[SegmentTable]) -> dict[int, BitMap]:
-    """The union of all bitmaps, by topic ledger."""
+def union_of(segments: Sequence[dict[int, BitMap]]) -> dict[int, BitMap]:
+    """The union of the bitmaps of some segments, by topic ledger."""
     found: dict[int, list[BitMap]] = {}
-    for table in tables:
-        for bitmaps in table.bitmaps:
-            for ledger, bitmap in bitmaps.items():
-                found.setdefault(ledger, []).append(bitmap)
+    for bitmaps in segments:
+        for ledger, bitmap in bitmaps.items():
+            found.setdefault(ledger, []).append(bitmap)
     return {ledger: BitMap.union(*several) for ledger, several in found.items()}

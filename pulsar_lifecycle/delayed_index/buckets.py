@@ -1,0 +1,129 @@
+"""Sealed buckets: what a tracker knows of each, and which one covers a topic ledger.
+
+Upstream: ``ImmutableBucket``, and ``BucketDelayedDeliveryTracker.immutableBuckets``, pulsar-broker 4.0.7.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pulsar_lifecycle.delayed_index.keys import bucket_key
+from pulsar_lifecycle.delayed_index.membership import EntrySet, Mask
+from pulsar_lifecycle.delayed_index.queue import Place
+from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """A snapshot in use. Its segments up to ``loaded`` have been in the queue, and it alone is read for the others."""
+
+    start_ledger_id: int
+    end_ledger_id: int
+    """Inclusive."""
+    bucket_id: int
+    undelivered: EntrySet
+    """Its messages that were not handed out yet, in the queue or not."""
+    messages: int
+    """How many of them there are."""
+    first_times: tuple[int, ...]
+    """When the first message of each segment is due (ms)."""
+    loaded: int
+    """The entry id of the segment loaded last: 1 or more."""
+    last_loaded: Place
+    """The last message of that segment: once it is due, the next segment is needed."""
+    length: int
+    """Bytes of the snapshot."""
+
+    @property
+    def key(self) -> str:
+        """The cursor property that names it."""
+        return bucket_key(self.start_ledger_id, self.end_ledger_id)
+
+    @property
+    def segments(self) -> int:
+        """How many there are; segment n is entry n."""
+        return len(self.first_times)
+
+    @property
+    def next_time(self) -> int | None:
+        """When the first message of the next segment is due (ms); None after the last."""
+        return self.first_times[self.loaded] if self.loaded < self.segments else None
+
+    def holds(self, indexes: Indexes) -> Mask:
+        """Which messages are its own and undelivered."""
+        within = (indexes.ledgers >= self.start_ledger_id) & (indexes.ledgers <= self.end_ledger_id)
+        if within.any():
+            within[within] = self.undelivered.contains(indexes.ledgers[within], indexes.entries[within])
+        return within
+
+
+class BucketMap:
+    """Buckets by their ranges of topic ledgers, which never overlap."""
+
+    def __init__(self) -> None:
+        self._buckets: list[Bucket] = []
+        self._starts: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def __iter__(self) -> Iterator[Bucket]:
+        return iter(self._buckets)
+
+    def in_order(self) -> Sequence[Bucket]:
+        """By range, ascending; not to be changed."""
+        return self._buckets
+
+    def covering(self, ledger: int) -> Bucket | None:
+        """The bucket whose range has this topic ledger."""
+        at = bisect_right(self._starts, ledger) - 1
+        return self._buckets[at] if at >= 0 and ledger <= self._buckets[at].end_ledger_id else None
+
+    def first_after(self, ledger: int) -> Bucket | None:
+        """The first bucket whose range begins after this topic ledger."""
+        at = bisect_right(self._starts, ledger)
+        return self._buckets[at] if at < len(self._buckets) else None
+
+    def are_covered(self, ledgers: Longs) -> Mask:
+        """Which topic ledgers are in any bucket's range."""
+        return self.places_of(ledgers) >= 0
+
+    def places_of(self, ledgers: Longs) -> NDArray[np.intp]:
+        """Which bucket, by its place in order, covers each topic ledger; -1 if none does."""
+        if not self._buckets or not len(ledgers):
+            return np.full(len(ledgers), -1)
+        low, high = int(ledgers.min()), int(ledgers.max())
+        first, last = bisect_right(self._starts, low) - 1, bisect_right(self._starts, high) - 1
+        if first == last:  # no range begins in between
+            end = self._buckets[first].end_ledger_id if first >= 0 else -1
+            return np.where(ledgers <= end, first, -1)
+        ends = np.array([bucket.end_ledger_id for bucket in self._buckets])
+        found = np.searchsorted(np.array(self._starts), ledgers, "right") - 1
+        found[ledgers > ends[found]] = -1
+        return found
+
+    def put(self, bucket: Bucket) -> None:
+        """Add one whose range overlaps no other's."""
+        at = bisect_right(self._starts, bucket.start_ledger_id)
+        before = self._buckets[at - 1] if at else None
+        after = self._buckets[at] if at < len(self._buckets) else None
+        if (before and before.end_ledger_id >= bucket.start_ledger_id) or (
+            after and after.start_ledger_id <= bucket.end_ledger_id
+        ):
+            raise ValueError(f"{bucket.key}: overlaps another bucket")
+        self._buckets.insert(at, bucket)
+        self._starts.insert(at, bucket.start_ledger_id)
+
+    def remove(self, bucket: Bucket) -> None:
+        """Take one out that is in."""
+        at = self._buckets.index(bucket)
+        del self._buckets[at], self._starts[at]
+
+    def next_needed(self) -> Bucket | None:
+        """The bucket whose loaded segment ends first."""
+        return min(self._buckets, key=lambda bucket: bucket.last_loaded, default=None)
