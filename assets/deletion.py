@@ -14,7 +14,7 @@ from assets.epochs import epoch_to_read
 from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.deletion import deletion_run
-from pulsar_lifecycle.deletion.planning.deletion_planning import run_config
+from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.deletion.workers import FAILURES, OutcomeCount, RunEnd
 from pulsar_lifecycle.deletion_queue.queue_state import QueueState, look
 from pulsar_lifecycle.deletion_queue.queue_topics import pending

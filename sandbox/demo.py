@@ -26,7 +26,7 @@ from rich.table import Table
 
 from assets.names import key
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.deletion.planning.deletion_planning import run_config
+from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.journal.queries import journal_rows

@@ -29,7 +29,7 @@ from pulsar_lifecycle.cli import (
 )
 from pulsar_lifecycle.cli.session import Options
 from pulsar_lifecycle.cli.show import printable
-from pulsar_lifecycle.errors import ConfigError, LifecycleError, UsageError
+from pulsar_lifecycle.errors import ConfigError, LifecycleError, RefusedBy, UsageError
 from pulsar_lifecycle.io.connect import Connect, Connections
 from sandbox.cli import app as sandbox_app
 
@@ -90,5 +90,6 @@ def main(arguments: Sequence[str] | None = None, connect: Connect = Connections)
     except LifecycleError as error:
         if given.verbose:
             raise
-        print(f"pulsar-lifecycle: {printable(str(error))}", file=sys.stderr)
+        code = f"refused ({error.code.value}): " if isinstance(error, RefusedBy) else ""
+        print(f"pulsar-lifecycle: {code}{printable(str(error))}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError | UsageError) else 1)

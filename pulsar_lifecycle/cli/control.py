@@ -199,7 +199,7 @@ def _print(document: dict[str, Any], where: Cluster) -> None:
     if begun and begun["epoch_id"]:
         lines.append(f"{begun['epoch_id']}, begun {show.span(now - begun['started_at'])} ago, has not finished")
     effects = [f"PAUSED {since(document['paused'])}"] if document["paused"] else []
-    effects += [f"REFUSED: {why}" for why in document["refused"]]
+    effects += [f"REFUSED: {why['text']}" for why in document["refused"]]
     plan = "none"
     broken = [f"broken: {why}" for why in document["broken_plans"]]
     if document["plan"]:
@@ -279,16 +279,21 @@ def _offloading(document: dict[str, Any]) -> list[str]:
     return [*lines, *(f"UNREADABLE: {why}" for why in attempts["broken"])]
 
 
-def refusals(settings: Settings, store: MetadataStore, scans: Sequence[Epoch]) -> list[str]:
-    """Why every run with effects would refuse before it begins; ``scans`` are the finished ones of this cluster."""
+def refusals(settings: Settings, store: MetadataStore, scans: Sequence[Epoch]) -> list[dict[str, str]]:
+    """Why every run with effects would refuse before it begins: code and text of each.
+
+    ``scans`` are the finished ones of this cluster.
+    """
     from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
+    from pulsar_lifecycle.records.refusals import Refusal
     from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
     from pulsar_lifecycle.scan import history_check
 
     root = settings.bookkeeper.ledgers_root
     broken = history_check.broken_since(store, scans, cluster_fingerprint(store, root), root) if scans else None
-    off = [] if settings.deletion.topicTwoPhaseDeletionEnabled else [SWITCHED_OFF]
-    return [*off, *([broken.text] if broken else [])]
+    found = [] if settings.deletion.topicTwoPhaseDeletionEnabled else [(Refusal.SWITCHED_OFF, SWITCHED_OFF)]
+    found += [(Refusal.STORE_WENT_BACK, broken.text)] if broken else []
+    return [{"code": code.value, "text": text} for code, text in found]
 
 
 def open_attempts(store: MetadataStore) -> dict[str, Any]:

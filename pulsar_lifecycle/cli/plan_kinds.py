@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.delete_records import planning as records_planning
-from pulsar_lifecycle.deletion.planning import deletion_planning
+from pulsar_lifecycle.deletion.planning import confirmed_orphans
 from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.lifecycle.activity import inactive_planning
 from pulsar_lifecycle.lifecycle.load import load_planning
@@ -94,7 +94,7 @@ class OrphanPlans:
 
     def run_config(self, summary: PlanSummary) -> dict[str, Any]:
         """Of ``apply_plan``."""
-        return deletion_planning.run_config(summary)
+        return confirmed_orphans.run_config(summary)
 
     def sized(self, rows: pa.Table) -> pa.Table:
         """As they are."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from pulsar_lifecycle.cli.plan_kinds import PlanKind
     from pulsar_lifecycle.ports import Lake
+    from pulsar_lifecycle.records.codes import Why
     from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
     from pulsar_lifecycle.settings import Settings
 
@@ -99,7 +100,8 @@ def plan(
         show.json_document(
             {
                 **summary.to_json(),
-                "refusal": refusal,
+                "refusal": refusal.text if refusal else None,
+                "refusal_code": refusal.code.value if refusal else None,
                 "journal": dict(done),
                 "settled": settled,
                 "run_config": config,
@@ -110,7 +112,7 @@ def plan(
         _print_plan(kind, summary, rows, refusal, done, settled, settings, now)
     if refusal:
         if run_config:
-            print(f"pulsar-lifecycle: applying it would be refused: {show.printable(refusal)}", file=sys.stderr)
+            print(f"pulsar-lifecycle: applying it would be refused: {show.printable(refusal.text)}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -183,17 +185,21 @@ def condition(summary: PlanSummary, settings: Settings, now: int, settled: Colle
     return f"actionable for {show.span(left)}" if left >= 0 else "expired"
 
 
-def refusal_of(kind: PlanKind, summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> str:
-    """Why applying the whole plan now would be refused; empty if it would not, as far as the lake can tell."""
-    from pulsar_lifecycle.errors import Refused
+def refusal_of(
+    kind: PlanKind, summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int
+) -> Why | None:
+    """Why applying the whole plan now would be refused; None if it would not, as far as the lake can tell."""
+    from pulsar_lifecycle.errors import RefusedBy
+    from pulsar_lifecycle.records.codes import Why
     from pulsar_lifecycle.records.plans import check_applicable
+    from pulsar_lifecycle.records.refusals import Refusal
     from pulsar_lifecycle.runs import plan_checks
     from pulsar_lifecycle.runs.caps import effective_caps
 
     valid_for_ms = int(settings.orphans.plan_valid_for * 1000)
     try:
         if not settings.deletion.topicTwoPhaseDeletionEnabled:
-            raise Refused(plan_checks.SWITCHED_OFF)
+            raise RefusedBy(Refusal.SWITCHED_OFF, plan_checks.SWITCHED_OFF)
         check_applicable(
             summary,
             kind.digest(rows, summary),
@@ -204,16 +210,18 @@ def refusal_of(kind: PlanKind, summary: PlanSummary, rows: pa.Table, lake: Lake,
         )
         plan_checks.check_caps(summary, kind.sized(rows), effective_caps(settings.apply))
         plan_checks.check_scan(summary, lake.epoch, now, valid_for_ms, settings.words_in_force(now))
-    except Refused as refused:
-        return str(refused)
-    return "" if summary.cluster == settings.cluster else f"it is a plan of another cluster: {summary.cluster}"
+    except RefusedBy as refused:
+        return Why(refused.code, str(refused))
+    if summary.cluster == settings.cluster:
+        return None
+    return Why(Refusal.OTHER_CLUSTER, f"it is a plan of another cluster: {summary.cluster}")
 
 
 def _print_plan(
     kind: PlanKind,
     summary: PlanSummary,
     rows: pa.Table,
-    refusal: str,
+    refusal: Why | None,
     done: Counter[str],
     settled: int,
     settings: Settings,
@@ -225,7 +233,7 @@ def _print_plan(
         [
             ("plan", summary.plan_id),
             ("condition", condition(summary, settings, now)),
-            ("refused", refusal or None),
+            ("refused", refusal.text if refusal else None),
             ("made", f"{show.moment(summary.created_at)} ({show.span(now - summary.created_at)} ago)"),
             ("scans", ", ".join([summary.epoch_id, *confirmed])),
             ("deletes", f"{show.counted(summary.ledgers, 'ledger')}, {_share(summary)} of {summary.cluster_ledgers}"),

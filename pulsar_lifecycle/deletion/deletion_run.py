@@ -15,10 +15,10 @@ from typing import TypeVar
 import pyarrow as pa
 
 from pulsar_lifecycle.deletion.decision import Run
-from pulsar_lifecycle.deletion.planning import deletion_planning
+from pulsar_lifecycle.deletion.planning import confirmed_orphans
 from pulsar_lifecycle.deletion.run_evidence import Evidence, OffloadEvidence, OffloadPolicy
 from pulsar_lifecycle.deletion.workers import OutcomeCount, delete_directly, delete_from_queue
-from pulsar_lifecycle.errors import NotFound, Refused
+from pulsar_lifecycle.errors import NotFound, RefusedBy
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
@@ -35,6 +35,7 @@ from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
 from pulsar_lifecycle.records.plans import deletion_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.refusals import Refusal
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.apply import Applied, chosen, send_intents
 from pulsar_lifecycle.runs.caps import Order, caps_of
@@ -75,8 +76,8 @@ def make_plan(
     earlier = next((e for e in reversed(earlier_epochs(cluster, epoch)) if _was_judged(cluster, e)), None)
     if earlier is None:
         gaps.append(unconfirmed(cluster.settings))
-    before = _findings(cluster, earlier, deletion_planning.CONFIRMED_BY) if earlier else found
-    rows = only(deletion_planning.confirm(found, before))
+    before = _findings(cluster, earlier, confirmed_orphans.CONFIRMED_BY) if earlier else found
+    rows = only(confirmed_orphans.confirm(found, before))
     if earlier and rows.num_rows:
         asked = since(cluster, earlier, epoch)
         in_use = in_use_at_any(cluster.lake.referenced(e.epoch_id) for e in asked)
@@ -156,10 +157,13 @@ def begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
     refuse_old_evidence(epoch, clock.now_ms(), int(settings.orphans.plan_valid_for * 1000))
     below = below_floor(settings, control.is_sandbox(store))
     if below:
-        raise Refused(in_words(below))
+        raise RefusedBy(Refusal.BELOW_FLOOR, in_words(below))
     older = earlier_epochs(cluster, epoch)
     if not older:
-        raise Refused(f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}")
+        raise RefusedBy(
+            Refusal.SCAN_UNCONFIRMED,
+            f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}",
+        )
     with held_lease(settings, store, clock, f"run {run_id}") as lease:
         refuse_scans_from_the_future(epoch, lease.taken_at)
         now = min(lease.taken_at, clock.now_ms())

@@ -3,7 +3,7 @@
 """Deriving intents again for some namespaces: after a rollback of brokers or a restore of ZooKeeper.
 
 Belongs here: choosing rows for a plan like any other, and applying it. Not here: the rules
-(``planning/deletion_planning.py``, ``journal/intents.py``), making and applying plans (``deletion/deletion_run.py``).
+(``planning/confirmed_orphans.py``, ``journal/intents.py``), making and applying plans (``deletion/deletion_run.py``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion_queue.queue_topics import pending_where_subscribed
-from pulsar_lifecycle.errors import Refused, UsageError
+from pulsar_lifecycle.errors import RefusedBy, UsageError
 from pulsar_lifecycle.journal.intents import NamespaceIntents, by_namespace, still_there, to_send, unknown
 from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.refusals import Refusal
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -82,7 +83,7 @@ def reconcile(
         raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace, and nothing of it is left")
     applied = None
     if apply and not summary.actionable:
-        raise Refused(f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))
+        raise RefusedBy(Refusal.REPORT_ONLY, f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))
     if apply and summary.ledgers:
         applied = deletion_run.apply_plan(cluster, run_id, Order(summary.plan_id, summary.digest), progress)
     return Reconciled(namespace_intents, backlog, summary, rows, applied, tuple(strange), tuple(map(str, unsubscribed)))

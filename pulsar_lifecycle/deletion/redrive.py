@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pulsar_lifecycle.errors import NotFound, Refused
+from pulsar_lifecycle.errors import NotFound, RefusedBy
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import told_times
 from pulsar_lifecycle.journal.prometheus import published
@@ -31,6 +31,7 @@ from pulsar_lifecycle.ports import (
 from pulsar_lifecycle.records.codes import Code, Why, check_known
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Phase, Waiting, action_of
+from pulsar_lifecycle.records.refusals import Refusal
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import lowered
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -270,7 +271,7 @@ def redrive_now(
     settings = cluster.settings
     most = at_most(settings, max_messages)
     if not settings.deletion.topicTwoPhaseDeletionEnabled:
-        raise Refused(SWITCHED_OFF)
+        raise RefusedBy(Refusal.SWITCHED_OFF, SWITCHED_OFF)
     with published(cluster), cluster.ports() as ports:
         store = ports.store
         control.check_not_paused(store)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, Refused
+from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, Refused, RefusedBy
 from pulsar_lifecycle.formats import bookie_racks
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, to_compact
 from pulsar_lifecycle.lifecycle.collection import (
@@ -28,6 +28,7 @@ from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
 from pulsar_lifecycle.ports import BookieAdmin, BookieStatus, Clock, Journal, MetadataStore, Node, Unread
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.records.refusals import Refusal
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -85,9 +86,10 @@ def collect_bookies(
     with cluster.ports() as ports:
         control.check_not_paused(ports.store)
         if control.is_held(ports.store, control.LEASE):
-            raise Refused(
+            raise RefusedBy(
+                Refusal.LEASE_HELD,
                 f"a run deletes or restores ledgers now ({control.holder_of(control.LEASE)}): what a collection takes "
-                "cannot be undone, so wait until that run ends"
+                "cannot be undone, so wait until that run ends",
             )
         with control.held_lease(
             settings, ports.store, ports.clock, f"collection run {run_id}", control.COLLECTION_LEASE

@@ -71,7 +71,7 @@ def chosen(
 ) -> pa.Table:
     """The rows to apply, lowest ids first; those that were sent before are among them, so that a retry sends no more.
 
-    ``caps``: those in effect for ``order``. Raises Refused by the rules of ``deletion/planning/deletion_planning.py``.
+    ``caps``: those in effect for ``order``. Raises RefusedBy.
     """
     found = deletion_plan.digest(rows, summary.to_json())
     plans.check_applicable(

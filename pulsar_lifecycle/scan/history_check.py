@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.history import NO_LEASE, UNKNOWN, Marks
+from pulsar_lifecycle.records.refusals import Refusal
 from pulsar_lifecycle.runs.control import LEASE
 from pulsar_lifecycle.scan.coverage import history_broken
 
@@ -43,7 +44,7 @@ def check_history(store: MetadataStore, scans: Sequence[Epoch], fingerprint: str
     """
     found = broken_since(store, scans, fingerprint, ledgers_root)
     if found:
-        raise Refused(found.text)
+        raise RefusedBy(Refusal.STORE_WENT_BACK, found.text)
 
 
 def broken_since(store: MetadataStore, scans: Sequence[Epoch], fingerprint: str, ledgers_root: str) -> Gap | None:

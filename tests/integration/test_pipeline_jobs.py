@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import dagster as dg
 import pytest
 
-from pulsar_lifecycle.deletion.planning.deletion_planning import run_config
+from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from sandbox import plant
 from sandbox.cluster import Cluster
 from tests.integration.jobs import Jobs, key

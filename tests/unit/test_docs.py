@@ -100,6 +100,7 @@ NO_CODES = {
     "Phase",
     "Problem",
     "Reason",
+    "Refusal",
     "RunEnd",
     "Verdict",
 }

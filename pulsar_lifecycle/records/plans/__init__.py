@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.records.gaps import Gap, in_words
+from pulsar_lifecycle.records.refusals import Refusal
 
 
 class Summary(Protocol):
@@ -97,19 +98,22 @@ def check_applicable(
 ) -> None:
     """Raise Refused unless the plan is whole, actionable, fresh, and of this cluster; ``found``: its files' digest."""
     if digest_given != summary.digest or found != summary.digest:
-        raise Refused(
+        raise RefusedBy(
+            Refusal.PLAN_DIFFERS,
             f"plan {summary.plan_id}: its files have digest {found}, its summary {summary.digest}, "
-            f"you gave {digest_given}"
+            f"you gave {digest_given}",
         )
     if summary.fingerprint != fingerprint:
-        raise Refused(
+        raise RefusedBy(
+            Refusal.OTHER_CLUSTER,
             f"plan {summary.plan_id} is of another cluster: fingerprint {summary.fingerprint}, "
-            f"this one has {fingerprint}"
+            f"this one has {fingerprint}",
         )
     if not summary.actionable:
-        raise Refused(f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))
+        raise RefusedBy(Refusal.REPORT_ONLY, f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))
     if not 0 <= now - summary.created_at <= valid_for_ms:
-        raise Refused(
+        raise RefusedBy(
+            Refusal.PLAN_EXPIRED,
             f"plan {summary.plan_id} is {(now - summary.created_at) // 60_000} minutes old, "
-            f"valid for {valid_for_ms // 60_000}; make a new one"
+            f"valid for {valid_for_ms // 60_000}; make a new one",
         )

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.copies import attempts, object_pairs
 from pulsar_lifecycle.copies.object_pairs import OFFLOAD_REFERENCES
-from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.offloads import begun_attempts, failed_proofs, sent_copies
@@ -31,6 +31,7 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gaps
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
+from pulsar_lifecycle.records.refusals import Refusal
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs import plan_checks as plan_deletion
@@ -102,7 +103,7 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
 
 def _declared(settings: Settings) -> ObjectStoreSettings:
     if settings.object_store is None:
-        raise Refused("object_store is not set: there are no buckets to look at")
+        raise RefusedBy(Refusal.NO_OBJECT_STORE, "object_store is not set: there are no buckets to look at")
     return settings.object_store
 
 

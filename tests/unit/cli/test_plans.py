@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.deletion.planning import deletion_planning
+from pulsar_lifecycle.deletion.planning import confirmed_orphans
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.lifecycle import retention_planning
@@ -153,7 +153,7 @@ def test_the_run_config_is_the_one_of_the_plans_page(
     plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("plan", "orphans-1", "--run-config") == 0
-    assert json.loads(capsys.readouterr().out) == deletion_planning.run_config(plan)
+    assert json.loads(capsys.readouterr().out) == confirmed_orphans.run_config(plan)
 
 
 def test_a_plan_shows_what_it_deletes_and_how_to_apply_it(

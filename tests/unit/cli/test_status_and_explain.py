@@ -67,8 +67,8 @@ def test_status_says_why_every_run_would_refuse(
     settings_file.write_text(settings_file.read_text() + "deletion = { topicTwoPhaseDeletionEnabled = false }\n")
     run("status", "--json")
     off, restored = json.loads(capsys.readouterr().out)["refused"]
-    assert "switched off" in off
-    assert "e1" in restored
+    assert (off["code"], restored["code"]) == ("switched_off", "store_went_back")
+    assert "e1" in restored["text"]
     run("status")
     out = " ".join(capsys.readouterr().out.split())
     assert "REFUSED: two-phase deletion is switched off" in out

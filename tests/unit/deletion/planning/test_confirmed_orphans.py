@@ -8,14 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.deletion.planning import deletion_planning
-from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.deletion.planning import confirmed_orphans
+from pulsar_lifecycle.errors import Refused, RefusedBy
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message, encode_deletion_message
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.plans import deletion_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.refusals import Refusal
 from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs import apply, plan_checks
 from pulsar_lifecycle.runs.caps import Caps
@@ -75,8 +76,8 @@ def test_only_what_both_scans_found_to_be_the_same_orphan_is_planned() -> None:
         finding(8),
         finding(10),
     )
-    assert deletion_planning.confirm(now, before).column("ledger_id").to_pylist() == [3, 9]
-    assert deletion_planning.confirm(now, before.slice(0, 0)).num_rows == 0
+    assert confirmed_orphans.confirm(now, before).column("ledger_id").to_pylist() == [3, 9]
+    assert confirmed_orphans.confirm(now, before.slice(0, 0)).num_rows == 0
 
 
 def test_the_digest_is_of_the_rows_in_any_order_and_of_what_makes_the_plan_actionable() -> None:
@@ -131,8 +132,9 @@ def test_a_plan_that_was_touched_is_refused() -> None:
         (planned(rows), table(finding(2))),
         (planned(rows), rows.slice(0, 0)),
     ]:
-        with pytest.raises(Refused, match="digest"):
+        with pytest.raises(RefusedBy, match="digest") as refused:
             check(tampered, with_rows)
+        assert refused.value.code is Refusal.PLAN_DIFFERS
 
 
 def test_a_plan_of_an_earlier_version_is_refused() -> None:
@@ -151,8 +153,9 @@ def test_each_cap_holds_at_its_bound(cap: str, value: float) -> None:
     rows = table(*(finding(n) for n in range(10)))
     summary = planned(rows)
     plan_checks.check_caps(summary, rows, CAPS)
-    with pytest.raises(Refused, match=cap):
+    with pytest.raises(RefusedBy, match=cap) as refused:
         plan_checks.check_caps(summary, rows, replace(CAPS, **{cap: value}))
+    assert refused.value.code is Refusal(cap)
 
 
 def test_nothing_is_under_every_cap_and_an_empty_cluster_has_no_share() -> None:
