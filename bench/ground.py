@@ -5,6 +5,7 @@ Not here: what is measured, and the data it is measured on.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import socket
@@ -122,6 +123,14 @@ def number(text: str) -> int:
     """``10k`` or ``1M`` -> int."""
     factors = {"k": 1_000, "M": 1_000_000}
     return int(text[:-1]) * factors[text[-1]] if text[-1:] in factors else int(text)
+
+
+def ascending(parser: argparse.ArgumentParser, text: str, multiple: int) -> list[int]:
+    """Option ``--sizes``: numbers separated by commas, ascending multiples of ``multiple``; none if empty."""
+    sizes = [number(size) for size in text.split(",") if size]
+    if sizes != sorted(sizes) or any(size % multiple for size in sizes):
+        parser.error(f"--sizes: ascending multiples of {multiple}")
+    return sizes
 
 
 def tell(line: str) -> None:

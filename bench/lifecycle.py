@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from dataset import LEDGERS_PER_TOPIC, Contents
-from ground import expect, number, take_epoch, tell, write_settings
+from ground import ascending, expect, number, take_epoch, tell, write_settings
 from metastore import Cost, cost_since, cpu_used, resident, servers_are, timed
 
 from pulsar_lifecycle.lifecycle.reasons import LEDGER_REASONS, Reason
@@ -64,9 +64,7 @@ def main() -> None:
     parser.add_argument("--rule", default="10M", help="ledgers for the rules alone (default 10M); empty: not at all")
     parser.add_argument("--data", type=Path, help="folder for the servers' data (default: a temporary one)")
     options = parser.parse_args()
-    sizes = [number(size) for size in options.sizes.split(",") if size]
-    if sizes != sorted(sizes) or any(size % (100 * LEDGERS_PER_TOPIC) for size in sizes):
-        parser.error(f"--sizes: ascending multiples of {100 * LEDGERS_PER_TOPIC}")
+    sizes = ascending(parser, options.sizes, 100 * LEDGERS_PER_TOPIC)
     document: dict[str, Any] = {"bench": "lifecycle", "cpus": os.cpu_count(), "load_average": [os.getloadavg()[0]]}
     if options.rule:
         document["rules"] = rules_alone(number(options.rule))

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 import dataset
 from dataset import LEDGERS_PER_TOPIC, Contents
-from ground import expect, kazoo, number, take_epoch, tell, write_settings
+from ground import ascending, expect, kazoo, take_epoch, tell, write_settings
 
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.runs import cluster as runs_cluster
@@ -52,9 +52,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="10k,100k,1M", help="ledgers, ascending (default 10k,100k,1M)")
     parser.add_argument("--data", type=Path, help="folder for the servers' data (default: a temporary one)")
     options = parser.parse_args()
-    sizes = [number(size) for size in options.sizes.split(",")]
-    if sizes != sorted(sizes) or any(size % (100 * LEDGERS_PER_TOPIC) for size in sizes):
-        parser.error(f"--sizes: ascending multiples of {100 * LEDGERS_PER_TOPIC}")
+    sizes = ascending(parser, options.sizes, 100 * LEDGERS_PER_TOPIC)
     with tempfile.TemporaryDirectory(prefix="pulsar-lifecycle-bench-") as temporary:
         document = run(sizes, options.data or Path(temporary) / "sandbox")
     print(json.dumps(document))
