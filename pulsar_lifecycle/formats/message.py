@@ -83,6 +83,23 @@ class MessageEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Envelope:
+    """What an entry says of its messages outside their payload, which may be encrypted; times in ms.
+
+    ``chunk`` (number, of how many) says that the entry is a part of the message ``uuid``. ``marker_type``: the broker
+    wrote it, for itself. ``transaction``: the id of the transaction that it is of, most and least significant bits.
+    """
+
+    publish_time: int
+    batch_size: int | None
+    chunk: tuple[int, int] | None
+    uuid: str | None
+    deliver_at_time: int | None
+    marker_type: int | None
+    transaction: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """An entry's parts, each with the offset where it begins; ``broker`` is empty when absent."""
 
@@ -124,6 +141,25 @@ def decode(data: bytes) -> MessageEntry:
         return _entry(_wire.known(message), frame, broker)
 
     return _wire.decode(pb.MessageMetadata, frame.metadata, WHAT, build, frame.metadata_offset)
+
+
+def envelope(data: bytes) -> Envelope:
+    """An entry's metadata, without looking into its payload; raises CorruptFormat as :func:`decode`."""
+    frame = split(data)
+    return _wire.decode(pb.MessageMetadata, frame.metadata, WHAT, _envelope, frame.metadata_offset)
+
+
+def _envelope(metadata: pb.MessageMetadata) -> Envelope:
+    _wire.known(metadata)
+    return Envelope(
+        metadata.publish_time,
+        _wire.optional(metadata, "num_messages_in_batch"),
+        (metadata.chunk_id, metadata.num_chunks_from_msg) if metadata.num_chunks_from_msg > 1 else None,
+        _optional_text(metadata, "uuid"),
+        _wire.optional(metadata, "deliver_at_time"),
+        _wire.optional(metadata, "marker_type"),
+        (metadata.txnid_most_bits, metadata.txnid_least_bits) if metadata.HasField("txnid_most_bits") else None,
+    )
 
 
 def _sized(data: bytes, offset: int, name: str) -> tuple[int, int]:

@@ -1,0 +1,265 @@
+"""What lies between two positions of a topic: how much, published when, and whether publish times only grow.
+
+Belongs here: the facts of an entry that need no look into its payload, and adding them up, piece by piece. Not here:
+reading entries, finding where a time falls (``time_offsets.py``). Producers set publish times by their own clocks:
+nothing makes them grow along a topic. What brokers write for themselves (markers) is no message and has no say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.formats import message
+from pulsar_lifecycle.formats.message import Envelope
+from pulsar_lifecycle.model import MessagePosition, Position
+
+TRANSACTION_ENDS = frozenset({21, 23})
+"""Marker types of a commit and an abort (``MarkerType.TXN_COMMIT_VALUE``, ``TXN_ABORT_VALUE``; PulsarMarkers.proto)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How much there is. A chunked message counts where its last part is; ``bytes`` are payloads of whole entries."""
+
+    entries: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.entries + other.entries, self.messages + other.messages, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A message's position and when its producer published it, in ms; all of a batch are published at once."""
+
+    position: MessagePosition
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Where publish times go back along a run of entries.
+
+    ``count`` entries were published before the one that they follow, the first of them at ``first``. ``furthest_ms``:
+    how long an entry was published before any of those that it follows, at most; 0 where times only grow.
+    """
+
+    count: int = 0
+    first: MessagePosition | None = None
+    furthest_ms: int = 0
+
+
+Unit = tuple[str, int, int]
+"""What several entries make up: a chunked message by its UUID (``(uuid, -1, -1)``), a transaction by its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Chunked messages and transactions of a run of entries.
+
+    ``open``: those that began in it and did not end in it, with where they began. ``ended``: those that ended in it,
+    whether they began in it or before.
+    """
+
+    open: Mapping[Unit, MessagePosition] = field(default_factory=dict[Unit, MessagePosition])
+    ended: frozenset[Unit] = frozenset()
+
+    def __add__(self, after: Begun) -> Begun:
+        still = {unit: at for unit, at in self.open.items() if unit not in after.ended}
+        return Begun({**after.open, **still}, self.ended | after.ended)
+
+    @property
+    def chunked(self) -> Mapping[str, MessagePosition]:
+        """Chunked messages whose last part did not come, by UUID."""
+        return {uuid: at for (uuid, high, _), at in self.open.items() if high == _CHUNKED}
+
+    @property
+    def transactions(self) -> Mapping[Unit, MessagePosition]:
+        """Transactions whose commit or abort did not come."""
+        return {unit: at for unit, at in self.open.items() if unit[1] != _CHUNKED}
+
+
+_CHUNKED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of entries, in two parts: ``below`` the first message published at or after a time, and the ``rest``.
+
+    ``newer``: messages of the rest that were published at or after it, the first of them ``first_newer``, the last
+    ``last_newer``. Without a time, and without such a message, all is below. ``last_below``, ``latest_deliver_at``
+    and ``begun`` are of what is below; ``first``, ``last``, ``steps`` and the ``earliest`` and ``latest`` publish time
+    of all messages.
+    """
+
+    below: Counts = field(default_factory=Counts)
+    rest: Counts = field(default_factory=Counts)
+    newer: Counts = field(default_factory=Counts)
+    first_newer: Published | None = None
+    last_newer: Published | None = None
+    last_below: Published | None = None
+    latest_deliver_at: int | None = None
+    begun: Begun = field(default_factory=Begun)
+    steps: Steps = field(default_factory=Steps)
+    first: Published | None = None
+    last: Published | None = None
+    earliest: int | None = None
+    latest: int | None = None
+
+    def __add__(self, after: Span) -> Span:
+        """Both runs as one; ``after`` follows this one in the topic."""
+        cut = self.first_newer is not None
+        return Span(
+            self.below if cut else self.below + after.below,
+            self.rest + after.below + after.rest if cut else after.rest,
+            self.newer + after.newer,
+            self.first_newer or after.first_newer,
+            after.last_newer or self.last_newer,
+            self.last_below if cut else after.last_below or self.last_below,
+            self.latest_deliver_at if cut else _latest(self.latest_deliver_at, after.latest_deliver_at),
+            self.begun if cut else self.begun + after.begun,
+            _steps(self, after),
+            self.first or after.first,
+            after.last or self.last,
+            after.earliest if self.earliest is None else min(self.earliest, after.earliest or self.earliest),
+            _latest(self.latest, after.latest),
+        )
+
+
+def span(entries: Iterable[tuple[Position, bytes]], time_ms: int | None = None) -> Span:
+    """Entries of a topic, in its order, added up; raises CorruptFormat naming the entry that is no message."""
+    tally = _Tally(time_ms)
+    for position, data in entries:
+        tally.add(position, data)
+    return tally.span()
+
+
+def envelope(position: Position, data: bytes) -> Envelope:
+    """An entry's metadata; raises CorruptFormat naming the entry."""
+    try:
+        return message.envelope(data)
+    except CorruptFormat as error:
+        raise type(error)(f"entry {position}: {error.what}", error.offset, error.expected) from error
+
+
+class _Tally:
+    """A span in the making: an entry costs as much whatever came before it."""
+
+    def __init__(self, time_ms: int | None) -> None:
+        self._time = time_ms
+        self._counts = [[0, 0, 0], [0, 0, 0], [0, 0, 0]]
+        self._first_newer: Published | None = None
+        self._last_newer: Published | None = None
+        self._last_below: Published | None = None
+        self._latest_deliver_at: int | None = None
+        self._open: dict[Unit, MessagePosition] = {}
+        self._ended: set[Unit] = set()
+        self._back, self._furthest = 0, 0
+        self._first_back: MessagePosition | None = None
+        self._first: Published | None = None
+        self._last: Published | None = None
+        self._earliest = self._latest = 0
+
+    def add(self, position: Position, data: bytes) -> None:
+        """The next entry of the topic."""
+        found = envelope(position, data)
+        at = MessagePosition(position.ledger_id, position.entry_id)
+        below, rest, newer = self._counts
+        published = None if found.marker_type is not None else Published(at, found.publish_time)
+        messages = _messages(found)
+        if published is not None:
+            self._follow(published)
+            if self._time is not None and published.at >= self._time:
+                _count(newer, messages, data)
+                self._first_newer = self._first_newer or published
+                self._last_newer = published
+        if self._first_newer is not None:
+            _count(rest, messages, data)
+            return
+        _count(below, messages, data)
+        if published is not None:
+            self._last_below = published
+            self._latest_deliver_at = _latest(self._latest_deliver_at, found.deliver_at_time)
+        self._take_part(found, at)
+
+    def span(self) -> Span:
+        """All of them."""
+        below, rest, newer = (Counts(*numbers) for numbers in self._counts)
+        any_message = self._first is not None
+        return Span(
+            below,
+            rest,
+            newer,
+            self._first_newer,
+            self._last_newer,
+            self._last_below,
+            self._latest_deliver_at,
+            Begun(self._open, frozenset(self._ended)),
+            Steps(self._back, self._first_back, self._furthest),
+            self._first,
+            self._last,
+            self._earliest if any_message else None,
+            self._latest if any_message else None,
+        )
+
+    def _follow(self, published: Published) -> None:
+        at = published.at
+        if self._last is None:
+            self._first = published
+            self._earliest = self._latest = at
+        else:
+            if at < self._last.at:
+                self._back += 1
+                self._first_back = self._first_back or published.position
+            self._furthest = max(self._furthest, self._latest - at)
+            self._earliest, self._latest = min(self._earliest, at), max(self._latest, at)
+        self._last = published
+
+    def _take_part(self, found: Envelope, at: MessagePosition) -> None:
+        unit: Unit
+        if found.transaction is not None:
+            unit = ("", *found.transaction)
+            begins, ends = found.marker_type is None, found.marker_type in TRANSACTION_ENDS
+        elif found.chunk is not None:
+            unit = (found.uuid or "", _CHUNKED, _CHUNKED)
+            begins, ends = found.chunk[0] == 0, found.chunk[0] == found.chunk[1] - 1
+        else:
+            return
+        if begins:
+            self._open.setdefault(unit, at)
+        elif ends:
+            self._open.pop(unit, None)
+            self._ended.add(unit)
+
+
+def _messages(found: Envelope) -> int:
+    if found.marker_type is not None:
+        return 0
+    if found.chunk is not None:
+        return int(found.chunk[0] == found.chunk[1] - 1)
+    return 1 if found.batch_size is None else found.batch_size
+
+
+def _count(counts: list[int], messages: int, data: bytes) -> None:
+    counts[0] += 1
+    counts[1] += messages
+    counts[2] += len(data)
+
+
+def _steps(left: Span, right: Span) -> Steps:
+    a, b = left.steps, right.steps
+    if left.last is None or right.first is None or left.latest is None or right.earliest is None:
+        return b if left.last is None else a
+    back = right.first.at < left.last.at
+    return Steps(
+        a.count + b.count + back,
+        a.first or (right.first.position if back else b.first),
+        max(a.furthest_ms, b.furthest_ms, left.latest - right.earliest),
+    )
+
+
+def _latest(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else max(a, b)

@@ -1,0 +1,398 @@
+"""``offsetsForTimes``: where a time falls in topics, what lies below, and whether publish times can be trusted there.
+
+Belongs here: the search, the whole read of what would go, and what both say together. Not here: entries
+(``readable_ledgers.py``), adding them up (``publish_times.py``), what is refused then. No topic is loaded. Upstream:
+``KafkaAdminClient.listOffsets``; ``PersistentTopics.getMessageIdByTimestamp`` (4.0.7) searches as we do, and believes
+what it finds.
+
+A search over times needs few reads and is right only where times grow along the topic. So every entry below the place
+that it found is read, too: the position is the first message published at or after the time, whatever order they have.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from pulsar_lifecycle.delete_records.publish_times import Begun, Counts, Published, Span, Steps, envelope, span
+from pulsar_lifecycle.delete_records.readable_ledgers import ReadableLedger, TopicEntries, end_of
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
+from pulsar_lifecycle.io.connect import Connect
+from pulsar_lifecycle.model import MessagePosition, Position, Topic
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.tasks import share_of
+from pulsar_lifecycle.settings import Settings
+
+TASK_BYTES = 64 << 20
+"""Bytes of entries that one task reads; small ledgers share one."""
+OPEN_LEDGER_ENTRY = 1 << 10
+"""Bytes that an entry is taken to have where nothing says it."""
+
+
+class OffsetProblem(StrEnum):
+    """Why there is no answer for a partition."""
+
+    BEYOND_END = "beyond_end"
+    """The position is after the end of the topic."""
+    NO_SUCH_LEDGER = "no_such_ledger"
+    """The topic does not list the ledger of the position, though it lists older ones."""
+    NO_SUCH_BATCH_INDEX = "no_such_batch_index"
+    """The entry of the position has fewer messages."""
+    NOT_A_MESSAGE = "not_a_message"
+    """An entry that would go, or the one at the position, is no message."""
+    UNREADABLE = "unreadable"
+    """An entry that would go, or one that the search needs, could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of one topic or partition: where ``timestamp`` (ms) falls, or what is below ``position``.
+
+    ``start``: where what can still go begins; what is below it counts for nothing.
+    """
+
+    topic: Topic
+    ledgers: tuple[ReadableLedger, ...]
+    start: MessagePosition
+    timestamp: int | None = None
+    position: MessagePosition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Disorder:
+    """Publish times that do not only grow, in what a search over times would have deleted.
+
+    ``searched``: where such a search cuts. ``at_risk``: messages below it published at or after the time, from
+    ``first_at_risk`` to ``last_at_risk``: the search would have deleted them. ``stay``: messages below it published
+    before the time that stay, because they come after the first of those.
+    """
+
+    steps: Steps
+    searched: MessagePosition
+    at_risk: Counts = field(default_factory=Counts)
+    first_at_risk: Published | None = None
+    last_at_risk: Published | None = None
+    stay: Counts = field(default_factory=Counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The answer to a :class:`Question`; without a ``position`` there is a ``problem``, and ``detail`` says more.
+
+    ``position``: the first message published at or after the time, the end if there is none, or the position asked for.
+    ``goes``: what is between the start and it; every entry of that was read. ``before`` and ``after``: the last message
+    below, and the one at the position. ``unfinished_chunks``: chunked messages that begin below and whose last part
+    does not come below, the first at ``first_unfinished``. ``unfinished_transactions``: those with a message below and
+    neither commit nor abort up to the end of the topic. ``latest_deliver_at``: of what is below.
+    """
+
+    position: MessagePosition | None
+    problem: OffsetProblem | None = None
+    detail: str = ""
+    at_end: bool = False
+    before: Published | None = None
+    after: Published | None = None
+    goes: Counts = field(default_factory=Counts)
+    disorder: Disorder | None = None
+    unfinished_chunks: int = 0
+    first_unfinished: MessagePosition | None = None
+    unfinished_transactions: int = 0
+    latest_deliver_at: int | None = None
+
+
+def resolve(cluster: Cluster, questions: Sequence[Question]) -> list[Resolved]:
+    """The answers, in order; reads on ``cluster.tasks``, side by side. A partition's failure is in its answer."""
+    if not questions:
+        return []
+    places = _places(cluster, questions)
+    spans = _spans(cluster, questions, places)
+    answers = [_answer(*three) for three in zip(questions, places, spans, strict=True)]
+    changed = _with_ends(cluster, questions, answers, spans)
+    changed |= _whole_messages(cluster, questions, answers, spans)
+    return [changed.get(index, answer) for index, answer in enumerate(answers)]
+
+
+def count_between(
+    cluster: Cluster, spans: Sequence[tuple[Topic, tuple[ReadableLedger, ...], MessagePosition, MessagePosition]]
+) -> list[Counts | OffsetProblem]:
+    """How much is in each run of a topic's ledgers, from the first position up to the second; whole entries' bytes."""
+    questions = [Question(topic, ledgers, start, position=end) for topic, ledgers, start, end in spans]
+    return [answer.problem or answer.goes for answer in resolve(cluster, questions)]
+
+
+# ---------------------------------------------------------------------------------------------------------- the search
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a question cuts: as the search found it, or as it was asked for; ``inside``: messages below in its entry.
+
+    ``chunk``: the UUID of the chunked message that the entry there is a later part of.
+    """
+
+    position: MessagePosition
+    at: int | None = None
+    inside: int = 0
+    chunk: str | None = None
+    at_end: bool = False
+
+
+_Found = _Place | Resolved
+
+
+def _places(cluster: Cluster, questions: Sequence[Question]) -> list[_Found]:
+    """A few tasks for each that runs at once, so that a slow partition holds up few others."""
+    search = _Search(share_of(cluster.tasks, cluster.settings), cluster.connect)
+    size = -(-len(questions) // (cluster.tasks.at_once * 4)) or 1
+    groups = [questions[at : at + size] for at in range(0, len(questions), size)]
+    return [place for some in cluster.tasks.map(search, groups) for place in some]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A task: finds the places of some questions by few reads of single entries."""
+
+    settings: Settings
+    connect: Connect
+
+    def __call__(self, questions: Sequence[Question]) -> list[_Found]:
+        with self.connect(self.settings, read_only=True) as ports:
+            entries = TopicEntries(ports.reader, ports.objects if self.settings.object_store else None)
+            return [_guarded(question, entries) for question in questions]
+
+
+def _guarded(question: Question, entries: TopicEntries) -> _Found:
+    try:
+        return _place(question, entries)
+    except CorruptFormat as error:
+        return Resolved(None, OffsetProblem.NOT_A_MESSAGE, str(error))
+    except LifecycleError as error:
+        return Resolved(None, OffsetProblem.UNREADABLE, str(error))
+
+
+def _place(question: Question, entries: TopicEntries) -> _Found:
+    if question.timestamp is not None:
+        return _search(question, question.timestamp, entries)
+    position = question.position
+    if position is None:
+        raise ValueError("a question asks for a time or a position")
+    end = end_of(question.ledgers)
+    below_all = bool(question.ledgers) and position.ledger_id < question.ledgers[0].ledger_id
+    if position <= question.start or below_all:
+        return _Place(position)
+    if position > end:
+        return Resolved(None, OffsetProblem.BEYOND_END, f"{position} is after the end, {end}")
+    ledger = next((one for one in question.ledgers if one.ledger_id == position.ledger_id), None)
+    if ledger is None:
+        return Resolved(None, OffsetProblem.NO_SUCH_LEDGER, f"ledger {position.ledger_id} is not listed")
+    if position.entry_id > ledger.last_entry_id:
+        if position.entry_id > ledger.last_entry_id + 1 or position.batch_index:
+            return Resolved(
+                None, OffsetProblem.BEYOND_END, f"ledger {ledger.ledger_id} has the entries 0 .. {ledger.last_entry_id}"
+            )
+        return _Place(position, at_end=position == end)
+    found = envelope(position.entry, entries.one(ledger, position.entry_id))
+    if position.batch_index and position.batch_index >= (found.batch_size or 1):
+        messages = f"a batch of {found.batch_size} messages" if found.batch_size is not None else "no batch"
+        return Resolved(None, OffsetProblem.NO_SUCH_BATCH_INDEX, f"entry {position.entry} is {messages}")
+    chunk = found.uuid if found.chunk is not None and found.chunk[0] else None
+    return _Place(position, found.publish_time, position.batch_index, chunk)
+
+
+def _search(question: Question, time_ms: int, entries: TopicEntries) -> _Found:
+    """The place where times come to ``time_ms`` if they only grow; the entry before it was published earlier."""
+    known: dict[Position, int] = {}
+
+    def published(ledger: ReadableLedger, entry_id: int) -> int:
+        position = Position(ledger.ledger_id, entry_id)
+        if position not in known:
+            known[position] = envelope(position, entries.one(ledger, entry_id)).publish_time
+        return known[position]
+
+    runs = list(_runs(question.ledgers, question.start, end_of(question.ledgers)))
+    at = bisect_left(runs, True, key=lambda run: published(run[0], run[2]) >= time_ms)
+    if at == len(runs):
+        return _Place(max(question.start, end_of(question.ledgers)), at_end=True)
+    ledger, first, last = runs[at]
+    entry_id = first + bisect_left(range(first, last), True, key=lambda e: published(ledger, e) >= time_ms)
+    return _Place(MessagePosition(ledger.ledger_id, entry_id), published(ledger, entry_id))
+
+
+_Run = tuple[ReadableLedger, int, int]
+"""A ledger, and its first and last entry that are meant, both inclusive."""
+
+
+def _runs(ledgers: Sequence[ReadableLedger], start: MessagePosition, end: MessagePosition) -> Iterator[_Run]:
+    """The entries from ``start`` up to ``end``, which is excluded, ledger by ledger."""
+    for ledger in ledgers:
+        if start.ledger_id <= ledger.ledger_id <= end.ledger_id:
+            first = start.entry_id if ledger.ledger_id == start.ledger_id else 0
+            last = end.entry_id - 1 if ledger.ledger_id == end.ledger_id else ledger.last_entry_id
+            last = min(last, ledger.last_entry_id)
+            if first <= last:
+                yield ledger, first, last
+
+
+# ------------------------------------------------------------------------------------------------------ the whole read
+
+
+_Piece = tuple[int, ReadableLedger, int, int, int | None]
+"""Index of the question, ledger, first and last entry, and the time."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A task: reads some runs of entries whole."""
+
+    settings: Settings
+    connect: Connect
+
+    def __call__(self, pieces: Sequence[_Piece]) -> list[tuple[int, Span | Resolved]]:
+        found: list[tuple[int, Span | Resolved]] = []
+        with self.connect(self.settings, read_only=True) as ports:
+            entries = TopicEntries(ports.reader, ports.objects if self.settings.object_store else None)
+            for index, ledger, first, last, time_ms in pieces:
+                try:
+                    found.append((index, span(entries.all(ledger, first, last), time_ms)))
+                except CorruptFormat as error:
+                    found.append((index, Resolved(None, OffsetProblem.NOT_A_MESSAGE, str(error))))
+                except LifecycleError as error:
+                    found.append((index, Resolved(None, OffsetProblem.UNREADABLE, str(error))))
+        return found
+
+
+def _spans(
+    cluster: Cluster, questions: Sequence[Question], places: Sequence[_Found], before: Sequence[Begun] = ()
+) -> list[Span | Resolved]:
+    """What is between the start and the place of each question; its first failure where there is one.
+
+    ``before``: what began before each start.
+    """
+    runs = [
+        (index, *run, question.timestamp)
+        for index, (question, place) in enumerate(zip(questions, places, strict=True))
+        if isinstance(place, _Place)
+        for run in _runs(question.ledgers, question.start, place.position)
+    ]
+    found: list[Span | Resolved] = [place if isinstance(place, Resolved) else Span() for place in places]
+    for index, begun in enumerate(before):
+        found[index] = Span(begun=begun)
+    settings = share_of(cluster.tasks, cluster.settings)
+    for results in cluster.tasks.map(_Read(settings, cluster.connect), _grouped(runs)):
+        for index, one in results:
+            so_far = found[index]
+            if isinstance(so_far, Span):
+                found[index] = _then(so_far, one) if isinstance(one, Span) else one
+    return found
+
+
+def _then(so_far: Span, one: Span) -> Span:
+    """Both, as the driver needs them: what ended before matters to nobody who comes later."""
+    both = so_far + one
+    return replace(both, begun=replace(both.begun, ended=frozenset()))
+
+
+def _grouped(runs: Sequence[_Piece]) -> list[list[_Piece]]:
+    """Runs as groups of about ``TASK_BYTES``: large ones cut, small ones together, in their order."""
+    groups: list[list[_Piece]] = []
+    room = 0
+    for index, ledger, first, last, time_ms in runs:
+        mean = max(1, ledger.bytes // (ledger.last_entry_id + 1)) if ledger.bytes else OPEN_LEDGER_ENTRY
+        at = first
+        while at <= last:
+            if room <= 0:
+                groups.append([])
+                room = TASK_BYTES
+            end = min(last, at + max(1, room // mean) - 1)
+            groups[-1].append((index, ledger, at, end, time_ms))
+            room -= (end - at + 1) * mean
+            at = end + 1
+    return groups
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+def _answer(question: Question, place: _Found, found: Span | Resolved) -> Resolved:
+    if isinstance(place, Resolved):
+        return place
+    if isinstance(found, Resolved):
+        return found
+    position, at_end = place.position, place.at_end
+    after = None if place.at is None else Published(place.position, place.at)
+    if found.first_newer is not None:
+        position, at_end, after = found.first_newer.position, False, found.first_newer
+    messages = found.below.messages + place.inside - question.start.batch_index
+    chunked = found.begun.chunked
+    return Resolved(
+        position if question.timestamp is None else max(position, question.start),
+        at_end=at_end,
+        before=found.last_below,
+        after=after,
+        goes=replace(found.below, messages=max(0, messages)),
+        disorder=_disorder(place, found),
+        unfinished_chunks=len(chunked),
+        first_unfinished=min(chunked.values(), default=None),
+        unfinished_transactions=len(found.begun.transactions),
+        latest_deliver_at=found.latest_deliver_at,
+    )
+
+
+def _disorder(place: _Place, found: Span) -> Disorder | None:
+    if not found.steps.furthest_ms and found.first_newer is None:
+        return None
+    rest, newer = found.rest, found.newer
+    stay = Counts(rest.entries - newer.entries, rest.messages - newer.messages, rest.bytes - newer.bytes)
+    return Disorder(found.steps, place.position, newer, found.first_newer, found.last_newer, stay)
+
+
+def _whole_messages(
+    cluster: Cluster, questions: Sequence[Question], answers: list[Resolved], spans: Sequence[Span | Resolved]
+) -> dict[int, Resolved]:
+    """Of times: a position at a later part of a chunked message moves back to the first one. The answers that change.
+
+    Whatever is between the two parts stays with them.
+    """
+    asked: dict[int, Question] = {}
+    for index, (question, answer, found) in enumerate(zip(questions, answers, spans, strict=True)):
+        cuts = question.timestamp is not None and answer.position is not None and not answer.at_end
+        if cuts and isinstance(found, Span) and found.begun.chunked:
+            asked[index] = replace(question, timestamp=None, position=answer.position)
+    again: dict[int, Question] = {}
+    changed: dict[int, Resolved] = {}
+    for index, place in zip(asked, _places(cluster, list(asked.values())), strict=True):
+        found = spans[index]
+        if isinstance(place, Resolved):
+            changed[index] = place
+        elif place.chunk is not None and isinstance(found, Span) and place.chunk in found.begun.chunked:
+            again[index] = replace(asked[index], position=found.begun.chunked[place.chunk])
+    for index, answer in zip(again, resolve(cluster, list(again.values())), strict=True):
+        changed[index] = replace(answer, disorder=answers[index].disorder)
+    return changed
+
+
+def _with_ends(
+    cluster: Cluster, questions: Sequence[Question], answers: Sequence[Resolved], spans: Sequence[Span | Resolved]
+) -> dict[int, Resolved]:
+    """Transactions that are open below a position may end above it: there the rest of the topic is read."""
+    above: dict[int, Question] = {}
+    opened: list[Begun] = []
+    for index, (question, answer, found) in enumerate(zip(questions, answers, spans, strict=True)):
+        if answer.position is not None and answer.unfinished_transactions and isinstance(found, Span):
+            above[index] = Question(
+                question.topic, question.ledgers, answer.position, position=end_of(question.ledgers)
+            )
+            opened.append(Begun(found.begun.transactions))
+    ends = [_Place(end_of(question.ledgers)) for question in above.values()]
+    changed: dict[int, Resolved] = {}
+    for (index, found), before in zip(
+        zip(above, _spans(cluster, list(above.values()), ends, opened), strict=True), opened, strict=True
+    ):
+        if isinstance(found, Resolved):
+            changed[index] = found
+        else:
+            still = before.open.keys() & found.begun.open.keys()
+            changed[index] = replace(answers[index], unfinished_transactions=len(still))
+    return changed
