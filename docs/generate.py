@@ -102,6 +102,8 @@ ENUMS = (
     ("What a bookie's disk waits for", "pulsar_lifecycle.lifecycle.bookie_disk.DiskVerdict"),
     ("What a collection plan does with a bookie", "pulsar_lifecycle.lifecycle.collection.CollectionChoice"),
     ("What stops a collection run", "pulsar_lifecycle.lifecycle.collection.StopReason"),
+    ("Where a ledger still is whose records were deleted", "pulsar_lifecycle.delete_records.absence.Presence"),
+    ("Why a position or a time is not answered", "pulsar_lifecycle.delete_records.time_offsets.OffsetProblem"),
     ("The operator's words", "pulsar_lifecycle.words.WordKind"),
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pulsar_lifecycle.errors import CorruptFormat, NotFound, Unavailable, UsageError
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger
@@ -24,10 +24,14 @@ _RANGE = re.compile(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?")
 
 @dataclass(frozen=True)
 class ClosedLedgers:
-    """Ledgers in the order asked for, and by id why others are not among them."""
+    """Ledgers in the order asked for, and by id why others are not among them.
+
+    ``topics``: the z-nodes' paths of those that list them, by id, where they were asked for by topic.
+    """
 
     ledgers: tuple[tuple[int, LedgerMetadata], ...]
     left_out: Mapping[int, str]
+    topics: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
 def by_id(store: MetadataStore, text: str, root: str = "/ledgers") -> ClosedLedgers:
@@ -117,7 +121,7 @@ def _of_nodes(store: MetadataStore, paths: Sequence[str], root: str) -> ClosedLe
     for ledger_id, why in chosen.left_out.items():
         if why == _ABSENT:
             raise NotFound(f"ledger {ledger_id}, which {listed[ledger_id]} lists: {why}")
-    return ClosedLedgers(chosen.ledgers, {**chosen.left_out, **offloaded})
+    return ClosedLedgers(chosen.ledgers, {**chosen.left_out, **offloaded}, listed)
 
 
 def _closed(store: MetadataStore, ids: Sequence[int], root: str) -> ClosedLedgers:

@@ -10,8 +10,10 @@ Options of all of them: ``settings`` and ``columns`` as for the metastore (:mod:
 = ``messages``, and ``topic`` or ``namespace``): a chunked message is one row, and parts of which none comes are rows
 with a ``problem``. One task then reads all of a topic, or of a partition, as parts may lie anywhere in it; unfinished
 messages take up to 256 MiB of its memory, and no longer message is put together.
-``partition_bytes`` (64 MiB): what one task reads. ``bytes_per_second``: what all tasks together read at most, shared by
-``concurrency`` tasks at once (default: all of them).
+``below_low_watermark``: ``false`` (default: of a topic whose records were deleted up to a position, only what is not
+below it; of a batch that it lies in, the messages from it on, but as ``entries``, or encrypted, the whole entry) or
+``true`` (whatever is still there). ``partition_bytes`` (64 MiB): what one task reads. ``bytes_per_second``: what all
+tasks together read at most, shared by ``concurrency`` tasks at once (default: all of them).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.ports import EntryBatch
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.sources.messages import MESSAGES, Messages
+from pulsar_lifecycle.sources.low_watermarks import OPTION
+from pulsar_lifecycle.sources.messages import MESSAGES, Hidden, Messages
 from pulsar_lifecycle.throttle import RateBudget
 
 ENTRIES = pa.schema(
@@ -75,6 +78,11 @@ class EntryOptions:
         if wanted and not (self.messages and (self.given.get("topic") or self.given.get("namespace"))):
             raise UsageError(f"{self.source}: option chunks: assembled needs as=messages, and a topic or a namespace")
         return wanted
+
+    @property
+    def below_low_watermark(self) -> bool:
+        """Whether entries below the low watermark of their topic are shown, too."""
+        return self._one_of(OPTION, "false", "true") == "true"
 
     @property
     def columns(self) -> pa.Schema:
@@ -134,8 +142,13 @@ class EntryReader(DataSourceReader, Generic[Piece]):
         """What is to be read, in groups of about ``size`` bytes: one for each task."""
 
     @abstractmethod
-    def entries(self, settings: Settings, pieces: list[Piece], pace: Pace) -> Iterator[tuple[int, EntryBatch]]:
-        """The entries of one group, each batch with its ledger's id; ``pace`` is to be told their bytes."""
+    def entries(
+        self, settings: Settings, pieces: list[Piece], pace: Pace, hidden: Hidden
+    ) -> Iterator[tuple[int, EntryBatch]]:
+        """The entries of one group, each batch with its ledger's id; ``pace`` is to be told their bytes.
+
+        ``hidden`` is to be told of entries whose first messages are not shown, before they are given.
+        """
 
     def partitions(self) -> list[Share[Piece]]:
         """The groups."""
@@ -148,18 +161,19 @@ class EntryReader(DataSourceReader, Generic[Piece]):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The entries of one group, or their messages."""
         assert isinstance(partition, Share)
-        rows = self._rows(partition)
+        hidden: Hidden = {}
+        rows = self._rows(partition, hidden)
         if self.options.messages:
-            yield from Messages(self.options.permissive, self.wanted, self.options.assembled)(rows)
+            yield from Messages(self.options.permissive, self.wanted, self.options.assembled, hidden)(rows)
             return
         for batch in rows:
             yield batch.select(self.wanted.names)
 
-    def _rows(self, share: Share[Piece]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, share: Share[Piece], hidden: Hidden) -> Iterator[pa.RecordBatch]:
         if not share.pieces:
             return
         pace = RateBudget(share.bytes_per_second, self.connect(share.settings).clock).take
-        for ledger_id, batch in self.entries(share.settings, share.pieces, pace):
+        for ledger_id, batch in self.entries(share.settings, share.pieces, pace, hidden):
             count = len(batch.payloads)
             yield pa.RecordBatch.from_arrays(
                 [
@@ -196,5 +210,6 @@ class EntrySource(DataSource):
             options.permissive,
             options.messages,
             options.assembled,
+            options.below_low_watermark,
         )  # what is wrong with them is said before anything is asked
         return options

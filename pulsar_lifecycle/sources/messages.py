@@ -12,7 +12,7 @@ For any table with ``ledger_id``, ``entry_id`` and ``payload``::
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -57,6 +57,9 @@ they are stored; every other payload is decompressed, and null for a null value.
 stored payload, of a chunked message all of its parts together, comes to. ``problem``: why an entry is no message (then
 its payload is the entry's), or why a part of a message could not be put together; null for all others."""
 
+Hidden = dict[Position, int]
+"""Of entries whose first messages are not shown: how many."""
+
 BATCH_ROWS = 20_000
 BATCH_BYTES = 8 << 20
 """A batch of rows is full when it has so many, or so many bytes of payloads."""
@@ -69,11 +72,13 @@ class Messages:
     Raises CorruptFormat naming the entry that is no message; ``permissive`` makes it a row with a ``problem``.
     ``assembled``: the entries are those of one topic, in order, and a message of several parts is one row, at the
     position of its last part and without ``chunk_id``. Parts of which no message comes are rows with a ``problem``.
+    ``hidden`` may grow while entries come.
     """
 
     permissive: bool = False
     wanted: pa.Schema = MESSAGES
     assembled: bool = False
+    hidden: Hidden = field(default_factory=Hidden)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The messages of entries, in their order."""
@@ -102,7 +107,7 @@ class Messages:
         try:
             found = message.decode(data)
             if assembler is None or found.chunk is None:
-                return _of_entry(position, data, found)
+                return _of_entry(position, data, found, self.hidden.get(position, 0))
             made: list[tuple[Any, ...]] = []
             for one in assembler.add(Part(position, found)):
                 made += _of_loose(one) if isinstance(one, LoosePart) else _of_whole(one)
@@ -123,11 +128,15 @@ def _batch(rows: list[tuple[Any, ...]], wanted: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(columns[f.name], f.type) for f in wanted], schema=wanted)
 
 
-def _of_entry(position: Position, data: bytes, found: MessageEntry) -> list[tuple[Any, ...]]:
+def _of_entry(position: Position, data: bytes, found: MessageEntry, hidden: int) -> list[tuple[Any, ...]]:
     messages = found.messages or ((found.stored,) if found.stored and _is_as_stored(found) else ())
     if not messages:
         raise CorruptFormat(message.WHAT, len(data), "a message")
-    return [_row(position, found, one, found.chunk) for one in messages]
+    return [
+        _row(position, found, one, found.chunk)
+        for one in messages
+        if one.batch_index is None or one.batch_index >= hidden
+    ]
 
 
 def _is_as_stored(found: MessageEntry) -> bool:

@@ -5,9 +5,10 @@
 
 Options: those of :mod:`entry_tables`, and at most one of ``ledgers`` (keys ``<uuid>-ledger-<id>``), ``topic`` (a full
 name; of a partitioned topic all partitions), ``namespace`` and ``prefix`` (of keys); without any, all of the bucket.
-``bucket``: one of ``object_store.buckets``, if there are several; topics say themselves in which theirs are. Only
-``topic`` and ``namespace`` need ZooKeeper, none needs a broker or a bookie. What was uploaded in part is left out, with
-a warning that names it. An object that is replaced while it is read ends the query.
+``bucket``: one of ``object_store.buckets``, if there are several; topics say themselves in which theirs are. None needs
+a broker or a bookie. ZooKeeper says which ledgers are a topic's, and up to where its records were deleted: without it,
+name keys, a prefix or a bucket, and ``below_low_watermark``. What was uploaded in part is left out, with a warning that
+names it. An object that is replaced while it is read ends the query.
 
 Not here: which objects these are (``sources/offload_listing.py``), reading them (``copies/offloaded_ledger.py``).
 """
@@ -18,12 +19,16 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from pulsar_lifecycle.copies.offloaded_ledger import open_offloaded
-from pulsar_lifecycle.errors import Conflict, UsageError
+from pulsar_lifecycle.errors import Conflict, Unavailable, UsageError
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.model import MessagePosition
 from pulsar_lifecycle.ports import EntryBatch
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources import offload_listing
 from pulsar_lifecycle.sources.entry_tables import EntryReader, EntrySource, Pace
+from pulsar_lifecycle.sources.low_watermarks import OPTION, first_shown, topic_of, watermarks_of
+from pulsar_lifecycle.sources.messages import Hidden
 from pulsar_lifecycle.sources.offload_listing import OffloadedData, Offloads
 
 _log = logging.getLogger(__name__)
@@ -69,9 +74,12 @@ class OffloadedReader(EntryReader[Piece]):
             return by_topic(chosen.found)
         return pieces(chosen.found, size)
 
-    def entries(self, settings: Settings, pieces: list[Piece], pace: Pace) -> Iterator[tuple[int, EntryBatch]]:
+    def entries(
+        self, settings: Settings, pieces: list[Piece], pace: Pace, hidden: Hidden
+    ) -> Iterator[tuple[int, EntryBatch]]:
         """The entries of the blocks that begin in each range."""
         with self.connect(settings) as ports:
+            shown = _Shown(ports, self.options.below_low_watermark)
             for one, begin, end in pieces:
                 ledger = open_offloaded(ports.objects, one.location)
                 if ledger.data_head.etag != one.etag:
@@ -79,7 +87,13 @@ class OffloadedReader(EntryReader[Piece]):
                 blocks = [block for block in ledger.index.blocks if begin <= block.offset < end]
                 if not blocks:
                     continue
-                for batch in ledger.stream(blocks[0].first_entry_id, ledger.index.last_entry_of(blocks[-1])):
+                at = shown.first(one, ledger.index.ledger)
+                first, last = max(blocks[0].first_entry_id, at.entry_id), ledger.index.last_entry_of(blocks[-1])
+                if first > last:
+                    continue
+                if at.batch_index:
+                    hidden[at.entry] = at.batch_index
+                for batch in ledger.stream(first, last):
                     pace(sum(map(len, batch.payloads)))
                     yield one.location.ledger_id, batch
 
@@ -98,6 +112,27 @@ class OffloadedReader(EntryReader[Piece]):
         if names == ["ledgers"]:
             return offload_listing.by_key(objects, bucket, given["ledgers"])
         return offload_listing.below(objects, bucket, given.get("prefix", ""))
+
+
+class _Shown:
+    """Where the shown messages of ledgers begin; each topic is looked up once, and none if ``all_of_them`` are."""
+
+    def __init__(self, ports: Connections, all_of_them: bool) -> None:
+        self._ports, self._all = ports, all_of_them
+        self._known: dict[str, MessagePosition | None] = {}
+
+    def first(self, one: OffloadedData, metadata: LedgerMetadata) -> MessagePosition:
+        """Raises as ``low_watermarks.watermarks_of``, and what the metadata store raises that does not answer."""
+        topic = "" if self._all else one.owner or topic_of(metadata)
+        if topic and topic not in self._known:
+            try:
+                self._known[topic] = watermarks_of(self._ports.store, [topic]).get(topic)
+            except Unavailable as error:
+                raise Unavailable(
+                    f"{topic} says up to where records of {one.location.data_url} were deleted: {error}; {OPTION}=true "
+                    f"reads all that is there"
+                ) from error
+        return first_shown(self._known.get(topic), one.location.ledger_id)
 
 
 class PulsarOffload(EntrySource):

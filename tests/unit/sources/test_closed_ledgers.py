@@ -115,7 +115,7 @@ def test_pieces_are_about_equal_and_together_all_entries_once() -> None:
     groups = pieces(given, 1_000)
 
     for ledger_id, metadata in given.ledgers:
-        ranges = [(first, last) for group in groups for i, _, first, last in group if i == ledger_id]
+        ranges = [(first, last) for group in groups for i, _, first, last, _ in group if i == ledger_id]
         covered = [e for first, last in ranges for e in range(first, last + 1)]
         assert covered == list(range(metadata.last_entry_id + 1))
     assert len(groups) == 11

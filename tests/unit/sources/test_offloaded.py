@@ -17,6 +17,7 @@ from pulsar_lifecycle.sources.offloaded import OffloadedReader, PulsarOffload, p
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from tests.golden.files import GOLDEN, entries
 from tests.kit.fakes.connections import connecting
+from tests.kit.fakes.metadata_store import FakeZooKeeper
 from tests.kit.scenes.tiered.copy_scene import BUCKET, PAYLOADS, source_of
 from tests.kit.scenes.tiered.copy_scene import CopyScene as Scene
 from tests.kit.settings import write_settings
@@ -34,7 +35,8 @@ def scene(tmp_path, monkeypatch):
         copy_ledger(
             found.reader, found.objects, Source(source_of(payloads).metadata, 1), Target(location, "c", "m", 800)
         )
-    found.connect = connecting(objects=lambda: found.objects)
+    found.store = FakeZooKeeper().session()
+    found.connect = connecting(objects=lambda: found.objects, store=lambda: found.store)
     write_settings(tmp_path, monkeypatch, [BUCKET])
     return found
 
