@@ -5,9 +5,10 @@ Belongs here: what follows from an asset's name and the settings alone. Not here
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -20,8 +21,12 @@ SCANS = ("bookkeeper_ledgers", "ledger_references", "scan_coverage", "orphan_led
 """What every scan makes anew, and turns stale when scans stop."""
 
 
+Conditions = Mapping[str, dg.AutomationCondition[Any] | None]
+"""What makes an asset by itself, by its name."""
+
+
 def framed(
-    assets: Iterable[dg.AssetsDefinition | dg.AssetSpec], catalog: CatalogSettings
+    assets: Iterable[dg.AssetsDefinition | dg.AssetSpec], catalog: CatalogSettings, conditions: Conditions
 ) -> list[dg.AssetsDefinition | dg.AssetSpec]:
     """The assets with what their names say of them."""
 
@@ -34,6 +39,7 @@ def framed(
             metadata={**spec.metadata, **columns},
             code_version=code_version(schema) if schema else spec.code_version,
             freshness_policy=freshness(name, catalog),
+            automation_condition=conditions.get(name),
         )
 
     return [one.map_asset_specs(dressed) if isinstance(one, dg.AssetsDefinition) else dressed(one) for one in assets]

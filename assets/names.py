@@ -15,6 +15,8 @@ PLAN = "lifecycle/plan"
 """Tag of the runs that applied a plan. A run that worked off messages of several has those of the first."""
 CLUSTER = "lifecycle/cluster"
 """Tag of every run with effects: one Dagster may have a code location for each of several clusters."""
+READER = "lifecycle/reads"
+"""Tag of runs that were started by themselves and change nothing: which cluster."""
 
 
 def key(cluster: str, name: str) -> dg.AssetKey:

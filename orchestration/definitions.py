@@ -26,18 +26,20 @@ from assets.retention import retention_assets
 from assets.storage import storage_report_asset
 from assets.tiered import offload_assets
 from orchestration.activity import delete_inactive_subscriptions_job, delete_inactive_topics_job, report_activity_job
-from orchestration.automation import keep_retention_job, retention_schedule
+from orchestration.alerts import failed_runs_sensor, read_only_sensor
+from orchestration.automation import FOLLOWS, approve_job, automation_sensor, following_sensor, follows_scan
 from orchestration.bookies import collect_bookies_job, report_storage_job
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
 from orchestration.delete_records import delete_records_job
-from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
+from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job, watch_queue_job
 from orchestration.load import load_topics_job, plan_load_job
 from orchestration.reconcile import reconcile_job
 from orchestration.retention import apply_retention_job, plan_retention_job
-from orchestration.schedules import dead_letter_sensor, queue_sensors, scan_schedule
+from orchestration.schedules import dead_letter_sensor, looking_schedules, queue_sensors, scan_schedule
 from orchestration.tiered import offload_job, plan_offload_job, revert_job
 from orchestration.trimming import delete_topics_job, trim_topics_job
 from orchestration.undo import undo_deletions_job
+from pulsar_lifecycle.automation_settings import AutomationSettings
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, CatalogSettings, load_settings
 from resources.lifecycle import LifecycleResource
 
@@ -53,9 +55,18 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
     catalog = settings.catalog if settings else CatalogSettings()
     delete_pending = delete_pending_job(cluster)
     scan = scan_job(cluster)
-    keep_retention = keep_retention_job(cluster)
+    automation = settings.automation if settings else AutomationSettings()
+    conditions = {
+        name: follows_scan(cluster, getattr(automation, kind) if kind else None) for name, kind in FOLLOWS.items()
+    }
+    report_storage, inventory, reconcile, watch = (
+        report_storage_job(cluster),
+        inventory_objects_job(cluster),
+        reconcile_job(cluster),
+        watch_queue_job(cluster),
+    )
     return dg.Definitions(
-        assets=framed(_assets(cluster), catalog),
+        assets=framed(_assets(cluster), catalog, conditions),
         jobs=[
             scan,
             apply_plan_job,
@@ -65,25 +76,35 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             trim_topics_job,
             delete_topics_job,
             delete_records_job,
-            reconcile_job(cluster),
+            reconcile,
             plan_offload_job(cluster),
             offload_job,
             revert_job,
-            inventory_objects_job(cluster),
+            inventory,
             sweep_objects_job,
             plan_retention_job(cluster),
             apply_retention_job,
-            keep_retention,
+            approve_job,
+            watch,
             plan_load_job(cluster),
             load_topics_job,
             collect_bookies_job,
-            report_storage_job(cluster),
+            report_storage,
             report_activity_job(cluster),
             delete_inactive_topics_job,
             delete_inactive_subscriptions_job,
         ],
-        schedules=[scan_schedule(scan), retention_schedule(keep_retention)],
-        sensors=[*queue_sensors(delete_pending, cluster), dead_letter_sensor(cluster)],
+        schedules=[scan_schedule(scan), *looking_schedules(inventory, reconcile, watch)],
+        sensors=[
+            *queue_sensors(delete_pending, cluster),
+            dead_letter_sensor(cluster),
+            automation_sensor(
+                cluster, [apply_plan_job, apply_retention_job, offload_job, sweep_objects_job, collect_bookies_job]
+            ),
+            following_sensor(cluster),
+            failed_runs_sensor(cluster),
+            read_only_sensor(cluster, report_storage),
+        ],
         executor=dg.in_process_executor,
         resources={"lifecycle": LifecycleResource(config_file=path), **(resources or {})},
     )

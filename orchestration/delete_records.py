@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from assets import show
+from assets import lineage, show
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import topic_of
 from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
@@ -90,7 +90,8 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
         return
     order = Order(config.plan_id, config.digest)
     patience = Patience(config.timeout, config.wait, config.wait_for_bookies)
-    results = apply_delete_records(where, context.run_id, order, dry_run=config.dry_run, patience=patience)
+    with lineage.noted(context, where, config.plan_id, dry_run=config.dry_run):
+        results = apply_delete_records(where, context.run_id, order, dry_run=config.dry_run, patience=patience)
     metadata = answered(results, config.dry_run)
     failed = [topic for topic, result in results.items() if result.error]
     if failed and not config.dry_run:

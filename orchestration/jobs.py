@@ -39,6 +39,16 @@ def scan_job(cluster: str) -> UnresolvedAssetJobDefinition:
     )
 
 
+def watch_queue_job(cluster: str) -> UnresolvedAssetJobDefinition:
+    """Look at the deletion queue; takes nothing."""
+    return dg.define_asset_job(
+        "watch_queue",
+        selection=[key(cluster, "pending_deletions"), key(cluster, dead_letters.NAME)],
+        description="Look what waits in the deletion queue, for how long, and at its dead letters. Takes nothing.",
+        executor_def=dg.in_process_executor,
+    )
+
+
 def delete_pending_job(cluster: str) -> UnresolvedAssetJobDefinition:
     """Scan, so that there is evidence younger than every intent, then work the queue off."""
     return dg.define_asset_job(
@@ -54,6 +64,8 @@ def delete_pending_job(cluster: str) -> UnresolvedAssetJobDefinition:
 class PlanConfig(dg.Config):
     """Which plan, how much of it however often it is applied (0: all); its page has it ready.
 
+    ``namespaces``: only what is of these tenants, namespaces and full topic names; empty: all.
+
     The caps are those of the settings file, section ``apply``; a launch may lower them, and is refused if it asks for
     more.
     """
@@ -65,11 +77,12 @@ class PlanConfig(dg.Config):
     max_share: float | None = None
     max_bytes: int | None = None
     max_ledgers_per_topic: int | None = None
+    namespaces: list[str] = Field(default=[])
 
     def order(self) -> Order:
         """The library's form of it."""
         caps = Lowered(self.max_ledgers, self.max_share, self.max_bytes, self.max_ledgers_per_topic)
-        return Order(self.plan_id, self.digest, caps, self.limit)
+        return Order(self.plan_id, self.digest, caps, self.limit, tuple(self.namespaces))
 
 
 class ApplyConfig(PlanConfig):

@@ -53,6 +53,20 @@ def scan_schedule(job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
     )
 
 
+def looking_schedules(inventory: Any, reconcile: Any, watch: Any) -> list[dg.ScheduleDefinition]:
+    """What looks at times of its own; none of them changes the cluster."""
+    return [
+        dg.ScheduleDefinition(
+            name=name, job=job, cron_schedule=cron, default_status=dg.DefaultScheduleStatus.STOPPED, description=text
+        )
+        for name, job, cron, text in (
+            ("nightly_inventory", inventory, "41 3 * * *", "Lists the buckets every night. Changes nothing."),
+            ("nightly_reconcile", reconcile, "11 4 * * *", "Derives all intents again, as a dry run."),
+            ("queue_watch", watch, "*/10 * * * *", "Looks at the deletion queue every ten minutes. Takes nothing."),
+        )
+    ]
+
+
 def queue_sensors(job: UnresolvedAssetJobDefinition, cluster: str) -> list[dg.SensorDefinition]:
     """One doorbell at the deletion topic, one at the retry topic."""
     return [

@@ -9,7 +9,9 @@ from assets.names import key
 from assets.tiered import check_done, counted, outcomes_shown, proofs_evaluated, said
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
+from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now, revert_offloads
 from resources.lifecycle import LifecycleResource
 
@@ -26,11 +28,24 @@ def plan_offload_job(cluster: str) -> UnresolvedAssetJobDefinition:
 
 
 class OffloadRunConfig(dg.Config):
-    """Which plan, and how much of it (0: all that the settings' caps allow); the plan's page has it ready."""
+    """Which plan, and how much of it (0: all that the settings' caps allow); the plan's page has it ready.
+
+    ``namespaces``: only what is of these tenants, namespaces and full topic names; ``only``: ``offload`` or
+    ``release``; empty: both.
+    """
 
     plan_id: str
     digest: str
     limit: int = Field(default=0, ge=0)
+    namespaces: list[str] = Field(default=[])
+    only: str = ""
+
+    def order(self) -> OffloadOrder:
+        """The library's form of it. Raises UsageError."""
+        if self.only not in ("", OffloadChoice.OFFLOAD, OffloadChoice.RELEASE):
+            raise UsageError(f"only: expected offload or release, found {self.only!r}")
+        only = OffloadChoice(self.only) if self.only else None
+        return OffloadOrder(self.plan_id, self.digest, self.limit, tuple(self.namespaces), only)
 
 
 @dg.op(
@@ -44,7 +59,7 @@ def offload_ledgers_op(
     context: dg.OpExecutionContext, config: OffloadRunConfig, lifecycle: LifecycleResource
 ) -> dict[str, int]:
     """Ledgers by outcome. Refuses a stale, report-only or foreign plan; a rerun finishes what was interrupted."""
-    order, where = OffloadOrder(config.plan_id, config.digest, config.limit), lifecycle.cluster()
+    order, where = config.order(), lifecycle.cluster()
     with lineage.noted(context, where, config.plan_id):
         outcomes = offload_now(where, context.run_id, order, context.log.info)
     plan, _ = where.lake.offload_plan(config.plan_id)

@@ -6,7 +6,6 @@ said a word against a rule (``words.py``).
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field, StrictBool, field_validator, model_validator
@@ -22,7 +21,7 @@ from pulsar_lifecycle.words import (
 )
 
 
-def _owner_names(value: tuple[str, ...]) -> tuple[str, ...]:
+def owner_names(value: tuple[str, ...]) -> tuple[str, ...]:
     """Tenants, namespaces and full topic names. One that no owner's name can equal would select nothing, unsaid."""
     names = list(value)
     for name in value:
@@ -77,7 +76,7 @@ class OrphanSettings(Section):
     @field_validator("legal_holds")
     @classmethod
     def _hold_something(cls, value: tuple[LegalHold, ...]) -> tuple[LegalHold, ...]:
-        _owner_names(tuple(word.name for word in value))
+        owner_names(tuple(word.name for word in value))
         return value
 
     @model_validator(mode="after")
@@ -98,7 +97,7 @@ class OrphanSettings(Section):
 
     def holds(self, now: int) -> frozenset[str]:
         """Every name that a legal hold in force at ``now`` (ms) means."""
-        return frozenset(_owner_names(tuple(in_force(self.legal_holds, now))))
+        return frozenset(owner_names(tuple(in_force(self.legal_holds, now))))
 
     def acknowledged(self, now: int) -> frozenset[str]:
         """The z-nodes' paths that are acknowledged at ``now`` (ms)."""
@@ -130,32 +129,6 @@ class ApplySettings(Section):
     max_bytes: int = Field(default=1 << 50, gt=0)
     """On the bookies or in the bucket; of trimmed and deleted topics as written, before replication."""
     max_ledgers_per_topic: int = Field(default=100_000, gt=0)
-    """Ledgers of one topic."""
-
-
-class Automation(StrEnum):
-    """How far a schedule goes by itself."""
-
-    OFF = "off"
-    PLAN = "plan"
-    APPLY = "apply"
-
-
-class AutomationSettings(Section):
-    """What schedules may do by themselves, and the caps of one such launch; those of ``[apply]`` hold as well.
-
-    A plan beyond a cap is not applied in part: the run fails, and the plan waits for an operator.
-    """
-
-    retention: Automation = Automation.OFF
-    """``off``: job ``keep_retention`` does nothing. ``plan``: it makes the plan. ``apply``: it applies that as well."""
-    max_ledgers: int = Field(default=10_000, gt=0)
-    """Ledgers."""
-    max_share: float = Field(default=0.01, gt=0, le=1)
-    """Share of the cluster's ledgers."""
-    max_bytes: int = Field(default=10 << 40, gt=0)
-    """On the bookies or in the bucket."""
-    max_ledgers_per_topic: int = Field(default=1_000, gt=0)
     """Ledgers of one topic."""
 
 
@@ -204,7 +177,7 @@ class TrimmingSettings(Section):
     @field_validator("loaded_topics")
     @classmethod
     def _load_something(cls, value: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
-        return value if isinstance(value, bool) else _owner_names(value)
+        return value if isinstance(value, bool) else owner_names(value)
 
 
 class OffloadSettings(Section):
@@ -241,7 +214,7 @@ class OffloadSettings(Section):
     @field_validator("loaded_topics")
     @classmethod
     def _load_something(cls, value: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
-        return value if isinstance(value, bool) else _owner_names(value)
+        return value if isinstance(value, bool) else owner_names(value)
 
 
 class CollectionSettings(Section):
@@ -293,7 +266,7 @@ class LoadSettings(Section):
     @field_validator("namespaces", "subscription_expiry", "topic_deletion", "backlog_eviction")
     @classmethod
     def _name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _owner_names(value)
+        return owner_names(value)
 
 
 class InactivitySettings(Section):
@@ -316,7 +289,7 @@ class InactivitySettings(Section):
     @field_validator("topics", "subscriptions")
     @classmethod
     def _name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _owner_names(value)
+        return owner_names(value)
 
 
 class MetricsSettings(Section):

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from pulsar_lifecycle.automation_settings import AutomationSettings
 from pulsar_lifecycle.errors import ConfigError
 from pulsar_lifecycle.run_settings import (
     ApplySettings,
-    AutomationSettings,
     CollectionSettings,
     DeletionSettings,
     InactivitySettings,

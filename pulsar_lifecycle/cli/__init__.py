@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from pulsar_lifecycle.cli import (
+    automation,
     compaction,
     control,
     delete_records,
@@ -60,6 +61,8 @@ app.add_typer(queue.app, name="queue")
 app.command()(plans.plans)
 app.command()(plans.plan)
 app.command()(plans.journal)
+app.command()(automation.automation)
+app.command()(automation.approve)
 app.command()(table.table)
 app.add_typer(sandbox_app, name="sandbox")
 

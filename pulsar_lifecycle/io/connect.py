@@ -17,6 +17,7 @@ from pulsar_lifecycle.io.clock import SystemClock
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.ports import (
+        Alerts,
         BookieAdmin,
         BrokerAdmin,
         Clock,
@@ -176,6 +177,16 @@ class Connections:
         from pulsar_lifecycle.io.lake.artefacts import FileLake
 
         return FileLake(self.settings.lake.path)
+
+    @cached_property
+    def alerts(self) -> Alerts | None:
+        """Where alerts go; None where the settings name no webhook."""
+        from pulsar_lifecycle.io.webhook import Webhook
+
+        secret = self.settings.automation.alert_webhook
+        if secret is None:
+            return None
+        return self._opened.enter_context(closing(Webhook(secret.resolve("automation.alert_webhook"))))
 
     @cached_property
     def ids(self) -> Ids:

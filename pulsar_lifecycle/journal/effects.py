@@ -53,6 +53,7 @@ _BY_ACTION: Mapping[Action, Changed] = {
     Action.RESUME_COMPACTION: Changed.BOOKIES,
     Action.LOAD_TOPIC: Changed.TRIMMED,
     Action.DELETE_TOPIC: Changed.TRIMMED,
+    Action.DELETE_RECORDS: Changed.TRIMMED,
     Action.DELETE_SUBSCRIPTION: Changed.SUBSCRIPTIONS,
 }
 

@@ -5,6 +5,7 @@ its vendor's errors into ``pulsar_lifecycle.errors`` and never retries a write w
 Times are milliseconds since the epoch, sizes bytes.
 """
 
+from pulsar_lifecycle.ports.alerts import Alerts
 from pulsar_lifecycle.ports.bookies import BookieAdmin, BookieStatus, Compaction, LedgerDirectory
 from pulsar_lifecycle.ports.brokers import (
     BEFORE_ALL,
@@ -54,6 +55,7 @@ __all__ = [
     "BEFORE_ALL",
     "OCTET_STREAM",
     "Acknowledged",
+    "Alerts",
     "Archived",
     "BookieAdmin",
     "BookieStatus",

@@ -195,6 +195,10 @@ class Lake(Protocol):
         """A stored plan of :meth:`store_object_plan` with its rows. Raises NotFound."""
         ...
 
+    def object_plans(self) -> list[PlanSummary]:
+        """Every plan of :meth:`store_object_plan` that can be read, oldest first."""
+        ...
+
     def store_retention_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of what is past its retention and return its location."""
         ...

@@ -32,6 +32,8 @@ class Code(StrEnum):
     """It did not exist any more, or somebody else deleted it at the same moment."""
     RUN_ENDED = "run_ended"
     """Deleted by a run that ended before it could say so; a later run found that out."""
+    BY_OPERATOR = "by_operator"
+    """Somebody said so; the row has who."""
     PLANNED = "planned"
     """Its message was sent: a plan has it, or its topic is written or deleted next. The reason says which."""
     SENT_AGAIN = "sent_again"

@@ -77,7 +77,7 @@ def chosen(
     plans.check_applicable(
         summary, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid_for_ms
     )
-    some = rows.sort_by("ledger_id").slice(0, order.limit or rows.num_rows)
+    some = plan_checks.within(rows, order.namespaces).sort_by("ledger_id").slice(0, order.limit or rows.num_rows)
     plan_checks.check_caps(summary, some, caps)
     return some
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
+from pulsar_lifecycle.automation_settings import KindAutomation
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.run_settings import ApplySettings
 from pulsar_lifecycle.settings import Settings
@@ -42,12 +43,16 @@ AS_SET = Lowered()
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the operator asked for: a plan by id and digest, under which caps, and how much of it (0: all)."""
+    """What the operator asked for: a plan by id and digest, under which caps, and how much of it (0: all).
+
+    ``namespaces``: only rows of these tenants, namespaces and full topic names; empty: of all.
+    """
 
     plan_id: str
     digest: str
     caps: Lowered = AS_SET
     limit: int = 0
+    namespaces: tuple[str, ...] = ()
 
 
 def effective_caps(settings: ApplySettings, asked: Lowered = AS_SET) -> Caps:
@@ -56,10 +61,10 @@ def effective_caps(settings: ApplySettings, asked: Lowered = AS_SET) -> Caps:
     return Caps(**{n: lowered(n, getattr(asked, n), f"apply.{n}", getattr(settings, n)) for n in names})
 
 
-def automation_caps(settings: Settings) -> Lowered:
-    """What a launch by schedule asks for: the caps of ``[automation]``, where those of ``[apply]`` are no lower."""
+def automation_caps(settings: Settings, kind: KindAutomation) -> Lowered:
+    """What a launch by itself asks for: the caps of its kind, where those of ``[apply]`` are no lower."""
     names = [field.name for field in fields(Lowered)]
-    return Lowered(**{n: min(getattr(settings.automation, n), getattr(settings.apply, n)) for n in names})
+    return Lowered(**{n: min(getattr(kind, n), getattr(settings.apply, n)) for n in names})
 
 
 def lowered(name: str, asked: N | None, key: str, ceiling: N) -> N:

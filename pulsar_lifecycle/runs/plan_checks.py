@@ -54,6 +54,18 @@ def check_scan(
         raise RefusedBy(Refusal.WORD_WITHDRAWN, f"plan {summary.plan_id}: {why}")
 
 
+def within(rows: pa.Table, names: Collection[str]) -> pa.Table:
+    """The rows (``topic``, ``namespace``) of these tenants, namespaces and full topic names; all of them for none."""
+    if not names:
+        return rows
+    namespaces = rows.column("namespace").fill_null("")
+    tenants = pc.list_element(pc.split_pattern(namespaces, "/", max_splits=1), 0)
+    wanted = pa.array(sorted(names), pa.string())
+    columns = (rows.column("topic").fill_null(""), namespaces, tenants)
+    is_in = [pc.is_in(column, wanted) for column in columns]
+    return rows.filter(pc.or_(pc.or_(is_in[0], is_in[1]), is_in[2]))
+
+
 def check_caps(summary: PlanSummary, rows: pa.Table, caps: Caps) -> None:
     """Raise Refused naming the first cap that the rows to be applied exceed."""
     check_blast(rows, summary.cluster_ledgers, caps)

@@ -185,7 +185,8 @@ def check_order(
         valid_for_ms=valid,
     )
     plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, settings.words_in_force(now))
-    some = rows.slice(0, order.limit or rows.num_rows)
+    named = plan_checks.within(rows, order.namespaces)
+    some = named.slice(0, order.limit or named.num_rows)
     plan_checks.check_caps(summary, as_capped(some), caps)
     return summary, some, caps
 

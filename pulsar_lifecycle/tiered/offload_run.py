@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import (
     LifecycleError,
@@ -32,7 +33,7 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.plans import offload_plan
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.records.refusals import Refusal
-from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.caps import check_limit
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import Lease
@@ -60,11 +61,22 @@ from pulsar_lifecycle.topics.write import TopicRun
 
 @dataclass(frozen=True, slots=True)
 class OffloadOrder:
-    """A plan, and how much of it: ``limit`` ledgers (0: all that the settings' caps allow)."""
+    """A plan, and how much of it: ``limit`` ledgers (0: all that the settings' caps allow).
+
+    ``namespaces``: only of these tenants, namespaces and full topic names; ``only``: only what is offloaded, or only
+    what is released.
+    """
 
     plan_id: str
     digest: str
     limit: int = 0
+    namespaces: tuple[str, ...] = ()
+    only: OffloadChoice | None = None
+
+    def of(self, rows: pa.Table) -> pa.Table:
+        """The rows that are meant."""
+        named = plan_checks.within(rows, self.namespaces)
+        return named if self.only is None else named.filter(pc.equal(named.column("action"), self.only.value))
 
 
 def offload_now(
@@ -125,6 +137,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         plans.check_applicable(
             plan, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid
         )
+        rows = order.of(rows)
         epoch = evidence.newest_epoch(cluster, fingerprint)
         evidence.refuse_old_evidence(epoch, now, valid)
         with _acting(cluster, run_id, epoch, ports) as (run, guard, lease):

@@ -61,7 +61,11 @@ def described(defs: dg.Definitions) -> dict[str, Any]:
     }
     schedules = {s.name: [s.job_name, s.cron_schedule, s.default_status.value] for s in repository.schedule_defs}
     sensors = {
-        s.name: [s.job_name if s.targets else None, s.minimum_interval_seconds, s.default_status.value]
+        s.name: [
+            ", ".join(sorted(t.job_name for t in s.targets)) or None,
+            s.minimum_interval_seconds,
+            s.default_status.value,
+        ]
         for s in repository.sensor_defs
     }
     return {"assets": assets, "jobs": jobs, "schedules": schedules, "sensors": sensors}

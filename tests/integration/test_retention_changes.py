@@ -10,6 +10,7 @@ import dagster as dg
 import pulsar
 import pytest
 
+from pulsar_lifecycle.inspect.automation import KINDS, decision_of
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming.retention_run import apply_retention
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.integration
 CONTENTS = topics.payloads(230)
 """Five ledgers: the sandbox's have 50 entries."""
 LATER = topics.payloads(10, "later")
-AUTOMATION = {"automation": {"retention": "apply", "max_share": 1.0}}
+AUTOMATION = {"automation": {"retention": {"mode": "apply", "max_share": 1.0}}}
 
 
 def listed(sandbox: Cluster, topic: str) -> list[int]:
@@ -105,7 +106,12 @@ def test_topics_that_changed_since_the_plan_lose_nothing_and_the_rest_goes(
         with dg.DagsterInstance.ephemeral() as instance:
             jobs = Jobs(pipeline, instance)
             assert jobs.run("scan").success
-            assert jobs.run("keep_retention").success
+            assert jobs.run("plan_retention").success
+            found, _ = decision_of(pipeline.where, next(kind for kind in KINDS if kind.name == "retention"))
+            assert found.goes, found
+            plan = jobs.page("retention_plan")
+            config = {"plan_id": plan["plan id"], "digest": plan["digest"], "dry_run": False}
+            assert jobs.run("apply_retention", {"ops": {"trim_expired": {"config": config}}}).success
         assert listed(sandbox, nightly) == ids[nightly][-1:]
         assert nightly not in loaded(sandbox)
 

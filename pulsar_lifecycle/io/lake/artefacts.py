@@ -253,6 +253,10 @@ class FileLake(LakeFiles):
         """A stored plan of :meth:`store_object_plan` with its rows, read from the files. Raises NotFound."""
         return self._plan(OBJECT_PLANS, plan_id, PlanSummary.from_json, OBJECTS)
 
+    def object_plans(self) -> list[PlanSummary]:
+        """Every plan of what is to leave the buckets that can be read, oldest first."""
+        return self._readable(OBJECT_PLANS, PlanSummary.from_json)
+
     def store_retention_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of what is past its retention and return its location."""
         return self._store_plan(RETENTION_PLANS, summary, rows)

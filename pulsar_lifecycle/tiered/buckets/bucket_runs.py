@@ -282,7 +282,7 @@ def _chosen(cluster: Cluster, order: Order, caps: Caps, fingerprint: str) -> tup
         summary, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid
     )
     plan_deletion.check_scan(summary, cluster.lake.epoch, now, valid, cluster.settings.words_in_force(now))
-    some = rows.slice(0, order.limit or rows.num_rows)
+    some = plan_deletion.within(rows, order.namespaces).slice(0, order.limit or rows.num_rows)
     plan_deletion.check_caps(summary, some.append_column("physical_bytes", some.column("bytes")), caps)
     return summary, some
 

@@ -58,8 +58,8 @@ class FakeLake:
         self.kept_words: dict[str, list[KnownWord]] = {}
         self.kept_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.offload_plans_kept: dict[str, tuple[OffloadPlan, pa.Table]] = {}
-        self.object_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.delete_records_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
+        self.object_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.inactive_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.retention_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.load_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
@@ -248,11 +248,14 @@ class FakeLake:
         return sorted((plan for plan, _ in self.offload_plans_kept.values()), key=lambda plan: plan.created_at)
 
     def store_object_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
-        self.object_plans[summary.plan_id] = summary, rows
+        self.object_plans_kept[summary.plan_id] = summary, rows
         return summary.plan_id
 
     def object_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
-        return _kept(self.object_plans, plan_id)
+        return _kept(self.object_plans_kept, plan_id)
+
+    def object_plans(self) -> list[PlanSummary]:
+        return sorted((plan for plan, _ in self.object_plans_kept.values()), key=lambda plan: plan.created_at)
 
     def store_load_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         self.load_plans_kept[summary.plan_id] = summary, rows

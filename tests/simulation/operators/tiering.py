@@ -213,9 +213,9 @@ class Tiering:
     def sweep(self) -> str:
         """Apply the newest plan of an inventory."""
         operator = self.operator
-        if not operator.lake.object_plans:
+        if not operator.lake.object_plans_kept:
             return "no plan of objects yet"
-        plan, _ = list(operator.lake.object_plans.values())[-1]
+        plan, _ = list(operator.lake.object_plans_kept.values())[-1]
         run_id = operator._run_id("sweep")
         with operator._tracing(Trace(run_id, kind=SWEEP)):
             done = bucket_runs.sweep(operator.cluster, run_id, Order(plan.plan_id, plan.digest), lambda line: None)

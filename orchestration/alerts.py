@@ -1,0 +1,90 @@
+"""Alarms: a run that failed, and a bookie that became read-only. Both ship stopped.
+
+Belongs here: telling. Not here: mending: a run that failed is repeated by a schedule, a sensor or an operator.
+"""
+
+import json
+from typing import Any
+
+import dagster as dg
+
+from assets.bookies import WRITABLE
+from assets.names import EPOCH, PLAN, READER, key
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.ports import Unread
+from pulsar_lifecycle.runs.cluster import Cluster
+from resources.lifecycle import LifecycleResource
+
+LONGEST_MESSAGE = 4_000
+"""Characters of an error that an alert holds."""
+
+
+def failure_document(cluster: str, run: dg.DagsterRun, message: str) -> dict[str, Any]:
+    """What a webhook is told of a run that failed; nothing of its configuration."""
+    tags = {name: run.tags[name] for name in (PLAN, EPOCH) if name in run.tags}
+    error = message[:LONGEST_MESSAGE]
+    text = f"pulsar-lifecycle, {cluster}: job {run.job_name} failed: {error}"
+    return {"text": text, "cluster": cluster, "job": run.job_name, "run_id": run.run_id, "error": error, **tags}
+
+
+def failed_runs_sensor(cluster: str) -> dg.SensorDefinition:
+    """Posts every failed run of this code location to ``automation.alert_webhook``."""
+
+    @dg.run_failure_sensor(
+        name="failed_runs",
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        description="Posts each failed run as JSON to `automation.alert_webhook` of the settings file, with its plan "
+        "and scan. A post that fails is not repeated: the tick fails.",
+    )
+    def alarm(context: dg.RunFailureSensorContext, lifecycle: LifecycleResource) -> dg.SkipReason | None:
+        with lifecycle.without_spark().ports(read_only=True) as ports:
+            if ports.alerts is None:
+                return dg.SkipReason("automation.alert_webhook is not set")
+            ports.alerts.send(failure_document(cluster, context.dagster_run, context.failure_event.message or ""))
+        return None
+
+    return alarm
+
+
+def read_only_bookies(where: Cluster) -> list[str]:
+    """Bookies that are registered as read-only. Raises LifecycleError where that cannot be read."""
+    path = f"{where.settings.bookkeeper.ledgers_root}/available/readonly"
+    with where.ports(read_only=True) as ports:
+        found = ports.store.children([path])[0]
+    if isinstance(found, Unread):
+        raise LifecycleError(f"{path}: {found.reason}")
+    return sorted(found.names) if found else []
+
+
+def read_only_sensor(cluster: str, job: Any) -> dg.SensorDefinition:
+    """Rings when a bookie has become read-only."""
+    asset_key = key(cluster, "bookie_disk")
+
+    @dg.sensor(
+        name="bookie_read_only",
+        job=job,
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        description="When the set of read-only bookies changes: turns the check `bookies_writable` of `bookie_disk`, "
+        "and starts `report_storage` for each bookie that has become read-only. Changes nothing of the cluster.",
+    )
+    def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
+        try:
+            now = read_only_bookies(lifecycle.without_spark())
+        except LifecycleError as error:
+            return dg.SkipReason(f"the bookies could not be asked for: {error}")
+        before = json.loads(context.cursor) if context.cursor else []
+        if now == before:
+            return dg.SkipReason(f"{len(now)} bookies are read-only, as before")
+        new = sorted(set(now) - set(before))
+        found = dg.AssetCheckEvaluation(
+            asset_key=asset_key,
+            check_name=WRITABLE,
+            passed=not now,
+            severity=dg.AssetCheckSeverity.WARN,
+            description=f"read-only: {', '.join(now)}" if now else "all bookies are writable",
+        )
+        requests = [dg.RunRequest(tags={READER: cluster})] if new else []
+        return dg.SensorResult(requests, asset_events=[found], cursor=json.dumps(now))
+
+    return ring

@@ -1,0 +1,173 @@
+"""Section ``[automation]`` of the settings file: how far each kind of plan goes by itself, when, and how much at most.
+
+Belongs here: modes, windows and caps with their defaults and checks. Not here: the rule (``runs/automation.py``).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import Field, field_validator, model_validator
+
+from pulsar_lifecycle.run_settings import owner_names
+from pulsar_lifecycle.setting_types import Seconds, SecretRef, Section
+
+_FIELDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+"""Lowest and highest value of minute, hour, day of the month, month, and day of the week (0 and 7: Sunday)."""
+LONGEST_WINDOW = 7 * 86_400.0
+
+
+class Automation(StrEnum):
+    """How far a kind goes by itself."""
+
+    OFF = "off"
+    """No plan of it is made by itself."""
+    PLAN = "plan"
+    """Plans are made after each scan; an operator applies them."""
+    APPROVE = "approve"
+    """A plan is applied by itself once somebody has approved it."""
+    APPLY = "apply"
+    """A plan is applied by itself."""
+
+
+class Window(Section):
+    """When effects may begin: from each time that ``cron`` names, for ``duration``."""
+
+    cron: str
+    """Five fields as in crontab(5): minute, hour, day of the month, month, day of the week; numbers only."""
+    duration: Seconds = Field(gt=0, le=LONGEST_WINDOW)
+    """How long it is open; at most seven days."""
+    timezone: str = "UTC"
+    """Such as ``Europe/Zurich``."""
+
+    @field_validator("cron")
+    @classmethod
+    def _five_fields(cls, value: str) -> str:
+        parse_cron(value)
+        return value
+
+    @field_validator("timezone")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise ValueError(f"expected a time zone such as Europe/Zurich, found {value!r}") from error
+        return value
+
+    def opened_at(self, now: int) -> int | None:
+        """Since when (ms) the window is open at ``now``; None while it is shut."""
+        minute, hour, day, month, weekday = parse_cron(self.cron)
+        either = "*" not in (self.cron.split()[2][0], self.cron.split()[4][0])  # crontab(5): one of them is enough
+        zone, at = ZoneInfo(self.timezone), datetime.fromtimestamp(now // 60_000 * 60, UTC)
+        for _ in range(int(self.duration // 60) + 1):
+            if now / 1000 - at.timestamp() >= self.duration:
+                return None
+            local = at.astimezone(zone)
+            days = local.day in day, local.isoweekday() % 7 in weekday
+            dated = any(days) if either else all(days)
+            if local.minute in minute and local.hour in hour and local.month in month and dated:
+                return int(at.timestamp() * 1000)
+            at -= timedelta(minutes=1)
+        return None
+
+
+def parse_cron(text: str) -> list[frozenset[int]]:
+    """The values of each field. Raises ValueError naming the field."""
+    fields = text.split()
+    if len(fields) != len(_FIELDS):
+        raise ValueError(f"expected five fields such as '0 1 * * 6', found {text!r}")
+    found = [_values(field, low, high) for field, (low, high) in zip(fields, _FIELDS, strict=True)]
+    found[4] = frozenset(value % 7 for value in found[4])
+    return found
+
+
+def _values(field: str, low: int, high: int) -> frozenset[int]:
+    values: set[int] = set()
+    for part in field.split(","):
+        span, _, step = part.partition("/")
+        first, _, last = span.partition("-")
+        try:
+            begin, end = (low, high) if span == "*" else (int(first), int(last or (high if step else first)))
+            every = int(step) if step else 1
+        except ValueError:
+            raise ValueError(f"{field!r}: expected numbers, *, ranges and steps") from None
+        if not low <= begin <= end <= high or every < 1:
+            raise ValueError(f"{field!r}: expected {low} to {high}")
+        values.update(range(begin, end + 1, every))
+    return frozenset(values)
+
+
+class KindAutomation(Section):
+    """How far one kind of plan goes by itself. The caps of ``[apply]``, or ``[offload]``, hold as well.
+
+    A plan beyond a cap, or that grew too much, is not applied in part: it waits for an operator.
+    """
+
+    mode: Automation = Automation.PLAN
+    """``"off"``, ``"plan"``, ``"approve"`` or ``"apply"``."""
+    namespaces: tuple[str, ...] = ()
+    """Tenants, namespaces and full topic names that go by themselves; empty: all."""
+    window: Window | None = None
+    """``{ cron = "0 1 * * 6", duration = "4h" }``: when runs may begin; unset: at any time."""
+    min_ledgers: int = Field(default=1, ge=1)
+    """A plan of fewer waits for more."""
+    min_bytes: int = Field(default=0, ge=0)
+    """A plan of fewer bytes waits for more."""
+    max_ledgers: int = Field(default=10_000, gt=0)
+    """Ledgers, copies or objects of one plan."""
+    max_share: float = Field(default=0.01, gt=0, le=1)
+    """Share of the cluster's ledgers."""
+    max_bytes: int = Field(default=10 << 40, gt=0)
+    """On the bookies or in the bucket."""
+    max_ledgers_per_topic: int = Field(default=1_000, gt=0)
+    """Ledgers of one topic."""
+    max_growth: float = Field(default=10.0, ge=1)
+    """How many times larger than the largest plan that was applied in the last 30 days."""
+    growth_from: int = Field(default=1_000, ge=0)
+    """Plans of up to so many ledgers may grow as they like: also the first ones, before any was applied."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_alone(cls, value: object) -> object:
+        return {"mode": value} if isinstance(value, str) else value
+
+    @field_validator("namespaces")
+    @classmethod
+    def _name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return owner_names(value)
+
+
+class AutomationSettings(Section):
+    """What goes by itself, by kind. A word alone is its mode: ``automation.retention = "approve"``.
+
+    Nothing does before the sensor ``automation`` is switched on in Dagster.
+    """
+
+    orphans: KindAutomation = KindAutomation()
+    """Plans of ledgers that nothing refers to: job ``apply_plan``."""
+    retention: KindAutomation = KindAutomation()
+    """Plans of ledgers past their retention: job ``apply_retention``."""
+    offload: KindAutomation = KindAutomation()
+    """What the cluster's own thresholds want in the object store: job ``offload``."""
+    bookkeeper_copies: KindAutomation = KindAutomation()
+    """Releasing copies in BookKeeper past their deletion lag, where ``offload.release`` is ``"ours"``: job
+    ``offload``."""
+    objects: KindAutomation = KindAutomation()
+    """Objects that nothing needs: job ``sweep_objects``."""
+    bookies: KindAutomation = KindAutomation()
+    """Having bookies collect, once in each window: job ``collect_bookies``. There is no plan to approve."""
+    approval_valid_for: Seconds = Field(default=43_200.0, gt=0)
+    """How long an approval holds; its plan may expire before (``orphans.plan_valid_for``)."""
+    alert_webhook: SecretRef | None = None
+    """``{ env = "..." }`` or ``{ file = "..." }``: the URL to which the sensor ``failed_runs`` posts; unset: none."""
+
+    @model_validator(mode="after")
+    def _bookies_have_no_plan(self) -> AutomationSettings:
+        if self.bookies.mode is Automation.APPROVE:
+            raise ValueError('bookies: there is no plan to approve: expected "off", "plan" or "apply"')
+        if self.bookies.mode is Automation.APPLY and self.bookies.window is None:
+            raise ValueError("bookies: a window is needed to apply by itself: they collect once in each")
+        return self

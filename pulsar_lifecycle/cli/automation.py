@@ -1,0 +1,54 @@
+"""``automation`` and ``approve``: what would be applied by itself, and saying that a plan may be.
+
+Belongs here: the pages. Not here: the rule (``runs/automation.py``), applying, which Dagster's sensor ``automation``
+starts.
+"""
+
+from __future__ import annotations
+
+import getpass
+from typing import Annotated
+from uuid import uuid4
+
+import typer
+
+from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.cli.session import AsJson, cluster_of
+
+
+def automation(context: typer.Context, as_json: AsJson = False) -> None:
+    """What becomes of the newest plan of each kind by itself, and why, as `[automation]` has it."""
+    from pulsar_lifecycle.inspect.automation import KINDS, decision_of, settings_of
+
+    where = cluster_of(context)
+    found = [(kind.name, settings_of(where, kind).mode, decision_of(where, kind)[0]) for kind in KINDS]
+    if as_json:
+        show.json_document(
+            [
+                {"kind": name, "mode": mode.value, "code": one.code.value, "plan_id": one.plan_id, "text": one.text}
+                for name, mode, one in found
+            ]
+        )
+        return
+    show.table(
+        ["kind", "mode", "code", "plan", "why"],
+        [(name, mode.value, one.code.value, one.plan_id, one.text) for name, mode, one in found],
+    )
+
+
+def approve(
+    context: typer.Context,
+    plan_id: Annotated[str, typer.Argument(help="As `plans` or its page names it.")],
+    digest: Annotated[str, typer.Argument(help="The digest that you looked at.")],
+    by: Annotated[str, typer.Option("--by", help="Who approves it. [default: the user of this process]")] = "",
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take the approval back.")] = False,
+) -> None:
+    """Let a plan be applied by itself, where its kind's mode is `approve`; who and when goes into the journal."""
+    from pulsar_lifecycle.inspect.automation import approve_plan
+
+    run_id = f"approve-{uuid4().hex[:8]}"
+    done = approve_plan(cluster_of(context), run_id, plan_id, digest, by or getpass.getuser(), withdraw=withdraw)
+    if withdraw:
+        show.text(f"the approval of {plan_id} is withdrawn by {done.by}")
+    else:
+        show.text(f"{plan_id} is approved by {done.by} until {show.moment(done.until)}")

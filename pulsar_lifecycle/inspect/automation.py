@@ -1,0 +1,187 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+# pyarrow has no types.
+"""What would be applied by itself now, kind by kind, and approving a plan.
+
+Belongs here: the newest plan of each kind and what is known of it. Not here: the rule (``runs/automation.py``), the
+launch, which is Dagster's (``orchestration/automation.py``). Looks at the lake alone: no server is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.automation_settings import KindAutomation
+from pulsar_lifecycle.errors import NotFound, RefusedBy, UsageError
+from pulsar_lifecycle.journal.approvals import (
+    APPLIED_WITHIN_MS,
+    Approved,
+    applied_plans,
+    approval_of,
+    approval_row,
+)
+from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.records.plans import inactive_plan, load_plan, offload_plan, retention_plan
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.deletion_plan import digest as digest_of_orphans
+from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
+from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.runs.automation import Approval, AutomationCode, Candidate, Decision, decide
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.plan_checks import within
+from pulsar_lifecycle.tiered.buckets import bucket_rules
+
+Plan = PlanSummary | OffloadPlan
+
+
+@dataclass(frozen=True, slots=True)
+class AutomatedKind:
+    """One kind of plan that may go by itself. ``name`` is its key in ``[automation]``, ``prefix`` begins its ids."""
+
+    name: str
+    prefix: str
+    plans: Callable[[Lake], Sequence[Plan]]
+    stored: Callable[[Lake, str], tuple[Plan, pa.Table]]
+    digest: Callable[[pa.Table, Any], str]
+    bytes: str = "bytes"
+    action: OffloadChoice | None = None
+    """The rows that are of this kind, where a plan holds those of two."""
+
+    def rows(self, rows: pa.Table, names: Sequence[str]) -> pa.Table:
+        """What of a plan's rows may go by itself."""
+        mine = rows if self.action is None else rows.filter(pc.equal(rows.column("action"), self.action.value))
+        return within(mine, names)
+
+
+KINDS = (
+    AutomatedKind(
+        "orphans", "orphans-", lambda lake: lake.plans(), lambda lake, i: lake.plan(i), digest_of_orphans,
+        "physical_bytes",
+    ),
+    AutomatedKind(
+        "retention", "retention-", lambda lake: lake.retention_plans(), lambda lake, i: lake.retention_plan(i),
+        retention_plan.digest, "physical_bytes",
+    ),
+    AutomatedKind(
+        "offload", "offload-", lambda lake: lake.offload_plans(), lambda lake, i: lake.offload_plan(i),
+        offload_plan.digest, action=OffloadChoice.OFFLOAD,
+    ),
+    AutomatedKind(
+        "bookkeeper_copies", "offload-", lambda lake: lake.offload_plans(), lambda lake, i: lake.offload_plan(i),
+        offload_plan.digest, action=OffloadChoice.RELEASE,
+    ),
+    AutomatedKind(
+        "objects", "objects-", lambda lake: lake.object_plans(), lambda lake, i: lake.object_plan(i),
+        bucket_rules.digest,
+    ),
+)  # fmt: skip
+"""Every kind whose plans the lake keeps; bookies have none."""
+
+_BY_HAND = (
+    AutomatedKind(
+        "load", "load-", lambda lake: lake.load_plans(), lambda lake, i: lake.load_plan(i), load_plan.digest
+    ),
+    AutomatedKind(
+        "inactive", "inactive-", lambda lake: lake.inactive_plans(), lambda lake, i: lake.inactive_plan(i),
+        inactive_plan.digest,
+    ),
+)  # fmt: skip
+"""Kinds that never go by themselves."""
+
+
+def settings_of(where: Cluster, kind: AutomatedKind) -> KindAutomation:
+    """What ``[automation]`` says of a kind."""
+    return getattr(where.settings.automation, kind.name)
+
+
+def decision_of(where: Cluster, kind: AutomatedKind) -> tuple[Decision, Plan | None]:
+    """What becomes of the newest plan of a kind by itself, and that plan. Raises what the lake raises."""
+    settings, now = settings_of(where, kind), where.clock.now_ms()
+    valid = int(where.settings.orphans.plan_valid_for * 1000)
+    mine = [plan for plan in kind.plans(where.lake) if _is_of(plan, kind, where)]
+    newest = mine[-1] if mine else None
+    early = decide(settings, _bare(newest) if newest else None, now, valid_for_ms=valid)
+    if newest is None or early.code in (AutomationCode.OFF, AutomationCode.REPORT_ONLY, AutomationCode.EXPIRED):
+        return early, newest
+    rows = kind.rows(kind.stored(where.lake, newest.plan_id)[1], settings.namespaces)
+    recent = {plan.plan_id: plan for plan in mine if now - plan.created_at <= APPLIED_WITHIN_MS}
+    applied = applied_plans(where.journal_reader, where.settings.cluster, recent, now - APPLIED_WITHIN_MS)
+    size = int(pc.sum(rows.column(kind.bytes)).as_py() or 0)
+    candidate = Candidate(
+        newest.plan_id, newest.digest, newest.created_at, newest.actionable, rows.num_rows, size,
+        _cluster_ledgers(newest), taken=newest.plan_id in applied,
+    )  # fmt: skip
+    largest = max((_ledgers(recent[one]) for one in applied if one != newest.plan_id), default=0)
+    found = decide(
+        settings, candidate, now, valid_for_ms=valid, approval=_approval(where, newest), largest_applied=largest
+    )
+    return found, newest
+
+
+def approve_plan(
+    where: Cluster, run_id: str, plan_id: str, digest: str, by: str, *, withdraw: bool = False
+) -> Approved:
+    """Journal that ``by`` approves a plan of any kind that goes by itself, or withdraws the approval.
+
+    Raises NotFound; UsageError without a name; Refused for another digest, a report-only or expired plan, one of
+    another cluster, or one whose files changed.
+    """
+    if not by.strip():
+        raise UsageError("by: say who approves it")
+    kind = next((one for one in KINDS if plan_id.startswith(one.prefix)), None)
+    if kind is None:
+        by_hand = any(plan_id.startswith(one.prefix) for one in _BY_HAND)
+        raise UsageError(
+            f"plan {plan_id}: its kind never goes by itself: apply it with its job" if by_hand
+            else f"{plan_id!r} is no id of a plan that may go by itself"
+        )  # fmt: skip
+    plan, rows = kind.stored(where.lake, plan_id)
+    now, cluster = where.clock.now_ms(), where.settings.cluster
+    found = kind.digest(rows, plan.to_json())
+    if not digest == plan.digest == found:
+        raise RefusedBy(
+            Refusal.PLAN_DIFFERS,
+            f"plan {plan_id}: its files have digest {found}, its summary {plan.digest}, you gave {digest}",
+        )
+    if plan.cluster != cluster:
+        raise RefusedBy(Refusal.OTHER_CLUSTER, f"plan {plan_id} is of another cluster: {plan.cluster}")
+    expires = plan.created_at + int(where.settings.orphans.plan_valid_for * 1000)
+    if not withdraw and not plan.actionable:
+        raise RefusedBy(Refusal.REPORT_ONLY, f"plan {plan_id} is report-only: there is nothing to approve")
+    if not withdraw and now >= expires:
+        raise RefusedBy(Refusal.PLAN_EXPIRED, f"plan {plan_id} has expired: approve a newer one")
+    until = min(expires, now + int(where.settings.automation.approval_valid_for * 1000))
+    approved = Approved(by.strip(), digest, until)
+    where.journal.record([approval_row(run_id, cluster, plan_id, approved, now, withdrawn=withdraw)])
+    return approved
+
+
+def _approval(where: Cluster, plan: Plan) -> Approval | None:
+    try:
+        return approval_of(where.journal_reader, where.settings.cluster, plan.plan_id, plan.created_at)
+    except (ValueError, KeyError, TypeError) as error:  # a row of another program approves nothing
+        raise NotFound(f"plan {plan.plan_id}: its approval cannot be read: {error}") from error
+
+
+def _is_of(plan: Plan, kind: AutomatedKind, where: Cluster) -> bool:
+    return plan.plan_id.startswith(kind.prefix) and plan.cluster == where.settings.cluster
+
+
+def _bare(plan: Plan) -> Candidate:
+    return Candidate(
+        plan.plan_id, plan.digest, plan.created_at, plan.actionable, _ledgers(plan), 0, _cluster_ledgers(plan)
+    )
+
+
+def _ledgers(plan: Plan) -> int:
+    return plan.ledgers + plan.released if isinstance(plan, OffloadPlan) else plan.ledgers
+
+
+def _cluster_ledgers(plan: Plan) -> int:
+    """What the share is of. An offload plan does not say it: ``max_share`` of its kinds has nothing to hold it to."""
+    return 1 << 62 if isinstance(plan, OffloadPlan) else plan.cluster_ledgers

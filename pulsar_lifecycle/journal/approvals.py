@@ -1,0 +1,67 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""Approvals of plans, and which plans were applied, as the journal has them.
+
+Not here: what an approval is worth (``runs/automation.py``), who may give one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.journal.effects import NO_EFFECTS
+from pulsar_lifecycle.journal.queries import filed_since
+from pulsar_lifecycle.ports import JournalReader, JournalRow
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.runs.automation import Approval
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+
+APPLIED_WITHIN_MS = 30 * 86_400_000
+"""How far back plans count that were applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Approved:
+    """Details of an approval: who, which digest, until when (ms)."""
+
+    by: str
+    digest: str
+    until: int
+
+
+def approval_row(
+    run_id: str, cluster: str, plan_id: str, approved: Approved, now: int, *, withdrawn: bool = False
+) -> JournalRow:
+    """That somebody approved a plan, or withdrew the approval."""
+    text = f"{'withdrawn' if withdrawn else 'approved'} by {approved.by}"
+    step = Step(Action.APPROVE_PLAN, Phase.APPROVE_PLAN)
+    outcome = Outcome.WITHDRAWN if withdrawn else Outcome.APPROVED
+    about = Subject(-1, "", "", details=(approved,))
+    return Writer(run_id, cluster, plan_id).row(step, about, outcome, Why(Code.BY_OPERATOR, text), now)
+
+
+def approval_of(journal: JournalReader, cluster: str, plan_id: str, since: int) -> Approval | None:
+    """The newest approval of a plan, given at ``since`` (ms) or later; None if there is none, or it was withdrawn."""
+    mine = (pc.field("cluster") == cluster) & (pc.field("plan_id") == plan_id)
+    about = mine & (pc.field("action") == Action.APPROVE_PLAN) & filed_since(since)
+    rows = journal.find(about, ["outcome", "detail", "at"]).sort_by("at").to_pylist()
+    if not rows or rows[-1]["outcome"] != Outcome.APPROVED:
+        return None
+    detail = json.loads(rows[-1]["detail"])
+    return Approval(detail["by"], detail["digest"], rows[-1]["at"], detail["until"])
+
+
+def applied_plans(journal: JournalReader, cluster: str, plan_ids: Collection[str], since: int) -> frozenset[str]:
+    """Those of the plans by which something was done, or begun, at ``since`` (ms) or later."""
+    if not plan_ids:
+        return frozenset()
+    named = pc.field("plan_id").isin(pa.array(sorted(plan_ids), pa.string()))
+    effects = ~pc.field("action").isin(pa.array(sorted(NO_EFFECTS), pa.string()))
+    rows = journal.find((pc.field("cluster") == cluster) & named & effects & filed_since(since), ["plan_id"])
+    return frozenset(rows.column("plan_id").unique().to_pylist())

@@ -1,0 +1,156 @@
+"""Whether a plan is applied by itself, or why not: the rule of ``[automation]``.
+
+Belongs here: the decision over values, as a code with its sentence. Not here: gathering them
+(``inspect/automation.py``); what every application checks anew, such as the plan's scan and its caps per topic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pulsar_lifecycle.automation_settings import Automation, KindAutomation
+
+
+class AutomationCode(StrEnum):
+    """Why a plan is applied by itself, or not."""
+
+    GOES = "goes"
+    """It is applied now."""
+    OFF = "off"
+    """The mode is ``off``."""
+    PLAN_ONLY = "plan_only"
+    """The mode is ``plan``: an operator applies it."""
+    NO_PLAN = "no_plan"
+    """There is none yet."""
+    REPORT_ONLY = "report_only"
+    """The plan is report-only: its scan has gaps."""
+    EXPIRED = "expired"
+    """The plan is too old to be applied."""
+    TAKEN = "taken"
+    """A run has begun to apply it."""
+    EMPTY = "empty"
+    """Nothing of what it holds goes by itself."""
+    TOO_SMALL = "too_small"
+    """It is below the kind's minimum: it waits for more."""
+    OVER_CAP = "over_cap"
+    """It is beyond a cap of its kind: an operator looks at it."""
+    GREW = "grew"
+    """It is far larger than those applied in the last 30 days: an operator looks at it."""
+    WINDOW_SHUT = "window_shut"
+    """The maintenance window is not open."""
+    NOT_APPROVED = "not_approved"
+    """Nobody has approved it, or not this digest."""
+    APPROVAL_EXPIRED = "approval_expired"
+    """Its approval has expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan as the rule sees it: what of it may go by itself, and what it is a share of. Times in ms."""
+
+    plan_id: str
+    digest: str
+    created_at: int
+    actionable: bool
+    ledgers: int
+    bytes: int
+    cluster_ledgers: int
+    taken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """Who approved which digest of a plan, when, and until when it holds (ms)."""
+
+    by: str
+    digest: str
+    at: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a kind's newest plan by itself; ``plan_id`` is empty where there is none."""
+
+    code: AutomationCode
+    text: str
+    plan_id: str = ""
+
+    @property
+    def goes(self) -> bool:
+        """Whether it is applied."""
+        return self.code is AutomationCode.GOES
+
+
+def decide(
+    kind: KindAutomation,
+    plan: Candidate | None,
+    now: int,
+    *,
+    valid_for_ms: int,
+    approval: Approval | None = None,
+    largest_applied: int = 0,
+) -> Decision:
+    """Whether the newest plan of a kind is applied at ``now`` (ms).
+
+    ``largest_applied``: ledgers of the largest plan of the kind that was applied in the last 30 days.
+    """
+    if kind.mode is Automation.OFF:
+        return Decision(AutomationCode.OFF, "automation is off for this kind")
+    if plan is None:
+        return Decision(AutomationCode.NO_PLAN, "there is no plan of this kind yet")
+    found = _against(kind, plan, now, valid_for_ms, approval, largest_applied)
+    code, text = found or (AutomationCode.GOES, _goes(plan, approval if kind.mode is Automation.APPROVE else None))
+    return Decision(code, text, plan.plan_id)
+
+
+def _against(
+    kind: KindAutomation, plan: Candidate, now: int, valid_for_ms: int, approval: Approval | None, largest: int
+) -> tuple[AutomationCode, str] | None:
+    if plan.taken:
+        return AutomationCode.TAKEN, "a run has begun to apply it"
+    if not plan.actionable:
+        return AutomationCode.REPORT_ONLY, "it is report-only; its page says why"
+    if not 0 <= now - plan.created_at <= valid_for_ms:
+        return AutomationCode.EXPIRED, f"it is {(now - plan.created_at) // 60_000} minutes old, too old to be applied"
+    if not plan.ledgers:
+        return AutomationCode.EMPTY, "nothing of it goes by itself"
+    if plan.ledgers < kind.min_ledgers or plan.bytes < kind.min_bytes:
+        least = f"min_ledgers {kind.min_ledgers}, min_bytes {kind.min_bytes}"
+        return AutomationCode.TOO_SMALL, f"{plan.ledgers} ledgers, {plan.bytes} bytes: it waits for more ({least})"
+    if kind.mode is Automation.PLAN:
+        return AutomationCode.PLAN_ONLY, "the mode is plan: apply it with its job"
+    if kind.mode is Automation.APPROVE:
+        if approval is None or approval.digest != plan.digest:
+            how = f"pulsar-lifecycle approve {plan.plan_id} {plan.digest}"
+            return AutomationCode.NOT_APPROVED, f"it waits for `{how}`, or job approve_plan"
+        if now >= approval.until:
+            return AutomationCode.APPROVAL_EXPIRED, f"the approval by {approval.by} has expired: approve it again"
+    if over := _over(kind, plan):
+        return AutomationCode.OVER_CAP, f"{over}: look at it, then apply it with its job"
+    if grew_too_much(kind, plan.ledgers, largest) and kind.mode is Automation.APPLY:
+        of = f"the largest applied in 30 days had {largest}" if largest else "none was applied in 30 days"
+        return AutomationCode.GREW, f"{plan.ledgers} ledgers, and {of}: look at it, then apply it with its job"
+    if kind.window and kind.window.opened_at(now) is None:
+        return AutomationCode.WINDOW_SHUT, f"its window ({kind.window.cron}) is not open"
+    return None
+
+
+def grew_too_much(kind: KindAutomation, ledgers: int, largest_applied: int) -> bool:
+    """Whether a plan is far larger than the last ones."""
+    return ledgers > kind.growth_from and ledgers > kind.max_growth * largest_applied
+
+
+def _over(kind: KindAutomation, plan: Candidate) -> str:
+    share = plan.ledgers / max(plan.cluster_ledgers, 1)
+    if plan.ledgers > kind.max_ledgers:
+        return f"max_ledgers: {plan.ledgers}, the cap is {kind.max_ledgers}"
+    if plan.bytes > kind.max_bytes:
+        return f"max_bytes: {plan.bytes}, the cap is {kind.max_bytes}"
+    return f"max_share: {share:.2%}, the cap is {kind.max_share:.2%}" if share > kind.max_share else ""
+
+
+def _goes(plan: Candidate, approval: Approval | None) -> str:
+    whose = f", approved by {approval.by}" if approval else ""
+    return f"{plan.ledgers} ledgers, {plan.bytes} bytes{whose}"

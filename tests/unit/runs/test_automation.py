@@ -1,0 +1,136 @@
+"""The rule of what goes by itself, and when a maintenance window is open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation, Window
+from pulsar_lifecycle.runs.automation import Approval, AutomationCode, Candidate, decide
+
+NOW = 1_800_000_000_000
+HOUR = 3_600_000
+PLAN = Candidate("orphans-e-1", "d", NOW - HOUR, True, 100, 10_000, 100_000)
+
+
+def code(plan: Candidate | None = PLAN, *, approval: Approval | None = None, largest: int = 0, **kind: Any) -> str:
+    settings = KindAutomation(**{"mode": "apply", **kind})
+    found = decide(settings, plan, NOW, valid_for_ms=24 * HOUR, approval=approval, largest_applied=largest)
+    assert found.text
+    return found.code
+
+
+def test_a_small_young_plan_goes() -> None:
+    assert code() == AutomationCode.GOES
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("off", "off"), ("plan", "plan_only"), ("approve", "not_approved")])
+def test_the_mode_says_how_far(mode: str, expected: str) -> None:
+    assert code(mode=mode) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"actionable": False}, "report_only"),
+        ({"created_at": NOW - 25 * HOUR}, "expired"),
+        ({"created_at": NOW + HOUR}, "expired"),
+        ({"ledgers": 0}, "empty"),
+        ({"taken": True}, "taken"),
+        ({"cluster_ledgers": 1_000}, "over_cap"),
+    ],
+)
+def test_what_keeps_a_plan_from_going(change: dict[str, Any], expected: str) -> None:
+    assert code(replace(PLAN, **change)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ({"min_ledgers": 101}, "too_small"),
+        ({"min_bytes": 10_001}, "too_small"),
+        ({"max_ledgers": 99}, "over_cap"),
+        ({"max_bytes": 9_999}, "over_cap"),
+        ({"max_share": 0.0009}, "over_cap"),
+        ({"growth_from": 99}, "grew"),
+        ({"window": {"cron": "0 0 30 2 *", "duration": "1h"}}, "window_shut"),
+    ],
+)
+def test_the_settings_keep_a_plan_from_going(kind: dict[str, Any], expected: str) -> None:
+    assert code(**kind) == expected
+
+
+def test_there_is_no_plan_yet() -> None:
+    assert code(None) == AutomationCode.NO_PLAN
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(10, "goes"), (9, "grew"), (0, "grew")])
+def test_a_plan_may_be_ten_times_the_largest_that_was_applied(largest: int, expected: str) -> None:
+    assert code(growth_from=50, largest=largest) == expected
+
+
+def test_a_plan_that_grew_is_never_applied_by_waiting() -> None:
+    """Plans that were only made are no measure: else the second of two such plans would go."""
+    assert code(replace(PLAN, ledgers=9_000, cluster_ledgers=10**9), largest=0) == AutomationCode.GREW
+
+
+def test_an_approval_holds_for_its_digest_and_its_time() -> None:
+    given = Approval("ann", "d", NOW - 1, NOW + 1)
+    assert code(mode="approve", approval=given) == AutomationCode.GOES
+    assert code(mode="approve", approval=replace(given, digest="another")) == AutomationCode.NOT_APPROVED
+    assert code(mode="approve", approval=replace(given, until=NOW)) == AutomationCode.APPROVAL_EXPIRED
+    assert code(mode="approve", approval=given, growth_from=0) == AutomationCode.GOES
+    assert code(mode="approve", approval=given, max_ledgers=1) == AutomationCode.OVER_CAP
+
+
+def at(text: str) -> int:
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    ("cron", "now", "is_open"),
+    [
+        ("0 1 * * *", "2026-11-24T00:59:59", False),
+        ("0 1 * * *", "2026-11-24T01:00:00", True),
+        ("0 1 * * *", "2026-11-24T02:59:59", True),
+        ("0 1 * * *", "2026-11-24T03:00:00", False),
+        ("30 23 * * 6", "2026-11-29T00:30:00", True),
+        ("30 23 * * 0", "2026-11-29T00:30:00", False),
+        ("0 1 24 * 6", "2026-11-24T01:30:00", True),
+        ("0 1 23 * 7", "2026-11-24T01:30:00", False),
+        ("*/30 8-10,22 * 11 *", "2026-11-24T10:31:00", True),
+        ("0 22 * 12 *", "2026-11-24T22:30:00", False),
+    ],
+)
+def test_a_window_opens_at_its_cron_for_its_duration(cron: str, now: str, is_open: bool) -> None:
+    assert (Window(cron=cron, duration="2h").opened_at(at(now)) is not None) is is_open
+
+
+def test_a_window_is_in_its_time_zone_and_says_since_when_it_is_open() -> None:
+    window = Window(cron="0 1 * * *", duration="2h", timezone="Europe/Zurich")
+    assert window.opened_at(at("2026-11-24T00:30:00")) == at("2026-11-24T00:00:00")
+    assert window.opened_at(at("2026-11-24T02:00:00")) is None
+
+
+@pytest.mark.parametrize("cron", ["", "* * * *", "60 * * * *", "a * * * *", "5-1 * * * *", "*/0 * * * *"])
+def test_what_is_no_cron_is_refused(cron: str) -> None:
+    with pytest.raises(ValidationError):
+        Window(cron=cron, duration="1h")
+
+
+def test_a_word_alone_is_the_mode_and_plan_is_the_default() -> None:
+    found = AutomationSettings.model_validate({"retention": "approve", "offload": {"mode": "apply"}})
+    assert (found.orphans.mode, found.retention.mode, found.offload.mode) == ("plan", "approve", "apply")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"retention": "yes"}, {"bookies": "approve"}, {"bookies": "apply"}, {"orphans": {"namespaces": ["a//b"]}}],
+)
+def test_wrong_automation_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        AutomationSettings.model_validate(wrong)
