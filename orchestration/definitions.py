@@ -30,6 +30,7 @@ from orchestration.alerts import failed_runs_sensor, read_only_sensor
 from orchestration.automation import FOLLOWS, approve_job, automation_sensor, following_sensor, follows_scan
 from orchestration.bookies import collect_bookies_job, report_storage_job
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
+from orchestration.consumed_records import consumed_records_schedule, keep_consumed_records_job
 from orchestration.delete_records import delete_records_job
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job, watch_queue_job
 from orchestration.load import load_topics_job, plan_load_job
@@ -76,6 +77,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             trim_topics_job,
             delete_topics_job,
             delete_records_job,
+            keep_consumed_records_job,
             reconcile,
             plan_offload_job(cluster),
             offload_job,
@@ -94,7 +96,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             delete_inactive_topics_job,
             delete_inactive_subscriptions_job,
         ],
-        schedules=[scan_schedule(scan), *looking_schedules(inventory, reconcile, watch)],
+        schedules=[scan_schedule(scan), *looking_schedules(inventory, reconcile, watch), consumed_records_schedule],
         sensors=[
             *queue_sensors(delete_pending, cluster),
             dead_letter_sensor(cluster),

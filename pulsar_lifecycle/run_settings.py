@@ -132,6 +132,28 @@ class ApplySettings(Section):
     """Ledgers of one topic."""
 
 
+class ConsumedRecordsSettings(Section):
+    """Records that go once they are consumed, whatever retention says: job ``keep_consumed_records``."""
+
+    subscriptions: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """By namespace (``tenant/namespace``) or full topic name, the subscriptions that count: what all of them have
+    acknowledged goes. Where one does not exist, nothing does; a topic's own entry goes before its namespace's."""
+
+    apply: bool = False
+    """Whether the job applies its plan at once, under the caps of ``[apply]``; else the plan waits for an operator."""
+
+    @field_validator("subscriptions")
+    @classmethod
+    def _count_something(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for name, subscriptions in value.items():
+            owner_names((name,))
+            if "/" not in name:
+                raise ValueError(f"expected tenant/namespace or persistent://tenant/namespace/topic, found {name!r}")
+            if not subscriptions or not all(subscriptions):
+                raise ValueError(f"{name}: expected the names of the subscriptions that count")
+        return value
+
+
 class DeletionSettings(Section):
     """The deletion queue and the deletion run. The camel-case names are PIP-186's own."""
 

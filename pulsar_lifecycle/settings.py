@@ -20,6 +20,7 @@ from pulsar_lifecycle.errors import ConfigError
 from pulsar_lifecycle.run_settings import (
     ApplySettings,
     CollectionSettings,
+    ConsumedRecordsSettings,
     DeletionSettings,
     InactivitySettings,
     LoadSettings,
@@ -260,6 +261,7 @@ class Settings(Section):
     orphans: OrphanSettings = OrphanSettings()
     apply: ApplySettings = ApplySettings()
     automation: AutomationSettings = AutomationSettings()
+    consumed_records: ConsumedRecordsSettings = ConsumedRecordsSettings()
     deletion: DeletionSettings = DeletionSettings()
     trimming: TrimmingSettings = TrimmingSettings()
     offload: OffloadSettings = OffloadSettings()

@@ -65,6 +65,8 @@ _ERRORS: Mapping[Outcome, RecordsError] = {
     Outcome.FAILED: RecordsError.NOT_UNLOADED,
 }
 """What the outcome of a ledger that was to leave, and did not, makes of its partition."""
+_UNANSWERED = (Code.SERVER_FAILED, Code.NOT_SENT)
+"""A server, or the deletion topic, did not answer: that is a time-out, whatever came of the ledger."""
 
 
 class PartitionDeletion:
@@ -156,7 +158,7 @@ class PartitionDeletion:
         order = TrimOrder(self._topic, going, counted=frozenset(self._row["ledgers"]), change=self._raised)
         for one in trim_topic(self._run, self._ports, self._guard, order):
             if error := _ERRORS.get(one.outcome):
-                return Refusal(error, _why(one))
+                return Refusal(RecordsError.TIMEOUT if one.why.code in _UNANSWERED else error, _why(one))
         return None
 
     def _raised(self, info: ManagedLedgerInfo) -> ManagedLedgerInfo:

@@ -16,9 +16,11 @@ import pyarrow as pa
 
 from pulsar_lifecycle.delete_records import rules
 from pulsar_lifecycle.delete_records.leftovers import add_leftovers
+from pulsar_lifecycle.delete_records.offsets import counts_between, out_of_order, read_offsets
 from pulsar_lifecycle.delete_records.partition import PartitionView
-from pulsar_lifecycle.delete_records.request import PLAIN, Offset, Options, Timestamp, TopicPartition
+from pulsar_lifecycle.delete_records.request import END, PLAIN, Offset, Options, Timestamp, TopicPartition
 from pulsar_lifecycle.delete_records.rules import Cut, Refusal
+from pulsar_lifecycle.delete_records.time_offsets import Resolved
 from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
 from pulsar_lifecycle.metastore import load_state
@@ -49,7 +51,7 @@ def plan_delete_records(
 
     Raises Refused and NotFound where there is no scan to rest on, and what the servers raise that all partitions need.
     """
-    with topic_tools(cluster, read_only=True) as ports:
+    with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         fingerprint = evidence.check_store(cluster, ports.store)
         epoch = evidence.newest_epoch(cluster, fingerprint)
         context, now = trim_run.context_of(cluster, fingerprint), ports.clock.now_ms()
@@ -57,10 +59,9 @@ def plan_delete_records(
             heard = load_state.hear_brokers(ports.store, ports.admin)
         loaded_topics = cluster.settings.trimming.loaded_topics
         run = topic_run(cluster, "plan", ports, context, now, loaded_topics, heard.brokers)
-        planning = _Planning(run, ports, heard, options)
+        planning = _Planning(cluster, run, ports, heard, options)
         with step("partitions"):
-            ports.store.sync("/")
-            planned = [planning.row(topic, offset) for topic, offset in offsets.items()]
+            planned = planning.rows(offsets)
         with step("leftovers"):
             add_leftovers(cluster, epoch, ports, planned)
     rows = plans.by_id(pa.Table.from_pylist(planned, RECORDS))
@@ -80,28 +81,66 @@ def run_config(summary: PlanSummary) -> dict[str, Any]:
 class _Planning:
     """One request; what was asked once holds for all partitions that it concerns."""
 
-    def __init__(self, run: TopicRun, ports: Ports, heard: Heard, options: Options) -> None:
-        self._run, self._ports, self._heard, self._options = run, ports, heard, options
+    def __init__(self, cluster: Cluster, run: TopicRun, ports: Ports, heard: Heard, options: Options) -> None:
+        self._cluster, self._run, self._ports, self._heard, self._options = cluster, run, ports, heard, options
         self._denied: dict[str, Refusal | None] = {}
 
-    def row(self, topic: TopicPartition, offset: Offset) -> Row:
-        """The plan's row of one partition."""
-        refusal = self._not_authorized(topic)
-        read = refusal or read_partition(self._run, self._ports, self._heard, topic)
-        if isinstance(read, Refusal):
-            return row_of(topic, offset, None, None, read)
-        return self._judged(topic, offset, read)
+    def rows(self, offsets: Mapping[TopicPartition, Offset]) -> list[Row]:
+        """The plan's row of each partition."""
+        self._ports.store.sync("/")
+        looked = {topic: self._look(topic) for topic in offsets}
+        views = {topic: read.view for topic, read in looked.items() if isinstance(read, Read)}
+        needed = {
+            topic: view
+            for topic, view in views.items()
+            if isinstance(offsets[topic], Timestamp) or not self._judged(topic, offsets[topic], looked[topic], None)[1]
+        }
+        resolved = read_offsets(self._cluster, self._ports, needed, offsets, self._options)
+        rows: dict[TopicPartition, Row] = {}
+        cuts: dict[TopicPartition, tuple[PartitionView, Cut]] = {}
+        for topic, offset in offsets.items():
+            view, answer = views.get(topic), resolved.get(topic)
+            judged = self._judged(topic, offset, looked[topic], answer)
+            rows[topic] = row_of(topic, offset, view, *judged, self._options)
+            if isinstance(answer, Resolved):
+                rows[topic] |= _read(answer)
+            if view and judged[0]:
+                cuts[topic] = view, judged[0]
+        for topic, counts in counts_between(self._cluster, self._ports, cuts).items():
+            rows[topic] |= {"messages_between": counts.messages, "bytes_between": counts.bytes}
+        return list(rows.values())
 
-    def _judged(self, topic: TopicPartition, offset: Offset, read: Read) -> Row:
-        view = read.view
+    def _look(self, topic: TopicPartition) -> Read | Refusal:
+        return self._not_authorized(topic) or read_partition(self._run, self._ports, self._heard, topic)
+
+    def _judged(
+        self, topic: TopicPartition, offset: Offset, read: Read | Refusal, answer: Resolved | Refusal | None
+    ) -> tuple[Cut | None, Refusal | None]:
+        """What a partition's offset cuts off it, and why it is not cut."""
+        if isinstance(read, Refusal):
+            return None, read
+        if isinstance(offset, MessagePosition) and (misplaced := rules.misplaced(read.view, offset)):
+            return None, misplaced
+        if isinstance(answer, Refusal):
+            return None, answer
+        asked = offset
         if isinstance(offset, Timestamp):
-            return row_of(topic, offset, view, None, Refusal.plain(RecordsError.UNREAD, "times are not resolved yet"))
-        if isinstance(offset, MessagePosition) and (misplaced := rules.misplaced(view, offset)):
-            return row_of(topic, offset, view, None, misplaced)
-        cut = rules.cut_at(view, offset, self._options)
-        writes = self._run.writes_loaded(topic)
-        refusal = rules.refuse(view, cut, self._options, self._run.context, may_write_loaded=writes)
-        return row_of(topic, offset, view, cut, refusal, exact=self._options.exact)
+            asked = (answer.position if answer else None) or END
+        if isinstance(asked, Timestamp):
+            raise TypeError(asked)
+        cut = rules.cut_at(read.view, asked, self._options)
+        delivery = (answer.latest_deliver_at or 0) if answer else 0
+        refusal = rules.refuse(
+            read.view,
+            cut,
+            self._options,
+            self._run.context,
+            may_write_loaded=self._run.writes_loaded(topic),
+            latest_delivery=delivery if delivery > self._run.now else 0,
+        )
+        if refusal is None and isinstance(offset, Timestamp) and answer and not self._options.any_order:
+            refusal = out_of_order(answer)
+        return cut, refusal
 
     def _not_authorized(self, topic: TopicPartition) -> Refusal | None:
         """The broker's own word: whether our role is admin of the tenant. Asked once for each namespace."""
@@ -109,6 +148,16 @@ class _Planning:
         if namespace not in self._denied:
             self._denied[namespace] = _denial(self._ports, topic)
         return self._denied[namespace]
+
+
+def _read(answer: Resolved) -> Row:
+    """The columns that entries were read for."""
+    return {
+        "messages": answer.goes.messages,
+        "published_before": answer.before.at if answer.before else None,
+        "published_at": answer.after.at if answer.after else None,
+        "at_risk": answer.disorder.at_risk.messages if answer.disorder else 0,
+    }
 
 
 def _denial(ports: Ports, topic: TopicPartition) -> Refusal | None:
@@ -131,8 +180,7 @@ def row_of(
     view: PartitionView | None,
     cut: Cut | None,
     refusal: Refusal | None,
-    *,
-    exact: bool = False,
+    options: Options,
 ) -> Row:
     """A row of ``RECORDS``, with ``listed``; what is not known of the partition is null."""
     sizes = [_size(view, i) for i in cut.ledgers] if view and cut else []
@@ -146,7 +194,7 @@ def row_of(
         "end": str(view.end) if view and view.end else None,
         "first_readable": str(cut.first_readable) if cut else None,
         "rolls": bool(cut and cut.rolls),
-        "exact": exact,
+        "exact": options.exact,
         "ledgers": list(cut.ledgers) if cut else [],
         "sizes": sizes,
         "copies": _copies(view, cut) if view and cut else [],

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tests.kit.scenes.topic_times import sent
+
 from pulsar_lifecycle.delete_records.apply_run import NO_PATIENCE, Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, parse_offset
@@ -16,13 +18,16 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Position, Topic, encode_name
+from pulsar_lifecycle.run_settings import ConsumedRecordsSettings
 from pulsar_lifecycle.runs.caps import Order
 from tests.kit.simulated import pipeline
-from tests.kit.simulated.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
+from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 from tests.kit.simulated.pipeline import Policy
 
 ENTRIES = 10
 """Of each ledger."""
+HOUR = 3_600_000
+"""When (ms) the first message was published."""
 
 
 def partition(number: int) -> Topic:
@@ -37,6 +42,8 @@ class RecordsScene:
         self.policy = policy or Policy()
         self.cluster.put("/admin/policies/acme/orders", b"{}")
         self.topics = [partition(n) for n in range(partitions)]
+        self.published = 0
+        """Messages so far, each a millisecond after the one before it."""
         self.ids = {topic: [self._ledger(topic) for _ in range(5)] for topic in self.topics}
         for topic in self.topics:
             self.cluster.topic(topic, self.ids[topic], entries=ENTRIES)
@@ -45,10 +52,12 @@ class RecordsScene:
         self.cluster.wait(25)
         self.scans.append(pipeline.scan(self.cluster, self.policy, self.scans))
         self.lake = pipeline.lake_of(*self.scans)
-        self.results: dict[Topic, DeleteRecordsResult] = {}
+        self.consumed: dict[str, tuple[str, ...]] = {}
 
     def _ledger(self, topic: Topic, **more: Any) -> int:
-        return self.cluster.ledger(data_tags(topic), entries=(b"x" * ENTRY_BYTES,) * ENTRIES, **more)
+        self.published += ENTRIES
+        times = range(self.published - ENTRIES, self.published)
+        return self.cluster.ledger(data_tags(topic), entries=[sent(HOUR + at) for at in times], **more)
 
     # --------------------------------------------------------------------------------------------------- what is there
 
@@ -84,7 +93,7 @@ class RecordsScene:
     def publish(self, topic: Topic, entries: int) -> None:
         """Its last ledger, which is closed, has more entries after all."""
         last = self.ids[topic][-1]
-        more = (b"x" * ENTRY_BYTES,) * (ENTRIES + entries)
+        more = [*self.cluster.reader.payloads[last], *[sent(2 * HOUR)] * entries]
         newest = self.cluster._last_id
         self.cluster.ledger(data_tags(topic), entries=more, ledger_id=last)
         self.cluster._last_id = newest
@@ -102,7 +111,9 @@ class RecordsScene:
 
     @property
     def where(self) -> Any:
-        return pipeline.where(self.cluster, self.policy, self.lake)
+        where = pipeline.where(self.cluster, self.policy, self.lake)
+        consumed = ConsumedRecordsSettings(subscriptions=self.consumed)
+        return replace(where, settings=where.settings.model_copy(update={"consumed_records": consumed}))
 
     def at(self, ledger: int, entry: int, topic: Topic | None = None) -> Offset:
         """A position in the ledger at an index."""

@@ -7,12 +7,13 @@ import zlib
 from typing import Any
 
 import pytest
+from tests.kit.scenes.topic_times import batch, commit, in_transaction, sent
 
-from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, parse_offset
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp, parse_offset
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from tests.kit.records.records_scene import RecordsScene
+from tests.kit.records.records_scene import HOUR, RecordsScene
 
 
 def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
@@ -156,3 +157,65 @@ def _bundle(topic: Topic) -> str:
 
 def _owner(broker: str) -> bytes:
     return json.dumps({"httpUrl": f"http://{broker}"}).encode()
+
+
+def test_a_time_is_the_first_message_published_at_or_after_it() -> None:
+    scene = RecordsScene()
+    (row,) = scene.plan(Timestamp(HOUR + 23))
+    assert (row["error"], row["low_watermark"], row["messages"]) == (None, str(scene.at(2, 3)), 23), row
+    assert (row["published_before"], row["published_at"], row["at_risk"]) == (HOUR + 22, HOUR + 23, 0)
+    assert row["messages_between"] == 3
+    scene.apply()
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 3))]
+
+
+def test_a_time_after_all_is_the_end_and_before_all_deletes_nothing() -> None:
+    scene = RecordsScene(2)
+    after, before = scene.plan(Timestamp(2 * HOUR), Timestamp(0))
+    assert after["low_watermark"] == str(scene.at(4, 10))
+    assert (before["low_watermark"], before["ledgers"]) == (str(scene.at(0, 0, scene.topics[1])), [])
+
+
+def test_publish_times_that_go_back_are_refused_with_the_messages_at_risk() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cluster.reader.payloads[ids[1]][4] = sent(HOUR + 45)
+    (row,) = scene.plan(Timestamp(HOUR + 33))
+    assert row["error"] == RecordsError.NOT_MONOTONIC
+    assert row["at_risk"] == 1
+    assert f"{ids[1]}:4" in row["reason"]
+    (row,) = scene.plan(Timestamp(HOUR + 33), options=Options(any_order=True))
+    assert (row["error"], row["low_watermark"]) == (None, f"{ids[1]}:4")
+
+
+def test_a_batch_index_that_is_not_there_is_an_error() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cluster.reader.payloads[ids[1]][4] = batch(HOUR + 14, 3)
+    (row,) = scene.plan(parse_offset(f"{ids[1]}:4:2"))
+    assert (row["error"], row["low_watermark"]) == (None, f"{ids[1]}:4:2")
+    (row,) = scene.plan(parse_offset(f"{ids[1]}:4:3"))
+    assert row["error"] == RecordsError.NO_SUCH_POSITION
+
+
+def test_an_open_transaction_below_is_an_error() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cluster.put("/managed-ledgers/acme/orders/persistent/__transaction_buffer_snapshot", b"")
+    scene.cluster.reader.payloads[ids[1]][4] = in_transaction(HOUR + 14, 7)
+    (row,) = scene.plan(scene.at(2, 0))
+    assert row["error"] == RecordsError.TRANSACTION_BELOW
+    scene.cluster.reader.payloads[ids[3]][4] = commit(HOUR + 34, 7)
+    (row,) = scene.plan(scene.at(2, 0))
+    assert row["error"] is None
+
+
+def test_a_delayed_message_below_keeps_a_subscription_from_being_moved() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cursor("s", 0, 3)
+    later = scene.cluster.clock.now_ms() + HOUR
+    scene.cluster.reader.payloads[ids[1]][4] = sent(HOUR + 14, deliver_at_time=later)
+    (row,) = scene.plan(scene.at(2, 0), options=Options(move_cursors=True))
+    assert row["error"] == RecordsError.DELAYED_BELOW

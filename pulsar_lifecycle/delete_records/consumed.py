@@ -1,0 +1,106 @@
+"""Policy ``consumed_records``: what every named subscription has acknowledged is deleted, whatever retention says.
+
+Belongs here: which topics, up to where, and what stops it. Not here: planning and applying, which are those of any
+request. Source: KIP-107, "an external service which calls deleteDataBefore() API based on committed offset of consumer
+groups". A subscription that the policy names and that does not exist stops its topic: it may be made yet, and need
+what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from pulsar_lifecycle.delete_records.offset_file import Asked
+from pulsar_lifecycle.delete_records.partitions import partitions_of
+from pulsar_lifecycle.delete_records.planning import plan_delete_records
+from pulsar_lifecycle.delete_records.request import END, Offset, TopicPartition
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.model import MessagePosition, Namespace, Topic, decode_name
+from pulsar_lifecycle.ports import Unread
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.topic_run import topic_tools
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """Where each topic of the policy may be cut, and why others stay as they are."""
+
+    offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict[TopicPartition, Offset])
+    stopped: Mapping[TopicPartition, str] = field(default_factory=dict[TopicPartition, str])
+
+
+def plan_consumed_records(cluster: Cluster) -> tuple[PlanSummary | None, pa.Table | None, Consumed]:
+    """Plan to delete what the policy's subscriptions have consumed; no plan where nothing may be cut.
+
+    Writes nothing to the cluster. Raises what planning raises.
+    """
+    consumed = consumed_offsets(cluster)
+    if not consumed.offsets:
+        return None, None, consumed
+    summary, rows = plan_delete_records(cluster, consumed.offsets)
+    return summary, rows, consumed
+
+
+def consumed_offsets(cluster: Cluster) -> Consumed:
+    """The lowest persisted position of each topic's named subscriptions."""
+    policy = cluster.settings.consumed_records.subscriptions
+    offsets: dict[TopicPartition, Offset] = {}
+    stopped: dict[TopicPartition, str] = {}
+    with cluster.ports(read_only=True) as connections, topic_tools(cluster, read_only=True) as ports:
+        ports.store.sync("/")
+        for topic, named in _topics(connections, policy).items():
+            try:
+                offsets[topic] = _lowest(ports, cluster.settings.bookkeeper.ledgers_root, topic, named)
+            except Refused as refusal:
+                stopped[topic] = str(refusal)
+            except LifecycleError as error:
+                stopped[topic] = f"its cursors could not be read: {error}"
+    return Consumed(offsets, stopped)
+
+
+def _topics(ports: Connections, policy: Mapping[str, tuple[str, ...]]) -> dict[TopicPartition, tuple[str, ...]]:
+    """The subscriptions that count for each topic: what names the topic goes before what names its namespace."""
+    found: dict[TopicPartition, tuple[str, ...]] = {}
+    for name in sorted(policy, key=lambda one: "://" in one):
+        topics = _named(ports, name) if "://" in name else _of_namespace(ports, Namespace.parse(name))
+        found |= dict.fromkeys(topics, policy[name])
+    return found
+
+
+def _named(ports: Connections, name: str) -> list[TopicPartition]:
+    return list(partitions_of(ports.store, ports.configuration, [Asked(Topic.parse(name), None, END, name)]))
+
+
+def _of_namespace(ports: Connections, namespace: Namespace) -> list[TopicPartition]:
+    """Its topics but for system topics."""
+    path = f"{MANAGED_LEDGERS_ROOT}/{namespace}/persistent"
+    listing = ports.store.children([path])[0]
+    if isinstance(listing, Unread):
+        raise Refused(f"the topics below {path} could not be listed: {listing.reason}")
+    found: list[TopicPartition] = []
+    for name in sorted(listing.names) if listing else ():
+        try:
+            local = decode_name(name)
+        except CorruptFormat:
+            continue  # no topic that a client can name
+        if not local.startswith("__"):
+            found.append(Topic(namespace, local))
+    return found
+
+
+def _lowest(ports: Ports, root: str, topic: TopicPartition, named: tuple[str, ...]) -> MessagePosition:
+    """The first message that a named subscription has yet to acknowledge. Raises Refused where one is missing."""
+    path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
+    positions = snapshot.positions(ports, root, snapshot.cursors(ports.store, path))
+    if missing := sorted(set(named) - set(positions)):
+        raise Refused(f"it has no subscription {missing[0]}, which consumed_records.subscriptions names")
+    lowest = min(positions[name] for name in named)
+    return MessagePosition(max(lowest.ledger_id, 0), lowest.entry_id + 1)

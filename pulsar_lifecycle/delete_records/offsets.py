@@ -1,0 +1,133 @@
+"""Where the offsets of a request come to, as far as entries must be read for that; and how much stays below them.
+
+Belongs here: whose entries are read, and what a problem with them makes of a partition. Not here: reading them
+(``time_offsets.py``). Most offsets need none: a position without a batch index is where it says, and the end is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pulsar_lifecycle.delete_records.partition import PartitionView
+from pulsar_lifecycle.delete_records.publish_times import Counts
+from pulsar_lifecycle.delete_records.readable_ledgers import ReadableLedger, readable_ledgers
+from pulsar_lifecycle.delete_records.request import Offset, Options, Timestamp, TopicPartition
+from pulsar_lifecycle.delete_records.rules import Cut, Refusal, cursors_behind
+from pulsar_lifecycle.delete_records.time_offsets import OffsetProblem, Question, Resolved, count_between, resolve
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.runs.cluster import Cluster
+
+TRANSACTIONS = "__transaction_buffer_snapshot"
+"""The system topic that a namespace has once transactions were used in it (SystemTopicNames)."""
+
+_ERRORS = {
+    OffsetProblem.BEYOND_END: RecordsError.OUT_OF_RANGE,
+    OffsetProblem.NO_SUCH_LEDGER: RecordsError.NO_SUCH_POSITION,
+    OffsetProblem.NO_SUCH_BATCH_INDEX: RecordsError.NO_SUCH_POSITION,
+    OffsetProblem.NOT_A_MESSAGE: RecordsError.UNREAD,
+    OffsetProblem.UNREADABLE: RecordsError.UNREAD,
+}
+
+
+def read_offsets(
+    cluster: Cluster,
+    ports: Ports,
+    views: Mapping[TopicPartition, PartitionView],
+    offsets: Mapping[TopicPartition, Offset],
+    options: Options,
+) -> dict[TopicPartition, Resolved | Refusal]:
+    """What the entries of partitions say, where they are needed: all below is read then.
+
+    For a time, a batch index, cursors that are to be moved past what may be delayed, and where transactions are used.
+    """
+    used = _with_transactions(ports, views)
+    asked: dict[TopicPartition, tuple[MessagePosition, Offset]] = {}
+    for topic, view in views.items():
+        offset = offsets[topic]
+        position = offset if isinstance(offset, MessagePosition) else view.end
+        if view.end is None or view.first is None or position is None or position > view.end:
+            continue
+        behind = cursors_behind(view, position) if options.move_cursors else {}
+        if (
+            isinstance(offset, Timestamp)
+            or position.batch_index
+            or behind
+            or (topic.namespace in used and position > view.first)
+        ):
+            asked[topic] = position, offset
+    ledgers = _ledgers(cluster, ports, views, list(asked))
+    questions: dict[TopicPartition, Question] = {}
+    found: dict[TopicPartition, Resolved | Refusal] = {}
+    for topic, (position, offset) in asked.items():
+        own, start = ledgers[topic], views[topic].first
+        if isinstance(own, LifecycleError):
+            found[topic] = Refusal.plain(RecordsError.UNREAD, str(own))
+        elif start is not None:
+            by_time = offset.ms if isinstance(offset, Timestamp) else None
+            questions[topic] = Question(topic, own, start, by_time, None if by_time is not None else position)
+    for (topic, _), answer in zip(questions.items(), resolve(cluster, list(questions.values())), strict=True):
+        found[topic] = _refusal(answer) or answer
+    return found
+
+
+def counts_between(
+    cluster: Cluster, ports: Ports, cuts: Mapping[TopicPartition, tuple[PartitionView, Cut]]
+) -> dict[TopicPartition, Counts]:
+    """How much remains readable below each low watermark; a partition is missing where that cannot be read."""
+    inexact = {topic: pair for topic, pair in cuts.items() if not pair[1].exact}
+    ledgers = _ledgers(cluster, ports, {topic: view for topic, (view, _) in inexact.items()}, list(inexact))
+    spans = [
+        (topic, own, cut.first_readable, cut.low_watermark)
+        for topic, (_, cut) in inexact.items()
+        if not isinstance(own := ledgers[topic], LifecycleError)
+    ]
+    counted = zip(spans, count_between(cluster, spans), strict=True)
+    return {span[0]: counts for span, counts in counted if isinstance(counts, Counts)}
+
+
+def _ledgers(
+    cluster: Cluster, ports: Ports, views: Mapping[TopicPartition, PartitionView], topics: Sequence[TopicPartition]
+) -> dict[TopicPartition, tuple[ReadableLedger, ...] | LifecycleError]:
+    root = cluster.settings.bookkeeper.ledgers_root
+    found = readable_ledgers(ports, root, [views[topic].info for topic in topics]) if topics else []
+    return dict(zip(topics, found, strict=True))
+
+
+def _with_transactions(ports: Ports, views: Mapping[TopicPartition, PartitionView]) -> set[object]:
+    """Namespaces in which transactions were used."""
+    namespaces = list(dict.fromkeys(topic.namespace for topic in views))
+    names = (TRANSACTIONS, f"{TRANSACTIONS}-partition-0")
+    pairs = [(namespace, Topic(namespace, name)) for namespace in namespaces for name in names]
+    nodes = ports.store.read([f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}" for _, topic in pairs])
+    return {namespace for (namespace, _), node in zip(pairs, nodes, strict=True) if node is not None}
+
+
+def _refusal(answer: Resolved) -> Refusal | None:
+    if answer.problem:
+        return Refusal.plain(_ERRORS[answer.problem], answer.detail or answer.problem)
+    if answer.unfinished_transactions:
+        text = (
+            f"{answer.unfinished_transactions} transactions with messages below it are open: wait until they are "
+            "committed or aborted"
+        )
+        return Refusal.plain(RecordsError.TRANSACTION_BELOW, text)
+    return None
+
+
+def out_of_order(answer: Resolved) -> Refusal | None:
+    """Why a time cannot be trusted: publish times go back within what a search over times would delete."""
+    if answer.disorder is None:
+        return None
+    risk = answer.disorder.at_risk
+    first = answer.disorder.first_at_risk
+    from_ = f" from {first.position} on" if first else ""
+    text = (
+        f"publish times go back below it: a search over times would cut at {answer.disorder.searched} and delete "
+        f"{risk.messages} messages{from_} that were published at or after the time; --any-order cuts at "
+        f"{answer.position}, before all of them"
+    )
+    return Refusal.plain(RecordsError.NOT_MONOTONIC, text)

@@ -1,0 +1,56 @@
+"""Policy ``consumed_records``: up to the slowest named subscription, and not at all where one is missing."""
+
+from __future__ import annotations
+
+from pulsar_lifecycle.delete_records.consumed import consumed_offsets, plan_consumed_records
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from tests.kit.records.records_scene import RecordsScene
+
+
+def scene_with(named: dict[str, tuple[str, ...]], partitions: int = 1) -> RecordsScene:
+    scene = RecordsScene(partitions)
+    scene.consumed = named
+    return scene
+
+
+def test_the_slowest_named_subscription_decides() -> None:
+    scene = scene_with({"acme/orders": ("billing", "audit")})
+    scene.cursor("billing", 3, 4)
+    scene.cursor("audit", 2, 9)
+    scene.cursor("nobody", 4, 9)
+    summary, rows, consumed = plan_consumed_records(scene.where)
+    assert summary is not None
+    assert rows is not None
+    assert (consumed.stopped, consumed.offsets) == ({}, {scene.topic: scene.at(2, 10)})
+    (row,) = rows.to_pylist()
+    assert (row["error"], row["ledgers"]) == (None, scene.ids[scene.topic][:3])
+
+
+def test_a_missing_subscription_stops_its_topic_alone() -> None:
+    scene = scene_with({"acme/orders": ("billing", "audit")}, 2)
+    for topic in scene.topics:
+        scene.cursor("billing", 3, 4, topic)
+    scene.cursor("audit", 3, 4, scene.topics[1])
+    consumed = consumed_offsets(scene.where)
+    assert list(consumed.offsets) == [scene.topics[1]]
+    assert "no subscription audit" in consumed.stopped[scene.topics[0]]
+
+
+def test_a_topics_own_policy_goes_before_its_namespaces() -> None:
+    scene = scene_with({"acme/orders": ("missing",), str(RecordsScene().topic): ("billing",)})
+    scene.cursor("billing", 1, 4)
+    assert consumed_offsets(scene.where).offsets == {scene.topic: scene.at(1, 5)}
+
+
+def test_another_subscription_that_is_behind_keeps_its_messages() -> None:
+    scene = scene_with({"acme/orders": ("billing",)})
+    scene.cursor("billing", 3, 4)
+    scene.cursor("other", 1, 0)
+    _, rows, _ = plan_consumed_records(scene.where)
+    assert rows is not None
+    assert rows.to_pylist()[0]["error"] == RecordsError.CURSOR_BELOW
+
+
+def test_without_a_policy_there_is_no_plan() -> None:
+    scene = RecordsScene()
+    assert plan_consumed_records(scene.where)[0] is None
