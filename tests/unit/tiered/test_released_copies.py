@@ -406,7 +406,7 @@ def test_the_law_bites_where_the_topic_is_not_asked(scene: Scene, monkeypatch: p
         scene.delete()
 
 
-def test_the_law_bites_where_an_pending_unload_is_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_law_bites_where_a_pending_unload_is_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(loaded=True)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     scene.release()
