@@ -99,6 +99,7 @@ ENUMS = (
     ("Why the policies of a namespace's topics are not known", "pulsar_lifecycle.topics.policies.Unreadable"),
     ("What a broker's memory may hold of a snapshot", "pulsar_lifecycle.scan.snapshot_memory.Memory"),
     ("Why a ledger is not closed", "pulsar_lifecycle.lifecycle.held.open_ledgers.OpenCause"),
+    ("What holds a cursor", "pulsar_lifecycle.inspect.cursor_holds.CursorHold"),
     ("What takes a backlog away", "pulsar_lifecycle.lifecycle.held.backlog.BacklogEnds"),
     ("What a bookie's disk waits for", "pulsar_lifecycle.lifecycle.bookie_disk.DiskVerdict"),
     ("What a collection plan does with a bookie", "pulsar_lifecycle.lifecycle.collection.CollectionChoice"),

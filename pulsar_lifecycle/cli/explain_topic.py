@@ -36,6 +36,7 @@ def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
             ("retention", str(found.policy) if found.policy else "not known"),
             ("protected", found.protection and found.protection.text),
             ("ledgers", f"{len(found.ledgers)}, {_size(sum(size.values()), unsized.total())}"),
+            ("last ledger open", ", ".join(found.open_causes) or None),
             ("warnings", list(found.warnings)),
             ("scan", f"{found.epoch_id}: holds, shadow topics and namespaces are as of it"),
         ]
@@ -51,10 +52,11 @@ def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
             str(one.position or "not known"),
             "" if one.unacknowledged is None else _size(one.unacknowledged, one.unsized),
             f"{show.moment(one.last_active)} ({show.ago(one.last_active)})" if one.last_active else "",
+            ", ".join(f"{code} (of {one.ranges} ranges)" if code == "hole" else str(code) for code in one.holds),
         )
         for one in found.cursors
     ]
-    show.table(["cursor", "stands at", "unacknowledged", "last active"], rows, 2)
+    show.table(["cursor", "stands at", "unacknowledged", "last active", "held by"], rows, 2)
     show.text("ledgers, the oldest first", "bold cyan")
     rows = [_line(one) for one in found.ledgers]
     show.table(["ledger", "entries", "bytes", "closed", "where", "code", "retention ends"], rows[: show.ROWS], 2)
@@ -89,6 +91,7 @@ def _document(found: TopicExplanation) -> dict[str, Any]:
         "protection": found.protection and found.protection.text,
         "ledgers": [{**asdict(one), "freed_by": one.freed_by or None} for one in found.ledgers],
         "cursors": [{**asdict(one), "position": one.position and str(one.position)} for one in found.cursors],
+        "open_causes": list(found.open_causes),
         "warnings": list(found.warnings),
         "epoch_id": found.epoch_id,
     }

@@ -28,6 +28,7 @@ def inactive(
         DISAGREEING,
         IDLE_CURSORS,
         IDLE_TOPICS,
+        history_since,
         newest_activity,
         rows_of,
     )
@@ -42,14 +43,20 @@ def inactive(
     rows = rows_of(where.lake, epoch.epoch_id, IDLE_CURSORS if subscriptions else IDLE_TOPICS).to_pylist()
     partitions = rows_of(where.lake, epoch.epoch_id, DISAGREEING).to_pylist()
     rows = [row for row in rows if code is None or (row["kept"] or NOTHING) == code]
+    since, period = history_since(where.lake, epoch.epoch_id), where.settings.inactivity.period
     if as_json:
-        show.json_document({"epoch_id": epoch.epoch_id, "rows": rows, "partitioned_topics": partitions})
+        history = {"epoch_id": epoch.epoch_id, "history_since": since, "period_seconds": period}
+        show.json_document({**history, "rows": rows, "partitioned_topics": partitions})
         return
     now = where.clock.now_ms()
     what = "subscription" if subscriptions else "topic"
     total = show.size(sum(row["bytes"] for row in rows))
     age = show.span(now - epoch.started_at)
     show.text(f"{show.counted(len(rows), f'inactive {what}')}, {total}, by scan {epoch.epoch_id}, {age} ago")
+    if since is not None:
+        show.text(
+            f"our history begins {show.span(now - since)} ago; what nobody used for {show.span(period * 1000)} counts"
+        )
     largest = sorted(rows, key=lambda row: (-row["bytes"], row["topic"], row.get("cursor", "")))[:SAMPLE]
     show.table(
         ["topic", *(["subscription"] if subscriptions else []), "unused for", "evidence", "bytes", "kept by"],

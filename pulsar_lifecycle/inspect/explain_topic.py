@@ -15,8 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.errors import NotFound, Refused
+from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.inspect.cursor_holds import CursorHold, Standing, standings
+from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics, with_shadow_sources
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
@@ -25,16 +28,17 @@ from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, Unit
 from pulsar_lifecycle.model import Position, Topic, cursor_name
-from pulsar_lifecycle.ports import Node, Unread
+from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.listed_ledgers import copies_of, kept_copy
 from pulsar_lifecycle.topics.protection import Protection
-from pulsar_lifecycle.topics.retention_now import retention_now
-from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+from pulsar_lifecycle.topics.retention_now import policies_now
+from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.topic_run import owners_rules
 
@@ -89,7 +93,8 @@ class HeldLedger:
 class HeldBy:
     """A durable cursor: where it stands, and how many bytes before the topic's end it has not acknowledged.
 
-    ``unsized``: ledgers of these of which nobody knows the bytes, so that there are more.
+    ``unsized``: ledgers of these of which nobody knows the bytes, so that there are more. ``holds``: what keeps it
+    there beside messages that nobody has read; ``ranges``: how many of acknowledged messages lie behind its position.
     """
 
     name: str
@@ -97,11 +102,16 @@ class HeldBy:
     unacknowledged: int | None
     unsized: int
     last_active: int | None
+    holds: tuple[CursorHold, ...] = ()
+    ranges: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TopicExplanation:
-    """Why a topic's ledgers are there, the oldest first; cursors, the slowest first."""
+    """Why a topic's ledgers are there, the oldest first; cursors, the slowest first.
+
+    ``open_causes``: why its last ledger is not closed; none where it is.
+    """
 
     topic: Topic
     load: TopicLoad
@@ -111,6 +121,7 @@ class TopicExplanation:
     cursors: tuple[HeldBy, ...]
     warnings: tuple[str, ...]
     epoch_id: str
+    open_causes: tuple[OpenCause, ...] = ()
 
 
 def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicExplanation:
@@ -123,7 +134,8 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         raise Refused(f"{subject} is not persistent: no ledger holds its messages")
     root = cluster.settings.bookkeeper.ledgers_root
     namespace = str(subject.namespace)
-    found = retention_now(cluster, [namespace])
+    layers, differing = policies_now(cluster, [namespace], ROLLOVER_NAMES)
+    policies = policies_in_force(layers)
     with cluster.ports(read_only=True) as ports:
         store, now = ports.store, ports.clock.now_ms()
         epochs = cluster.lake.epochs(cluster_fingerprint(store, root))
@@ -147,9 +159,11 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         info = managed_ledger.decode(node.data)
         ids = sorted(item.ledger_id for item in info.ledgers)
         rows = snapshot.ledger_rows(store, ids, root)
+        standing = standings(store, ports.reader, path, root)
+        opened = _opened(store, ports.reader, rows, root)
     load = _load(node, info, rows.get(ids[-1]) if ids else None, brokers, str(subject), now)
     bookkeeper = pa.Table.from_pylist([row for row in rows.values() if row], tables.BOOKKEEPER_LEDGERS)
-    inputs = retention_topics(listed, positions, bookkeeper, found.policies, context)
+    inputs = retention_topics(listed, positions, bookkeeper, policies, context)
     seen = {item["ledger_id"]: item for one in inputs.column("ledgers").to_pylist() for item in one}
     if inputs.num_rows != 1 or sorted(seen) != ids:
         raise Refused(f"{path} changed while it was read: ask again")
@@ -157,11 +171,12 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     kept = [i.ledger_id for i in info.ledgers if kept_copy(i, copies[i.ledger_id], context)]
     offloaded = {item.ledger_id for item in info.ledgers if item.offload and item.offload.complete}
     held = tuple(
-        _held(row, seen[row["ledger_id"]], rows[row["ledger_id"]], row["ledger_id"] in offloaded, load)
+        _held(row, {**seen[row["ledger_id"]], **opened.get(row["ledger_id"], {})}, rows[row["ledger_id"]],
+              row["ledger_id"] in offloaded, load)
         for row in judge(inputs, now, kept).to_pylist()
-    )
-    known = namespace in found.policies.by_namespace
-    warnings = [*found.problems]
+    )  # fmt: skip
+    known = namespace in policies.by_namespace
+    warnings = [*differing]
     if not known:
         warnings.append(f"namespace {namespace} has no policies that could be read")
     warnings += [
@@ -172,13 +187,45 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     return TopicExplanation(
         subject,
         load,
-        found.policies.of(subject) if known else None,
+        policies.of(subject) if known else None,
         protection.topic_rule(subject, listed.column("shadow_source")[0].as_py() or "", context),
         held,
-        _cursors(cursors, positions, held),
+        _cursors(cursors, positions, held, standing),
         tuple(warnings),
         epochs[-1].epoch_id,
+        _causes(opened, inputs, load, Rollover.of(layers.brokers)),
     )
+
+
+def _opened(
+    store: MetadataStore, reader: LedgerReader, rows: Mapping[int, Mapping[str, Any] | None], root: str
+) -> dict[int, dict[str, Any]]:
+    """What bookies have of the last ledger, where it is not closed: ``entries`` and ``size``, if they say so."""
+    last = rows[max(rows)] if rows else None
+    if last is None or last["state"] in (None, LedgerState.CLOSED.name):
+        return {}
+    ((metadata, entry),) = last_entries_of(store, reader, [max(rows)], root)
+    if entry is None or never_written(metadata, entry):
+        return {max(rows): {"entries": 0, "size": 0}}
+    if isinstance(entry, LifecycleError) or entry.length is None:
+        return {max(rows): {}}
+    return {max(rows): {"entries": entry.entry_id + 1, "size": entry.length}}
+
+
+def _causes(
+    opened: Mapping[int, Mapping[str, Any]], inputs: pa.Table, load: TopicLoad, rollover: Rollover | None
+) -> tuple[OpenCause, ...]:
+    """Why a last ledger is not closed."""
+    for known in opened.values():
+        row = {
+            "loaded": load.reason is not LoadReason.LAST_LEDGER_NOT_CLOSED,
+            "bytes": known.get("size"),
+            "entries": known.get("entries"),
+            "retention_minutes": inputs.column("retention_minutes")[0].as_py(),
+            "made_at": 0,
+        }
+        return tuple(OpenCause(one) for one in with_causes(row, rollover)["causes"])
+    return ()
 
 
 def _load(
@@ -206,7 +253,7 @@ def _held(
     return HeldLedger(
         ledger_id=verdict["ledger_id"],
         entries=seen["entries"],
-        bytes=verdict["size"],
+        bytes=verdict["size"] if verdict["size"] is not None else seen["size"],
         closed_at=seen["closed_at"],
         state=known.get("state") or known.get("problem") or "",
         offloaded=offloaded,
@@ -226,7 +273,9 @@ def _by_whom(load: TopicLoad) -> str:
     return f"plan_retention, once it is known that no broker has it loaded: {load.text}"
 
 
-def _cursors(cursors: pa.Table, positions: pa.Table, ledgers: Sequence[HeldLedger]) -> tuple[HeldBy, ...]:
+def _cursors(
+    cursors: pa.Table, positions: pa.Table, ledgers: Sequence[HeldLedger], standing: Mapping[str, Standing]
+) -> tuple[HeldBy, ...]:
     found: list[HeldBy] = []
     names = ("path", "last_active")
     rows = zip(*(cursors.column(name).to_pylist() for name in names), positions.to_pylist(), strict=True)
@@ -235,7 +284,9 @@ def _cursors(cursors: pa.Table, positions: pa.Table, ledgers: Sequence[HeldLedge
         position = Position(at["ledger_id"], at["entry_id"]) if known else None
         behind = [_behind(one, position) for one in ledgers] if position else []
         size = sum(one or 0 for one in behind) if position else None
-        found.append(HeldBy(cursor_name(path.rpartition("/")[2]), position, size, behind.count(None), active))
+        name = cursor_name(path.rpartition("/")[2])
+        own = standing.get(name, Standing())
+        found.append(HeldBy(name, position, size, behind.count(None), active, own.holds, own.ranges))
     return tuple(sorted(found, key=lambda one: (one.position is not None, one.position or Position(-1, -1), one.name)))
 
 

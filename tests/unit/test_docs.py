@@ -88,6 +88,7 @@ NO_CODES = {
     "AutomationCode",
     "BacklogEnds",
     "CollectionChoice",
+    "CursorHold",
     "DiskVerdict",
     "Evidence",
     "ExplainCode",

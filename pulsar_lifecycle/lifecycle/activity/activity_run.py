@@ -178,6 +178,12 @@ def newest_activity(lake: Lake, cluster: str) -> Epoch:
     raise NotFound("there is no report of inactive topics yet: run the job scan, then report_activity")
 
 
+def history_since(lake: Lake, epoch_id: str) -> int | None:
+    """Since when (ms) the history of the topic that is watched longest has no gap; None without topics."""
+    batches = lake.batches(lake.parts(epoch_id, TOPIC_TABLE), ["watched_since"])
+    return min((least for batch in batches if (least := pc.min(batch.column(0)).as_py()) is not None), default=None)
+
+
 @dataclass(frozen=True)
 class _Reading:
     """What one file of ``managed_ledgers`` says; runs in a task.

@@ -82,6 +82,7 @@ class Loading(Retaining):
             **world.admin.configuration[BROKER],
             "ttlDurationDefaultInSeconds": "0",
             "subscriptionExpirationTimeMinutes": "0",
+            "backlogQuotaCheckEnabled": "false",
             "brokerDeleteInactiveTopicsEnabled": "false",
             "brokerDeleteInactiveTopicsMode": "delete_when_no_subscriptions",
             "additionalSystemCursorNames": f"[{AUDIT}]",

@@ -4,17 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_lifecycle.errors import NotFound
-from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.errors import NotFound, Unavailable
+from pulsar_lifecycle.formats import cursor, ledger_path
+from pulsar_lifecycle.formats.cursor import ManagedCursorInfo, MessageRange
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.inspect.cursor_holds import CursorHold
 from pulsar_lifecycle.inspect.explain_topic import FREED_BY, TopicExplanation, explain_topic
+from pulsar_lifecycle.lifecycle.held.open_ledgers import OpenCause
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.metastore.load_state import Brokers
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
-from tests.kit.simulated.cluster import data_tags
+from tests.kit.simulated.cluster import bucket_tags, data_tags
 
 
 @pytest.fixture
@@ -54,10 +57,10 @@ def test_a_cursor_that_stands_in_the_way_is_named_with_its_backlog(scene: Retent
     scene.scan()
     found = explained(scene, "a")
     assert codes(found) == ["expired_by_time", "expired_by_time", "cursor", "last_ledger"]
-    (cursor,) = found.cursors
-    assert cursor.name == "s"
-    assert cursor.unacknowledged is not None
-    assert MB <= cursor.unacknowledged < 2 * MB
+    (own,) = found.cursors
+    assert own.name == "s"
+    assert own.unacknowledged is not None
+    assert MB <= own.unacknowledged < 2 * MB
     assert "unsubscribe" in found.ledgers[2].freed_by
 
 
@@ -92,6 +95,7 @@ def test_the_bytes_of_an_open_ledger_are_not_taken_for_none(scene: RetentionScen
     scene.servers.ledger(
         data_tags(Topic.parse(f"persistent://{NAMESPACE}/a")), state=LedgerState.OPEN, ledger_id=second
     )
+    scene.servers.reader.failures[second] = Unavailable("no bookie answers")
     scene.scan()
     found = explained(scene, "a")
     assert [one.bytes is None for one in found.ledgers] == [False, True]
@@ -121,3 +125,38 @@ def test_no_such_topic(scene: RetentionScene) -> None:
 def test_every_code_says_what_frees_the_ledger() -> None:
     assert set(RetentionVerdict) <= set(FREED_BY)
     assert {FREED_BY[code] for code in GOING} == {"jobs plan_retention and apply_retention"}
+
+
+def test_a_hole_in_acknowledgements_is_named(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 400, 390, 380)
+    topic = Topic.parse(f"persistent://{NAMESPACE}/a")
+    ranges = (MessageRange(Position(ids[1], -1), Position(ids[1], 0)),)
+    info = ManagedCursorInfo(-1, Position(ids[0], -1), individual_deleted=ranges)
+    scene.servers.put(f"{scene.servers.topic_path(topic)}/hole", cursor.encode(info))
+    scene.position("a", Position(ids[0], 0))
+    scene.scan()
+    found = {one.name: (one.holds, one.ranges) for one in explained(scene, "a").cursors}
+    assert found == {"hole": ((CursorHold.HOLE,), 1), "s": ((), 0)}
+
+
+def test_a_delayed_index_is_named(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 400, 390)
+    topic = Topic.parse(f"persistent://{NAMESPACE}/a")
+    bucket = scene.servers.ledger(bucket_tags(topic, "s", 1, 2))
+    scene.servers.cursor(topic, "s", buckets={(1, 2): bucket}, at=ids[0])
+    scene.scan()
+    (one,) = explained(scene, "a").cursors
+    assert one.holds == (CursorHold.DELAYED,)
+
+
+def test_what_leaves_the_last_ledger_open_is_named(scene: RetentionScene) -> None:
+    topic = Topic.parse(f"persistent://{NAMESPACE}/a")
+    ledger = scene.servers.ledger(data_tags(topic), state=LedgerState.OPEN, entries=[b"x" * 1000] * 3)
+    scene.servers.topic(topic, [ledger])
+    scene.scan()
+    found = explained(scene, "a")
+    assert found.open_causes == (OpenCause.NOT_LOADED, OpenCause.SETTINGS_UNKNOWN)
+    assert (found.ledgers[-1].bytes, found.ledgers[-1].entries) == (3000, 3)
+    scene.topic("closed", 100)
+    scene.scan()
+    assert explained(scene, "closed").open_causes == ()

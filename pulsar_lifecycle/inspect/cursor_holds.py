@@ -1,0 +1,66 @@
+"""Why a durable cursor stands where it does, as far as its persisted state says it.
+
+Belongs here: holes in its acknowledgements, and its index of delayed messages. Not here: which ledgers that keeps
+(``explain_topic.py``). Messages that a broker delays in memory alone leave no trace. Upstream: ``ManagedCursorImpl``,
+managed-ledger 4.0.7, and ``BucketDelayedDeliveryTracker``, pulsar-broker 4.0.7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats.cursor import ManagedCursorInfo, PositionInfo
+from pulsar_lifecycle.model import cursor_name
+from pulsar_lifecycle.ports import LedgerReader, MetadataStore
+from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
+from pulsar_lifecycle.topics import snapshot
+
+
+class CursorHold(StrEnum):
+    """What keeps a cursor at its position beside messages that nobody has read."""
+
+    HOLE = "hole"
+    """It has acknowledged messages behind its position: one that it has not holds it, and with it all of them."""
+    DELAYED = "delayed"
+    """It has an index of delayed messages: one that is due later holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """``holds`` of a cursor, and what it acknowledged behind its position: ``ranges`` of messages, or single ones."""
+
+    holds: tuple[CursorHold, ...] = ()
+    ranges: int = 0
+
+
+def standings(store: MetadataStore, reader: LedgerReader, path: str, root: str) -> dict[str, Standing]:
+    """By shown name, the cursors of the topic at ``path``; one that cannot be read is missing. Writes nothing."""
+    try:
+        infos = snapshot.cursors(store, path)
+    except Refused:
+        return {}
+    own = [name for name, info in infos.items() if info.cursors_ledger_id >= 0]
+    answers = last_entries_of(store, reader, [infos[name].cursors_ledger_id for name in own], root)
+    states: dict[str, ManagedCursorInfo | PositionInfo | None] = dict(infos)
+    for name, (metadata, entry) in zip(own, answers, strict=True):
+        if entry is None or never_written(metadata, entry):
+            continue
+        states[name] = None
+        if not isinstance(entry, LifecycleError):
+            try:
+                states[name] = cursor_format.decode_position(entry.payload)
+            except CorruptFormat:
+                continue
+    return {cursor_name(name): _standing(state, infos[name]) for name, state in states.items() if state is not None}
+
+
+def _standing(state: ManagedCursorInfo | PositionInfo, info: ManagedCursorInfo) -> Standing:
+    ranges = len(state.individual_deleted)
+    if not ranges and isinstance(state, PositionInfo):
+        ranges = sum(any(bits.words) for bits in state.deleted_bits)
+    delayed = bool(cursor_format.bucket_ledgers(info.cursor_properties))
+    held = {CursorHold.HOLE: ranges > 0, CursorHold.DELAYED: delayed}
+    return Standing(tuple(code for code, holds in held.items() if holds), ranges)
