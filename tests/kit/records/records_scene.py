@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.kit.scenes.topic_times import sent
-
 from pulsar_lifecycle.delete_records.apply_run import NO_PATIENCE, Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, parse_offset
@@ -20,6 +18,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.run_settings import ConsumedRecordsSettings
 from pulsar_lifecycle.runs.caps import Order
+from tests.kit.records.topic_times import sent
 from tests.kit.simulated import pipeline
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 from tests.kit.simulated.pipeline import Policy

@@ -7,13 +7,13 @@ import zlib
 from typing import Any
 
 import pytest
-from tests.kit.scenes.topic_times import batch, commit, in_transaction, sent
 
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp, parse_offset
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import HOUR, RecordsScene
+from tests.kit.records.topic_times import batch, commit, in_transaction, sent
 
 
 def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
