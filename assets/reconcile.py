@@ -4,12 +4,13 @@ Source of truth: the journal and the newest covered scan. Report-only, unless it
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
 
 from assets import lineage, show
+from assets.backfills import NO_MORE, partitions_to_do
 from assets.findings import COLUMNS
 from assets.names import key, namespace_partitions
 from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
@@ -39,23 +40,28 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
         partitions_def=namespace_partitions(cluster),
         backfill_policy=dg.BackfillPolicy.single_run(),
         kinds={"parquet"},
+        output_required=False,
     )
     def namespace_reconciliation(
         context: dg.AssetExecutionContext, config: SendConfig, lifecycle: LifecycleResource
-    ) -> None:
+    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        names = partitions_to_do(context)
+        if not names:
+            return
         where = lifecycle.cluster()
         with lineage.noted(context, where, dry_run=config.dry_run):
             found = reconcile(
                 where,
                 context.run.run_id,
-                list(context.partition_keys),
+                names,
                 apply=not config.dry_run,
                 resend=config.resend_in_flight,
                 progress=context.log.info,
             )
         for name, metadata in intents_shown(found).items():
-            context.add_asset_metadata(metadata, context.asset_key, name)
+            context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=metadata))
         check_sent(found)
+        yield from NO_MORE
 
     return namespace_reconciliation
 

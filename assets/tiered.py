@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from assets import lineage, show
+from assets.backfills import NO_MORE, partitions_to_do
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
@@ -139,12 +140,15 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
         backfill_policy=dg.BackfillPolicy.single_run(),
         kinds={"pyspark", "s3"},
         pool="offload",
+        output_required=False,
     )
     def offloaded_ledgers(
         context: dg.AssetExecutionContext, config: OffloadConfig, lifecycle: LifecycleResource
-    ) -> None:
+    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        names = partitions_to_do(context)
+        if not names:
+            return
         where = lifecycle.cluster()
-        names = list(context.partition_keys)
         epoch = where.lake.epoch(epoch_to_read(context, where))
         plan, rows = make_offload_plan(where, epoch, names, everything=True)
         outcomes: Outcomes = ()
@@ -156,11 +160,12 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
             own = rows.filter(pc.equal(rows.column("namespace"), name))
             mine = [one for one in outcomes if one.topic and str(Topic.parse(one.topic).namespace) == name]
             metadata = {**plan_shown(plan, own, where.settings), **outcomes_shown(mine)}
-            context.add_asset_metadata(metadata, context.asset_key, name)
+            context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=metadata))
         if not config.dry_run:
             alarm = proofs_evaluated(where, epoch.epoch_id)
             context.log_event(alarm)  # pyright: ignore[reportArgumentType]  # it is one of those that it takes
         check_done(outcomes)
+        yield from NO_MORE
 
     return [offload_plan, offloaded_ledgers]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
+from dagster_pyspark import LazyPySparkResource
 
 from assets.activity import activity_assets
 from assets.bookies import bookie_disk_asset
@@ -20,6 +21,7 @@ from assets.held import held_assets
 from assets.kept import kept_assets
 from assets.load import load_assets
 from assets.metastore import metastore_assets
+from assets.namespace_retention import namespace_retention_asset
 from assets.reconcile import reconciliation_asset
 from assets.references import coverage_asset, references_asset
 from assets.retention import retention_assets
@@ -42,7 +44,7 @@ from orchestration.trimming import delete_topics_job, trim_topics_job
 from orchestration.undo import undo_deletions_job
 from pulsar_lifecycle.automation_settings import AutomationSettings
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, CatalogSettings, load_settings
-from resources.lifecycle import LifecycleResource
+from resources.lifecycle import LifecycleOnSpark, spark_config
 
 UNCONFIGURED = "pulsar"
 """Cluster name while no settings file is named, so that the location loads and says what is missing when run."""
@@ -54,6 +56,8 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
     settings = load_settings(path) if path else None
     cluster = settings.cluster if settings else UNCONFIGURED
     catalog = settings.catalog if settings else CatalogSettings()
+    given = dict(resources or {})
+    pyspark = given.get("pyspark") or LazyPySparkResource(spark_config=spark_config(settings) if settings else {})
     delete_pending = delete_pending_job(cluster)
     scan = scan_job(cluster)
     automation = settings.automation if settings else AutomationSettings()
@@ -108,7 +112,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             read_only_sensor(cluster, report_storage),
         ],
         executor=dg.in_process_executor,
-        resources={"lifecycle": LifecycleResource(config_file=path), **(resources or {})},
+        resources={"lifecycle": LifecycleOnSpark(config_file=path, pyspark=pyspark), "pyspark": pyspark, **given},
     )
 
 
@@ -126,6 +130,7 @@ def _assets(cluster: str) -> list[dg.AssetsDefinition | dg.AssetSpec]:
         *offload_assets(cluster),
         object_assets(cluster),
         retention_assets(cluster),
+        namespace_retention_asset(cluster),
         load_assets(cluster),
         bookie_disk_asset(cluster),
         storage_report_asset(cluster),

@@ -3,8 +3,6 @@
 Not here: anything that reads or changes a cluster; that is the library's.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -72,5 +70,19 @@ class LifecycleResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if settings.spark.master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("PYSPARK_PYTHON", config["spark.pyspark.python"])  # PySpark reads it here, not in conf
-        spark = prepare(LazyPySparkResource(spark_config=config).spark_session)
+        spark = prepare(self.spark_resource(config).spark_session)
         return Cluster(settings, self.path(), self.opener(), spark)
+
+    def spark_resource(self, config: dict[str, Any]) -> LazyPySparkResource:
+        """What starts Spark; ``config``: what the settings want of it."""
+        return LazyPySparkResource(spark_config=config)
+
+
+class LifecycleOnSpark(LifecycleResource):
+    """:class:`LifecycleResource` whose Spark is resource ``pyspark`` of the definitions, which may be another one."""
+
+    pyspark: dg.ResourceDependency[LazyPySparkResource]
+
+    def spark_resource(self, config: dict[str, Any]) -> LazyPySparkResource:
+        """Resource ``pyspark`` as it is: the definitions gave it its configuration."""
+        return self.pyspark

@@ -1,0 +1,38 @@
+"""A backfill as one run: Dagster makes a run of each contiguous range of partitions, the first of them does all.
+
+Belongs here: which partitions a run works on. Not here: what it does with them. Runs of one backfill are told apart by
+its tag alone, so that a run that is launched again does what it did before.
+"""
+
+from __future__ import annotations
+
+import dagster as dg
+from dagster._core.storage.tags import BACKFILL_ID_TAG
+
+NO_MORE: tuple[dg.MaterializeResult, ...] = ()  # type: ignore[type-arg]
+"""What the body of such an asset yields: it wrote the events of its partitions itself, for those of other runs too."""
+
+
+def partitions_to_do(context: dg.AssetExecutionContext) -> list[str]:
+    """The partitions that this run works on: its own, or all of its backfill, or none if another run does all.
+
+    The run with the backfill's first partition does all of it. A backfill that is not kept any more, or does not name
+    this asset, leaves a run with its own.
+    """
+    own = list(context.partition_keys)
+    backfill_id = context.run.tags.get(BACKFILL_ID_TAG)
+    backfill = context.instance.get_backfill(backfill_id) if backfill_id else None
+    if backfill is None or not backfill.is_asset_backfill:
+        return own
+    graph = context.job_def.asset_layer.asset_graph
+    target = backfill.get_asset_backfill_data(graph).target_subset
+    whole = {one.partition_key for one in target.iterate_asset_partitions() if one.asset_key == context.asset_key}
+    every = sorted(name for name in whole if name is not None)
+    if not every or not set(own) <= set(every):
+        return own
+    if every[0] in own:
+        if len(every) > len(own):
+            context.log.info(f"this run does the whole backfill {backfill_id}: {len(every)} partitions")
+        return every
+    context.log.info(f"part of backfill {backfill_id}: the run with partition {every[0]} does all of it")
+    return []

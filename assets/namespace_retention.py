@@ -1,0 +1,85 @@
+"""Retention of chosen namespaces in one run: one plan, and its application if that is asked for.
+
+Source of truth: as that of ``retention_plan``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from assets import lineage, show
+from assets.backfills import NO_MORE, partitions_to_do
+from assets.epochs import fingerprint_of
+from assets.names import EPOCH, key, namespace_partitions
+from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.scan.evidence import newest_epoch
+from pulsar_lifecycle.topics.first_phase import LedgerOutcome
+from pulsar_lifecycle.trimming.retention_run import apply_retention
+from resources.lifecycle import LifecycleResource
+
+
+class RetainConfig(dg.Config):
+    """As it ships, a backfill only makes the plan."""
+
+    dry_run: bool = True
+
+
+def namespace_retention_asset(cluster: str) -> dg.AssetsDefinition:
+    """``namespace_retention``, partitioned by namespace."""
+
+    @dg.asset(
+        key=key(cluster, "namespace_retention"),
+        group_name="lifecycle",
+        description="Retention of the chosen namespaces: one plan of the newest scan for any selection, such as after "
+        "a rollback of brokers or a restore of ZooKeeper. As it ships it only makes the plan: set `dry_run` to false "
+        "to have its ledgers leave their topics.",
+        deps=[key(cluster, "journal")],
+        partitions_def=namespace_partitions(cluster),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        kinds={"pyspark"},
+        output_required=False,
+    )
+    def namespace_retention(
+        context: dg.AssetExecutionContext, config: RetainConfig, lifecycle: LifecycleResource
+    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        names = partitions_to_do(context)
+        if not names:
+            return
+        where = lifecycle.cluster()
+        epoch = newest_epoch(where, fingerprint_of(where))
+        summary, rows = make_retention_plan(where, epoch)
+        order = Order(summary.plan_id, summary.digest, namespaces=tuple(names))
+        done: list[LedgerOutcome] = []
+        try:
+            with lineage.noted(context, where, summary.plan_id, dry_run=config.dry_run):
+                apply_retention(where, context.run.run_id, order, dry_run=config.dry_run, report=done.extend)
+        finally:
+            for name in names:
+                page = _shown(summary, rows, done, name, dry_run=config.dry_run)
+                context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=page))
+        yield from NO_MORE
+
+    return namespace_retention
+
+
+def _shown(
+    summary: PlanSummary, rows: pa.Table, done: list[LedgerOutcome], name: str, *, dry_run: bool
+) -> dict[str, Any]:
+    own = rows.filter(pc.equal(rows.column("namespace"), name))  # pyright: ignore[reportAttributeAccessIssue]
+    mine = [one for one in done if f"://{name}/" in one.topic]
+    gone = [one for one in mine if one.outcome == Outcome.REMOVED]
+    return {
+        EPOCH: summary.epoch_id,
+        "plan id": summary.plan_id,
+        "dry run": dry_run,
+        "dagster/row_count": own.num_rows,
+        "left their topics": len(gone),
+        "bytes": sum(one.bytes for one in gone),
+        "runs": dg.MetadataValue.md(show.applied_by(summary.plan_id)),
+    }
