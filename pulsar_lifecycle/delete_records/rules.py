@@ -89,7 +89,7 @@ def cut_at(view: PartitionView, asked: MessagePosition | int, options: Options) 
         return Cut(nothing, False, (), nothing)
     position = asked if isinstance(asked, MessagePosition) else end
     mark = highest(first, view.canonical(position))
-    rolls = mark == end and view.extents[-1].entries > 0 and (asked == END or options.exact)
+    rolls = mark >= end and view.extents[-1].entries > 0 and (asked == END or options.exact)
     going = whole_below(view, mark, rolled=rolls)
     remaining = next((MessagePosition(e.ledger_id, 0) for e in view.extents if e.ledger_id not in going), mark)
     behind = cursors_behind(view, mark)

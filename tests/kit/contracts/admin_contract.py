@@ -83,6 +83,23 @@ class BrokerAdminContract:
         assert sorted(found) == admin.brokers()
         assert all(share >= 0 for share in found.values())
 
+    def test_every_broker_tells_its_own_statistics(self, admin):
+        assert all(admin.statistics(broker).interval_ms > 0 for broker in admin.brokers())
+
+    def test_a_role_that_may_do_anything_is_admin(self, admin, topic):
+        admin.create_topic(topic)
+        admin.check_admin(topic)
+
+    def test_properties_are_set_any_number_of_times(self, admin, topic):
+        admin.create_topic(topic)
+        for _ in range(2):
+            admin.set_properties(topic, {"pulsar-lifecycle.low-watermark": "7:3"})
+
+    def test_only_a_subscription_that_is_there_is_moved(self, admin, topic):
+        admin.create_topic(topic)
+        with pytest.raises(NotFound):
+            admin.move_cursor(topic, "none", Position(0, 0))
+
     def test_a_topic_is_served_by_a_broker(self, admin, topic):
         admin.create_topic(topic)
         assert admin.owner(topic) in admin.brokers()

@@ -1,0 +1,88 @@
+"""``delete-records``: a plan and what applies it, results and exit codes, wrong usage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.command import run
+from tests.kit.records.records_scene import RecordsScene
+
+SETTINGS = """
+cluster = "simulated"
+zookeeper = {hosts = "simulated:2181"}
+pulsar = {admin_url = "http://simulated:8080", service_url = "pulsar://simulated:6650"}
+lake = {path = "/simulated"}
+bookkeeper = {shared_with = []}
+apply = {max_share = 1.0}
+"""
+
+
+class Operator:
+    """Commands over a scene."""
+
+    def __init__(self, scene: RecordsScene, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.scene, self._capsys = scene, capsys
+        self._file = folder / "lifecycle.toml"
+        self._file.write_text(SETTINGS)
+        self.offsets = folder / "offsets.json"
+
+    def __call__(self, *arguments: str) -> tuple[int, str]:
+        connect = self.scene.where.connect
+        code = run("--config", str(self._file), "delete-records", *arguments, connect=connect)
+        out, err = self._capsys.readouterr()
+        return code, out or err
+
+    def document(self, *arguments: str) -> tuple[int, Any]:
+        code, text = self(*arguments, "--json")
+        return code, json.loads(text)
+
+
+@pytest.fixture
+def operator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Operator:
+    return Operator(RecordsScene(2), tmp_path, capsys)
+
+
+def test_a_file_is_planned_applied_and_answered(operator: Operator) -> None:
+    scene = operator.scene
+    entries = [{"topic": str(topic), "offset": str(scene.at(2, 0, topic))} for topic in scene.topics]
+    operator.offsets.write_text(json.dumps({"partitions": entries, "version": 1}))
+    code, plan = operator.document("--offset-json-file", str(operator.offsets))
+    assert (code, [row["error"] for row in plan["partitions"]]) == (0, [None, None])
+    assert not scene.properties()
+
+    code, text = operator("--apply", plan["plan_id"], plan["digest"])
+    assert (code, "TimeoutException" in text, "are not proven gone" in " ".join(text.split())) == (1, True, True)
+    scene.delete()
+    code, answer = operator.document("--apply", plan["plan_id"], plan["digest"])
+    marks = [one["low_watermark"] for one in answer["partitions"]]
+    assert (code, marks) == (0, [str(scene.at(2, 0, topic)) for topic in scene.topics])
+
+
+def test_a_plan_says_how_to_apply_it_and_exits_1_for_an_error(operator: Operator) -> None:
+    scene = operator.scene
+    code, text = operator("--topic", str(scene.topic), "--before", "@1970-01-01T01:00:00.023Z")
+    assert (code, "delete-records --apply delete-records-" in " ".join(text.split())) == (0, True)
+    code, text = operator("--topic", str(scene.topic), "--before", f"{scene.ids[scene.topic][-1]}:11")
+    assert (code, "OffsetOutOfRangeException" in text) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give one of"),
+        (("--topic", "persistent://a/b/c"), "go together"),
+        (("--before", "-1"), "go together"),
+        (("--topic", "c", "--before=-1"), "--topic: topic name"),
+        (("--topic", "persistent://a/b/c", "--before", "x"), "--before: expected LEDGER:ENTRY"),
+        (("--apply", "p", "d", "--exact"), "belong to the plan"),
+        (("--offset-json-file", "/nowhere/offsets.json"), "cannot be read"),
+    ],
+)
+def test_wrong_usage_is_named(operator: Operator, arguments: tuple[str, ...], said: str) -> None:
+    code, text = operator(*arguments)
+    assert code == 2
+    assert said in " ".join(text.split())
