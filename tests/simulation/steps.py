@@ -19,7 +19,7 @@ from tests.kit.simulated.cluster import another_cluster
 from tests.simulation.faults import fault_codes, injections, queue_faults, states, traps
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.laws.laws import Laws
-from tests.simulation.operators import loading, retaining, tiering
+from tests.simulation.operators import loading, recording, retaining, tiering
 from tests.simulation.operators.operator import Operator, new_interceptor
 from tests.simulation.settings import random_settings
 from tests.simulation.world import acts
@@ -80,7 +80,8 @@ class Steps:
         self.begins = random.getrandbits(32)
         count = random.randint(12, most)
         weights = KINDS | {"tiered": 30} if tiering.has(seed) else KINDS
-        weights = weights | {"retention": 90} if retaining.has(seed) or loading.has(seed) else weights
+        if any(one.has(seed) for one in (retaining, loading, recording)):
+            weights = weights | {"retention": 90}
         kinds = random.choices(list(weights), list(weights.values()), k=count)
         self.steps = [(kind, random.getrandbits(32)) for kind in kinds]
         self.result.steps = count
@@ -95,7 +96,7 @@ class Steps:
             settings = loading.settings_for(settings, Random(self.begins + 6))
         self.operator = Operator(self.world, self.laws, Random(self.begins), settings)
         self.tiering = tiering.Tiering(self.operator)
-        self.retaining = loading.of(seed, self.operator)
+        self.retaining = recording.Recording(self.operator) if recording.has(seed) else loading.of(seed, self.operator)
         if settings.bookkeeper.shared_with:
             self.world.roots[WEST] = another_cluster()
         self.operator.spoiled = lambda: states.spoiled(self.world)
@@ -161,7 +162,7 @@ class Steps:
         return self._retain(random, self.retaining.next())
 
     def _retain(self, random: Random, what: str) -> str:
-        """Something of retention, or of loads."""
+        """Something of retention, of loads, or of records."""
         assert self.retaining is not None
         if what == "scan":
             return self._process(random, what, self.operator.scan, 0.2)

@@ -194,14 +194,21 @@ class SimulatedCluster:
     ) -> Topic:
         """The topic's z-node, listing ``ledgers``; 0 bytes for a topic that was never loaded.
 
-        A ledger has as many ``entries`` as its own of ``counts`` says, and was ``closed`` then (ms).
+        A ledger has as many ``entries`` as its own of ``counts`` says, and was ``closed`` then (ms). A low watermark
+        that is there stays, as brokers keep all properties.
         """
         many = [(i, (counts or {}).get(i, entries)) for i in ledgers]
         infos = tuple(
             LedgerInfo(i, n, n * ENTRY_BYTES, (closed or {}).get(i, 1), (offloaded or {}).get(i)) for i, n in many
         )
-        info = ManagedLedgerInfo(infos, terminated, {SHADOW_SOURCE: shadow_of} if shadow_of else {})
-        self.put(self.topic_path(topic), managed_ledger.encode(info) if ledgers or shadow_of else b"")
+        path = self.topic_path(topic)
+        properties = {SHADOW_SOURCE: shadow_of} if shadow_of else {}
+        before = self.zookeeper.data(path) if self.zookeeper.stat(path) else b""
+        if managed_ledger.LOW_WATERMARK.encode() in before:
+            kept = managed_ledger.decode(before).properties[managed_ledger.LOW_WATERMARK]
+            properties[managed_ledger.LOW_WATERMARK] = kept
+        info = ManagedLedgerInfo(infos, terminated, properties)
+        self.put(path, managed_ledger.encode(info) if ledgers or shadow_of else b"")
         return topic
 
     def cursor(

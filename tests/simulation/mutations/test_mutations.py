@@ -7,14 +7,15 @@ import pytest
 from tests.simulation.mutations.copy_mutations import COPIES
 from tests.simulation.mutations.deletion_mutations import DELETION
 from tests.simulation.mutations.load_mutations import LOADS
+from tests.simulation.mutations.record_mutations import RECORDS
 from tests.simulation.mutations.retention_mutations import RETENTION
 from tests.simulation.mutations.scan_mutations import SCANS
 from tests.simulation.mutations.tiered_mutations import TIERED
 from tests.simulation.mutations.topic_mutations import TOPICS
-from tests.simulation.operators import loading, retaining, tiering
+from tests.simulation.operators import loading, recording, retaining, tiering
 from tests.simulation.simulator import simulate
 
-ALL = {**DELETION, **SCANS, **TOPICS, **COPIES, **TIERED, **RETENTION, **LOADS}
+ALL = {**DELETION, **SCANS, **TOPICS, **COPIES, **TIERED, **RETENTION, **LOADS, **RECORDS}
 
 WITHIN = 400
 """Schedules that may pass before a mutation is caught."""
@@ -98,6 +99,10 @@ CAUGHT_BY = {
     "upload before the attempt is noted": 3,
     "delete BookKeeper's copy whatever brokers could read": 479,
     "abort a committed attempt": 283,
+    "take the ledger that a position lies in": 30,
+    "move low watermarks back": 130,
+    "answer before the ledgers are gone": 30,
+    "answer whatever low watermark is kept": 1770,
 }
 """The lowest seed that caught each, when last looked for: it is tried first.
 
@@ -123,6 +128,8 @@ def test_a_mutation_is_caught(name: str, capsys: pytest.CaptureFixture[str]) -> 
         seeds = range(retaining.AT, WITHIN * retaining.EVERY, retaining.EVERY)
     elif name in LOADS:
         seeds = range(loading.AT, WITHIN * retaining.EVERY, retaining.EVERY)
+    elif name in RECORDS:
+        seeds = range(recording.AT, WITHIN * retaining.EVERY, retaining.EVERY)
     with ALL[name]():
         found = next((one for one in map(simulate, (hint, *seeds)) if one.violation), None)
     assert found, f"{name}: not caught by seeds {seeds}"

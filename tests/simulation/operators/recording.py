@@ -1,0 +1,239 @@
+"""Delete records in a schedule: partitions at rest, requests for positions in them, applied, and answered in the end.
+
+Belongs here: which schedules have it, what an operator does, its laws: nothing at or above the low watermark goes, the
+low watermark never moves back, no partition is answered before it is true. Not here: cursors and holes of what a run
+takes off a list, and deletions, which ``laws.py`` judges for every run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+
+from pulsar_lifecycle.delete_records.apply_run import apply_delete_records
+from pulsar_lifecycle.delete_records.planning import plan_delete_records
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Offset
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, LedgerInfo
+from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.runs.caps import Order
+from tests.simulation.laws.deletion_laws import Violation
+from tests.simulation.operators.operator import Operator
+from tests.simulation.operators.retaining import EVERY
+from tests.simulation.world.model import ONE_ENTRY, Cursor, ModelTopic
+from tests.simulation.world.ports import SimStore
+from tests.simulation.world.world import World
+
+AT = 10
+NAMESPACE = "acme/orders"
+
+
+def has(seed: int) -> bool:
+    """Whether a schedule deletes records; every fifth of those is left as it was, with what it caught before."""
+    return seed % EVERY == AT and seed % 100 != 90
+
+
+class Recording:
+    """What an operator does about records. Its methods return what to print."""
+
+    STEPS: tuple[str, ...] = (
+        *("grow", "grow", "days", "scan", "plan_records", "apply_records", "hours", "plan_records", "apply_records"),
+        *("scan", "delete_records", "answer_records"),
+    )
+    """What an operator does, in this order."""
+    BESIDES: tuple[str, ...] = ("apply_records", "plan_records", "answer_records", "hours", "scan", "delete_records")
+    """What comes out of it, sometimes."""
+    RUNS = frozenset({"plan_records", "apply_records", "answer_records", "delete_records"})
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+        self.topics: list[Topic] = []
+        self.counts = Counter[str]()
+        self.had: dict[Topic, set[int]] = defaultdict(set)
+        """Every ledger that a partition had when its records were asked to go."""
+        self.asked: dict[Topic, MessagePosition] = {}
+        """The highest position that an applied plan asks for."""
+        self.kept: dict[Topic, MessagePosition] = {}
+        self.plans: list[tuple[Order, Mapping[Topic, MessagePosition]]] = []
+        self.turn = -1
+        operator.laws.judge_retention = self.judge
+        self._judge_write: Callable[[SimStore, str, bytes, bytes], None] = self.world.zookeeper.on_write
+        self.world.zookeeper.on_write = self.about_to_write
+        self.world.admin.on_properties = self.broker_keeps
+
+    def next(self) -> str:
+        """The step that is due, or another."""
+        random = self.operator.random
+        if random.random() < 0.25:
+            return random.choice(self.BESIDES)
+        self.turn += 1
+        return self.STEPS[self.turn % len(self.STEPS)]
+
+    @property
+    def world(self) -> World:
+        """The cluster."""
+        return self.operator.world
+
+    def grow(self) -> str:
+        """A partition that rests has ledgers of some messages, and sometimes a subscription amid them."""
+        world, random = self.world, self.operator.random
+        name = Topic.parse(f"persistent://{NAMESPACE}/recorded-{len(self.topics)}")
+        if name in world.model.topics or world.full():
+            return "no room for another partition"
+        self.topics.append(name)
+        world.put(f"/admin/policies/{name.namespace}", b"{}")
+        ledgers = [world.make("data", name, entries=ONE_ENTRY * random.randint(1, 3)) for _ in range(4)]
+        topic = world.model.topics[name] = ModelTopic(name, ledgers)
+        topic.moved = topic.pinned = True
+        world.store(topic)
+        if random.random() < 0.3:
+            topic.cursors["s"] = Cursor(at=random.choice(ledgers[1:]))
+            world.store_cursor(topic, "s")
+        return f"{name} rests with {ledgers}"
+
+    def days(self) -> str:
+        """Long enough for another scan to agree, and for what was written to count as unloaded."""
+        self.world.wait_ms(5 * 24 * 3_600_000)
+        return "five days"
+
+    def hours(self) -> str:
+        """Messages are delivered meanwhile."""
+        self.world.wait_ms(2 * 3_600_000)
+        return "two hours"
+
+    def plan_records(self) -> str:
+        """A plan for some partitions: positions in them, ends."""
+        random, world = self.operator.random, self.world
+        offsets: dict[Topic, Offset] = {}
+        for name in random.sample(self.topics, min(len(self.topics), random.randint(1, 3))):
+            topic = world.model.topics.get(name)
+            if topic is None or topic.away or not topic.ledgers:
+                continue
+            ledger = topic.ledgers[0] if name in self.asked and random.random() < 0.5 else random.choice(topic.ledgers)
+            offsets[name] = (
+                END if random.random() < 0.2 else MessagePosition(ledger, random.randint(0, self._entries(ledger)))
+            )
+            self.had[name] |= set(topic.ledgers)
+        if not offsets:
+            return "no partition to ask for"
+        world.trace = None
+        before, acts = world.zookeeper.zxid, len(world.interceptor.fired)
+        summary, rows = plan_delete_records(self.operator.cluster, offsets)
+        if len(world.interceptor.fired) == acts and world.zookeeper.zxid != before:
+            raise Violation("I6: a plan to delete records wrote to the metadata store")
+        marks = {
+            Topic.parse(row["topic"]): MessagePosition.parse(row["low_watermark"])
+            for row in rows.to_pylist()
+            if row["error"] is None
+        }
+        self.plans.append((Order(summary.plan_id, summary.digest), marks))
+        self._are_asked_for(offsets, marks)
+        errors = {str(row["topic"]): row["error"] for row in rows.to_pylist() if row["error"]}
+        return f"{summary.plan_id}: {offsets} -> {marks}, {errors}"
+
+    def apply_records(self) -> str:
+        """Apply the newest plan, or the one before; whoever is answered is answered truly."""
+        return self._apply(dry_run=False)
+
+    def answer_records(self) -> str:
+        """Ask once more, and do nothing."""
+        return self._apply(dry_run=True)
+
+    def delete_records(self) -> str:
+        """A deletion run."""
+        return self.operator.delete()
+
+    # ----------------------------------------------------------------------------------------------------------- laws
+
+    def judge(self, topic: Topic, gone: list[LedgerInfo]) -> str:
+        """Why these must not leave the list of their topic; empty if no message at or above the position is in them."""
+        asked = self.asked.get(topic)
+        for item in gone:
+            end = MessagePosition(item.ledger_id, self._entries(item.ledger_id))
+            if asked is None or (end > asked and item.ledger_id >= asked.ledger_id):
+                return f"{item.ledger_id} has messages up to {end}, all before {asked} is asked for"
+        return ""
+
+    def about_to_write(self, store: SimStore, path: str, old: bytes, new: bytes) -> None:
+        """The low watermark goes up, to no more than was asked for; then as the other laws say."""
+        if path.startswith("/managed-ledgers/") and path.count("/persistent/") == 1 and old and new:
+            self._raised(Topic.from_managed_ledger(path.removeprefix("/managed-ledgers/")), _mark(old), _mark(new))
+        self._judge_write(store, path, old, new)
+
+    def broker_keeps(self, topic: Topic, properties: Mapping[str, str]) -> None:
+        """A broker is asked to keep the low watermark; it writes whatever it is told."""
+        world = self.world
+        path = world.topic_path(topic)
+        old = managed_ledger.decode(world.zookeeper.data(path))
+        self._raised(topic, _mark(world.zookeeper.data(path)), MessagePosition.parse(properties[LOW_WATERMARK]))
+        merged = {**old.properties, **properties}
+        world.put(path, managed_ledger.encode(managed_ledger.ManagedLedgerInfo(old.ledgers, old.terminated, merged)))
+        self.counts["low watermarks kept by brokers"] += 1
+
+    def _raised(self, topic: Topic, old: MessagePosition | None, new: MessagePosition | None) -> None:
+        if new == old:
+            return
+        if new is None or (old is not None and new < old):
+            raise Violation(f"the low watermark of {topic} moves back from {old} to {new}")
+        if topic not in self.asked or new > self.asked[topic]:
+            raise Violation(f"the low watermark of {topic} becomes {new}, {self.asked.get(topic)} is asked for")
+        self.counts["low watermarks raised"] += 1
+
+    def _answered(self, topic: Topic, result: DeleteRecordsResult, asked: MessagePosition) -> None:
+        """An answer is true: the low watermark is kept with the topic, and no ledger below it exists."""
+        mark = result.low_watermark
+        if result.error is not None or isinstance(mark, int):
+            if result.error is None or mark != -1:
+                raise Violation(f"{topic} is answered with {result}")
+            return
+        path = self.world.topic_path(topic)
+        kept = _mark(self.world.zookeeper.data(path)) if self.world.zookeeper.stat(path) else None
+        if kept is None or not asked <= mark <= kept:
+            raise Violation(f"{topic} is answered with {mark} for {asked}, and its low watermark is {kept}")
+        for ledger in sorted(self.had[topic]):
+            whole = ledger < mark.ledger_id
+            if whole and self.world.exists(ledger):
+                raise Violation(f"{topic} is answered with {mark}, and ledger {ledger} exists")
+        self.counts["partitions answered"] += 1
+
+    # -------------------------------------------------------------------------------------------------------- private
+
+    def _apply(self, *, dry_run: bool) -> str:
+        operator = self.operator
+        if not self.plans:
+            return "no plan to delete records yet"
+        order, marks = operator.random.choice([*self.plans[-2:], self.plans[-1], self.plans[-1]])
+        run_id = operator._run_id("records")
+        self.world.trace = None
+        operator.laws.retaining = not dry_run
+        try:
+            with operator._within_caps(run_id):
+                found = apply_delete_records(operator.cluster, run_id, order, dry_run=dry_run)
+        finally:
+            operator.laws.retaining = False
+        for topic, result in found.items():
+            if topic in marks:
+                self._answered(topic, result, marks[topic])
+        return "; ".join(f"{topic}: {result}" for topic, result in found.items())
+
+    def _are_asked_for(self, offsets: Mapping[Topic, Offset], marks: Mapping[Topic, MessagePosition]) -> None:
+        """What the operator asked for, by the simulator's own truth; a plan may keep to what was asked for before."""
+        for topic, offset in offsets.items():
+            last = max(self.had[topic])
+            wanted = offset if isinstance(offset, MessagePosition) else MessagePosition(last, self._entries(last))
+            allowed = max(wanted, self.asked.get(topic, wanted))
+            if topic in marks:
+                next_ledgers = [i for i in sorted(self.had[topic]) if i > wanted.ledger_id]
+                if wanted.entry_id >= self._entries(wanted.ledger_id) and next_ledgers:
+                    allowed = max(allowed, MessagePosition(next_ledgers[0], 0))
+                if marks[topic] > allowed:
+                    raise Violation(f"{topic}: a plan goes up to {marks[topic]}, {allowed} is asked for")
+            self.asked[topic] = allowed
+
+    def _entries(self, ledger: int) -> int:
+        return len(self.world.model.ledgers[ledger].entries)
+
+
+def _mark(data: bytes) -> MessagePosition | None:
+    text = managed_ledger.decode(data).properties.get(LOW_WATERMARK)
+    return None if text is None else MessagePosition.parse(text)
