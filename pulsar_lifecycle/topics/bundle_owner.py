@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
+from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.topics.unloads import bundles
@@ -22,6 +25,19 @@ LOCKS_ROOT = "/namespace"
 
 _LAST = 0xFFFFFFFF
 """The upper end of a namespace's last bundle, which is included."""
+
+
+BY_THEMSELVES = (
+    CHANGE_EVENTS,
+    "__transaction_buffer_snapshot",
+    "__transaction_buffer_snapshot_segments",
+    "__transaction_buffer_snapshot_indexes",
+)
+"""Local names of system topics that brokers read, each in its namespace, for topics that they load. Brokers' monitors
+leave them alone (``SystemTopic``)."""
+NOT_WITH_BUNDLES = ("__transaction_pending_ack", "__transaction_log_", "transaction_coordinator_assign")
+"""How the names of topics end, or begin, that no broker loads as it takes their bundle
+(``PulsarService.loadNamespaceTopics``)."""
 
 
 class Owners:
@@ -82,3 +98,48 @@ def _covers(name: str, place: int) -> bool:
     except ValueError:
         return False
     return low <= place < high or place == high == _LAST
+
+
+def would_be_loaded(
+    store: MetadataStore, brokers: Brokers, owners: Owners, topic: Topic, going: Collection[Topic]
+) -> str | None:
+    """What a broker that loads a topic would load besides, that is not ``going`` as well; None for nothing.
+
+    Who takes a bundle without an owner loads all its topics. A broker that loads a topic reads :data:`BY_THEMSELVES` of
+    its namespace, too, whose bundles somebody takes then.
+    """
+    if not owners.of(store, brokers, topic) and (others := _others(store, topic, going)):
+        return f"nobody owns its bundle, which has {others[0]}, too"
+    for one in _read_along(store, topic):
+        if not owners.of(store, brokers, one) and (others := _others(store, one, going)):
+            return f"its broker reads {one}, whose bundle nobody owns, and which has {others[0]}, too"
+    return None
+
+
+def _read_along(store: MetadataStore, topic: Topic) -> list[Topic]:
+    """The topics of its namespace that a broker reads as it loads it."""
+    return [one for one in _listed(store, topic) or () if one.partitioned_parent.local in BY_THEMSELVES]
+
+
+def _listed(store: MetadataStore, topic: Topic) -> list[Topic] | None:
+    """The topics of its namespace and domain; None where they cannot be listed."""
+    listing = store.children([f"{MANAGED_LEDGERS_ROOT}/{topic.namespace}/{topic.domain}"])[0]
+    if listing is None or isinstance(listing, Unread) or len(listing.names) != listing.num_children:
+        return None
+    return [Topic.from_managed_ledger(f"{topic.namespace}/{topic.domain}/{name}") for name in listing.names]
+
+
+def _others(store: MetadataStore, topic: Topic, going: Collection[Topic]) -> list[Topic | str]:
+    """Topics that a broker would load with it, and that are not going; something where they cannot be listed."""
+    named = _listed(store, topic)
+    if named is None:
+        return [f"topics that cannot be listed ({topic.namespace}/{topic.domain})"]
+    theirs = [one for one in named if one not in going and one != topic and not _loaded_anyhow(one)]
+    place = bundles(store, [topic, *theirs])
+    return [one for one in theirs if place[one] == place[topic]]
+
+
+def _loaded_anyhow(topic: Topic) -> bool:
+    """Whether it is no reason to leave its bundle alone: brokers load it whenever they need it, or not at all."""
+    local = topic.partitioned_parent.local
+    return local in BY_THEMSELVES or local.endswith(NOT_WITH_BUNDLES[0]) or local.startswith(NOT_WITH_BUNDLES[1:])

@@ -38,6 +38,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.scan.stored_references import COMPACTION_CURSOR
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.bundle_owner import Owners, would_be_loaded
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report, of_topic
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.topics.protection import Protection
@@ -226,7 +227,8 @@ class _Deletion:
         retained = self._policies.rule(topic, row["retention_minutes"], row["retention_mb"])
 
         def rule(node: Node) -> Why | None:
-            return self._chosen(topic) or self._loaded(topic) or self._changed(node, row) or retained()
+            kept = self._chosen(topic) or self._loaded(topic) or self._changed(node, row) or retained()
+            return kept or self._shared(topic)
 
         return rule
 
@@ -282,6 +284,11 @@ class _Deletion:
             names = {name.strip() for one in said for name in one.strip("[]").split(",")}
             self._own = now, frozenset(names - {""})
         return self._own[1]
+
+    def _shared(self, topic: Topic) -> Why | None:
+        """The broker that deletes it loads what shares a bundle that it takes for that; those of the plan may be."""
+        besides = would_be_loaded(self.ports.store, self.run.brokers, Owners(), topic, set(self.planned))
+        return Why(InactiveKept.BUNDLE_SHARED, besides) if besides else None
 
     def _loaded(self, topic: Topic) -> Why | None:
         one = self._connections().get(str(topic))

@@ -7,7 +7,7 @@ Belongs here: whether the plan may be applied, judging its topics afresh, budget
 it (``lifecycle/load/load_planning.py``), what is done to loaded topics (``lifecycle/load/visits.py``).
 
 A broker that takes a bundle loads all its topics. So topics of a bundle without an owner are loaded together, and only
-if each of them may be loaded; brokers load :data:`BY_THEMSELVES` wherever they load a topic.
+if each of them may be loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, read_now
@@ -31,9 +30,7 @@ from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, Visit, Visits
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import Brokers
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import MetadataStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
@@ -45,7 +42,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import Owners, owned_since
+from pulsar_lifecycle.topics.bundle_owner import Owners, owned_since, would_be_loaded
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
@@ -56,18 +53,6 @@ from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun
 
 Report = Callable[[Sequence[LoadedTopic]], None]
 """Called with what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
-
-BY_THEMSELVES = (
-    CHANGE_EVENTS,
-    "__transaction_buffer_snapshot",
-    "__transaction_buffer_snapshot_segments",
-    "__transaction_buffer_snapshot_indexes",
-)
-"""Local names of system topics that brokers read, each in its namespace, for topics that they load. Brokers' monitors
-leave them alone (``SystemTopic``)."""
-NOT_WITH_BUNDLES = ("__transaction_pending_ack", "__transaction_log_", "transaction_coordinator_assign")
-"""How the names of topics end, or begin, that no broker loads as it takes their bundle
-(``PulsarService.loadNamespaceTopics``)."""
 
 SAME = (
     *("ledger_id", "retention_minutes", "retention_mb", "ttl_seconds"),
@@ -287,13 +272,14 @@ class _LoadRun:
         store, settings = self.ports.store, self._settings
         place, usage, now = bundles(store, topics), self.ports.admin.usage(), self.ports.clock.now_ms()
         found: dict[Topic, Why] = {}
+        owners = Owners()
         going = [topic for topic in topics if topic not in left]
         for topic in going:
             broker, since = owned[topic], owned_since(store, topic)
-            if not broker:
-                others = _others_of_bundle(store, topic, set(going))
-                if others:
-                    found[topic] = Why(LoadKept.BUNDLE_SHARED, f"nobody owns its bundle, which has {others[0]}, too")
+            if besides := would_be_loaded(store, brokers, owners, topic, set(going)):
+                found[topic] = Why(LoadKept.BUNDLE_SHARED, besides)
+            elif not broker:
+                continue
             elif since is not None and now - since < settings.min_owner_age * 1000:
                 found[topic] = Why(LoadKept.BUNDLE_MOVED, f"{broker} has its bundle for {(now - since) // 1000} s only")
             elif usage.get(broker, 1.0) > settings.max_broker_load:
@@ -331,24 +317,6 @@ def _whole_or_nothing(
         return {}
     why = Why(LoadKept.BUNDLE_SHARED, f"nobody owns its bundle, which has {kept}, too")
     return {topic: why for topic in going if not owned[topic] and topic not in found}
-
-
-def _others_of_bundle(store: MetadataStore, topic: Topic, going: Collection[Topic]) -> list[Topic | str]:
-    """Topics that a broker would load with it, and that are not going; something where they cannot be listed."""
-    path = f"{MANAGED_LEDGERS_ROOT}/{topic.namespace}/{topic.domain}"
-    listing = store.children([path])[0]
-    if listing is None or isinstance(listing, Unread) or len(listing.names) != listing.num_children:
-        return [f"topics that cannot be listed ({path})"]
-    named = [Topic.from_managed_ledger(f"{topic.namespace}/{topic.domain}/{name}") for name in listing.names]
-    theirs = [one for one in named if one not in going and not _loaded_anyhow(one)]
-    place = bundles(store, [topic, *theirs])
-    return [one for one in theirs if place[one] == place[topic]]
-
-
-def _loaded_anyhow(topic: Topic) -> bool:
-    """Whether it is no reason to leave its bundle alone: brokers load it whenever they need it, or not at all."""
-    local = topic.partitioned_parent.local
-    return local in BY_THEMSELVES or local.endswith(NOT_WITH_BUNDLES[0]) or local.startswith(NOT_WITH_BUNDLES[1:])
 
 
 def _code(kept: str) -> Any:

@@ -54,6 +54,9 @@ class InactiveKept(StrEnum):
     LAST_SUBSCRIPTION = "last_subscription"
     """Without it, its broker would delete its topic as inactive, or may: it is the last one, or brokers delete topics
     whose other subscriptions have read all (`delete_when_subscriptions_caught_up`). Only at apply."""
+    BUNDLE_SHARED = "bundle_shared"
+    """Nobody owns its bundle, or that of topics that brokers read along: who takes it to delete the topic loads others.
+    Only at apply."""
     CHANGED_SINCE_PLAN = "changed_since_plan"
     """It, or its topic, is not as it was when the plan was made. Only at apply."""
     LEDGER_OPEN = "ledger_open"

@@ -35,7 +35,7 @@ def load_whatever_needs_it() -> Iterator[None]:
 
 def load_their_neighbours() -> AbstractContextManager[Any]:
     """A bundle without an owner is loaded whatever else is in it."""
-    return patch.object(load_run, "_others_of_bundle", lambda *_: list[Any]())
+    return patch.object(load_run, "would_be_loaded", lambda *_: None)
 
 
 def load_without_a_note() -> AbstractContextManager[Any]:

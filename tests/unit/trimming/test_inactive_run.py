@@ -138,6 +138,11 @@ def _system(scene: ActivityScene) -> None:
     scene.configure(additionalSystemCursorNames="[s]")
 
 
+def _unowned(scene: ActivityScene) -> None:
+    scene.servers.topic(scene.named("beside"))
+    scene.servers.remove(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff")
+
+
 def _compacted(scene: ActivityScene) -> None:
     scene.at("a", "__compaction", Position(scene.listed("a")[-1], 0))
 
@@ -163,6 +168,7 @@ def _not_chosen(scene: ActivityScene) -> None:
         (_named_kept, InactiveKept.NAMED_KEPT),
         (_system, InactiveKept.SYSTEM_CURSOR),
         (_compacted, InactiveKept.COMPACTED),
+        (_unowned, InactiveKept.BUNDLE_SHARED),
     ],
 )
 def test_a_topic_that_is_not_as_planned_stays(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.lifecycle.load.load_run import BY_THEMSELVES, load_topics
+from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.topics.bundle_owner import BY_THEMSELVES
+from pulsar_lifecycle.topics.unloads import BUNDLES_ROOT
 from tests.kit.scenes.load_runs import OWN, applied, expired, pending, planned
 from tests.kit.scenes.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE
+from tests.kit.simulated.cluster import BROKER
 
 
 @pytest.fixture
@@ -47,6 +53,34 @@ def test_a_bundle_without_an_owner_is_loaded_whole_or_not_at_all(scene: LoadScen
     scene.servers.open_store().delete(scene.servers.topic_path(Topic.parse(f"{OWN}young")), -1)
     assert {one.outcome for one in applied(scene, plan)} == {Outcome.DONE}
     assert not scene.is_loaded("a")
+
+
+def named(upper: bool) -> str:
+    """A local name whose topic is in the upper half of all bundles, or not."""
+    return next(n for n in map("t-{}".format, count()) if (zlib.crc32(f"{OWN}{n}".encode()) >> 31) == upper)
+
+
+@pytest.mark.parametrize("neighbour", [True, False])
+def test_a_topic_is_left_whose_broker_reads_policies_out_of_a_bundle_that_nobody_owns(
+    scene: LoadScene, neighbour: bool
+) -> None:
+    """Its own bundle has an owner; whoever takes that of ``__change_events`` loads all that is in there."""
+    events = Topic.parse(f"{OWN}__change_events")
+    upper = bool(zlib.crc32(str(events).encode()) >> 31)
+    halves = {"bundles": {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2}}
+    scene.servers.put(f"{BUNDLES_ROOT}/{NAMESPACE}", json.dumps(halves).encode())
+    name = named(not upper)
+    expired(scene, name)
+    scene.servers.topic(events)
+    if neighbour:
+        scene.servers.topic(Topic.parse(f"{OWN}{named(upper)}"))
+    plan = planned(scene, name)
+    scene.servers.open_store().delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
+    own = "0x00000000_0x80000000" if upper else "0x80000000_0xffffffff"
+    scene.servers.put(f"/namespace/{NAMESPACE}/{own}", json.dumps({"httpUrl": f"http://{BROKER}"}).encode())
+    scene.servers.clock.advance(3600)
+    (found,) = load_topics(scene.cluster, "dry", Order(plan.plan_id, plan.digest), dry_run=True)
+    assert found.why.code == (LoadKept.BUNDLE_SHARED if neighbour else Code.MAY_GO), found
 
 
 def test_a_bundle_without_an_owner_that_has_too_many_topics_is_named(scene: LoadScene) -> None:
