@@ -18,6 +18,7 @@ from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.deletion.workers import FAILURES, OutcomeCount, RunEnd
 from pulsar_lifecycle.deletion_queue.queue_state import QueueState, look
 from pulsar_lifecycle.deletion_queue.queue_topics import pending
+from pulsar_lifecycle.inspect.automation import growth_of
 from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.queries import deleted_by_topic
 from pulsar_lifecycle.journal.tallies import tallied
@@ -31,6 +32,34 @@ from resources.lifecycle import LifecycleResource
 
 DELETING = "delete_pending"
 """The job that deletes; no other run of its asset does anything."""
+
+
+GROWTH, QUEUE_AGE = "plan_growth", "queue_age"
+WAITS_LONG_MS = 86_400_000
+"""How long an intent may wait for one thing before somebody should look."""
+
+
+def growth_shown(grew: bool, largest: int, ledgers: int) -> dg.AssetCheckResult:
+    """Check ``plan_growth``."""
+    return dg.AssetCheckResult(
+        check_name=GROWTH,
+        passed=not grew,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=f"{ledgers} ledgers; the largest plan applied in 30 days had {largest}",
+    )
+
+
+def queue_age(state: QueueState, now: int) -> dg.AssetCheckResult:
+    """Check ``queue_age``: an error where intents may get lost, a warning where they wait for long."""
+    long = [one for one in state.waits if now - one.since > WAITS_LONG_MS]
+    lost = f"no subscription keeps what is sent to {', '.join(state.unsubscribed)}" if state.unsubscribed else ""
+    waits = "; ".join(f"{one.messages} since {show.at(one.since)} for {WAITS_FOR[one.waiting]}" for one in long)
+    return dg.AssetCheckResult(
+        check_name=QUEUE_AGE,
+        passed=not (lost or long),
+        severity=dg.AssetCheckSeverity.ERROR if lost else dg.AssetCheckSeverity.WARN,
+        description=lost or waits,
+    )
 
 
 def evidence_shown(where: Cluster) -> dict[str, Any]:
@@ -52,6 +81,14 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         "nothing; `apply_plan` takes its id and digest.",
         deps=[key(cluster, "orphan_ledgers"), key(cluster, "ledger_references")],
         kinds={"parquet"},
+        check_specs=[
+            dg.AssetCheckSpec(
+                GROWTH,
+                asset=key(cluster, "deletion_plan"),
+                description="Fails where a plan is far larger than those applied in the last 30 days: `max_growth` and "
+                "`growth_from` of `[automation.orphans]`. Such a plan is never applied by itself.",
+            )
+        ],
     )
     def deletion_plan(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.cluster()
@@ -65,6 +102,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
                 **_plan_shown(summary, rows),
             },
             data_version=dg.DataVersion(summary.digest),
+            check_results=[growth_shown(*growth_of(where, "orphans", summary), summary.ledgers)],
         )
 
     @dg.asset(
@@ -73,13 +111,23 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         description="Intents in flight: backlog of subscription `ledger-deletion` over the deletion and retry topics.",
         deps=[key(cluster, "ledger_deletion_topic"), key(cluster, "ledger_deletion_retry_topic")],
         kinds={"pulsar"},
+        check_specs=[
+            dg.AssetCheckSpec(
+                QUEUE_AGE,
+                asset=key(cluster, "pending_deletions"),
+                description="Fails where intents wait for the same thing for longer than a day, or where a partition "
+                "has no subscription that keeps them.",
+            )
+        ],
     )
     def pending_deletions(lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         with lifecycle.without_spark().ports(read_only=True) as ports:
             now = ports.clock.now_ms()
             state = look(ports.admin, ports.queue_reader, now)
             tallies = tallied(ports.journal_reader, now)
-        return dg.MaterializeResult(metadata={**_queue_shown(state), **metrics_shown(tallies, cluster)})
+        return dg.MaterializeResult(
+            metadata={**_queue_shown(state), **metrics_shown(tallies, cluster)}, check_results=[queue_age(state, now)]
+        )
 
     @dg.asset(
         key=key(cluster, "ledger_deletions"),

@@ -31,7 +31,7 @@ from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.deletion_plan import digest as digest_of_orphans
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
 from pulsar_lifecycle.records.refusals import Refusal
-from pulsar_lifecycle.runs.automation import Approval, AutomationCode, Candidate, Decision, decide
+from pulsar_lifecycle.runs.automation import Approval, AutomationCode, Candidate, Decision, decide, grew_too_much
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import within
 from pulsar_lifecycle.tiered.buckets import bucket_rules
@@ -109,18 +109,33 @@ def decision_of(where: Cluster, kind: AutomatedKind) -> tuple[Decision, Plan | N
     if newest is None or early.code in (AutomationCode.OFF, AutomationCode.REPORT_ONLY, AutomationCode.EXPIRED):
         return early, newest
     rows = kind.rows(kind.stored(where.lake, newest.plan_id)[1], settings.namespaces)
-    recent = {plan.plan_id: plan for plan in mine if now - plan.created_at <= APPLIED_WITHIN_MS}
-    applied = applied_plans(where.journal_reader, where.settings.cluster, recent, now - APPLIED_WITHIN_MS)
+    applied = _applied(where, mine, now)
     size = int(pc.sum(rows.column(kind.bytes)).as_py() or 0)
     candidate = Candidate(
         newest.plan_id, newest.digest, newest.created_at, newest.actionable, rows.num_rows, size,
         _cluster_ledgers(newest), taken=newest.plan_id in applied,
     )  # fmt: skip
-    largest = max((_ledgers(recent[one]) for one in applied if one != newest.plan_id), default=0)
+    largest = max((size for one, size in applied.items() if one != newest.plan_id), default=0)
     found = decide(
         settings, candidate, now, valid_for_ms=valid, approval=_approval(where, newest), largest_applied=largest
     )
     return found, newest
+
+
+def growth_of(where: Cluster, name: str, plan: Plan) -> tuple[bool, int]:
+    """Whether a plan of a kind is far larger than those applied in the last 30 days, and the largest of these."""
+    kind = next(one for one in KINDS if one.name == name)
+    mine = [one for one in kind.plans(where.lake) if _is_of(one, kind, where)]
+    applied = _applied(where, mine, where.clock.now_ms())
+    largest = max((size for one, size in applied.items() if one != plan.plan_id), default=0)
+    return grew_too_much(settings_of(where, kind), _ledgers(plan), largest), largest
+
+
+def _applied(where: Cluster, plans: Sequence[Plan], now: int) -> dict[str, int]:
+    """Plans that were applied in the last 30 days, and how many ledgers they had."""
+    recent = {plan.plan_id: _ledgers(plan) for plan in plans if now - plan.created_at <= APPLIED_WITHIN_MS}
+    found = applied_plans(where.journal_reader, where.settings.cluster, recent, now - APPLIED_WITHIN_MS)
+    return {plan_id: recent[plan_id] for plan_id in found}
 
 
 def approve_plan(

@@ -8,15 +8,18 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from assets.deletion import growth_shown, queue_age
 from assets.names import CLUSTER, PLAN
 from orchestration.alerts import failure_document
 from orchestration.automation import LAUNCHES, follows_scan
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation
+from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits
 from pulsar_lifecycle.errors import Refused, UsageError
-from pulsar_lifecycle.inspect.automation import KINDS, approve_plan, decision_of
+from pulsar_lifecycle.inspect.automation import KINDS, approve_plan, decision_of, growth_of
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
+from pulsar_lifecycle.records.outcomes import Waiting
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.automation import AutomationCode
@@ -158,3 +161,20 @@ def test_an_alert_says_what_failed_and_nothing_of_the_configuration() -> None:
     assert (found["job"], found["run_id"], found[PLAN], len(found["error"])) == ("offload", "r1", "p", 4_000)
     assert "secret" not in str(found)
     assert "other" not in found
+
+
+def test_a_plan_that_grew_turns_its_check(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, plan = automated(scene, monkeypatch, mode="plan", growth_from=1), planned(scene)
+    assert growth_of(where, "retention", plan) == (True, 0)
+    assert growth_of(automated(scene, monkeypatch, mode="plan"), "retention", plan) == (False, 0)
+    assert not growth_shown(True, 0, 2).passed
+
+
+def test_intents_that_wait_for_long_turn_the_queues_check() -> None:
+    day = 86_400_000
+    part = PartitionState("t", True, 1, 1, 0, waits=(Waits(Waiting.TURN, 1, 1_000),))
+    assert queue_age(QueueState((part,), (), ()), day).passed
+    late = queue_age(QueueState((part,), (), ()), 2 * day)
+    assert (late.passed, late.severity) == (False, dg.AssetCheckSeverity.WARN)
+    lost = queue_age(QueueState((PartitionState("t", False, None),), (), ()), day)
+    assert (lost.passed, lost.severity) == (False, dg.AssetCheckSeverity.ERROR)
