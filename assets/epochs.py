@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dagster as dg
 
+from assets.names import READER
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -32,8 +33,14 @@ def epoch_to_write(context: dg.AssetExecutionContext, where: Cluster) -> tuple[s
 
 
 def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster) -> str:
-    """The scan to judge: finished, and of this cluster. Raises Refused, NotFound."""
+    """The scan to judge: finished, and of this cluster. Raises Refused, NotFound.
+
+    A run that follows a scan by itself takes the newest finished one: another may have begun meanwhile.
+    """
     epoch_id, _ = where.lake.open_epoch(context.run.run_id)
+    if READER in context.run.tags and not where.lake.finished(epoch_id):
+        finished = where.lake.epochs(fingerprint_of(where))
+        epoch_id = finished[-1].epoch_id if finished else epoch_id
     if not where.lake.finished(epoch_id):
         raise Refused(f"scan {epoch_id} is not finished: wait until it has ended, or launch job scan again")
     if where.lake.begun_by(epoch_id) != context.run.run_id:

@@ -13,6 +13,7 @@ import pytest
 from pyroaring import BitMap64
 
 from assets import epochs
+from assets.names import READER
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.records.epoch import Epoch
@@ -34,8 +35,8 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(lake=FileLake(str(tmp_path)))
 
 
-def run(instance: dg.DagsterInstance, run_id: str) -> Any:
-    return SimpleNamespace(run=SimpleNamespace(run_id=run_id), instance=instance)
+def run(instance: dg.DagsterInstance, run_id: str, **tags: str) -> Any:
+    return SimpleNamespace(run=SimpleNamespace(run_id=run_id, tags=tags), instance=instance)
 
 
 def begun(instance: dg.DagsterInstance, lake: FileLake, status: dg.DagsterRunStatus, fingerprint: str = HERE) -> str:
@@ -83,6 +84,16 @@ def test_a_finished_scan_is_only_read(instance: dg.DagsterInstance, where: Any) 
     assert epochs.epoch_to_read(run(instance, "another"), where) == "e1"
     with pytest.raises(Refused, match="is finished"):
         epochs.epoch_to_write(run(instance, "another"), where)
+
+
+def test_what_follows_a_scan_by_itself_reads_the_newest_finished_one(instance: dg.DagsterInstance, where: Any) -> None:
+    """The next scan may have begun before it did."""
+    begun(instance, where.lake, dg.DagsterRunStatus.SUCCESS)
+    finish(where.lake)
+    where.lake.begin_epoch("e2", 9, str(uuid4()), HERE)
+    with pytest.raises(Refused, match="not finished"):
+        epochs.epoch_to_read(run(instance, "another"), where)
+    assert epochs.epoch_to_read(run(instance, "another", **{READER: "c"}), where) == "e1"
 
 
 def test_another_clusters_scan_in_the_same_lake_is_left_alone(instance: dg.DagsterInstance, where: Any) -> None:
