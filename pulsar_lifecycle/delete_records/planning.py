@@ -8,7 +8,8 @@ Writes nothing, and loads no topic. Source: KIP-107, "How to delete data before 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,10 +23,11 @@ from pulsar_lifecycle.delete_records.request import END, PLAIN, Offset, Options,
 from pulsar_lifecycle.delete_records.rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.time_offsets import Resolved
 from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import Heard
-from pulsar_lifecycle.model import MessagePosition
+from pulsar_lifecycle.model import MessagePosition, Namespace
+from pulsar_lifecycle.ports import MetadataStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.plans import delete_records_plan
@@ -60,6 +62,8 @@ def plan_delete_records(
         loaded_topics = cluster.settings.trimming.loaded_topics
         run = topic_run(cluster, "plan", ports, context, now, loaded_topics, heard.brokers)
         planning = _Planning(cluster, run, ports, heard, options)
+        with step("replication"), cluster.ports(read_only=True) as connections:
+            planning.replicated = replicated_to(connections.configuration, offsets)
         with step("partitions"):
             planned = planning.rows(offsets)
         with step("leftovers"):
@@ -84,6 +88,8 @@ class _Planning:
     def __init__(self, cluster: Cluster, run: TopicRun, ports: Ports, heard: Heard, options: Options) -> None:
         self._cluster, self._run, self._ports, self._heard, self._options = cluster, run, ports, heard, options
         self._denied: dict[str, Refusal | None] = {}
+        self.replicated: Mapping[Namespace, int] = {}
+        """Other clusters that a namespace's policies name."""
 
     def rows(self, offsets: Mapping[TopicPartition, Offset]) -> list[Row]:
         """The plan's row of each partition."""
@@ -138,6 +144,7 @@ class _Planning:
             may_write_loaded=self._run.writes_loaded(topic),
             latest_delivery=delivery if delivery > self._run.now else 0,
         )
+        refusal = refusal or rules.unreplicated(read.view, self.replicated.get(topic.namespace, 0))
         if refusal is None and isinstance(offset, Timestamp) and answer and not self._options.any_order:
             refusal = out_of_order(answer)
         return cut, refusal
@@ -158,6 +165,22 @@ def _read(answer: Resolved) -> Row:
         "published_at": answer.after.at if answer.after else None,
         "at_risk": answer.disorder.at_risk.messages if answer.disorder else 0,
     }
+
+
+def replicated_to(configuration: MetadataStore, topics: Iterable[TopicPartition]) -> dict[Namespace, int]:
+    """To how many other clusters the policies of namespaces replicate; Refused where they cannot be read."""
+    namespaces = list(dict.fromkeys(topic.namespace for topic in topics))
+    paths = [f"/admin/policies/{namespace}" for namespace in namespaces]
+    found: dict[Namespace, int] = {}
+    for namespace, path, node in zip(namespaces, paths, configuration.read(paths), strict=True):
+        if isinstance(node, Unread):
+            raise Refused(f"{path} cannot be read: {node.reason}")
+        try:
+            named = json.loads(node.data).get("replication_clusters") if node else None
+        except (ValueError, AttributeError) as error:
+            raise Refused(f"{path}: no namespace policies: {error}") from error
+        found[namespace] = max(0, len(named or ()) - 1)
+    return found
 
 
 def _denial(ports: Ports, topic: TopicPartition) -> Refusal | None:

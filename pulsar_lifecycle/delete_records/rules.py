@@ -168,6 +168,21 @@ def _behind(view: PartitionView, cut: Cut, options: Options) -> Refusal | None:
     return None
 
 
+def unreplicated(view: PartitionView, clusters: int) -> Refusal | None:
+    """Why nothing may be cut where the namespace is replicated to so many others, and not every one has its cursor yet.
+
+    A broker makes a replicator's cursor when it loads the topic, at its first message.
+    """
+    cursors = sum(name.startswith(REPLICATOR) for name in view.positions)
+    if cursors >= clusters or not any(extent.entries for extent in view.extents):
+        return None
+    text = (
+        f"its namespace is replicated to {clusters} other clusters, and it has {cursors} cursors of replicators: "
+        "nothing was sent to the others yet; have its broker load it, and wait until it is"
+    )
+    return Refusal.plain(RecordsError.REPLICATION_BELOW, text)
+
+
 def _named(view: PartitionView, cut: Cut, names: Sequence[str]) -> str:
     behind: Mapping[str, Position] = dict(cut.moved)
     shown = [

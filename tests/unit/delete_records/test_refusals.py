@@ -24,6 +24,10 @@ def replicated(scene: RecordsScene) -> None:
     scene.cursor("pulsar.repl.eu", 1, 3)
 
 
+def to_be_replicated(scene: RecordsScene) -> None:
+    scene.cluster.put("/admin/policies/acme/orders", b'{"replication_clusters": ["here", "eu"]}')
+
+
 def deduplicated(scene: RecordsScene) -> None:
     scene.cursor("pulsar.dedup", 1, 3)
 
@@ -56,6 +60,7 @@ def acknowledging_in_transactions(scene: RecordsScene) -> None:
     [
         (lambda scene: scene.cursor("s", 1, 3), Options(), RecordsError.CURSOR_BELOW),
         (replicated, MOVE, RecordsError.REPLICATION_BELOW),
+        (to_be_replicated, Options(), RecordsError.REPLICATION_BELOW),
         (deduplicated, MOVE, RecordsError.SYSTEM_CURSOR_BELOW),
         (compacted, MOVE, RecordsError.COMPACTED_VIEW),
         (delayed, MOVE, RecordsError.DELAYED_BELOW),
