@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         JournalReader,
         Lake,
         LedgerReader,
+        LedgerWriter,
         MetadataStore,
         ObjectStore,
         QueueReader,
@@ -96,6 +97,13 @@ class Connections:
         from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 
         return self._opened.enter_context(closing(BookieReader(self.store, self.settings.bookkeeper, self._pace)))
+
+    @cached_property
+    def writer(self) -> LedgerWriter:
+        """New ledgers, on the bookies that :attr:`store` names."""
+        from pulsar_lifecycle.io.bookkeeper.writer import BookieWriter
+
+        return self._opened.enter_context(closing(BookieWriter(self.store, self.settings.bookkeeper)))
 
     @cached_property
     def bookies(self) -> BookieAdmin:

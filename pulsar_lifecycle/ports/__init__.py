@@ -17,7 +17,15 @@ from pulsar_lifecycle.ports.brokers import (
 )
 from pulsar_lifecycle.ports.journal import Archived, Clock, Counting, Ids, Journal, JournalReader, JournalRow
 from pulsar_lifecycle.ports.lake import Lake
-from pulsar_lifecycle.ports.ledgers import Entry, EntryBatch, LedgerReader, ReplicaCheck, Traces
+from pulsar_lifecycle.ports.ledgers import (
+    Entry,
+    EntryBatch,
+    LedgerReader,
+    LedgerShape,
+    LedgerWriter,
+    ReplicaCheck,
+    Traces,
+)
 from pulsar_lifecycle.ports.metadata import (
     Children,
     Deletion,
@@ -78,6 +86,8 @@ __all__ = [
     "Lake",
     "LedgerDirectory",
     "LedgerReader",
+    "LedgerShape",
+    "LedgerWriter",
     "MetadataStore",
     "Node",
     "NodeDeletion",

@@ -1,8 +1,8 @@
-"""Entries of ledgers, read without opening or fencing them."""
+"""Entries of ledgers, read without opening or fencing them; and new ledgers, written whole or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -114,6 +114,39 @@ class LedgerReader(Protocol):
         """Ask every bookie of every segment of ledgers whether it has any entry of them, in order.
 
         Never raises for a bookie. Tells only of ledgers whose z-node is gone: a bookie may be given entries of others.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerShape:
+    """How a new ledger is stored: bookies, copies of each entry, answers that confirm one; and its tags."""
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    custom_metadata: Mapping[str, bytes]
+
+
+class LedgerWriter(Protocol):
+    """Writes new BookKeeper ledgers as a broker's client does: CRC32C digests, empty password.
+
+    A ledger is CLOSED only with every entry confirmed. What fails, or dies, leaves no z-node or an OPEN one.
+    """
+
+    def reserve(self) -> int:
+        """A ledger id that nobody else gets, from the cluster's generator. Raises OutcomeUnknown: ask once more."""
+        ...
+
+    def write(self, ledger_id: int, payloads: Iterable[bytes], shape: LedgerShape) -> LedgerMetadata:
+        """Write a ledger of these entries and close it; returns its metadata as stored.
+
+        Raises Conflict if the id is taken or somebody else closed the ledger, Unavailable when too few bookies take
+        entries, OutcomeUnknown, AccessDenied; then the z-node is deleted as far as that can be done.
         """
         ...
 

@@ -119,11 +119,19 @@ class MetadataStore(Protocol):
         """Create a z-node. Raises Conflict if it exists, OutcomeUnknown if the connection broke."""
         ...
 
-    def write(self, path: str, data: bytes, version: int, checked: str = "") -> Stat:
-        """Compare-and-set; with ``checked`` only while that z-node is there. Raises Conflict, NotFound, OutcomeUnknown.
+    def sequence(self, prefix: str) -> int:
+        """The next number of ZooKeeper's counter below the parent of ``prefix``, and nothing left behind.
 
-        A z-node that was deleted and created again begins anew with its versions; ``checked`` tells it from the one
-        that was read. Conflict stands for another version, and for ``checked`` that is not there.
+        A sequential z-node is made there and deleted. Raises NotFound without the parent. A number whose answer got
+        lost (OutcomeUnknown) is never given again: ask once more.
+        """
+        ...
+
+    def write(self, path: str, data: bytes, version: int, checks: Sequence[tuple[str, int]] = ()) -> Stat:
+        """Compare-and-set, in one transaction with ``checks``. Raises Conflict, NotFound, OutcomeUnknown.
+
+        A check names a z-node and its version, -1 for any as long as it is there: one that was deleted and created
+        again begins anew with its versions. Conflict stands for another version, and for a check that fails.
         """
         ...
 

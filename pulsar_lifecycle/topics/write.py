@@ -130,7 +130,7 @@ class TopicWrite:
         False: what is there now decides, read it again.
         """
         try:
-            self._store.write(node.path, data, node.stat.version, checked)
+            self._store.write(node.path, data, node.stat.version, [(checked, -1)] if checked else ())
         except OutcomeUnknown:
             self._unknown = node.stat.version
             return False

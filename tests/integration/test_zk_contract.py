@@ -118,18 +118,44 @@ def test_a_write_is_a_compare_and_set(store: MetadataStore, root: str) -> None:
 def test_a_write_beside_another_z_node_needs_it(store: MetadataStore, root: str) -> None:
     created = store.create(f"{root}/a", b"one")
     store.create(f"{root}/beside", b"")
-    written = store.write(f"{root}/a", b"two", created.version, f"{root}/beside")
+    written = store.write(f"{root}/a", b"two", created.version, [(f"{root}/beside", -1)])
     assert (written.version, written.czxid, written.data_length) == (1, created.czxid, 3)
     with pytest.raises(Conflict):
-        store.write(f"{root}/a", b"three", created.version, f"{root}/beside")
+        store.write(f"{root}/a", b"three", created.version, [(f"{root}/beside", -1)])
     with pytest.raises(NotFound):
-        store.write(f"{root}/b", b"", 0, f"{root}/beside")
+        store.write(f"{root}/b", b"", 0, [(f"{root}/beside", -1)])
     store.delete(f"{root}/beside", 0)
     with pytest.raises(Conflict, match="beside is not there"):
-        store.write(f"{root}/a", b"three", written.version, f"{root}/beside")
+        store.write(f"{root}/a", b"three", written.version, [(f"{root}/beside", -1)])
     node = store.read([f"{root}/a"])[0]
     assert isinstance(node, Node)
     assert (node.data, node.stat) == (b"two", written)
+
+
+def test_a_write_beside_a_version_needs_that_version(store: MetadataStore, root: str) -> None:
+    created = store.create(f"{root}/a", b"one")
+    beside = store.create(f"{root}/beside", b"")
+    other = store.create(f"{root}/other", b"")
+    checks = [(f"{root}/other", other.version), (f"{root}/beside", beside.version)]
+    written = store.write(f"{root}/a", b"two", created.version, checks)
+    assert written.version == 1
+
+    store.write(f"{root}/beside", b"changed", beside.version)
+    with pytest.raises(Conflict, match="beside has"):
+        store.write(f"{root}/a", b"three", written.version, checks)
+
+    node = store.read([f"{root}/a"])[0]
+    assert isinstance(node, Node)
+    assert node.data == b"two"
+
+
+def test_a_sequence_grows_and_leaves_nothing(store: MetadataStore, root: str) -> None:
+    numbers = [store.sequence(f"{root}/ID-") for _ in range(5)]
+
+    assert numbers == sorted(set(numbers))
+    assert store.children([root]) == [Children(root, (), 0)]
+    with pytest.raises(NotFound):
+        store.sequence(f"{root}/none/ID-")
 
 
 def test_the_transaction_id_grows_with_every_write_of_anyone(server: Server, store: MetadataStore, root: str) -> None:
@@ -295,6 +321,7 @@ def test_a_read_only_store_reads_and_refuses_every_write(server: Server, store: 
     writes: list[Callable[[], object]] = [
         lambda: looking.create(f"{root}/b"),
         lambda: looking.write(f"{root}/a", b"", 0),
+        lambda: looking.sequence(f"{root}/ID-"),
         lambda: looking.delete(f"{root}/a", 0),
         lambda: looking.delete_many([Deletion(f"{root}/a", 0)], (root, 0)),
     ]

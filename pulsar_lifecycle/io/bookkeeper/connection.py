@@ -1,4 +1,4 @@
-"""One TCP connection to a bookie, speaking the v2 protocol to read entries; it never writes and never fences.
+"""One TCP connection to a bookie, speaking the v2 protocol to read and to add entries; it never fences.
 
 Belongs here: frames, TLS, and which answer is whose. Not here: which bookie to ask and when to try another
 (``bookie_pool``), digests (``formats.entry``), what answers mean (``bookie_answers``).
@@ -26,10 +26,13 @@ LAST_ENTRY = -1
 """Asked for this entry id, a bookie answers with the last entry that it has of the ledger itself."""
 
 _VERSION = 2
+_ADD_ENTRY = 1  # BookieProtocol.ADDENTRY
 _READ_ENTRY = 2  # BookieProtocol.READENTRY
 _BATCH_READ = 7  # BookieProtocol.BATCH_READ_ENTRY
+_ADD_HEADER = _VERSION << 24 | _ADD_ENTRY << 16
 _READ_HEADER = _VERSION << 24 | _READ_ENTRY << 16
 _BATCH_HEADER = _VERSION << 24 | _BATCH_READ << 16
+_ADD_REQUEST = struct.Struct("!Ii")
 _READ_REQUEST = struct.Struct("!Iiqq")
 _BATCH_REQUEST = struct.Struct("!Iiqqqiq")
 _RESPONSE = struct.Struct("!iiqq")
@@ -42,8 +45,8 @@ _START_TLS = bytes.fromhex("0a06080310091801d20600")
 _TLS_STARTS = bytes.fromhex("0a060803100918011000d20600")
 
 WINDOW = 256
-"""Single reads in flight on a connection; a bookie refuses beyond maxPendingReadRequestsPerThread (2,500 in Pulsar's
-conf)."""
+"""Reads and additions in flight on a connection; a bookie refuses beyond maxPendingReadRequestsPerThread (2,500 in
+Pulsar's conf)."""
 MAX_FRAME = 64 << 20
 """More than any server's nettyMaxFrameSizeBytes (5 MiB by default): beyond it the stream is not this protocol."""
 MAX_BATCH_BYTES = 4 << 20
@@ -88,7 +91,8 @@ class Request:
     """A question to a bookie; ``answer`` is called once with what became of it.
 
     ``count`` is None for a single read, otherwise the most entries that one batch may have, of ``max_bytes`` together.
-    ``tries`` is how often it was lost with its connection; one that is not ``wanted`` any more may be left unsent.
+    ``added`` makes it an addition: the ledger's master key and the entry's bytes. ``tries`` is how often it was lost
+    with its connection; one that is not ``wanted`` any more may be left unsent.
     """
 
     ledger_id: int
@@ -96,6 +100,7 @@ class Request:
     answer: Callable[[Answer | LifecycleError], None]
     count: int | None = None
     max_bytes: int = MAX_BATCH_BYTES
+    added: bytes = b""
     tries: int = 0
     wanted: bool = True
 
@@ -124,7 +129,8 @@ class BookieConnection:
         self._filled = 0
         self._out = bytearray()
         self._unsent: deque[Request] = deque()
-        self._reads: dict[tuple[int, int], list[Request]] = {}
+        self._singles: dict[tuple[int, int, int], list[Request]] = {}
+        """By header, ledger and entry."""
         self._flying = 0
         self._batches: dict[int, Request] = {}
         self._batch_ids = 0
@@ -161,14 +167,18 @@ class BookieConnection:
         )
 
     def flush(self) -> None:
-        """Send what was asked for, at most :data:`WINDOW` single reads before their answers."""
+        """Send what was asked for, at most :data:`WINDOW` reads and additions before their answers."""
         while self._unsent and self._flying < WINDOW:
             request = self._unsent.popleft()
             if request.wanted:
-                key = (request.ledger_id, request.first)
-                self._reads.setdefault(key, []).append(request)
+                place = (request.ledger_id, request.first)
+                header = _ADD_HEADER if request.added else _READ_HEADER
+                self._singles.setdefault((header, *place), []).append(request)
                 self._flying += 1
-                self._out += _READ_REQUEST.pack(_READ_REQUEST.size - 4, _READ_HEADER, *key)
+                if request.added:
+                    self._out += _ADD_REQUEST.pack(_ADD_REQUEST.size - 4 + len(request.added), header) + request.added
+                else:
+                    self._out += _READ_REQUEST.pack(_READ_REQUEST.size - 4, header, *place)
         while self._out:
             try:
                 sent = self._socket.send(self._out)
@@ -192,8 +202,8 @@ class BookieConnection:
 
     def unanswered(self) -> list[Request]:
         """The requests that nobody will answer once the connection is broken."""
-        reads = [request for requests in self._reads.values() for request in requests]
-        return [*self._batches.values(), *reads, *self._unsent]
+        singles = [request for requests in self._singles.values() for request in requests]
+        return [*self._batches.values(), *singles, *self._unsent]
 
     def close(self) -> None:
         """Close the connection."""
@@ -244,15 +254,16 @@ class BookieConnection:
     def _answer(self, frame: bytes) -> None:
         header, code, ledger, entry = _RESPONSE.unpack_from(frame)
         opcode = header >> 16
-        if opcode == _READ_HEADER >> 16:
-            requests = self._reads.get((ledger, entry))
+        if opcode in (_READ_HEADER >> 16, _ADD_HEADER >> 16):
+            asked = (opcode << 16, ledger, entry)
+            requests = self._singles.get(asked)
             if not requests:
                 raise CorruptFormat("bookie answer", 8, f"an entry that was asked for, found {ledger}:{entry}")
             request = requests.pop()
             if not requests:
-                del self._reads[ledger, entry]
+                del self._singles[asked]
             self._flying -= 1
-            bounds = ((_RESPONSE.size, len(frame)),) if code == Code.OK else ()
+            bounds = ((_RESPONSE.size, len(frame)),) if code == Code.OK and not request.added else ()
         elif opcode == _BATCH_HEADER >> 16:
             offset = _RESPONSE.size + _BATCH_ID.size
             number = _BATCH_ID.unpack_from(frame, _RESPONSE.size)[0] if len(frame) >= offset else -1
@@ -262,7 +273,7 @@ class BookieConnection:
             bounds = tuple(_bounds(frame, offset)) if code == Code.OK else ()
             del self._batches[number]
         else:
-            raise CorruptFormat("bookie answer", 4, f"version 2 and a read, found {header:#010x}")
+            raise CorruptFormat("bookie answer", 4, f"version 2 and a read or an addition, found {header:#010x}")
         self.used = True
         request.answer(Answer(code, frame, bounds))
 

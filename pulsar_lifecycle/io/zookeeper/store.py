@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NoNodeError, RolledBackError, RuntimeInconsistency
+from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.states import ZnodeStat
 
 from pulsar_lifecycle.errors import (
@@ -29,6 +29,7 @@ from pulsar_lifecycle.errors import (
     OutcomeUnknown,
     Overloaded,
     Refused,
+    StoreError,
     Unavailable,
 )
 from pulsar_lifecycle.io.clock import SystemClock
@@ -254,30 +255,50 @@ class KazooStore:
             self._session.owns(path)
         return _stat(stat)
 
-    def write(self, path: str, data: bytes, version: int, checked: str = "") -> Stat:
-        """Compare-and-set, with ``checked`` in one transaction that checks that this z-node is there, too.
+    def sequence(self, prefix: str) -> int:
+        """The next number of ZooKeeper's counter below the parent of ``prefix``; the z-node that gave it goes at once.
 
-        Raises Conflict on another version or if ``checked`` is not there, NotFound, OutcomeUnknown.
+        Raises NotFound without the parent, OutcomeUnknown if the answer got lost: then ask once more.
+        """
+        made = self._effect(
+            f"create {prefix}",
+            lambda client: client.create_async(prefix, b"", ephemeral=True, sequence=True),
+        )
+        with contextlib.suppress(NotFound, OutcomeUnknown):  # it is ephemeral: it goes with the session at the latest
+            self._effect(f"delete {made}", lambda client: client.delete_async(made, -1))
+        digits = made.rpartition("/")[2].removeprefix(prefix.rpartition("/")[2])
+        try:
+            return int(digits)
+        except ValueError as error:
+            raise StoreError(f"create {prefix}: the answer names no number: {made}") from error
+
+    def write(self, path: str, data: bytes, version: int, checks: Sequence[tuple[str, int]] = ()) -> Stat:
+        """Compare-and-set, in one transaction with ``checks`` of other z-nodes' versions (-1: that they are there).
+
+        Raises Conflict on another version or if a check fails, NotFound, OutcomeUnknown.
         """
         what = f"write {path}"
-        if not checked:
+        if not checks:
             return _stat(self._effect(what, lambda client: client.set_async(path, data, version)))
 
         def submit(client: KazooClient) -> Any:
             transaction = client.transaction()
-            transaction.check(checked, -1)
+            for checked, expected in checks:
+                transaction.check(checked, expected)
             transaction.set_data(path, data, version)
             return transaction.commit_async()
 
         answers = self._effect(what, submit)
-        if answers and isinstance(answers[0], NoNodeError):
-            raise Conflict(f"{what}: {checked} is not there")
-        for found in reversed(answers):  # of the two only one says why; the other was rolled back
+        for (checked, expected), found in zip(checks, answers, strict=False):
+            if isinstance(found, NoNodeError | BadVersionError):
+                there = "is not there" if isinstance(found, NoNodeError) else f"has another version than {expected}"
+                raise Conflict(f"{what}: {checked} {there}")
+        for found in reversed(answers):  # only one says why; the others were rolled back
             if isinstance(found, KazooException) and not isinstance(found, RolledBackError | RuntimeInconsistency):
                 raise self._session.translate(found, what)
-        if len(answers) != 2 or not isinstance(answers[1], ZnodeStat):
+        if len(answers) != len(checks) + 1 or not isinstance(answers[-1], ZnodeStat):
             raise OutcomeUnknown(f"{what}: the answer makes no sense: {answers}")
-        return _stat(answers[1])
+        return _stat(answers[-1])
 
     def delete(self, path: str, version: int) -> None:
         """Delete one z-node. Raises Conflict on another version or if it has children, NotFound, OutcomeUnknown."""

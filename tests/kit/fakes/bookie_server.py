@@ -1,4 +1,4 @@
-"""A bookie in memory that answers v2 reads over TCP, as honest or as broken as a test wants it."""
+"""A bookie in memory that answers v2 reads and additions over TCP, as honest or as broken as a test wants it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import threading
 from pulsar_lifecycle.formats import entry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType
 
-_READ, _BATCH = 2, 7
+_ADD, _READ, _BATCH = 1, 2, 7
+_HEADER_AND_KEY = 24
 
 
 class BookieServer:
@@ -18,13 +19,16 @@ class BookieServer:
 
     ``code`` answers everything with that error; ``batch_reads`` off closes the connection on BATCH_READ as bookies
     before 4.17 do; ``batch_limit`` is the most entries one batch returns. A ``mute`` one answers nothing. ``requests``
-    lists what was asked for, ``given`` counts the bytes of entries that were answered.
+    lists what was asked for, ``given`` counts the bytes of entries that were answered. ``takes`` is how many additions
+    it takes before it closes the connection on one and listens no more (None: any number); ``add_code`` answers them.
     """
 
     def __init__(self, *, batch_reads: bool = True, batch_limit: int = 1000) -> None:
         self.entries: dict[int, dict[int, bytes]] = {}
         self.code = 0
         self.mute = False
+        self.takes: int | None = None
+        self.add_code = 0
         self.given = 0
         self.batch_reads = batch_reads
         self.batch_limit = batch_limit
@@ -106,11 +110,26 @@ class BookieServer:
                     if not self.batch_reads:
                         return
                     answer = self._batch(header, ledger, wanted, body)
+                elif opcode == _ADD:
+                    if self.takes == 0:
+                        with contextlib.suppress(OSError):  # another connection did it
+                            self._listener.shutdown(socket.SHUT_RDWR)
+                        return
+                    answer = self._add(header, body)
                 else:
                     assert opcode == _READ
                     answer = self._read(header, ledger, wanted)
                 if not self.mute:
                     connection.sendall(struct.pack("!i", len(answer)) + answer)
+
+    def _add(self, header: int, body: bytes) -> bytes:
+        ledger, entry_id = struct.unpack_from("!qq", body, _HEADER_AND_KEY)
+        self.requests.append(("add", ledger, entry_id))
+        if self.takes is not None:
+            self.takes -= 1
+        if not self.add_code:
+            self.entries.setdefault(ledger, {}).setdefault(entry_id, body[_HEADER_AND_KEY:])
+        return struct.pack("!iiqq", header, self.add_code, ledger, entry_id)
 
     def _read(self, header: int, ledger: int, wanted: int) -> bytes:
         self.requests.append(("read", ledger, wanted))

@@ -1,14 +1,19 @@
-"""BookKeeper's entries in memory: ``ports.LedgerReader``; passes tests/integration/test_bookie_reader.py."""
+"""BookKeeper's entries in memory: ``ports.LedgerReader`` and ``ports.LedgerWriter``.
+
+They pass tests/integration/test_bookie_reader.py and test_ledger_writer.py.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound, StoreError, UsageError
-from pulsar_lifecycle.formats import striping
-from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
-from pulsar_lifecycle.ports import Entry, EntryBatch, ReplicaCheck, Traces
+from pulsar_lifecycle.formats import ledger_metadata, striping
+from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from pulsar_lifecycle.formats.ledger_path import ledger_path
+from pulsar_lifecycle.ports import Entry, EntryBatch, LedgerShape, MetadataStore, ReplicaCheck, Traces
 
 
 class FakeLedgerReader:
@@ -113,3 +118,51 @@ class FakeLedgerReader:
             missing=missing,
             unanswered=unanswered,
         )
+
+
+class FakeLedgerWriter:
+    """Z-nodes go to ``store``, entries to ``reader``. ``failures`` are raised in place of closing, the first first."""
+
+    def __init__(self, store: MetadataStore, reader: FakeLedgerReader) -> None:
+        self.failures: list[LifecycleError] = []
+        self._store = store
+        self._reader = reader
+
+    def reserve(self) -> int:
+        if self._store.children(["/ledgers/idgen"]) == [None]:
+            self._store.create("/ledgers/idgen", parents=True)
+        return self._store.sequence("/ledgers/idgen/ID-")
+
+    def write(self, ledger_id: int, payloads: Iterable[bytes], shape: LedgerShape) -> LedgerMetadata:
+        path = ledger_path(ledger_id)
+        self._store.create(path, ledger_metadata.encode(_metadata(shape, LedgerState.OPEN, [])), parents=True)
+        try:
+            written = list(payloads)
+            self._reader.payloads[ledger_id] = written
+            if self.failures:
+                raise self.failures.pop(0)
+        except BaseException:
+            with contextlib.suppress(LifecycleError):
+                self._store.delete(path, 0)
+            raise
+        closed = _metadata(shape, LedgerState.CLOSED, written)
+        self._store.write(path, ledger_metadata.encode(closed), 0)
+        return closed
+
+    def close(self) -> None:
+        pass
+
+
+def _metadata(shape: LedgerShape, state: LedgerState, payloads: list[bytes]) -> LedgerMetadata:
+    return LedgerMetadata(
+        state,
+        shape.ensemble_size,
+        shape.write_quorum,
+        shape.ack_quorum,
+        (Segment(0, tuple(f"bookie-{i}" for i in range(shape.ensemble_size))),),
+        length=sum(map(len, payloads)),
+        last_entry_id=len(payloads) - 1,
+        digest_type=DigestType.CRC32C,
+        ctoken=0,
+        custom_metadata=shape.custom_metadata,
+    )

@@ -251,10 +251,27 @@ class FakeStore:
 
         return self._effect("create", (path,), act)
 
-    def write(self, path: str, data: bytes, version: int, checked: str = "") -> Stat:
+    def sequence(self, prefix: str) -> int:
+        def act() -> int:
+            parent = prefix.rpartition("/")[0]
+            stat = self.server.stat(parent)
+            if stat is None:
+                raise NotFound(f"create {prefix}: there is no {parent}")
+            made = f"{prefix}{stat.cversion:010d}"
+            self.server.create(made, b"", self._session)
+            self.server.delete(made, -1)
+            return stat.cversion
+
+        return self._effect("sequence", (prefix,), act)
+
+    def write(self, path: str, data: bytes, version: int, checks: Sequence[tuple[str, int]] = ()) -> Stat:
         def act() -> Stat:
-            if checked and self.server.stat(checked) is None:
-                raise Conflict(f"write {path}: {checked} is not there")
+            for checked, expected in checks:
+                stat = self.server.stat(checked)
+                if stat is None:
+                    raise Conflict(f"write {path}: {checked} is not there")
+                if expected not in (-1, stat.version):
+                    raise Conflict(f"write {path}: {checked} has another version than {expected}")
             return self.server.write(path, data, version)
 
         return self._effect("write", (path,), act)

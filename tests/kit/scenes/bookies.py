@@ -6,7 +6,7 @@ from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata,
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.settings import BookKeeperSettings
 from tests.kit.fakes.bookie_server import BookieServer
-from tests.kit.fakes.metadata_store import FakeZooKeeper
+from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper
 
 LEDGER = 7
 TOO_MANY_REQUESTS = 106
@@ -29,13 +29,8 @@ class ThreeBookies:
         self.register(i)
 
     def register(self, i: int) -> None:
-        # BookieServiceInfoFormat: endpoints = 6 {id 1, port 2, host 3, protocol 4}
-        port = self.bookies[i].port
-        varint = bytes([port & 0x7F | 0x80, port >> 7 & 0x7F | 0x80, port >> 14])
-        text = [(1, b"bookie"), (3, b"127.0.0.1"), (4, b"bookie-rpc")]
-        body = b"\x10" + varint + b"".join(bytes([n << 3 | 2, len(t)]) + t for n, t in text)
         where = "available/readonly" if i == 0 else "available"
-        self.store.create(f"/ledgers/{where}/{self.ids[i]}", bytes([6 << 3 | 2, len(body)]) + body, parents=True)
+        register(self.store, f"/ledgers/{where}/{self.ids[i]}", self.bookies[i].port)
 
     def metadata(
         self,
@@ -67,6 +62,14 @@ class ThreeBookies:
 
     def asked(self, kind: str) -> int:
         return sum(request[0] == kind for bookie in self.bookies for request in bookie.requests)
+
+
+def register(store: FakeStore, path: str, port: int) -> None:
+    """A bookie on 127.0.0.1, as BookieServiceInfoFormat: endpoints = 6 {id 1, port 2, host 3, protocol 4}."""
+    varint = bytes([port & 0x7F | 0x80, port >> 7 & 0x7F | 0x80, port >> 14])
+    text = [(1, b"bookie"), (3, b"127.0.0.1"), (4, b"bookie-rpc")]
+    body = b"\x10" + varint + b"".join(bytes([n << 3 | 2, len(t)]) + t for n, t in text)
+    store.create(path, bytes([6 << 3 | 2, len(body)]) + body, parents=True)
 
 
 def length_up_to(entry_id: int) -> int:
