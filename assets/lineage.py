@@ -30,6 +30,7 @@ _PLAN_OF_KIND = {
     "reconcile": "namespace_reconciliation",
     "retention": "retention_plan",
     "load": "load_plan",
+    "repair": "delayed_index_plan",
     "offload": "offload_plan",
     "objects": "orphan_objects",
     "inactive-topics": "inactive_topics_plan",

@@ -105,6 +105,21 @@ def storage_over_time(reports: Sequence[tuple[int, Mapping[str, int]]]) -> dg.Me
     return _picture(figure, "bytes on disk by reason over time")
 
 
+def messages_due(hours: Mapping[int, int]) -> dg.MetadataValue:
+    """Messages that are due by the hour that they are due in (ms); words instead where none is."""
+    if not hours:
+        return dg.MetadataValue.md("no delayed message is due")
+    figure = Figure(figsize=(9, 3), dpi=72, layout="constrained")
+    axes = figure.subplots()
+    starts = [datetime.fromtimestamp(hour / 1000, UTC) for hour in sorted(hours)]
+    axes.bar(starts, [hours[hour] for hour in sorted(hours)], _HOUR * 0.9, align="edge", color="#2a78b8")  # type: ignore[arg-type]
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.set_ylabel("messages due")
+    _dated(axes)
+    _quiet(axes)
+    return _picture(figure, "delayed messages by the hour that they are due in")
+
+
 def _dated(axes: Axes) -> None:
     locator = AutoDateLocator(maxticks=10)
     axes.xaxis.set_major_locator(locator)

@@ -13,6 +13,7 @@ from assets.activity import activity_assets
 from assets.bookies import bookie_disk_asset
 from assets.buckets import object_assets
 from assets.dead_letters import dead_letters_asset
+from assets.delayed_index import delayed_index_assets
 from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
@@ -33,6 +34,7 @@ from orchestration.automation import FOLLOWS, approve_job, automation_sensor, fo
 from orchestration.bookies import collect_bookies_job, report_storage_job
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
 from orchestration.consumed_records import consumed_records_schedule, keep_consumed_records_job
+from orchestration.delayed_index import check_delayed_index_job, repair_delayed_index_job
 from orchestration.delete_records import delete_records_job
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job, watch_queue_job
 from orchestration.load import load_topics_job, plan_load_job
@@ -99,6 +101,8 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             report_activity_job(cluster),
             delete_inactive_topics_job,
             delete_inactive_subscriptions_job,
+            check_delayed_index_job(cluster),
+            repair_delayed_index_job,
         ],
         schedules=[scan_schedule(scan), *looking_schedules(inventory, reconcile, watch), consumed_records_schedule],
         sensors=[
@@ -136,6 +140,7 @@ def _assets(cluster: str) -> list[dg.AssetsDefinition | dg.AssetSpec]:
         storage_report_asset(cluster),
         held_assets(cluster),
         activity_assets(cluster),
+        delayed_index_assets(cluster),
     ]
 
 

@@ -314,6 +314,29 @@ class InactivitySettings(Section):
         return owner_names(value)
 
 
+class DelayedIndexRepairs(Section):
+    """Repairs of delayed-index buckets (job ``repair_delayed_index``)."""
+
+    namespaces: tuple[str, ...] = ()
+    """Namespaces whose subscriptions a plan may have; empty: all."""
+    loaded_topics: StrictBool | tuple[str, ...] = False
+    """Repair subscriptions of topics that a broker has, which is made to unload them first: all, none, or those of
+    these tenants, namespaces and topics."""
+    merge_below: int = Field(default=10_000, gt=0)
+    """Buckets with fewer messages count as small."""
+    merge_above: int = Field(default=20, ge=0)
+    """A subscription with more small buckets than these has them merged; 0: never."""
+    brokers: dict[str, str] = Field(default_factory=dict)
+    """What ``broker.conf`` says of delayed delivery, by the names that it has there
+    (``delayedDeliveryMinIndexCountPerBucket`` ...): new buckets are cut as brokers cut theirs. What is not named has
+    the brokers' default."""
+
+    @field_validator("loaded_topics")
+    @classmethod
+    def _load_something(cls, value: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
+        return value if isinstance(value, bool) else owner_names(value)
+
+
 class MetricsSettings(Section):
     """Where the metrics of two-phase deletion go besides the UI."""
 

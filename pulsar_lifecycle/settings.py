@@ -21,6 +21,7 @@ from pulsar_lifecycle.run_settings import (
     ApplySettings,
     CollectionSettings,
     ConsumedRecordsSettings,
+    DelayedIndexRepairs,
     DeletionSettings,
     InactivitySettings,
     LoadSettings,
@@ -268,6 +269,7 @@ class Settings(Section):
     collection: CollectionSettings = CollectionSettings()
     load: LoadSettings = LoadSettings()
     inactivity: InactivitySettings = InactivitySettings()
+    delayed_index: DelayedIndexRepairs = DelayedIndexRepairs()
     metrics: MetricsSettings = MetricsSettings()
     catalog: CatalogSettings = CatalogSettings()
 

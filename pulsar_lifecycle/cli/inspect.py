@@ -98,6 +98,34 @@ def topic(
         raise typer.Exit(1)
 
 
+@app.command()
+def delayed(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="persistent://tenant/namespace/topic, or tenant/namespace/topic.")],
+    subscription: Annotated[str, typer.Option(help="Only this one. [default: all]", show_default=False)] = "",
+    as_json: AsJson = False,
+) -> None:
+    """The delayed index of a topic: its buckets, what is wrong with them, how many messages are due when.
+
+    Reads the topic's entries from where the slowest subscription with buckets stands. Exit code 1 for a finding.
+    """
+    from pulsar_lifecycle.inspect.delayed import delayed_index
+
+    subject = topic_named(name)
+    where = cluster_of(context)
+    with where.ports(read_only=True) as ports:
+        now = ports.clock.now_ms()
+        document = delayed_index(ports, subject, where.settings.bookkeeper.ledgers_root, now, subscription)
+    if as_json:
+        show.json_document(document)
+    else:
+        for part, rows in document.items():
+            show.text(f"{part} ({len(rows)})", "bold cyan")
+            show.documents(rows, 2)
+    if document["findings"]:
+        raise typer.Exit(1)
+
+
 @app.command("object")
 def object_(
     context: typer.Context,

@@ -15,13 +15,21 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.delayed_index.repair import planning as repair_planning
 from pulsar_lifecycle.delete_records import planning as records_planning
 from pulsar_lifecycle.deletion.planning import confirmed_orphans
 from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.lifecycle.activity import inactive_planning
 from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.plans import delete_records_plan, deletion_plan, inactive_plan, load_plan, retention_plan
+from pulsar_lifecycle.records.plans import (
+    delayed_index_plan,
+    delete_records_plan,
+    deletion_plan,
+    inactive_plan,
+    load_plan,
+    retention_plan,
+)
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 
 Groups = list[tuple[str, int, str]]
@@ -70,6 +78,8 @@ def kind_of(plan_id: str) -> PlanKind:
     """By the beginning of a plan's id."""
     if plan_id.startswith(f"{load_planning.KIND}-"):
         return LoadPlans()
+    if plan_id.startswith(f"{delayed_index_plan.KIND}-"):
+        return RepairPlans()
     if plan_id.startswith((f"{inactive_plan.TOPICS}-", f"{inactive_plan.SUBSCRIPTIONS}-")):
         return InactivePlans(plan_id)
     if plan_id.startswith(f"{delete_records_plan.KIND}-"):
@@ -261,6 +271,40 @@ class RecordsPlans:
         """Ledger, partition, offset, low watermark, what remains readable, bytes on disk, error."""
         names = ("ledger_id", "topic", "asked", "low_watermark", "first_readable")
         return *(row[name] for name in names), show.size(row["bytes"]), row["error"]
+
+
+class RepairPlans:
+    """Plans of repairs of delayed indexes; each subscription stands under its newest snapshot."""
+
+    job = "repair_delayed_index"
+    needs_two_scans = False
+    columns = ("snapshot", "topic", "subscription", "repair", "because", "messages")
+
+    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """From the lake."""
+        return lake.repair_plan(plan_id)
+
+    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
+        """Over rows and facts."""
+        return delayed_index_plan.digest(rows, summary.to_json())
+
+    def run_config(self, summary: PlanSummary) -> dict[str, Any]:
+        """Of ``repair_delayed_index``."""
+        return repair_planning.run_config(summary)
+
+    def sized(self, rows: pa.Table) -> pa.Table:
+        """Bytes of one copy of the snapshots."""
+        return delayed_index_plan.as_capped(rows)
+
+    def groups(self, rows: pa.Table) -> dict[str, Groups]:
+        """By namespace, and by level."""
+        listed = rows.select(["namespace", "level", "bytes"]).to_pylist()
+        return {name: _grouped((row[name], row["bytes"]) for row in listed) for name in ("namespace", "level")}
+
+    def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        """Snapshot, topic, subscription, level, codes, messages."""
+        codes = ", ".join(row["codes"])
+        return row["ledger_id"], row["topic"], row["subscription"], row["level"], codes, row["messages"]
 
 
 def _grouped(sized: Any) -> Groups:

@@ -43,6 +43,7 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
             *lake.load_plans(),
             *lake.inactive_plans(),
             *lake.delete_records_plans(),
+            *lake.repair_plans(),
         ],
         key=lambda plan: plan.created_at,
         reverse=True,

@@ -25,6 +25,7 @@ from pulsar_lifecycle.formats.compression import Compression, decompress
 WHAT = "message"
 _MAGIC_BROKER = b"\x0e\x02"  # Commands.magicBrokerEntryMetadata
 _MAGIC_CHECKSUM = b"\x0e\x01"  # Commands.magicCrc32c
+_DELIVER_AT = b"\x98\x01"  # the tag of MessageMetadata.deliver_at_time: without these bytes there is none
 _SIZE = struct.Struct(">i")
 _CHECKSUM = struct.Struct(">I")
 _crc32c = cast(Any, google_crc32c)  # ships without complete types
@@ -159,6 +160,22 @@ def _envelope(metadata: pb.MessageMetadata) -> Envelope:
         _wire.optional(metadata, "deliver_at_time"),
         _wire.optional(metadata, "marker_type"),
         (metadata.txnid_most_bits, metadata.txnid_least_bits) if metadata.HasField("txnid_most_bits") else None,
+    )
+
+
+def deliver_at(data: bytes) -> int | None:
+    """When an entry is due (ms), None for one that is not delayed; nothing else of it is looked at.
+
+    For entries whose digest was verified. Raises CorruptFormat where there is no metadata.
+    """
+    offset = _sized(data, len(_MAGIC_BROKER), "broker entry metadata")[1] if data.startswith(_MAGIC_BROKER) else 0
+    if data.startswith(_MAGIC_CHECKSUM, offset):
+        offset += len(_MAGIC_CHECKSUM) + _CHECKSUM.size
+    begin, end = _sized(data, offset, "message metadata")
+    if _DELIVER_AT not in data[begin:end]:
+        return None
+    return _wire.decode(
+        pb.MessageMetadata, data[begin:end], WHAT, lambda m: _wire.optional(m, "deliver_at_time"), begin
     )
 
 

@@ -10,11 +10,17 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from pulsar_lifecycle.delayed_index.stored.tables import (
+    DELAYED_INDEX_BUCKETS,
+    DELAYED_INDEX_FINDINGS,
+    DELAYED_MESSAGES_DUE,
+)
 from pulsar_lifecycle.lifecycle.activity.tables import CURSOR_ACTIVITY, TOPIC_ACTIVITY
 from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK
 from pulsar_lifecycle.lifecycle.reasons import LEDGER_REASONS
 from pulsar_lifecycle.lifecycle.storage import STORAGE_REPORT
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.plans.delayed_index_plan import REPAIRS
 from pulsar_lifecycle.records.plans.inactive_plan import INACTIVE_CURSORS, INACTIVE_TOPICS
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES
@@ -39,6 +45,9 @@ OF_A_SCAN: Mapping[str, pa.Schema] = {
     "cursor_activity": CURSOR_ACTIVITY,
     "inactive_topics": INACTIVE_TOPICS,
     "inactive_cursors": INACTIVE_CURSORS,
+    "delayed_index_buckets": DELAYED_INDEX_BUCKETS,
+    "delayed_index_findings": DELAYED_INDEX_FINDINGS,
+    "delayed_messages_due": DELAYED_MESSAGES_DUE,
 }
 """Tables of which every scan has one, by the name that the lake knows."""
 
@@ -57,6 +66,7 @@ OF_AN_ASSET: Mapping[str, pa.Schema] = {
     "orphan_objects": tables.OBJECTS,
     "inactive_topics_plan": INACTIVE_TOPICS,
     "inactive_cursors_plan": INACTIVE_CURSORS,
+    "delayed_index_plan": REPAIRS,
 }
 """What the rows behind an asset look like, by the asset's name."""
 
@@ -83,6 +93,7 @@ WORDS: Mapping[str, str] = {
     "client_evidence": "by what the last client is known",
     "closed_at": "when it was closed (ms)",
     "code": "why, as a code",
+    "codes": "findings that ask for it, as codes",
     "compacted_ledger_id": "the compacted ledger that the cursor's z-node names",
     "compacted_topic": "the topic that a compacted ledger is of",
     "compaction": "what the owner broker says of the topic's compaction",
@@ -94,6 +105,7 @@ WORDS: Mapping[str, str] = {
     "czxid": "ZooKeeper transaction that created its z-node",
     "detail": "more about the verdict",
     "driver": "offload driver",
+    "due": "when the first of its messages is due (ms)",
     "durable_cursors": "durable cursors of the topic",
     "end_entries": "entries of the last ledger that has any",
     "end_ledger_id": "last ledger with entries; -1: none",
@@ -108,11 +120,15 @@ WORDS: Mapping[str, str] = {
     "expired_at": "when it passed its limit (ms)",
     "expired_by": "which limit it is past",
     "finding": "what the scan found it to be",
+    "first_due": "when its first message is due (ms)",
     "first_ledger_id": "first ledger that the topic lists",
     "free": "bytes free on the bookie's disks",
     "fullest": "share in use of its fullest disk, 0 to 1",
+    "harm": "what the finding does to messages",
     "held_in": "ledger whose entry refers to it",
+    "hour": "beginning of the hour (ms)",
     "inactive_since": "when it was used last (ms)",
+    "indexed": "messages of these that a bucket has",
     "keeps_bookkeeper_copy": "whether the reference needs the copy in BookKeeper",
     "kept": "the code of what keeps it; null: nothing does",
     "key": "key of the object; of a copy, of its data object",
@@ -120,6 +136,7 @@ WORDS: Mapping[str, str] = {
     "lag_ms": "deletion lag of whoever releases its copy in BookKeeper",
     "last_active": "when the cursor was active last, by its z-node (ms)",
     "last_client": "when a client was connected last (ms)",
+    "last_due": "when its last message is due (ms)",
     "last_ledger_id": "last ledger that the topic lists",
     "last_ledger_state": "BookKeeper's state of that ledger",
     "last_read": "when it was read last (ms)",
@@ -136,11 +153,15 @@ WORDS: Mapping[str, str] = {
     "load_detail": "more about the load state",
     "load_reason": "how it is known whether the topic is loaded, as a code",
     "load_state": "whether a broker has the topic loaded",
+    "loaded_at": "when the topic was loaded last (ms)",
     "log_bytes": "bytes of its entry logs, at most",
     "logical_bytes": "bytes as written, before replication",
+    "low_watermark": "position before which records are deleted",
     "managed_ledger": "the topic as its z-node spells it",
     "mark_delete_entry_id": "entry up to which the z-node says all is acknowledged",
     "mark_delete_ledger_id": "ledger of that entry",
+    "messages": "how many messages it is about",
+    "messages_waiting": "messages that are not due yet",
     "modified": "when the newer of its objects was written (ms)",
     "monitors": "what a broker would do to the topic besides, as codes",
     "mtime": "when its z-node was written last (ms)",
@@ -167,10 +188,15 @@ WORDS: Mapping[str, str] = {
     "scans": "scans over which its history has no gap",
     "schema_id": "schema that it belongs to",
     "second_visit_at": "when the rest can go, had the topic been loaded now (ms)",
+    "segments": "segments of the snapshot",
+    "segments_passed": "segments whose messages are all due",
     "shadow_source": "the topic that a shadow topic reads from",
     "slowest_entry_id": "entry at which its slowest cursor stands",
     "slowest_ledger_id": "ledger at which its slowest cursor stands",
+    "snapshot_ledger_id": "the snapshot's ledger",
+    "start_ledger_id": "first ledger of the range",
     "state": "BookKeeper's state of the ledger",
+    "subscription": "name of the subscription",
     "subscriptions": "durable subscriptions of the topic",
     "terminated": "whether the topic was terminated",
     "topic": "full name of the topic",

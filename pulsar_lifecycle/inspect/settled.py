@@ -10,6 +10,7 @@ Belongs here: what settles a ledger of each kind of plan. Not here: whether a pl
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -21,12 +22,13 @@ from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
-from pulsar_lifecycle.records.plans import delete_records_plan, inactive_plan
+from pulsar_lifecycle.records.plans import delayed_index_plan, delete_records_plan, inactive_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 
 DAY_MS = 86_400_000
 _RECORDS = f"{delete_records_plan.KIND}-"
+_REPAIRS = f"{delayed_index_plan.KIND}-"
 _INACTIVE = (f"{inactive_plan.TOPICS}-", f"{inactive_plan.SUBSCRIPTIONS}-")
 
 
@@ -57,6 +59,8 @@ def rows_of(lake: Lake, plan_id: str) -> pa.Table:
         return lake.retention_plan(plan_id)[1]
     if plan_id.startswith(_RECORDS):
         return lake.delete_records_plan(plan_id)[1]
+    if plan_id.startswith(_REPAIRS):
+        return lake.repair_plan(plan_id)[1]
     if plan_id.startswith(_INACTIVE):
         return lake.inactive_plan(plan_id)[1]
     return lake.plan(plan_id)[1]
@@ -67,8 +71,8 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
 
     Of a load plan topics that were loaded and are unloaded again, of a retention plan ledgers that left their topics'
     lists, of plans of inactive topics and subscriptions those that are deleted, of a plan to delete records
-    partitions whose low watermark was raised, of any other ledgers that a deletion
-    run deleted, found gone, kept or refused.
+    partitions whose low watermark was raised, of plans of repairs subscriptions that were repaired, of any other
+    ledgers that a deletion run deleted, found gone, kept or refused.
     """
     if plan_id.startswith(f"{load_planning.KIND}-"):
         through = (pc.field("phase") == Phase.UNLOAD) & (pc.field("outcome") == Outcome.DONE)
@@ -78,6 +82,10 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
     if plan_id.startswith(_RECORDS):
         raised = (pc.field("phase") == Phase.RAISE) & (pc.field("outcome") == Outcome.DONE)
         return _both(rows, journalled.filter(raised), "topic")
+    if plan_id.startswith(_REPAIRS):
+        done = journalled.filter((pc.field("action") == Action.REPAIR_INDEX) & (pc.field("outcome") == Outcome.DONE))
+        ended = {(row["topic"], json.loads(row["detail"])["subscription"]) for row in done.to_pylist()}
+        return sum((row["topic"], row["subscription"]) in ended for row in rows.to_pylist())
     if plan_id.startswith(_INACTIVE):
         deleted = pc.field("action").isin([Action.DELETE_TOPIC, Action.DELETE_SUBSCRIPTION])
         done = journalled.filter(deleted & (pc.field("outcome") == Outcome.DONE)).select(["topic", "detail"])

@@ -33,6 +33,7 @@ class Changed(StrEnum):
     OBJECTS = "object_store"
     BOOKIES = "bookie_disk"
     SUBSCRIPTIONS = "inactive_cursors"
+    DELAYED_INDEX = "delayed_index_buckets"
 
 
 _BY_PHASE: Mapping[Phase, Changed] = {
@@ -55,6 +56,7 @@ _BY_ACTION: Mapping[Action, Changed] = {
     Action.DELETE_TOPIC: Changed.TRIMMED,
     Action.DELETE_RECORDS: Changed.TRIMMED,
     Action.DELETE_SUBSCRIPTION: Changed.SUBSCRIPTIONS,
+    Action.REPAIR_INDEX: Changed.DELAYED_INDEX,
 }
 
 

@@ -223,6 +223,18 @@ class Lake(Protocol):
         """A stored plan of :meth:`store_load_plan` with its rows. Raises NotFound."""
         ...
 
+    def store_repair_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan of repairs of delayed indexes (``delayed_index_plan.REPAIRS``); returns where."""
+        ...
+
+    def repair_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan of :meth:`store_repair_plan` with its rows. Raises NotFound."""
+        ...
+
+    def repair_plans(self) -> list[PlanSummary]:
+        """Summaries of all plans of repairs, oldest first."""
+        ...
+
     def load_plans(self) -> list[PlanSummary]:
         """Every load plan that can be read, oldest first."""
         ...

@@ -109,6 +109,9 @@ class Code(StrEnum):
     BROKER_DELETED = "broker_deleted"
     """The broker deleted it, and its topic is there still."""
 
+    REPAIRED = "repaired"
+    """Its cursor names other buckets now: those that were wanted."""
+
     TOPIC_PROTECTED = "topic_protected"
     """Something protects its topic: a legal hold, a shadow topic, an unknown namespace, the settings."""
     TOPIC_LOADED = "topic_loaded"

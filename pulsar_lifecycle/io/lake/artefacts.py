@@ -27,6 +27,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.plans import inactive_plan
+from pulsar_lifecycle.records.plans.delayed_index_plan import REPAIRS
 from pulsar_lifecycle.records.plans.delete_records_plan import RECORDS
 from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
@@ -45,6 +46,7 @@ CONTEXT = "context.json"
 OFFLOAD_UUIDS = "offload-uuids.bin"
 PLANS = "plans"
 OFFLOAD_PLANS = "offload-plans"
+REPAIR_PLANS = "repair-plans"
 OBJECT_PLANS = "object-plans"
 RETENTION_PLANS = "retention-plans"
 LOAD_PLANS = "load-plans"
@@ -284,6 +286,18 @@ class FileLake(LakeFiles):
     def load_plans(self) -> list[PlanSummary]:
         """Every load plan that can be read, oldest first."""
         return self._readable(LOAD_PLANS, PlanSummary.from_json)
+
+    def store_repair_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan of repairs of delayed indexes and return its location."""
+        return self._store_plan(REPAIR_PLANS, summary, rows)
+
+    def repair_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan of :meth:`store_repair_plan` with its rows, read from the files. Raises NotFound."""
+        return self._plan(REPAIR_PLANS, plan_id, PlanSummary.from_json, REPAIRS)
+
+    def repair_plans(self) -> list[PlanSummary]:
+        """Every plan of repairs that can be read, oldest first."""
+        return self._readable(REPAIR_PLANS, PlanSummary.from_json)
 
     def store_inactive_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of inactive topics, or of inactive subscriptions, and return its location."""

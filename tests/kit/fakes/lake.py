@@ -63,6 +63,7 @@ class FakeLake:
         self.inactive_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.retention_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.load_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
+        self.repair_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self._unpublished: dict[str, pa.Table] = {}
         self._tables = Tables()
 
@@ -277,6 +278,17 @@ class FakeLake:
 
     def delete_records_plans(self) -> list[PlanSummary]:
         kept = (summary for summary, _ in self.delete_records_plans_kept.values())
+        return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
+
+    def store_repair_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        self.repair_plans_kept[summary.plan_id] = summary, rows
+        return f"{self.location}/repair-plans/{summary.plan_id}"
+
+    def repair_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        return _kept(self.repair_plans_kept, plan_id)
+
+    def repair_plans(self) -> list[PlanSummary]:
+        kept = (summary for summary, _ in self.repair_plans_kept.values())
         return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
 
     def store_inactive_plan(self, summary: PlanSummary, rows: pa.Table) -> str:

@@ -1,0 +1,221 @@
+"""Delayed indexes: what buckets hold, what is wrong with them, how many messages are due when, and the plan of repairs.
+
+Source of truth: cursors' properties and snapshot ledgers, against the entries of their topics. Job
+``repair_delayed_index`` applies the plan.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+
+from assets import show
+from assets.epochs import epoch_to_read
+from assets.names import EPOCH, key
+from assets.plots import messages_due
+from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan, run_config
+from pulsar_lifecycle.delayed_index.stored.check_run import (
+    BUCKETS,
+    DUE,
+    FINDINGS,
+    SCHEMAS,
+    Checked,
+    check_delayed_indexes,
+)
+from pulsar_lifecycle.delayed_index.stored.rows import BYTES_IN_MEMORY
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.progress import of_stages, reporting
+from resources.lifecycle import LifecycleResource
+
+IN_TIME, ALL_READ = "delayed_messages_in_time", "delayed_indexes_read"
+_CHECKS = {
+    IN_TIME: "Fails where delayed messages are, or would be, late, early or never delivered.",
+    ALL_READ: "Fails where an index, or the entries behind it, could not be read.",
+}
+_DESCRIPTIONS = {
+    BUCKETS: "Every bucket of every delayed index: its range, messages, segments, times, bytes and state.",
+    FINDINGS: "What is wrong with delayed indexes, by code, and what that does to messages.",
+    DUE: "How many delayed messages are due, by hour and subscription, of those that have buckets.",
+    "delayed_index_plan": "Which subscriptions' indexes are to be repaired, and how. Making it changes nothing; job "
+    "`repair_delayed_index` takes its id and digest.",
+}
+_SAMPLE = {
+    "topic": "string",
+    "subscription": "string",
+    "code": "string",
+    "harm": "string",
+    "messages": "int",
+    "bucket_key": "string",
+    "first due": "string",
+    "detail": "string",
+}
+
+
+def delayed_index_assets(cluster: str) -> dg.AssetsDefinition:
+    """The tables of a scan's delayed indexes, with their checks, and the plan."""
+    read = [key(cluster, name) for name in ("managed_cursors", "managed_ledgers", "bookkeeper_ledgers")]
+    plan = key(cluster, "delayed_index_plan")
+    specs = [
+        dg.AssetSpec(
+            key(cluster, name),
+            group_name="delayed_index",
+            description=description,
+            deps=read if name == BUCKETS else [key(cluster, BUCKETS)],
+            kinds={"pyspark", "parquet"},
+        )
+        for name, description in _DESCRIPTIONS.items()
+    ]
+
+    @dg.multi_asset(
+        name=f"{cluster}_delayed_index",
+        specs=specs,
+        check_specs=[
+            dg.AssetCheckSpec(name, asset=key(cluster, FINDINGS), description=said) for name, said in _CHECKS.items()
+        ],
+    )
+    def delayed_index(
+        context: dg.AssetExecutionContext, lifecycle: LifecycleResource
+    ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
+        where = lifecycle.cluster()
+        epoch_id = epoch_to_read(context, where)
+        with reporting(context.log.info, of_stages(where.spark)):
+            checked = check_delayed_indexes(where, epoch_id)
+            summary, rows = make_repair_plan(where, where.lake.epoch(epoch_id))
+        pages = {BUCKETS: buckets_shown, FINDINGS: findings_shown, DUE: due_shown}
+        for name, page in pages.items():
+            uri = where.lake.epoch_table(epoch_id, name)
+            yield dg.MaterializeResult(
+                asset_key=key(cluster, name),
+                metadata={EPOCH: epoch_id, "dagster/uri": uri, **page(where, epoch_id)},
+            )
+        yield dg.MaterializeResult(
+            asset_key=plan,
+            metadata={EPOCH: epoch_id, **plan_shown(summary, rows)},
+            data_version=dg.DataVersion(summary.digest),
+        )
+        yield from check_results(cluster, checked)
+
+    return delayed_index
+
+
+def check_results(cluster: str, checked: Checked) -> list[dg.AssetCheckResult]:
+    """Both checks."""
+    red = [(code.value, count) for code, count in sorted(checked.red.items())]
+    return [
+        dg.AssetCheckResult(
+            asset_key=key(cluster, FINDINGS),
+            check_name=IN_TIME,
+            passed=not red,
+            metadata={"findings": dg.MetadataValue.md(show.markdown(["code", "findings"], red))},
+        ),
+        dg.AssetCheckResult(
+            asset_key=key(cluster, FINDINGS),
+            check_name=ALL_READ,
+            passed=not checked.unknown,
+            severity=dg.AssetCheckSeverity.WARN,
+            metadata={"could not be read": checked.unknown},
+        ),
+    ]
+
+
+def buckets_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
+    """Totals, and what the index of each subscription takes of a broker's memory: in buckets, and all in memory."""
+    by_subscription: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    states: Counter[str] = Counter()
+    for row in _rows(where, epoch_id, BUCKETS):
+        one = by_subscription[row["topic"], row["subscription"]]
+        one.update(buckets=1, messages=row["messages"], waiting=row["messages_waiting"], bytes=row["bytes"])
+        one["loaded"] += row["messages"] // max(1, row["segments"])
+        states[row["state"]] += 1
+    shared: dict[str, int] = {}
+    for (topic, _), one in by_subscription.items():
+        shared[topic] = max(shared.get(topic, 0), one["messages"])
+    total = sum((one for one in by_subscription.values()), Counter[str]())
+    largest = sorted(by_subscription.items(), key=lambda item: -item[1]["messages"])[: show.SAMPLE]
+    cells = [
+        (
+            *names,
+            one["buckets"],
+            one["messages"],
+            show.size(one["bytes"]),
+            show.size(one["messages"] * BYTES_IN_MEMORY),
+            show.size(one["loaded"] * BYTES_IN_MEMORY),
+        )
+        for names, one in largest
+    ]
+    headers = ["topic", "subscription", "buckets", "messages", "stored", "all in memory", "with buckets, about"]
+    return {
+        "dagster/row_count": sum(states.values()),
+        "messages": total["messages"],
+        "messages not due": total["waiting"],
+        "bytes": total["bytes"],
+        "bytes in brokers' memory, if all were there": total["messages"] * BYTES_IN_MEMORY,
+        "bytes that an index shared by a topic's subscriptions would save": total["bytes"]
+        - sum(shared[topic] * total["bytes"] // max(1, total["messages"]) for topic in shared),
+        "by state": dg.MetadataValue.md(show.markdown(["state", "buckets"], states.most_common())),
+        "largest": dg.MetadataValue.md(show.markdown(headers, cells)),
+    }
+
+
+def findings_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
+    """Findings by code, and a sample of the worst first."""
+    rows = list(_rows(where, epoch_id, FINDINGS))
+    counts = Counter((row["code"], row["harm"]) for row in rows)
+    messages: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        messages[row["code"], row["harm"]] += row["messages"]
+    order = {harm: place for place, harm in enumerate(("lost", "late", "early", "unknown", "memory", "space"))}
+    worst = sorted(rows, key=lambda row: (order[row["harm"]], -row["messages"]))
+    cells = [(*group, count, messages[group]) for group, count in counts.most_common()]
+    return {
+        "dagster/row_count": len(rows),
+        "by code": dg.MetadataValue.md(show.markdown(["code", "harm", "findings", "messages"], cells)),
+        "sample": show.table([row | {"first due": show.at(row["due"])} for row in worst[: show.SAMPLE]], _SAMPLE),
+    }
+
+
+def due_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
+    """The forecast: a picture by hour, and the subscriptions that wait the longest."""
+    hours: Counter[int] = Counter()
+    last: dict[tuple[str, str], tuple[int, int]] = {}
+    for row in _rows(where, epoch_id, DUE):
+        hours[row["hour"]] += row["messages"]
+        names = row["topic"], row["subscription"]
+        last[names] = max(last.get(names, (0, 0)), (row["hour"], row["first_ledger_id"]))
+    latest = sorted(last.items(), key=lambda item: -item[1][0])[: show.SAMPLE]
+    cells = [(*names, show.at(hour), ledger) for names, (hour, ledger) in latest]
+    return {
+        "dagster/row_count": sum(hours.values()),
+        "messages due": sum(hours.values()),
+        "by hour": messages_due(hours),
+        "pinned the longest": dg.MetadataValue.md(
+            show.markdown(["topic", "subscription", "last due", "keeps its topic's ledgers from"], cells)
+        ),
+    }
+
+
+def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
+    """The plan's page: subscriptions by level, and how to apply it."""
+    listed = rows.to_pylist()
+    levels = Counter(row["level"] for row in listed)
+    some = [row | {"codes": ", ".join(row["codes"])} for row in listed[: show.SAMPLE]]
+    columns = {"topic": "string", "subscription": "string", "level": "string", "codes": "string", "messages": "int"}
+    return {
+        "dagster/row_count": summary.ledgers,
+        "plan id": summary.plan_id,
+        "digest": summary.digest,
+        "actionable": summary.actionable,
+        "by level": dg.MetadataValue.md(show.markdown(["level", "subscriptions"], levels.most_common())),
+        "how to apply": show.how_to_apply(
+            summary, run_config(summary), job="repair_delayed_index", nothing="No delayed index needs a repair."
+        ),
+        "sample": show.table(some, columns),
+    }
+
+
+def _rows(where: Cluster, epoch_id: str, table: str) -> Iterator[dict[str, Any]]:
+    for batch in where.lake.batches(where.lake.parts(epoch_id, table), SCHEMAS[table].names):
+        yield from batch.to_pylist()

@@ -1,0 +1,97 @@
+"""Jobs ``check_delayed_index`` and ``repair_delayed_index``: what is wrong with delayed indexes, and mending it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from assets import lineage, show
+from assets.names import key
+from orchestration.failures import wrong_configuration_fails
+from orchestration.jobs import PlanConfig
+from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, undo_repair
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.records.outcomes import Outcome
+from resources.lifecycle import LifecycleResource
+
+COLUMNS = {"topic": "string", "subscription": "string", "level": "string", "outcome": "string", "why": "string"}
+
+
+def check_delayed_index_job(cluster: str) -> UnresolvedAssetJobDefinition:
+    """Read and judge the delayed indexes of the newest scan; writes nothing to the cluster."""
+    names = ("delayed_index_buckets", "delayed_index_findings", "delayed_messages_due", "delayed_index_plan")
+    return dg.define_asset_job(
+        "check_delayed_index",
+        selection=[key(cluster, name) for name in names],
+        description="What delayed-index buckets hold, what is wrong with them, how many messages are due when, and the "
+        "plan of repairs. Loads no topic, and writes nothing to the cluster.",
+        executor_def=dg.in_process_executor,
+    )
+
+
+class RepairConfig(PlanConfig):
+    """Which plan. Without ``dry_run = false``, nothing is written. ``undo``: give back the buckets that it changed."""
+
+    dry_run: bool = True
+    undo: bool = False
+
+
+@dg.op(
+    name="repair",
+    description="Write new snapshots, then exchange the bucket properties of each planned subscription's cursor.",
+)
+@wrong_configuration_fails()
+def repair_op(context: dg.OpExecutionContext, config: RepairConfig, lifecycle: LifecycleResource) -> None:
+    """Refuses a stale, report-only or foreign plan. A subscription that changed since is left alone, with its code."""
+    where, dry_run = lifecycle.cluster(), config.dry_run
+    done: list[Repaired] = []
+    try:
+        with lineage.noted(context, where, config.plan_id, dry_run=dry_run):
+            if config.undo:
+                undo_repair(where, context.run_id, config.plan_id, dry_run=dry_run, report=done.extend)
+            else:
+                repair(where, context.run_id, config.order(), dry_run=dry_run, report=done.extend)
+    except LifecycleError as error:
+        if not done:
+            raise
+        raise dg.Failure(f"stopped: {error}; the metadata has what was done before", shown(done, dry_run)) from error
+    failed = [one for one in done if one.outcome is Outcome.FAILED]
+    if failed:
+        first = f"{failed[0].subscription} of {failed[0].topic}: {failed[0].why.text}"
+        raise dg.Failure(f"{len(failed)} of {len(done)} repairs failed, the first: {first}", shown(done, dry_run))
+    context.add_output_metadata(shown(done, dry_run))
+
+
+def shown(done: Sequence[Repaired], dry_run: bool) -> dict[str, Any]:
+    """What became of the subscriptions: totals by level, outcome and code, and a sample."""
+    totals = Counter((one.level, one.outcome.value, one.why.code.value) for one in done)
+    first = {Outcome.FAILED: 0, Outcome.LEFT: 1}
+    rows = [
+        {
+            "topic": one.topic,
+            "subscription": one.subscription,
+            "level": one.level,
+            "outcome": one.outcome.value,
+            "why": one.why.text,
+        }
+        for one in sorted(done, key=lambda one: (first.get(one.outcome, 2), one.topic))
+    ]
+    cells = [(*group, number) for group, number in totals.most_common()]
+    headers = ["level", "outcome", "code", "subscriptions"]
+    return {
+        "dry run": dry_run,
+        "by outcome": dg.MetadataValue.md(show.markdown(headers, cells)),
+        "sample": show.table(rows, COLUMNS),
+    }
+
+
+@dg.job(
+    name="repair_delayed_index",
+    executor_def=dg.in_process_executor,
+    description="Apply a plan of repairs of delayed indexes, or undo one. Dry run by default.",
+)
+def repair_delayed_index_job() -> None:
+    """One op."""
+    repair_op()

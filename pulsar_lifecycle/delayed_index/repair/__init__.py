@@ -1,0 +1,1 @@
+"""Repairs of delayed indexes: which, by rule; planned; applied to cursors' z-nodes, and undone."""

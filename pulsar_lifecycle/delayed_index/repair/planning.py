@@ -1,0 +1,75 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""Which subscriptions' indexes need a repair, from the findings of a scan; the plan. Writes nothing to the cluster.
+
+Belongs here: from stored tables to a stored plan. Not here: the rule (``levels.py``), applying it (``repair_run.py``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.delayed_index.repair.levels import level_of
+from pulsar_lifecycle.delayed_index.stored.check_run import BUCKETS, FINDINGS
+from pulsar_lifecycle.delayed_index.stored.codes import IndexFinding
+from pulsar_lifecycle.delayed_index.stored.rows import WAITING
+from pulsar_lifecycle.model import Namespace
+from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.plans import delayed_index_plan
+from pulsar_lifecycle.records.plans.delayed_index_plan import KIND, REPAIRS
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.scan import evidence
+
+
+def make_repair_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
+    """The plan of an epoch that was checked (``check_delayed_indexes``); NotFound where it was not. Stored."""
+    now, lake, epoch_id = cluster.clock.now_ms(), cluster.lake, epoch.epoch_id
+    settings = cluster.settings.delayed_index
+    codes: dict[tuple[str, str], set[IndexFinding]] = defaultdict(set)
+    for batch in lake.batches(cluster.parts(epoch_id, FINDINGS), ["topic", "subscription", "code"]):
+        for row in batch.to_pylist():
+            codes[row["topic"], row["subscription"]].add(IndexFinding(row["code"]))
+    buckets: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    columns = ["topic", "namespace", "subscription", "bucket_key", "ledger_id", "bytes", "messages", "state"]
+    for batch in lake.batches(cluster.parts(epoch_id, BUCKETS), columns):
+        for row in batch.to_pylist():
+            buckets[row["topic"], row["subscription"]].append(row)
+    found: list[dict[str, Any]] = []
+    for key, named in sorted(buckets.items()):
+        namespace = Namespace.parse(named[0]["namespace"])
+        if settings.namespaces and str(namespace) not in settings.namespaces:
+            continue
+        unread = IndexFinding.UNREAD in codes.get((key[0], ""), ())
+        small = [row for row in named if row["state"] == WAITING and row["messages"] < settings.merge_below]
+        level = None if unread else level_of(codes[key], len(small), settings.merge_above)
+        if level is not None:
+            found.append(
+                {
+                    "ledger_id": max((row["ledger_id"] for row in named), default=-1),
+                    "topic": key[0],
+                    "namespace": str(namespace),
+                    "subscription": key[1],
+                    "level": level.value,
+                    "codes": sorted(code.value for code in codes[key]),
+                    "buckets": sorted(f"{row['bucket_key']}={row['ledger_id']}" for row in named),
+                    "messages": sum(row["messages"] for row in named),
+                    "bytes": sum(row["bytes"] for row in named),
+                }
+            )
+    rows = plans.by_id(pa.Table.from_pylist(found, REPAIRS))
+    gaps = evidence.gaps_of(cluster, epoch)
+    summary = summary_of(KIND, cluster.ids.token(2), epoch, gaps, now, rows, delayed_index_plan.digest)
+    lake.store_repair_plan(summary, rows)
+    return summary, rows
+
+
+def run_config(summary: PlanSummary) -> dict[str, Any]:
+    """The run configuration with which Dagster's job ``repair_delayed_index`` applies a plan."""
+    config = {"plan_id": summary.plan_id, "digest": summary.digest, "dry_run": True}
+    return {"ops": {"repair": {"config": config}}}

@@ -1,0 +1,418 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownParameterType=false, reportUnknownVariableType=false, reportAttributeAccessIssue=false
+# pyarrow has no types.
+"""Applying a plan of repairs, and undoing one: snapshots are written, then one cursor's properties are exchanged.
+
+Belongs here: whether the plan may be applied, whether a subscription is as planned, the order of note, snapshots, edit.
+Not here: making the plan (``planning.py``), the edit itself and why it is safe (``edit.py``). Nothing is deleted but
+new snapshots that no cursor came to name: old ones are left to the plan of orphans, whose grace period is the time to
+undo in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.delayed_index.bookkeeper_storage import BookKeeperBucketStorage
+from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
+from pulsar_lifecycle.delayed_index.repair.edit import Edit, Edited, Keys, write_keys
+from pulsar_lifecycle.delayed_index.repair.levels import RepairLevel, Wanted, wanted
+from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
+from pulsar_lifecycle.delayed_index.stored.findings import judge
+from pulsar_lifecycle.delayed_index.stored.reading import (
+    IndexPorts,
+    StoredTopic,
+    index_ports,
+    read_buckets,
+    read_entries,
+    read_topic,
+)
+from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription, TopicEntries, outstanding
+from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
+from pulsar_lifecycle.formats import ledger_metadata
+from pulsar_lifecycle.formats.delayed_indexes import Indexes
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, LedgerMetadata
+from pulsar_lifecycle.formats.ledger_path import ledger_path
+from pulsar_lifecycle.journal import operator_words
+from pulsar_lifecycle.journal.prometheus import published
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import LedgerWriter, Node
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.records.plans import delayed_index_plan
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.scan import evidence, stored_references
+from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, unloads_of
+from pulsar_lifecycle.topics.unloads import RunGuard
+from pulsar_lifecycle.topics.write import STOPPING, TopicRun, checked_path, why_loaded
+
+TRIES = 3
+"""How often a topic is unloaded and its cursor tried to be edited."""
+_NO_ENTRIES = TopicEntries(Indexes.empty(), {}, {})
+STEP = Step(Action.REPAIR_INDEX, Phase.REPAIR_INDEX)
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What became of a subscription."""
+
+    topic: str
+    subscription: str
+    level: str
+    outcome: Outcome
+    why: Why
+    before: Keys
+    after: Keys
+
+
+@dataclass(frozen=True, slots=True)
+class RepairDetail:
+    """Details of a journal row: the subscription's cursor, and its bucket properties before and after."""
+
+    subscription: str
+    path: str
+    czxid: int
+    level: str
+    before: Keys
+    after: Keys
+
+
+@dataclass(frozen=True, slots=True)
+class NewSnapshot:
+    """Details of a journal row about a ledger that is written next: for which cursor."""
+
+    subscription: str
+
+
+Report = Callable[[Sequence[Repaired]], None]
+"""Hears what became of each as soon as it is known."""
+
+
+def repair(
+    cluster: Cluster, run_id: str, order: Order, *, dry_run: bool, report: Report = lambda _: None
+) -> list[Repaired]:
+    """Repair the subscriptions of a plan whose buckets are still as planned.
+
+    An index whose topic a broker has is edited after an unload, where ``delayed_index.loaded_topics`` says so, within
+    :data:`TRIES`. A dry run writes nothing. Repeating it is harmless. Raises Refused for a plan that is stale,
+    report-only, of another cluster or beyond the caps, and when another run acts; NotFound, UsageError, Paused,
+    LeaseLost, Overloaded.
+    """
+    summary, some, _ = evidence.check_order(
+        cluster,
+        order,
+        cluster.lake.repair_plan,
+        delayed_index_plan.digest,
+        delayed_index_plan.as_capped,
+        dry_run=dry_run,
+    )
+    with _running(cluster, run_id, summary.plan_id, dry_run=dry_run) as run:
+        found: list[Repaired] = []
+        for row in some.to_pylist():
+            found.append(run.one(row))
+            report(found[-1:])
+        return found
+
+
+def undo_repair(
+    cluster: Cluster, run_id: str, plan_id: str, *, dry_run: bool, report: Report = lambda _: None
+) -> list[Repaired]:
+    """Give the subscriptions that a plan's repair changed the buckets back that they had, where those still exist.
+
+    Only where nothing changed them since. Errors as :func:`repair`; NotFound where the journal knows of no repair.
+    """
+    with cluster.ports(read_only=True) as ports:
+        (evidence.check_store if dry_run else evidence.check_may_act)(cluster, ports.store)
+    condition = (pc.field("plan_id") == plan_id) & (pc.field("action") == Action.REPAIR_INDEX.value)
+    rows = cluster.journal_reader.find(condition & (pc.field("outcome") == Outcome.DONE.value)).to_pylist()
+    if not rows:
+        raise NotFound(f"the journal knows of no repair by plan {plan_id}")
+    newest = {(row["topic"], json.loads(row["detail"])["path"]): row for row in sorted(rows, key=lambda r: r["at"])}
+    with _running(cluster, run_id, plan_id, dry_run=dry_run) as run:
+        found: list[Repaired] = []
+        for row in newest.values():
+            found.append(run.back(row))
+            report(found[-1:])
+        return found
+
+
+@contextlib.contextmanager
+def _running(cluster: Cluster, run_id: str, plan_id: str, *, dry_run: bool) -> Iterator[_Repair]:
+    settings = cluster.settings
+    with contextlib.ExitStack() as stack:
+        if not dry_run:
+            stack.enter_context(published(cluster))
+        opened = stack.enter_context(cluster.ports(read_only=dry_run))
+        ports = Ports(opened.store, opened.reader, opened.admin, opened.queue, opened.journal, opened.clock)
+        fingerprint = evidence.check_store(cluster, ports.store)
+        guard = None
+        if not dry_run:
+            evidence.check_may_act(cluster, ports.store)
+            lease = stack.enter_context(
+                control.held_lease(settings, ports.store, ports.clock, f"delayed-index run {run_id}")
+            )
+            operator_words.note_words(cluster, run_id)
+            guard = RunGuard(lease.guard, unloads_of(settings, ports.clock))
+        now = ports.clock.now_ms()
+        epoch = evidence.newest_epoch(cluster, fingerprint)
+        evidence.refuse_old_evidence(epoch, now, int(settings.orphans.plan_valid_for * 1000))
+        loaded = settings.delayed_index.loaded_topics
+        run = topic_run(cluster, run_id, ports, owners_rules(cluster, epoch, now), now, loaded)
+        broker = DelayedIndexSettings.from_broker_conf(settings.delayed_index.brokers)
+        journal = Writer(run_id, settings.cluster, plan_id)
+        yield _Repair(run, ports, index_ports(opened), opened.writer, broker, journal, guard)
+
+
+@dataclass
+class _Repair:
+    """One launch; without a ``guard`` a dry run."""
+
+    run: TopicRun
+    ports: Ports
+    reading: IndexPorts
+    writer: LedgerWriter
+    broker: DelayedIndexSettings
+    journal: Writer
+    guard: RunGuard | None
+
+    def one(self, row: Mapping[str, Any]) -> Repaired:
+        """Repair a subscription of the plan."""
+        before = dict(one.rpartition("=")[::2] for one in row["buckets"])
+        subject = _Subject(Topic.parse(row["topic"]), row["subscription"], row["level"], before, row["bytes"])
+        return self._guarded(subject, lambda: self._repaired(subject))
+
+    def back(self, row: Mapping[str, Any]) -> Repaired:
+        """Undo the repair that a row of the journal is of."""
+        said = json.loads(row["detail"])
+        subject = _Subject(Topic.parse(row["topic"]), said["subscription"], "undo", said["after"], 0)
+        return self._guarded(subject, lambda: self._undone(subject, said))
+
+    def _guarded(self, subject: _Subject, work: Callable[[], Repaired]) -> Repaired:
+        if self.guard:
+            self.guard.check(self.ports.store)
+        try:
+            return work()
+        except STOPPING:
+            raise
+        except Refused as refusal:
+            return self._said(subject, Outcome.LEFT, Why(Code.TOPIC_REFUSED, str(refusal)))
+        except LifecycleError as error:
+            return self._said(subject, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error)))
+
+    def _repaired(self, subject: _Subject) -> Repaired:
+        self.ports.store.sync("/")
+        stored = read_topic(self.reading, subject.topic, self.run.ledgers_root, subject.cursor)
+        if why := self._kept(subject, stored):
+            return self._said(subject, Outcome.LEFT, why)
+        one = stored.subscriptions[0]
+        level = RepairLevel(subject.level)
+        entries = read_entries(self.reading, stored, self.run.ledgers_root)
+        if entries.unread:
+            why = next(iter(entries.unread.values()))
+            return self._said(subject, Outcome.LEFT, Why(Code.UNREAD, f"its topic cannot be read whole: {why}"))
+        now = self.ports.clock.now_ms()
+        found = judge(one, entries, now)
+        goal = wanted(level, one, found, outstanding(one, entries), self.broker, now)
+        kept = {bucket.key: bucket.value for bucket in goal.kept}
+        if not goal.new and kept == dict(subject.before):
+            return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "by now it needs no repair"))
+        if self.guard is None:
+            keys = kept | {new.key: "(new)" for new in goal.new}
+            return self._said(subject, Outcome.GOES, Why(Code.MAY_GO, "it is to be repaired"), keys)
+        return self._exchange(subject, one, self._written(subject, one, stored, goal, kept, entries), self.guard)
+
+    def _undone(self, subject: _Subject, said: Mapping[str, Any]) -> Repaired:
+        stored = read_topic(self.reading, subject.topic, self.run.ledgers_root, subject.cursor)
+        before: Keys = said["before"]
+        current = {b.key: b.value for one in stored.subscriptions for b in one.buckets}
+        if current == dict(before):
+            return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "it has the buckets that it had"), before)
+        if why := self._protected(subject, stored):
+            return self._said(subject, Outcome.LEFT, why)
+        for bucket in read_buckets(self.reading, before, self.run.ledgers_root):
+            if bucket.problem is not None and bucket.ledger_id >= 0 and bucket.key not in subject.before:
+                raise Refused(f"a bucket that it had cannot be read: {bucket.error}")
+        if self.guard is None:
+            return self._said(subject, Outcome.GOES, Why(Code.MAY_GO, "it is to get its buckets back"), before)
+        edit = Edit(said["path"], said["czxid"], subject.before, before)
+        return self._edited(subject, edit, self.guard)
+
+    # ------------------------------------------------------------------------------------------------------ may it be
+
+    def _kept(self, subject: _Subject, stored: StoredTopic) -> Why | None:
+        """Why a subscription is left alone; None if it may be repaired."""
+        if stored.unread:
+            return Why(Code.UNREAD, next(iter(stored.unread.values())))
+        if not stored.subscriptions:
+            return Why(Code.NOT_THERE, "it has no buckets any more")
+        current = {bucket.key: bucket.value for bucket in stored.subscriptions[0].buckets}
+        if current != dict(subject.before):
+            return Why(Code.CHANGED_MEANWHILE, "it has other buckets than the plan says")
+        return self._protected(subject, stored)
+
+    def _protected(self, subject: _Subject, stored: StoredTopic) -> Why | None:
+        if stored.info.terminated is not None:
+            return Why(Code.TOPIC_PROTECTED, "its topic is terminated: brokers load it without writing its z-node")
+        source = snapshot.shadow_source(self.ports.store, subject.topic, stored.info)
+        if why := self.run.topic_rule(subject.topic, source):
+            return why
+        loaded = self._loaded(subject.topic, stored.node, stored)
+        if loaded and not self.run.writes_loaded(subject.topic):
+            text = f"its topic counts as loaded ({loaded}), and delayed_index.loaded_topics does not name it"
+            return Why(Code.TOPIC_LOADED, text)
+        return None
+
+    def _loaded(self, topic: Topic, node: Node, stored: StoredTopic) -> Why | None:
+        run = self.run
+        return why_loaded(self.ports.store, run.ledgers_root, run.brokers, run.now, topic, node, stored.info)
+
+    # ----------------------------------------------------------------------------------------------------- effects
+
+    def _written(
+        self,
+        subject: _Subject,
+        one: StoredSubscription,
+        stored: StoredTopic,
+        goal: Wanted,
+        kept: Keys,
+        entries: TopicEntries,
+    ) -> dict[str, str]:
+        """Write the new snapshots, read each back, and return all keys that the cursor is to have."""
+        keys = dict(kept)
+        storage = BookKeeperBucketStorage(
+            self.ports.store,
+            self.ports.reader,
+            self.writer,
+            self._bookies(one, stored),
+            self.run.ledgers_root,
+            lambda ledger_id: self._note_snapshot(subject, ledger_id),
+        )
+        made: list[int] = []
+        try:
+            for new in goal.new:
+                assert self.guard is not None
+                self.guard.check(self.ports.store)
+                ledger_id = storage.create_bucket_snapshot(new.entries, new.key, str(subject.topic), subject.cursor)
+                made.append(ledger_id)
+                keys[new.key] = str(ledger_id)
+                (back,) = read_buckets(self.reading, {new.key: str(ledger_id)}, self.run.ledgers_root)
+                if back.problem is not None or not back.indexes.equals(new.indexes):
+                    raise Refused(f"new snapshot {ledger_id} does not read back as it was written: {back.error}")
+            _check_ranges(keys)
+        except BaseException:
+            self._discard(made)
+            raise
+        return keys
+
+    def _bookies(self, one: StoredSubscription, stored: StoredTopic) -> tuple[int, int, int]:
+        """Ensemble and quorums for new snapshots: those of the old ones, else of the topic's newest ledger."""
+        for bucket in one.buckets:
+            if bucket.bookies is not None:
+                return bucket.bookies
+        ids = sorted((info.ledger_id for info in stored.info.ledgers), reverse=True)
+        for known in stored_references.metadata_of(self.ports.store, ids, self.run.ledgers_root):
+            if isinstance(known, LedgerMetadata):
+                return known.ensemble_size, known.write_quorum, known.ack_quorum
+        raise Refused("no ledger says on how many bookies a snapshot is to be")
+
+    def _exchange(self, subject: _Subject, one: StoredSubscription, after: Keys, guard: RunGuard) -> Repaired:
+        said = self._edited(subject, Edit(one.path, one.czxid, subject.before, after), guard)
+        if said.outcome not in (Outcome.DONE, Outcome.FAILED):
+            self._discard([int(value) for key, value in after.items() if subject.before.get(key) != value])
+        return said
+
+    def _edited(self, subject: _Subject, edit: Edit, guard: RunGuard) -> Repaired:
+        """Note it, then edit the cursor while no broker has the topic."""
+        store, root = self.ports.store, self.run.ledgers_root
+        about = Why(Code.ABOUT_TO, "its bucket properties are exchanged next")
+        self._record(subject, Outcome.BEGUN, about, edit)
+        for _ in range(TRIES):
+            guard.check(store)
+            store.sync("/")
+            node, info = snapshot.topic_node(store, subject.topic)
+            checked_path(store, root, subject.topic, node, info)
+            brokers, now = self.run.brokers, self.run.now
+            if why_loaded(store, root, brokers, now, subject.topic, node, info):
+                if lack := guard.unloads.lacks():
+                    return self._said(subject, Outcome.LEFT, lack, edit=edit)
+                guard.unloads.wait()
+                if failure := guard.unloads.unload(self.ports.admin, subject.topic):
+                    return self._said(subject, Outcome.LEFT, failure, edit=edit)
+            edited = write_keys(store, edit, node, guard.guard)
+            if edited is Edited.DONE:
+                return self._said(
+                    subject, Outcome.DONE, Why(Code.REPAIRED, "its bucket properties were exchanged"), edit=edit
+                )
+            if edited is Edited.CHANGED:
+                why = Why(Code.CHANGED_MEANWHILE, "its bucket properties changed meanwhile")
+                return self._said(subject, Outcome.LEFT, why, edit=edit)
+        why = Why(Code.CHANGED_MEANWHILE, f"its topic was loaded or written at each of {TRIES} tries")
+        return self._said(subject, Outcome.LEFT, why, edit=edit)
+
+    def _discard(self, ledgers: Sequence[int]) -> None:
+        """Delete new snapshots that no cursor came to name; what cannot be deleted is an orphan."""
+        for ledger_id in ledgers:
+            with contextlib.suppress(LifecycleError):
+                node = self.ports.store.read([ledger_path(ledger_id, self.run.ledgers_root)])[0]
+                if isinstance(node, Node):
+                    tags = ledger_metadata.decode(node.data).custom_metadata
+                    if tags.get(ledger_metadata.TAG_COMPONENT) == COMPONENT_BUCKET.encode():
+                        self.ports.store.delete(node.path, node.stat.version)
+
+    # ------------------------------------------------------------------------------------------------------ saying so
+
+    def _said(
+        self, subject: _Subject, outcome: Outcome, why: Why, after: Keys | None = None, edit: Edit | None = None
+    ) -> Repaired:
+        found = edit.after if edit else after if after is not None else subject.before
+        if self.guard:
+            self._record(subject, outcome, why, edit)
+        return Repaired(str(subject.topic), subject.cursor, subject.level, outcome, why, subject.before, found)
+
+    def _record(self, subject: _Subject, outcome: Outcome, why: Why, edit: Edit | None) -> None:
+        detail = RepairDetail(
+            subject.cursor,
+            edit.path if edit else "",
+            edit.czxid if edit else 0,
+            subject.level,
+            subject.before,
+            edit.after if edit else subject.before,
+        )
+        about = Subject(-1, COMPONENT_BUCKET, str(subject.topic), subject.bytes, details=(detail,))
+        self.ports.journal.record([self.journal.row(STEP, about, outcome, why, self.ports.clock.now_ms())])
+
+    def _note_snapshot(self, subject: _Subject, ledger_id: int) -> None:
+        why = Why(Code.ABOUT_TO, "a new snapshot is written next")
+        about = Subject(ledger_id, COMPONENT_BUCKET, str(subject.topic), details=(NewSnapshot(subject.cursor),))
+        self.ports.journal.record([self.journal.row(STEP, about, Outcome.BEGUN, why, self.ports.clock.now_ms())])
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A subscription, what is to be done about it, and the bucket properties that it must have for that."""
+
+    topic: Topic
+    cursor: str
+    level: str
+    before: Keys
+    bytes: int
+
+
+def _check_ranges(keys: Keys) -> None:
+    """Raise Refused for ranges that overlap: no cursor may ever have such keys."""
+    reached = -1
+    for start, end in sorted(parse_bucket_key(key) for key in keys):
+        if start <= reached:
+            raise Refused(f"the new buckets would overlap at ledger {start}")
+        reached = end

@@ -1,0 +1,164 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownParameterType=false
+# pyarrow has no types.
+"""Check the delayed indexes of a scan's subscriptions in bulk: read, judge, store the tables of the epoch.
+
+Belongs here: which topics, spreading them over tasks, storing. Not here: the rule (``findings.py``), reading
+(``reading.py``). Loads no topic, and writes nothing to the cluster.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.delayed_index.stored import rows, tables
+from pulsar_lifecycle.delayed_index.stored.codes import HARM, RED, Harm, IndexFinding
+from pulsar_lifecycle.delayed_index.stored.findings import Found, judge
+from pulsar_lifecycle.delayed_index.stored.reading import IndexPorts, index_ports, read_entries, read_topic
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET
+from pulsar_lifecycle.io.connect import Connect
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.tasks import share_of
+from pulsar_lifecycle.settings import Settings
+
+BUCKETS, FINDINGS, DUE = "delayed_index_buckets", "delayed_index_findings", "delayed_messages_due"
+SCHEMAS = {
+    BUCKETS: tables.DELAYED_INDEX_BUCKETS,
+    FINDINGS: tables.DELAYED_INDEX_FINDINGS,
+    DUE: tables.DELAYED_MESSAGES_DUE,
+}
+_PIECES_PER_TASK = 4
+"""More pieces than tasks at once, as topics differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a check found: topics with buckets, and findings by code."""
+
+    topics: int
+    findings: Mapping[IndexFinding, int]
+
+    @property
+    def red(self) -> Mapping[IndexFinding, int]:
+        """The findings by which messages are late, early or lost."""
+        return {code: count for code, count in self.findings.items() if HARM[code] in RED}
+
+    @property
+    def unknown(self) -> int:
+        """How many findings say that something could not be read."""
+        return sum(count for code, count in self.findings.items() if HARM[code] is Harm.UNKNOWN)
+
+
+def check_delayed_indexes(cluster: Cluster, epoch_id: str) -> Checked:
+    """Read and judge every subscription that has buckets by a scan; stores the three tables over earlier ones of it."""
+    lake, now = cluster.lake, cluster.clock.now_ms()
+    topics = topics_with_buckets(cluster, epoch_id)
+    size = max(1, -(-len(topics) // (cluster.tasks.at_once * _PIECES_PER_TASK)))
+    pieces = [topics[at : at + size] for at in range(0, len(topics), size)]
+    work = _Check(lake, epoch_id, share_of(cluster.tasks, cluster.settings), cluster.connect, now)
+    parts = [*cluster.tasks.map(work.write, pieces), work.store({FINDINGS: unnamed_ledgers(cluster, epoch_id)})]
+    for table in SCHEMAS:
+        lake.publish(epoch_id, table, [part[table] for part in parts])
+    counts: Counter[IndexFinding] = Counter()
+    for batch in lake.batches(cluster.parts(epoch_id, FINDINGS), ["code"]):
+        counts.update(map(IndexFinding, batch.column("code").to_pylist()))
+    return Checked(len(topics), counts)
+
+
+def topics_with_buckets(cluster: Cluster, epoch_id: str) -> list[str]:
+    """Full names of the topics of which a cursor names a bucket, or cannot be read, sorted."""
+    found: set[str] = set()
+    named = (pc.list_value_length(pc.field("buckets")) > 0) | (pc.field("problem") == "corrupt")
+    for batch in cluster.lake.batches(cluster.parts(epoch_id, "managed_cursors"), ["topic"], named):
+        found.update(topic for topic in batch.column("topic").to_pylist() if topic)
+    return sorted(found)
+
+
+def unnamed_ledgers(cluster: Cluster, epoch_id: str) -> list[rows.Row]:
+    """Snapshots of a scan that no cursor names: of a cursor that is there, or orphans."""
+    lake = cluster.lake
+    is_snapshot = pc.field("component") == COMPONENT_BUCKET
+    tagged: dict[int, tuple[str, str, str]] = {}
+    columns = ["ledger_id", "bucket_topic", "bucket_cursor", "bucket_key"]
+    for batch in lake.batches(cluster.parts(epoch_id, "bookkeeper_ledgers"), columns, is_snapshot):
+        for row in batch.to_pylist():
+            tagged[row["ledger_id"]] = (row["bucket_topic"] or "", row["bucket_cursor"] or "", row["bucket_key"] or "")
+    wanted = {owner[0] for owner in tagged.values()}
+    cursors: set[tuple[str, str]] = set()
+    for batch in lake.batches(cluster.parts(epoch_id, "managed_cursors"), ["topic", "cursor", "buckets"]):
+        for row in batch.to_pylist():
+            if row["topic"] in wanted:
+                cursors.add((row["topic"], row["cursor"]))
+            for bucket in row["buckets"] or ():
+                tagged.pop(bucket["ledger_id"], None)
+    found: list[rows.Row] = []
+    for ledger_id, (topic, cursor, key) in sorted(tagged.items()):
+        code = IndexFinding.LEDGER_WITHOUT_KEY if (topic, cursor) in cursors else IndexFinding.ORPHAN
+        try:
+            found.append(rows.finding_row(Topic.parse(topic), cursor, Found(code, key, ledger_id)))
+        except LifecycleError:  # tags that name no topic
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Some topics; runs in a task."""
+
+    lake: Lake
+    epoch_id: str
+    settings: Settings
+    connect: Connect
+    now: int
+
+    def write(self, topics: Sequence[str]) -> dict[str, str]:
+        """The parts that have the rows of these topics, by table."""
+        found: dict[str, list[rows.Row]] = {table: [] for table in SCHEMAS}
+        with self.connect(self.settings, read_only=True) as ports:
+            for name in topics:
+                for table, some in judged(index_ports(ports), Topic.parse(name), self._root, self.now):
+                    found[table] += some
+        return self.store(found)
+
+    def store(self, found: Mapping[str, Sequence[rows.Row]]) -> dict[str, str]:
+        """One part for each table."""
+        return {
+            table: self.lake.write_part(
+                self.epoch_id, table, schema, [pa.RecordBatch.from_pylist(list(found.get(table, ())), schema)]
+            )
+            for table, schema in SCHEMAS.items()
+        }
+
+    @property
+    def _root(self) -> str:
+        return self.settings.bookkeeper.ledgers_root
+
+
+def judged(
+    ports: IndexPorts, topic: Topic, root: str, now: int, only: str = ""
+) -> Iterator[tuple[str, list[dict[str, Any] | rows.Row]]]:
+    """The rows of a topic's subscriptions, or of the ``only`` one, by table. What cannot be read is a finding."""
+    try:
+        stored = read_topic(ports, topic, root, only)
+        for cursor, why in stored.unread.items():
+            yield FINDINGS, [rows.finding_row(topic, cursor, Found(IndexFinding.UNREAD, detail=why))]
+        if not stored.subscriptions:
+            return
+        entries = read_entries(ports, stored, root)
+    except LifecycleError as error:
+        yield FINDINGS, [rows.finding_row(topic, only, Found(IndexFinding.UNREAD, detail=str(error)))]
+        return
+    for one in stored.subscriptions:
+        yield BUCKETS, [rows.bucket_row(topic, one.cursor, bucket, now) for bucket in one.buckets]
+        yield FINDINGS, [rows.finding_row(topic, one.cursor, found) for found in judge(one, entries, now)]
+        yield DUE, list(rows.due_rows(topic, one, entries, now))

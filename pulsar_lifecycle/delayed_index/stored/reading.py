@@ -1,0 +1,239 @@
+"""Reads the delayed index of a topic and the entries behind it, through ports; loads no topic, recovers no ledger.
+
+Belongs here: z-nodes and ledgers as the values of ``subscription.py``; what cannot be read, as values too. Not here:
+judging (``findings.py``), which topics (``check_run.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pulsar_lifecycle.copies.offloaded_ledger import Location, open_offloaded
+from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
+from pulsar_lifecycle.delayed_index.sealing import read_whole
+from pulsar_lifecycle.delayed_index.stored.codes import BucketProblem
+from pulsar_lifecycle.delayed_index.stored.subscription import (
+    StoredBucket,
+    StoredSubscription,
+    TopicEntries,
+    first_position,
+)
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, Refused, StoreError
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats import message
+from pulsar_lifecycle.formats.delayed_indexes import Indexes
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.model import Topic, cursor_name
+from pulsar_lifecycle.ports import EntryBatch, LedgerReader, MetadataStore, Node, ObjectStore, Unread
+from pulsar_lifecycle.scan import stored_references
+from pulsar_lifecycle.topics import snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPorts:
+    """What reading needs; ``objects`` where offloaded ledgers can be read."""
+
+    store: MetadataStore
+    reader: LedgerReader
+    objects: ObjectStore | None = None
+
+
+def index_ports(ports: Connections) -> IndexPorts:
+    """Of a cluster's connections."""
+    return IndexPorts(ports.store, ports.reader, ports.objects_if_set)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTopic:
+    """A topic, and each of its subscriptions that has buckets; ``unread``: by cursor, why it could not be read."""
+
+    topic: Topic
+    node: Node
+    info: ManagedLedgerInfo
+    subscriptions: tuple[StoredSubscription, ...]
+    unread: Mapping[str, str]
+
+
+def read_topic(ports: IndexPorts, topic: Topic, root: str, only: str = "") -> StoredTopic:
+    """The stored indexes of a topic's subscriptions, or of the ``only`` one. Raises Refused for what is no topic."""
+    node, info = snapshot.topic_node(ports.store, topic)
+    listing = ports.store.children([node.path])[0]
+    if listing is None or isinstance(listing, Unread):
+        raise Refused(f"the cursors below {node.path} could not be listed")
+    names = [name for name in listing.names if only in ("", cursor_name(name))]
+    found: list[StoredSubscription] = []
+    unread: dict[str, str] = {}
+    for name, cursor in zip(names, ports.store.read([f"{node.path}/{name}" for name in names]), strict=True):
+        if isinstance(cursor, Unread):
+            unread[cursor_name(name)] = cursor.reason
+        elif cursor is not None:
+            try:
+                one = _subscription(ports, cursor, root)
+            except LifecycleError as error:
+                unread[cursor_name(name)] = str(error)
+            else:
+                found += [one] if one else []
+    return StoredTopic(topic, node, info, tuple(sorted(found, key=lambda one: one.cursor)), unread)
+
+
+def _subscription(ports: IndexPorts, node: Node, root: str) -> StoredSubscription | None:
+    info = cursor_format.decode(node.data)
+    keys = {k: v for k, v in info.cursor_properties.items() if k.startswith(cursor_format.BUCKET_PREFIX)}
+    if not keys:
+        return None
+    position, ranges, bits = info.mark_delete, info.individual_deleted, ()
+    if info.cursors_ledger_id >= 0:
+        ((metadata, entry),) = stored_references.last_entries_of(
+            ports.store, ports.reader, [info.cursors_ledger_id], root
+        )
+        if isinstance(entry, LifecycleError) and not stored_references.never_written(metadata, entry):
+            raise entry
+        if entry is not None and not isinstance(entry, LifecycleError):
+            said = cursor_format.decode_position(entry.payload)
+            position, ranges, bits = said.mark_delete, said.individual_deleted, said.deleted_bits
+    if position is None:
+        raise Refused(f"{node.path}: it names no position")
+    return StoredSubscription(
+        cursor_name(node.path.rpartition("/")[2]),
+        node.path,
+        node.stat.version,
+        node.stat.czxid,
+        position,
+        ranges,
+        bits,
+        tuple(read_buckets(ports, keys, root)),
+    )
+
+
+def read_buckets(ports: IndexPorts, keys: Mapping[str, str], root: str) -> list[StoredBucket]:
+    """The bucket of each property, by range; one that cannot be read has a problem."""
+    named: list[StoredBucket] = []
+    for key, value in keys.items():
+        try:
+            start, end = parse_bucket_key(key)
+            if not (value.isascii() and value.isdecimal()):
+                raise ValueError(f"{key}: its value is no ledger id: {value!r}")
+            named.append(StoredBucket(key, value, start, end, int(value)))
+        except ValueError as error:
+            named.append(StoredBucket(key, value, -1, -1, -1, problem=BucketProblem.BAD_KEY, error=str(error)))
+    named.sort(key=lambda bucket: (bucket.start, bucket.end, bucket.key))
+    metadata = stored_references.metadata_of(
+        ports.store, [bucket.ledger_id for bucket in named if bucket.problem is None], root
+    )
+    of_ledgers = iter(metadata)
+    return [bucket if bucket.problem else _with_snapshot(ports, bucket, next(of_ledgers)) for bucket in named]
+
+
+def snapshot_entries(ports: IndexPorts, ledger_id: int, metadata: LedgerMetadata) -> list[bytes]:
+    """The entries of a closed snapshot ledger; raises as ``LedgerReader.read``."""
+    return [entry.payload for entry in ports.reader.read(ledger_id, metadata, 0, metadata.last_entry_id)]
+
+
+def _with_snapshot(ports: IndexPorts, bucket: StoredBucket, metadata: LedgerMetadata | LifecycleError) -> StoredBucket:
+    def broken(problem: BucketProblem, error: str, length: int = 0) -> StoredBucket:
+        return StoredBucket(
+            bucket.key, bucket.value, bucket.start, bucket.end, bucket.ledger_id, length, problem=problem, error=error
+        )
+
+    if isinstance(metadata, LifecycleError):
+        return broken(_problem(metadata), str(metadata))
+    if metadata.state is not LedgerState.CLOSED:
+        return broken(BucketProblem.NOT_CLOSED, f"ledger {bucket.ledger_id} is {metadata.state.name}")
+    try:
+        if metadata.last_entry_id < 0:
+            raise CorruptFormat(f"snapshot ledger {bucket.ledger_id}", 0, "an entry")
+        table, indexes, bounds = read_whole(snapshot_entries(ports, bucket.ledger_id, metadata))
+    except LifecycleError as error:
+        return broken(_problem(error), str(error), metadata.length)
+    sizes = metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
+    return StoredBucket(
+        bucket.key, bucket.value, bucket.start, bucket.end, bucket.ledger_id, metadata.length,
+        table, indexes, bounds, bookies=sizes,
+    )  # fmt: skip
+
+
+def _problem(error: LifecycleError) -> BucketProblem:
+    if isinstance(error, NotFound):
+        return BucketProblem.NO_LEDGER
+    if isinstance(error, CorruptFormat) or type(error) is StoreError:
+        return BucketProblem.UNDECODABLE
+    return BucketProblem.UNREAD
+
+
+# ------------------------------------------------------------------------------------------------- entries of topics
+
+
+def read_entries(ports: IndexPorts, stored: StoredTopic, root: str) -> TopicEntries:
+    """The delayed messages of a topic, from where the slowest of its subscriptions with buckets stands.
+
+    Entries of open ledgers up to the last that any bookie has; offloaded ones from their objects once BookKeeper has
+    them no more. What cannot be read stands in ``unread``.
+    """
+    start = first_position(stored.subscriptions)
+    listed = sorted((one for one in stored.info.ledgers if one.ledger_id >= start.ledger_id), key=_id)
+    metadata = stored_references.metadata_of(ports.store, [one.ledger_id for one in listed], root)
+    parts: list[Indexes] = []
+    counts: dict[int, int] = {}
+    unread: dict[int, str] = {}
+    for info, known in zip(listed, metadata, strict=True):
+        first = start.entry_id + 1 if info.ledger_id == start.ledger_id else 0
+        try:
+            count, batches = _batches(ports, info, known, first)
+            parts.append(delayed_in(info.ledger_id, batches))
+            counts[info.ledger_id] = count
+        except LifecycleError as error:
+            unread[info.ledger_id] = str(error)
+    return TopicEntries(Indexes.concatenate(parts), counts, unread)
+
+
+def _id(info: LedgerInfo) -> int:
+    return info.ledger_id
+
+
+def _batches(
+    ports: IndexPorts, info: LedgerInfo, metadata: LedgerMetadata | LifecycleError, first: int
+) -> tuple[int, Iterable[EntryBatch]]:
+    """How many entries a ledger has, and those from ``first`` on."""
+    ledger_id, offload = info.ledger_id, info.offload
+    if isinstance(metadata, LedgerMetadata) and metadata.state is LedgerState.CLOSED:
+        count = metadata.last_entry_id + 1
+        if first >= count:
+            return count, ()
+        return count, ports.reader.stream(ledger_id, metadata, first, count - 1)
+    if isinstance(metadata, LedgerMetadata):
+        try:
+            last = ports.reader.last_entry(ledger_id, metadata)
+        except LifecycleError as error:
+            if not stored_references.never_written(metadata, error):
+                raise
+            last = None
+        count = last.entry_id + 1 if last else 0
+        if first >= count:
+            return count, ()
+        entries = ports.reader.read(ledger_id, metadata, first, count - 1)
+        return count, [EntryBatch(first, [entry.payload for entry in entries])]
+    if not isinstance(metadata, NotFound) or offload is None or not offload.complete or offload.uuid is None:
+        raise metadata
+    if ports.objects is None:
+        raise Refused("only its offloaded copy is left, and object_store is not set")
+    opened = open_offloaded(ports.objects, Location(offload.driver_metadata.get("bucket", ""), offload.uuid, ledger_id))
+    count = opened.index.ledger.last_entry_id + 1
+    return count, opened.stream(first, count - 1) if first < count else ()
+
+
+def delayed_in(ledger_id: int, batches: Iterable[EntryBatch]) -> Indexes:
+    """The delayed messages among entries of a ledger. Raises CorruptFormat for an entry that is no message."""
+    times: list[int] = []
+    ids: list[int] = []
+    for batch in batches:
+        for entry_id, payload in enumerate(batch.payloads, batch.first):
+            due = message.deliver_at(payload)
+            if due is not None:
+                times.append(due)
+                ids.append(entry_id)
+    return Indexes(np.array(times, np.int64), np.full(len(ids), ledger_id, np.int64), np.array(ids, np.int64))

@@ -1,0 +1,106 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyarrow has no types.
+"""What was read of a topic's delayed indexes as rows of the tables: pure.
+
+Not here: reading (``reading.py``), the schemas (``tables.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pulsar_lifecycle.delayed_index.stored.codes import HARM
+from pulsar_lifecycle.delayed_index.stored.findings import Found
+from pulsar_lifecycle.delayed_index.stored.subscription import (
+    Places,
+    StoredBucket,
+    StoredSubscription,
+    TopicEntries,
+    outstanding,
+)
+from pulsar_lifecycle.formats.delayed_indexes import Indexes
+from pulsar_lifecycle.model import Topic
+
+HOUR = 3_600_000
+PASSED, WAITING = "passed", "waiting"
+BYTES_IN_MEMORY = 24
+"""Of one index in a broker's queue: three longs (TripleLongPriorityQueue); without the bitmaps, 0.2 to 0.6 bytes."""
+
+Row = Mapping[str, Any]
+
+
+def owner(topic: Topic, cursor: str) -> dict[str, str]:
+    """The columns that all tables begin with."""
+    return {"topic": str(topic), "namespace": str(topic.namespace), "subscription": cursor}
+
+
+def bucket_row(topic: Topic, cursor: str, bucket: StoredBucket, now: int) -> Row:
+    """A row of ``DELAYED_INDEX_BUCKETS``."""
+    times, table = bucket.indexes.timestamps, bucket.table
+    waiting = int(np.count_nonzero(times > now))
+    passed = sum(last <= now for last in table.maximums) if table else 0
+    return owner(topic, cursor) | {
+        "bucket_key": bucket.key,
+        "start_ledger_id": bucket.start,
+        "end_ledger_id": bucket.end,
+        "ledger_id": bucket.ledger_id,
+        "bytes": bucket.length,
+        "segments": len(table) if table else 0,
+        "segments_passed": passed,
+        "messages": len(times),
+        "messages_waiting": waiting,
+        "first_due": int(times.min()) if len(times) else None,
+        "last_due": int(times.max()) if len(times) else None,
+        "state": bucket.problem.value if bucket.problem else WAITING if waiting else PASSED,
+        "error": bucket.error or None,
+    }
+
+
+def finding_row(topic: Topic, cursor: str, found: Found) -> Row:
+    """A row of ``DELAYED_INDEX_FINDINGS``."""
+    return owner(topic, cursor) | {
+        "code": found.code.value,
+        "harm": HARM[found.code].value,
+        "bucket_key": found.key or None,
+        "snapshot_ledger_id": found.ledger_id if found.ledger_id >= 0 else None,
+        "messages": found.messages,
+        "ledger_id": found.ledger,
+        "entry_id": found.entry,
+        "due": found.due,
+        "detail": found.detail or None,
+    }
+
+
+def due_rows(topic: Topic, subscription: StoredSubscription, entries: TopicEntries, now: int) -> Iterable[Row]:
+    """Rows of ``DELAYED_MESSAGES_DUE``, by hour; what is due already is no part of the forecast."""
+    waiting = outstanding(subscription, entries)
+    waiting = waiting[waiting.timestamps > now]
+    indexed = Indexes.concatenate([bucket.indexes for bucket in subscription.buckets])
+    places = Places(waiting.ledgers, indexed.ledgers)
+    known = np.isin(places.of(waiting.ledgers, waiting.entries), places.of(indexed.ledgers, indexed.entries))
+    hours = waiting.timestamps // HOUR * HOUR
+    for hour in np.unique(hours).tolist():
+        here = hours == hour
+        yield owner(topic, subscription.cursor) | {
+            "hour": hour,
+            "messages": int(np.count_nonzero(here)),
+            "indexed": int(np.count_nonzero(here & known)),
+            "first_ledger_id": int(waiting.ledgers[here].min()),
+        }
+
+
+def message_rows(topic: Topic, cursor: str, bucket: StoredBucket) -> dict[str, Any]:
+    """Columns of ``DELAYED_INDEX_MESSAGES`` for one bucket."""
+    count = len(bucket.indexes)
+    segments = np.repeat(np.arange(1, len(bucket.bounds), dtype=np.int32), np.diff(bucket.bounds))
+    return {
+        **{name: [value] * count for name, value in owner(topic, cursor).items()},
+        "bucket_key": [bucket.key] * count,
+        "segment": segments,
+        "due": bucket.indexes.timestamps,
+        "ledger_id": bucket.indexes.ledgers,
+        "entry_id": bucket.indexes.entries,
+    }

@@ -1,0 +1,122 @@
+"""A subscription's delayed index as values: where it stands, its buckets, which messages of its topic are delayed.
+
+Not here: reading any of it (``reading.py``), judging it (``findings.py``). Times are milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pulsar_lifecycle.delayed_index.stored.codes import BucketProblem
+from pulsar_lifecycle.formats.cursor import LedgerBits, MessageRange
+from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
+from pulsar_lifecycle.formats.delayed_metadata import SegmentTable
+from pulsar_lifecycle.model import Position
+
+_ENTRY_BITS = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredBucket:
+    """A bucket that a cursor's property names: topic ledgers ``start`` .. ``end``, its snapshot, what that holds.
+
+    ``start``, ``end`` and ``ledger_id`` are -1 where the property does not say them. ``table``, ``indexes`` and
+    ``bounds`` (segment i is [bounds[i], bounds[i + 1])) are empty with a ``problem``; ``error`` says more. ``length``:
+    bytes of the snapshot.
+    """
+
+    key: str
+    value: str
+    start: int
+    end: int
+    ledger_id: int
+    length: int = 0
+    table: SegmentTable | None = None
+    indexes: Indexes = field(default_factory=Indexes.empty)
+    bounds: Longs = field(default_factory=lambda: np.zeros(1, np.int64))
+    problem: BucketProblem | None = None
+    error: str = ""
+    bookies: tuple[int, int, int] | None = None
+    """Ensemble size, write quorum and ack quorum of the snapshot's ledger."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredSubscription:
+    """A subscription with buckets: its persisted position, what is acknowledged beyond it, its cursor's z-node."""
+
+    cursor: str
+    path: str
+    version: int
+    czxid: int
+    position: Position
+    ranges: tuple[MessageRange, ...]
+    bits: tuple[LedgerBits, ...]
+    buckets: tuple[StoredBucket, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopicEntries:
+    """Entries of a topic from some position on: which are delayed, by (ledger, entry), and how many a ledger has.
+
+    ``unread``: by ledger, why its entries are not known; ``counts`` then may lack it.
+    """
+
+    delayed: Indexes
+    counts: Mapping[int, int]
+    unread: Mapping[int, str]
+
+
+class Places:
+    """(ledger, entry) as one number, in the order of the topic; only of the ledgers that it is made for."""
+
+    def __init__(self, *ledgers: Longs) -> None:
+        self.ledgers: Longs = np.unique(np.concatenate([np.empty(0, np.int64), *ledgers]))
+
+    def of(self, ledgers: Longs, entries: Longs) -> Longs:
+        """The places of entries of those ledgers."""
+        return np.searchsorted(self.ledgers, ledgers).astype(np.int64) << _ENTRY_BITS | entries
+
+    def up_to(self, position: Position) -> int:
+        """The greatest place at or before a position of any ledger."""
+        rank = int(np.searchsorted(self.ledgers, position.ledger_id))
+        if rank < len(self.ledgers) and self.ledgers[rank] == position.ledger_id:
+            return (rank << _ENTRY_BITS) + position.entry_id
+        return (rank << _ENTRY_BITS) - 1
+
+
+def acknowledged(subscription: StoredSubscription, places: Places, of: Longs) -> NDArray[np.bool_]:
+    """Which places a subscription has acknowledged: up to its position, or one by one beyond it."""
+    done = of <= places.up_to(subscription.position)
+    if subscription.ranges:
+        bounds = sorted((places.up_to(one.lower), places.up_to(one.upper)) for one in subscription.ranges)
+        lowers, uppers = (np.array(side, np.int64) for side in zip(*bounds, strict=True))
+        at = np.minimum(np.searchsorted(uppers, of), len(uppers) - 1)
+        done |= (lowers[at] < of) & (of <= uppers[at])
+    else:  # where both forms are there, the ranges count
+        for one in subscription.bits:
+            done |= np.isin(of, _set_places(one, places))
+    return done
+
+
+def _set_places(bits: LedgerBits, places: Places) -> Longs:
+    if not np.isin(bits.ledger_id, places.ledgers):
+        return np.empty(0, np.int64)
+    words = np.array([word & (1 << 64) - 1 for word in bits.words], "<u8")
+    entries = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).astype(np.int64)
+    return places.of(np.full(len(entries), bits.ledger_id, np.int64), entries)
+
+
+def outstanding(subscription: StoredSubscription, entries: TopicEntries) -> Indexes:
+    """The delayed messages that a subscription has not acknowledged, by (ledger, entry), due or not."""
+    delayed = entries.delayed
+    places = Places(delayed.ledgers)
+    return delayed[~acknowledged(subscription, places, places.of(delayed.ledgers, delayed.entries))]
+
+
+def first_position(subscriptions: Sequence[StoredSubscription]) -> Position:
+    """Where the slowest of them stands."""
+    return min(one.position for one in subscriptions)

@@ -1,0 +1,79 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyarrow has no types.
+"""The tables of delayed indexes: buckets, findings, and how many messages are due when.
+
+Not here: how their rows come about (``check_run.py``). Times are milliseconds.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+_OWNER = [
+    pa.field("topic", pa.string()),
+    pa.field("namespace", pa.string()),
+    pa.field("subscription", pa.string()),
+]
+
+DELAYED_INDEX_BUCKETS = pa.schema(
+    [
+        *_OWNER,
+        pa.field("bucket_key", pa.string()),
+        pa.field("start_ledger_id", pa.int64()),
+        pa.field("end_ledger_id", pa.int64()),
+        pa.field("ledger_id", pa.int64()),
+        pa.field("bytes", pa.int64()),
+        pa.field("segments", pa.int32()),
+        pa.field("segments_passed", pa.int32()),
+        pa.field("messages", pa.int64()),
+        pa.field("messages_waiting", pa.int64()),
+        pa.field("first_due", pa.int64()),
+        pa.field("last_due", pa.int64()),
+        pa.field("state", pa.string()),
+        pa.field("error", pa.string()),
+    ]
+)
+"""One row per bucket that a cursor names. ``bytes`` of its snapshot. ``segments_passed``: those whose messages are all
+due; ``messages_waiting``: those that are not. ``state``: the ``BucketProblem`` why it cannot be read, ``passed`` once
+all are due, else ``waiting``."""
+
+DELAYED_INDEX_MESSAGES = pa.schema(
+    [
+        *_OWNER,
+        pa.field("bucket_key", pa.string()),
+        pa.field("segment", pa.int32()),
+        pa.field("due", pa.int64()),
+        pa.field("ledger_id", pa.int64()),
+        pa.field("entry_id", pa.int64()),
+    ]
+)
+"""One row per indexed message: in which segment of which bucket (from 1), when it is due, where it is."""
+
+DELAYED_INDEX_FINDINGS = pa.schema(
+    [
+        *_OWNER,
+        pa.field("code", pa.string()),
+        pa.field("harm", pa.string()),
+        pa.field("bucket_key", pa.string()),
+        pa.field("snapshot_ledger_id", pa.int64()),
+        pa.field("messages", pa.int64()),
+        pa.field("ledger_id", pa.int64()),
+        pa.field("entry_id", pa.int64()),
+        pa.field("due", pa.int64()),
+        pa.field("detail", pa.string()),
+    ]
+)
+"""One row per ``IndexFinding`` and bucket. ``harm``: what it does to messages. ``messages``: how many it is about;
+``ledger_id``, ``entry_id``, ``due``: the first of them."""
+
+DELAYED_MESSAGES_DUE = pa.schema(
+    [
+        *_OWNER,
+        pa.field("hour", pa.int64()),
+        pa.field("messages", pa.int64()),
+        pa.field("indexed", pa.int64()),
+        pa.field("first_ledger_id", pa.int64()),
+    ]
+)
+"""One row per subscription and hour: how many unacknowledged messages are due in the hour that begins at ``hour``,
+how many of them are in a bucket, and the oldest ledger that one of them keeps."""

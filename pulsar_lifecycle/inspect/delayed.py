@@ -1,0 +1,27 @@
+"""The delayed index of one topic as plain values for JSON: buckets, findings, messages due by hour.
+
+Not here: judging (``delayed_index/stored/findings.py``), printing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pulsar_lifecycle.delayed_index.stored.check_run import BUCKETS, DUE, FINDINGS, judged
+from pulsar_lifecycle.delayed_index.stored.reading import index_ports
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.model import Topic
+
+_PARTS = {BUCKETS: "buckets", FINDINGS: "findings", DUE: "due"}
+
+
+def delayed_index(
+    ports: Connections, topic: Topic, root: str, now: int, subscription: str = ""
+) -> dict[str, list[dict[str, Any]]]:
+    """Of all subscriptions that have buckets, or of one; what cannot be read is a finding. Loads no topic."""
+    document: dict[str, list[dict[str, Any]]] = {part: [] for part in _PARTS.values()}
+    for table, rows in judged(index_ports(ports), topic, root, now, subscription):
+        document[_PARTS[table]] += [
+            {name: value for name, value in row.items() if name not in ("topic", "namespace")} for row in rows
+        ]
+    return document

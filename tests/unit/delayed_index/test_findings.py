@@ -1,0 +1,130 @@
+"""What is found wrong with an index, each finding by what causes it, against a whole index that has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pulsar_lifecycle.delayed_index.stored.codes import BucketProblem, IndexFinding
+from pulsar_lifecycle.delayed_index.stored.findings import judge
+from pulsar_lifecycle.delayed_index.stored.subscription import (
+    StoredBucket,
+    StoredSubscription,
+    TopicEntries,
+    outstanding,
+)
+from pulsar_lifecycle.formats.cursor import LedgerBits, MessageRange
+from pulsar_lifecycle.formats.delayed_indexes import Indexes
+from pulsar_lifecycle.model import Position
+from tests.kit.delayed.index_scene import COUNT, NOW, bucket, due, entries, of_ledger, subscription
+
+
+def codes(one: StoredSubscription, topic: TopicEntries) -> dict[IndexFinding, int]:
+    found = judge(one, topic, NOW)
+    return {f.code: sum(g.messages for g in found if g.code is f.code) for f in found}
+
+
+WHOLE = [bucket(3, 3, of_ledger(3), 100), bucket(5, 5, of_ledger(5), 101)]
+
+
+def test_nothing_is_wrong_with_a_whole_index() -> None:
+    assert codes(subscription(*WHOLE), entries(3, 5, 7)) == {}
+
+
+def test_what_is_acknowledged_is_missed_by_nobody() -> None:
+    part = bucket(3, 3, of_ledger(3)[10:40])
+    ranges = (MessageRange(Position(3, -1), Position(3, 9)), MessageRange(Position(3, 39), Position(4, 1)))
+    by_ranges = replace(subscription(part), ranges=ranges)
+    bits = sum(1 << e for e in [*range(10), *range(40, 50)])
+    by_bits = replace(subscription(part), bits=(LedgerBits(3, (bits - (1 << 64) if bits >> 63 else bits,)),))
+
+    assert codes(subscription(part), entries(3)) == {IndexFinding.NOT_INDEXED: 20}
+    assert codes(by_ranges, entries(3)) == {}
+    assert codes(by_bits, entries(3)) == {}
+    assert len(outstanding(by_bits, entries(3))) == 30
+
+
+def test_a_message_that_no_bucket_has_is_not_indexed_only_where_its_ledger_is_sealed() -> None:
+    first, second = WHOLE[0], bucket(5, 5, of_ledger(5)[1:])
+
+    assert codes(subscription(first, second), entries(3, 5, 7)) == {IndexFinding.NOT_INDEXED: 1}
+
+
+def test_a_bitmap_that_marks_what_no_segment_has_loses_it() -> None:
+    whole, part = bucket(3, 3, of_ledger(3)), bucket(3, 3, of_ledger(3)[:-1])
+    forged = replace(part, table=whole.table, bounds=whole.bounds)
+
+    found = codes(subscription(forged), entries(3))
+
+    assert found[IndexFinding.LOST] == 1
+    assert IndexFinding.BITMAP_UNLIKE_SEGMENTS in found
+    assert IndexFinding.NOT_INDEXED not in found
+
+
+def test_a_merged_bucket_that_lacks_what_was_due_first_lost_it() -> None:
+    merged = sorted(of_ledger(3) + of_ledger(5))
+    lacking = bucket(3, 5, merged[10:])
+
+    assert codes(subscription(lacking), entries(3, 5)) == {IndexFinding.MERGED_AND_LOST: 10}
+
+
+def test_duplicates_wrong_times_and_entries_that_are_not_there() -> None:
+    twice = bucket(5, 5, [*of_ledger(5)[:-1], (due(5, 49) + 5, 5, 49), (NOW + 9000, 5, 77)], 101)
+
+    found = codes(subscription(WHOLE[0], twice), entries(3, 5))
+
+    assert found == {IndexFinding.WRONG_TIME: 1, IndexFinding.POINTS_NOWHERE: 1}
+    overlapping = codes(subscription(WHOLE[0], replace(WHOLE[0], key="other", ledger_id=103)), entries(3))
+    assert overlapping == {IndexFinding.OVERLAPPING_RANGES: 0, IndexFinding.DUPLICATE: COUNT}
+
+
+def test_messages_outside_of_their_buckets_range() -> None:
+    moved = replace(WHOLE[0], start=4, end=4)
+
+    assert codes(subscription(moved), entries(3))[IndexFinding.OUT_OF_RANGE] == COUNT
+
+
+def test_a_bucket_whose_messages_are_all_due_has_passed() -> None:
+    old = bucket(3, 3, [(NOW - 5, 3, 0), (NOW, 3, 1)])
+
+    assert codes(subscription(old), TopicEntries(Indexes.empty(), {3: 2}, {})) == {IndexFinding.PASSED: 2}
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        (BucketProblem.NO_LEDGER, IndexFinding.KEY_WITHOUT_LEDGER),
+        (BucketProblem.UNDECODABLE, IndexFinding.UNDECODABLE),
+        (BucketProblem.BAD_KEY, IndexFinding.UNDECODABLE),
+        (BucketProblem.NOT_CLOSED, IndexFinding.UNDECODABLE),
+    ],
+)
+def test_a_bucket_that_cannot_be_recovered_throws_the_subscription_into_memory(
+    problem: BucketProblem, code: IndexFinding
+) -> None:
+    broken = StoredBucket("key", "9", 3, 3, 9, problem=problem)
+
+    found = codes(subscription(broken, WHOLE[1]), entries(3, 5))
+
+    assert found == {code: 0, IndexFinding.RECOVERY_FALLBACK: 0, IndexFinding.NOT_INDEXED: COUNT}
+
+
+def test_what_could_not_be_read_is_said_and_nothing_is_concluded_of_it() -> None:
+    unread = StoredBucket("key", "9", 3, 3, 9, problem=BucketProblem.UNREAD)
+
+    assert codes(subscription(unread), TopicEntries(Indexes.empty(), {}, {3: "no answer"})) == {IndexFinding.UNREAD: 0}
+
+
+def test_random_omissions_are_found_to_the_last_message() -> None:
+    random = np.random.default_rng(7)
+    triples = [one for ledger in (3, 5, 9) for one in of_ledger(ledger)]
+    for _ in range(30):
+        left = random.random(len(triples)) < 0.8
+        kept = [one for one, stays in zip(triples, left, strict=True) if stays]
+        some = [bucket(ledger, ledger, mine) for ledger in (3, 5, 9) if (mine := [k for k in kept if k[1] == ledger])]
+        sealed = max(one.end for one in some)
+        missing = sum(one[1] <= sealed for one in triples) - len(kept)
+        expected = {IndexFinding.NOT_INDEXED: missing} if missing else {}
+        assert codes(subscription(*some), entries(3, 5, 9)) == expected
