@@ -21,8 +21,10 @@ from typing import Any
 
 from pyspark import cloudpickle
 
+from pulsar_lifecycle.delayed_index.repair.repair_run import repair
 from pulsar_lifecycle.delete_records.apply_run import apply_delete_records
 from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.io.bookkeeper.writer import BookieWriter
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
@@ -43,6 +45,7 @@ from tests.kit.local_cluster import AT_ONCE, local_cluster
 PORTS: dict[str, type] = {
     "admin": HttpBrokerAdmin,
     "store": KazooStore,
+    "writer": BookieWriter,
     "journal": FileJournal,
     "queue": PulsarDeletionQueue,
     "objects": S3ObjectStore,
@@ -137,7 +140,7 @@ def strike(
     settings: Path, task: str, arguments: Mapping[str, Any], *steps: Step, victim: str = RUN, tasks: int = AT_ONCE
 ) -> Running:
     """Begin a run of ``task`` (``delete``, ``apply``, ``offload``, ``trim``, ``retention``, ``load``,
-    ``records``) that is struck.
+    ``records``, ``repair``) that is struck.
 
     It is struck once at each of ``steps``; only executors can be so more than once. ``tasks``: how many work at once.
     """
@@ -274,6 +277,9 @@ def main(file: str, task: str, arguments: dict[str, Any], faults: Sequence[Fault
     elif task == "retention":
         order = Order(arguments["plan_id"], arguments["digest"])
         print(apply_retention(where, arguments["run_id"], order, dry_run=False))
+    elif task == "repair":
+        order = Order(arguments["plan_id"], arguments["digest"])
+        print(repair(where, arguments["run_id"], order, dry_run=False))
     elif task == "load":
         order = Order(arguments["plan_id"], arguments["digest"])
         print(load_topics(where, arguments["run_id"], order, dry_run=False))

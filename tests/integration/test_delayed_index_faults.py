@@ -1,0 +1,99 @@
+"""Repairs of delayed indexes that are killed at each of their steps, and that race with brokers that load the topic."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from pulsar_lifecycle.delayed_index.repair.edit import Edit, Edited, write_keys
+from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan
+from pulsar_lifecycle.delayed_index.stored.codes import IndexFinding
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
+from pulsar_lifecycle.ports import Node
+from sandbox import znodes
+from sandbox.clients import Admin, pulsar_client
+from sandbox.cluster import Cluster
+from tests.integration.delayed import BROKERS, checked, forged, keys_of, planted, set_key, unloaded
+from tests.integration.killed_run import Step, strike
+from tests.integration.pipeline import Pipeline, new_namespace
+from tests.integration.zk_nodes import settings
+
+pytestmark = pytest.mark.integration
+
+LEDGER, CURSOR = "BookieMetadataFormatVersion", "/managed-ledgers/"
+STEPS = (
+    Step("writer", "reserve", True),
+    Step("store", "create", True, LEDGER),
+    Step("store", "write", False, LEDGER),
+    Step("store", "write", True, LEDGER),
+    Step("store", "write", False, CURSOR),
+    Step("store", "write", True, CURSOR),
+)
+"""In their order: a ledger's id, its z-node, its close, then the cursor; all but after the last one nothing changed."""
+ROUNDS = 12
+
+
+def test_a_repair_that_is_killed_anywhere_leaves_the_old_buckets_or_the_new_ones(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    namespace = new_namespace(sandbox, "killed")
+    topic = f"persistent://{namespace}/t"
+    pipeline = pipelines(
+        {"delayed_index": {"namespaces": [namespace], "brokers": BROKERS}, "zookeeper": {"session_timeout": "6s"}}
+    )
+    with pulsar_client(sandbox.service_url) as client:
+        planted(sandbox, client, topic, 900)
+    unloaded(sandbox, [topic])
+    key, value = sorted(keys_of(sandbox, topic).items())[0]
+    set_key(sandbox, topic, key, forged(sandbox, topic, key, int(value)))
+    broken = keys_of(sandbox, topic)
+    epoch, found = checked(pipeline, namespace)
+    assert found[topic][IndexFinding.LOST] == 1
+    summary, _ = make_repair_plan(pipeline.where, epoch)
+    arguments = {"plan_id": summary.plan_id, "digest": summary.digest}
+
+    for number, step in enumerate(STEPS):
+        strike(pipeline.file, "repair", {"run_id": f"killed-{number}", **arguments}, step).struck()
+        assert (keys_of(sandbox, topic) == broken) == (number < len(STEPS) - 1), step
+
+    _, found = checked(pipeline, namespace)
+    assert set(found[topic]) == {IndexFinding.LEDGER_WITHOUT_KEY}  # the forged one, and what killed runs had written
+
+
+def test_a_broker_that_loads_the_topic_meanwhile_has_the_buckets_that_the_cursor_names(sandbox: Cluster) -> None:
+    topic = f"persistent://{new_namespace(sandbox, 'race')}/t"
+    with pulsar_client(sandbox.service_url) as client:
+        planted(sandbox, client, topic, 900)
+    outcomes: Counter[Edited] = Counter()
+    chance = random.Random(5)
+    whole = keys_of(sandbox, topic)
+    fewer = dict(sorted(whole.items())[1:])
+    path, cursor = znodes.topic_znode(topic), znodes.cursor_znode(topic, "s")
+    with (
+        KazooStore(settings(sandbox.zookeeper)) as store,
+        Admin(sandbox.admin_url) as loader,
+    ):
+        store.create("/race-lease", b"")
+        for number in range(ROUNDS):
+            before, after = (whole, fewer) if keys_of(sandbox, topic) == whole else (fewer, whole)
+            node, named = store.read([path, cursor])
+            loader.unload(topic)
+            assert isinstance(node, Node)
+            assert isinstance(named, Node)
+            loading = threading.Thread(target=loader.topic, args=("GET", topic, "/stats"))
+            loading.start()
+            time.sleep(0 if number == 0 else chance.uniform(0, 0.15))
+            edited = write_keys(store, Edit(cursor, named.stat.czxid, before, after), node, ("/race-lease", 0))
+            loading.join()
+            outcomes[edited] += 1
+            # The broker writes all properties that it has in memory, and fails if it read another version.
+            loader.topic("PUT", topic, "/subscription/s/properties", {"round": str(number)})
+            assert keys_of(sandbox, topic) == (after if edited is Edited.DONE else before), edited
+        store.delete("/race-lease", 0)
+        print(outcomes)
+    assert outcomes.keys() <= {Edited.DONE, Edited.RACED}
