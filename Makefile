@@ -13,7 +13,7 @@ export DAGSTER_HOME ?= $(CURDIR)/.run/dagster
 export PULSAR_LIFECYCLE_SANDBOX ?= $(SANDBOX)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test check docs simulate ui bench bench-metastore bench-deletion bench-offload bench-lifecycle clean
+.PHONY: help setup lock demo test check docs simulate ui bench bench-metastore bench-deletion bench-offload bench-lifecycle bench-delayed clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -60,7 +60,7 @@ ui: setup ## The Dagster UI on the sandbox, at http://127.0.0.1:3000
 	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
 	@PULSAR_LIFECYCLE_CONFIG=$(PULSAR_LIFECYCLE_SANDBOX)/lifecycle.toml $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p 3000
 
-bench: bench-metastore bench-deletion bench-offload bench-lifecycle ## Every benchmark, side by side with its peer
+bench: bench-metastore bench-deletion bench-offload bench-lifecycle bench-delayed ## Every benchmark, side by side with its peer
 
 bench-metastore: setup ## Scan and plan against the BookKeeper shell
 	@$(BIN)/python bench/metastore.py
@@ -73,6 +73,9 @@ bench-offload: setup ## Offloading and reading back against the bare transfers
 
 bench-lifecycle: setup ## The retention plan against the scan and the admin API
 	@$(BIN)/python bench/lifecycle.py
+
+bench-delayed: setup ## The index of delayed messages against the broker's own tracker
+	@$(BIN)/python bench/delayed.py
 
 clean: ## Stop the sandbox and remove what was made; the cache stays
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m sandbox.cli stop --purge; fi

@@ -37,8 +37,12 @@ class EntrySet:
         return sum(map(len, self._bitmaps.values()))
 
     def __contains__(self, position: tuple[int, int]) -> bool:
-        bitmap = self._bitmaps.get(position[0])
-        return bitmap is not None and position[1] in bitmap
+        return self.has(*position)
+
+    def has(self, ledger: int, entry: int) -> bool:
+        """Whether one message is there."""
+        bitmap = self._bitmaps.get(ledger)
+        return bitmap is not None and entry in bitmap
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EntrySet) and self._bitmaps == other._bitmaps

@@ -25,7 +25,7 @@ from pulsar_lifecycle.delayed_index.buckets import Bucket, BucketMap
 from pulsar_lifecycle.delayed_index.membership import EntrySet, Mask
 from pulsar_lifecycle.delayed_index.merging import MergeRule
 from pulsar_lifecycle.delayed_index.outside import Operation, Outside, State
-from pulsar_lifecycle.delayed_index.queue import LAST, TimeQueue
+from pulsar_lifecycle.delayed_index.queue import LAST, Place, TimeQueue
 from pulsar_lifecycle.delayed_index.recovery import Dropped, recover
 from pulsar_lifecycle.delayed_index.sealing import Snapshot, seal
 from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
@@ -67,6 +67,8 @@ class BucketTracker:
         self._tracked = EntrySet()
         """What no bucket's ``undelivered`` has: the open bucket's messages, and late ones of others' ledgers."""
         self._unread = EntrySet()
+        self._handed_out: list[Indexes] = []
+        """In the call under way, and still among what buckets have."""
         found = recover(keys.read(), storage, settings.cutoff(now_ms))
         for bucket, segment in found.buckets:
             self._buckets.put(bucket)
@@ -113,10 +115,10 @@ class BucketTracker:
 
     def contains_message(self, ledger: int, entry: int) -> bool:
         """Whether it is tracked, so that the normal reading must not deliver it."""
-        if (ledger, entry) in self._tracked:
+        if self._tracked.has(ledger, entry):
             return True
         bucket = self._buckets.covering(ledger)
-        return bucket is not None and (ledger, entry) in bucket.undelivered
+        return bucket is not None and bucket.undelivered.has(ledger, entry)
 
     def contains_messages(self, ledgers: Longs, entries: Longs) -> Mask:
         """As :meth:`contains_message`, of many."""
@@ -322,27 +324,34 @@ class BucketTracker:
         left = max_messages
         while left > 0:
             bucket = self._buckets.next_needed()
-            needed = bucket is not None and bucket.last_loaded[0] <= cutoff
-            until = (*bucket.last_loaded[:2], bucket.last_loaded[2] - 1) if bucket and needed else everything
-            part = self._shared.pop(left, until)
-            left -= len(part)
-            self._forget(part)
-            parts.append(part)
-            if left > 0 and not (bucket and needed and self._load_next(bucket)):
+            if bucket is None or bucket.last_loaded[0] > cutoff:
+                parts.append(self._hand_out(left, everything))
                 break
+            time, ledger, entry = bucket.last_loaded
+            parts.append(self._hand_out(left, (time, ledger, entry - 1)))
+            left -= len(parts[-1])
+            if left > 0 and not self._load_next(bucket):
+                break
+        self._forget()
         self._outside.pay()
-        return Indexes.concatenate(parts) if parts else Indexes.empty()
+        return Indexes.concatenate(parts)
+
+    def _hand_out(self, limit: int, until: Place) -> Indexes:
+        part = self._shared.pop(limit, until)
+        self._handed_out.append(part)
+        return part
 
     def _load_due(self, cutoff: int, limit: int) -> None:
         """Load, bucket by bucket, what will be needed if no more than ``limit`` messages are due: many at a time."""
-        most = max(self._settings.max_indexes_per_segment, 1)
         while (spare := limit - self._shared.due(cutoff)) > 0:
-            waiting = [bucket for bucket in self._buckets if bucket.last_loaded[0] <= cutoff]
+            waiting = [one for one in self._buckets if one.last_loaded[0] <= cutoff and one.loaded < one.segments]
             if not waiting:
                 return
             for bucket in waiting:
                 due = bisect_right(bucket.first_times, cutoff) - bucket.loaded
-                if not self._load_next(bucket, max(min(due, spare // most), 1)):
+                in_segment = bucket.messages // bucket.segments + 1
+                few = spare // (in_segment * len(waiting))
+                if not self._load_next(bucket, max(min(due, few), 1)):
                     return
 
     def _load_next(self, bucket: Bucket, count: int = 1) -> bool:
@@ -369,6 +378,7 @@ class BucketTracker:
 
     def _drop(self, bucket: Bucket) -> None:
         """Delete a bucket. What it should have and no segment had is unread; what is in the queue stays."""
+        self._forget()
         self._buckets.remove(bucket)
         if bucket.messages == 1:  # the last one, which is about to go
             self._tracked.add_one(*bucket.last_loaded[1:])
@@ -382,8 +392,9 @@ class BucketTracker:
         self._outside.unname(bucket.key)
         self._outside.delete(bucket.bucket_id)
 
-    def _forget(self, indexes: Indexes) -> None:
-        """Messages that were handed out."""
+    def _forget(self) -> None:
+        """What was handed out is tracked no more."""
+        indexes, self._handed_out = Indexes.concatenate(self._handed_out), []
         if not len(indexes):
             return
         rest = indexes[~self._tracked.discard(indexes.ledgers, indexes.entries)]

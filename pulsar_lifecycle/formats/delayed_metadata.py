@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ _RUNS = struct.Struct("<HHBHHH")  # SERIAL_COOKIE, containers - 1, which are run
 _NO_RUNS, _SOME_RUNS = 12346, 12347
 _ARRAY_MAX = 4096  # ArrayContainer.DEFAULT_MAX_SIZE
 _CONTAINER = 1 << 16
-_TREEIFY, _MIN_TREEIFY_CAPACITY = 8, 64  # java.util.HashMap
+_SLOTS, _CROWDED, _MIN_TREEIFY_CAPACITY = 16, 8, 64  # java.util.HashMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,15 @@ class SegmentTable:
 
 def decode_table(data: bytes) -> SegmentTable:
     """Entry 0 of a snapshot ledger, without its BookKeeper header; raises CorruptFormat."""
+    data = bytes(data)
 
     def build(message: pb.SnapshotMetadata) -> SegmentTable:
-        segments = [_wire.known(segment) for segment in _wire.known(message).metadata_list]
+        message.DiscardUnknownFields()
+        if message.ByteSize() != len(data):  # some were, or a number is written longer than it need be
+            message = pb.SnapshotMetadata.FromString(data)
+            for segment in _wire.known(message).metadata_list:
+                _wire.known(segment)
+        segments = message.metadata_list
         if any(one.min_schedule_timestamp > one.max_schedule_timestamp for one in segments):
             raise _wire.MalformedError("a segment whose first due time is not after its last")
         return SegmentTable(
@@ -62,7 +69,7 @@ def decode_table(data: bytes) -> SegmentTable:
             tuple({ledger: _bitmap(raw) for ledger, raw in one.delayed_index_bit_map.items()} for one in segments),
         )
 
-    return _wire.decode(pb.SnapshotMetadata, bytes(data), WHAT_METADATA, build)
+    return _wire.decode(pb.SnapshotMetadata, data, WHAT_METADATA, build)
 
 
 def _bitmap(data: bytes) -> BitMap:
@@ -174,38 +181,40 @@ class _Groups:
     def java_order(self) -> list[int]:
         """The groups in the order in which a ``HashMap<Long, ...>`` gives their ledgers, segment by segment.
 
-        The broker fills one map over and over: it grows with the segment that has the most ledgers so far.
+        The broker fills one map over and over by ``computeIfAbsent``, which puts a new key first in its slot; it grows
+        with the segment that has the most ledgers so far. (Eight ledgers and more in one slot of 64 or more slots may
+        come in another order: the same map, in other bytes.)
         """
         if len(np.unique(self.segments)) == len(self.segments):
             return list(range(len(self.segments)))
         seen_first = np.minimum.reduceat(self.places, self.starts[:-1])
+        seen_last = np.maximum.reduceat(self.places, self.starts[:-1])
         halves = (self.ledgers ^ (self.ledgers >> 32)) & 0xFFFF_FFFF
         hashes = halves ^ (halves >> 16)
         cuts = np.flatnonzero(np.diff(self.segments)) + 1
-        capacity = 16
+        capacity = _SLOTS
         slots = np.empty(len(hashes), np.int64)
         for group in np.split(np.arange(len(hashes)), cuts):
-            capacity = _capacity_after(capacity, hashes[group[np.argsort(seen_first[group])]])
+            if len(group) >= _CROWDED:
+                in_order = hashes[group[np.argsort(seen_first[group])]]
+                more_follow = bool(seen_first[group].max() < seen_last[group].max())
+                capacity = _capacity_after(capacity, in_order.tolist(), more_follow)
             slots[group] = hashes[group] & (capacity - 1)
-        return np.lexsort((seen_first, slots, self.segments)).tolist()
+        return np.lexsort((-seen_first, slots, self.segments)).tolist()
 
 
-def _capacity_after(capacity: int, hashes: Longs) -> int:
-    """How many slots a hash map has once these keys were put into it, one after the other."""
-    if len(hashes) <= _TREEIFY:
-        return capacity
-    in_slot: dict[int, int] = {}
-    for count, value in enumerate(hashes.tolist(), 1):
-        slot = value & (capacity - 1)
-        in_slot[slot] = in_slot.get(slot, 0) + 1
-        crowded = in_slot[slot] > _TREEIFY and capacity < _MIN_TREEIFY_CAPACITY
-        for grows in (crowded, count > capacity * 3 // 4):
-            if grows:
-                capacity *= 2
-                in_slot = {}
-                for other in hashes[:count].tolist():
-                    in_slot[other & (capacity - 1)] = in_slot.get(other & (capacity - 1), 0) + 1
-    return capacity
+def _capacity_after(capacity: int, hashes: list[int], more_follow: bool) -> int:
+    """How many slots a hash map has once ``computeIfAbsent`` was called for these keys, and again if more follow."""
+    in_slot: Counter[int] = Counter()
+    for count, value in enumerate(hashes):
+        if count > capacity * 3 // 4:  # it grows at the call after the one that filled it
+            capacity *= 2
+            in_slot = Counter(other & (capacity - 1) for other in hashes[:count])
+        in_slot[value & (capacity - 1)] += 1
+        if in_slot[value & (capacity - 1)] >= _CROWDED and capacity < _MIN_TREEIFY_CAPACITY:
+            capacity *= 2
+            in_slot = Counter(other & (capacity - 1) for other in hashes[: count + 1])
+    return capacity * 2 if more_follow and len(hashes) > capacity * 3 // 4 else capacity
 
 
 def _groups(indexes: Indexes, bounds: Longs, in_log_order: NDArray[np.intp]) -> _Groups:

@@ -79,16 +79,16 @@ def test_entry_0_of_another_number_of_segments_is_corrupt():
 
 
 def test_ledgers_of_entry_0_come_in_the_order_of_a_java_hash_map():
-    """HashMap<Long, ...> of 16 slots, then 32: its slots ascend, in a slot the first that came is the first."""
+    """HashMap<Long, ...> of 16 slots, then 32: its slots ascend, in a slot the last that came is the first."""
     ledgers = [33, 1, 17, 16, 2]
     snapshot = seal(Indexes.of((n, ledger, 0) for n, ledger in enumerate(ledgers)), 100, 100)
-    assert list(_order(snapshot.entries[0])) == [[16, 33, 1, 17, 2]]
+    assert list(_order(snapshot.entries[0])) == [[16, 17, 1, 33, 2]]
     more = [*ledgers, *range(3, 12)]  # 14 ledgers: it has grown
     snapshot = seal(Indexes.of((n, ledger, 0) for n, ledger in enumerate(more)), 100, 100)
-    assert list(_order(snapshot.entries[0])) == [[33, 1, *range(2, 12), 16, 17]]
+    assert list(_order(snapshot.entries[0])) == [[1, 33, *range(2, 12), 16, 17]]
     then = [*((n, ledger, 0) for n, ledger in enumerate(more)), *((n + 900, n, 1) for n in (17, 1, 33))]
     snapshot = seal(Indexes.of(then), 100, 100)
-    assert list(_order(snapshot.entries[0]))[1] == [1, 33, 17]  # it does not shrink
+    assert list(_order(snapshot.entries[0]))[1] == [33, 1, 17]  # it does not shrink
 
 
 def _order(data):
