@@ -48,6 +48,8 @@ def main() -> None:
             "document.querySelectorAll('tr').forEach(r => r.innerText.startsWith('dagster/uri') && r.remove())"
         )
         take(page, "deletion-plan")
+        opened(page, f"/assets/{CLUSTER}/ledger_deletion_topic?view=events")
+        take(page, "what-a-run-did")
         opened(page, f"/runs/{newest_run('delete_pending')}")
         take(page, "run")
         browser.close()
