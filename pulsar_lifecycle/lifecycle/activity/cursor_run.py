@@ -9,6 +9,7 @@ look. Not here: making it (``inactive_planning.py``). Loads no topic: subscripti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -80,10 +81,11 @@ def delete_subscriptions(
         cluster, order, cluster.lake.inactive_plan, inactive_plan.digest, inactive_plan.as_capped, dry_run=dry_run
     )
     rows = some.to_pylist()
+    whole = Counter(map(_everywhere, cluster.lake.inactive_plan(order.plan_id)[1].to_pylist()))
     if dry_run:
         with topic_tools(cluster, read_only=True) as ports:
             run = _topic_run(cluster, run_id, ports, evidence.check_store(cluster, ports.store))
-            return _Deletion(cluster, run, ports, summary.plan_id, None).all(rows, report)
+            return _Deletion(cluster, run, ports, summary.plan_id, whole, None).all(rows, report)
     with published(cluster), topic_tools(cluster) as ports:
         fingerprint = evidence.check_may_act(cluster, ports.store)
         with control.held_lease(cluster.settings, ports.store, ports.clock, f"subscriptions run {run_id}") as lease:
@@ -91,7 +93,7 @@ def delete_subscriptions(
             operator_words.note_words(cluster, run_id)
             run = _topic_run(cluster, run_id, ports, fingerprint)
             guard = RunGuard(lease.guard, unloads_of(cluster.settings, ports.clock))
-            return _Deletion(cluster, run, ports, summary.plan_id, guard).all(rows, report)
+            return _Deletion(cluster, run, ports, summary.plan_id, whole, guard).all(rows, report)
 
 
 def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) -> TopicRun:
@@ -101,14 +103,23 @@ def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) ->
     return topic_run(cluster, run_id, ports, owners_rules(cluster, epoch, now), now, False)
 
 
+def _everywhere(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The partitioned topic of a row, or its topic, and the subscription's name."""
+    return str(Topic.parse(row["topic"]).partitioned_parent), row["cursor"]
+
+
 @dataclass
 class _Deletion:
-    """One launch; without a ``guard`` a dry run, of which ``_going`` are the subscriptions that a run had deleted."""
+    """One launch. ``whole``: on how many partitions the plan has a subscription.
+
+    Without a ``guard`` a dry run, of which ``_going`` are the subscriptions that a run had deleted.
+    """
 
     cluster: Cluster
     run: TopicRun
     ports: Ports
     plan_id: str
+    whole: Mapping[tuple[str, str], int]
     guard: RunGuard | None
     _seen: dict[str, tuple[int, Mapping[str, str], Monitors | None]] = field(default_factory=dict)
     _going: dict[Topic, set[str]] = field(default_factory=dict[Topic, set[str]])
@@ -117,7 +128,7 @@ class _Deletion:
         """One after the other."""
         groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
         for row in rows:
-            groups.setdefault((str(Topic.parse(row["topic"]).partitioned_parent), row["cursor"]), []).append(row)
+            groups.setdefault(_everywhere(row), []).append(row)
         found: list[DeletedSubscription] = []
         for group in groups.values():
             if self.guard:
@@ -129,6 +140,9 @@ class _Deletion:
 
     def _together(self, group: Sequence[Mapping[str, Any]]) -> list[DeletedSubscription]:
         """A subscription of all partitions: none goes unless it may go on each, and the first that stays ends it."""
+        if len(group) < self.whole[_everywhere(group[0])]:
+            why = Why(InactiveKept.PARTITION_STAYS, f"the launch takes {len(group)} of its partitions only")
+            return [self._said(row, Outcome.LEFT, why) for row in group]
         judged = [self._judged(row) for row in group] if len(group) > 1 else []
         stays = next((one.topic for one in judged if one.outcome not in (Outcome.GOES, Outcome.NOTHING)), None)
         if stays is None and self.guard is None:

@@ -192,6 +192,39 @@ def test_no_subscription_goes_whose_backlog_may_keep_its_topic(scene: ActivitySc
     assert set(apply(scene, made).values()) == {(Outcome.LEFT, InactiveKept.LAST_SUBSCRIPTION)}
 
 
+def test_a_subscription_goes_on_all_partitions_or_on_none(scene: ActivityScene) -> None:
+    """A launch that takes one of them takes none, and one that stays keeps the others."""
+    names = ("p-partition-0", "p-partition-1")
+    for name in names:
+        scene.used(name, "s", read=False)
+        scene.ready(name)
+        scene.servers.admin.internal_stats(scene.named(name))
+        scene.clients(name)
+    for name in ("s", "t"):
+        scene.servers.remove(path(scene, name))
+    report = scene.days(2)
+    assert scene.epoch
+    _, (made, rows) = make_inactive_plans(scene.cluster, scene.epoch, report)
+    assert rows.num_rows == 2
+
+    def launched(limit: int = 0) -> list[tuple[Outcome, Any]]:
+        order = Order(made.plan_id, made.digest, limit=limit)
+        done = delete_subscriptions(scene.cluster, "run", order, dry_run=False)
+        return [(one.outcome, one.why.code) for one in done]
+
+    assert launched(1) == [(Outcome.LEFT, InactiveKept.PARTITION_STAYS)]
+    scene.clients(names[1], s=1)
+    assert sorted(launched()) == sorted(
+        [(Outcome.LEFT, InactiveKept.PARTITION_STAYS), (Outcome.LEFT, InactiveKept.USED_LATELY)]
+    )
+    scene.clients(names[1])
+    scene.servers.clock.advance(11)  # what brokers said serves for 10 s
+    scene.servers.admin.on_unsubscribe = lambda topic, name: scene.servers.remove(
+        f"{scene.servers.topic_path(topic)}/{encode_name(name)}"
+    )
+    assert launched() == [GONE] * 2
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_a_run_that_was_killed_is_ended_by_the_next(scene: ActivityScene, after: bool) -> None:
     made = plan(scene)
