@@ -28,7 +28,7 @@ class Presence(StrEnum):
     """Its z-node could not be read."""
     ON_BOOKIE = "on_bookie"
     """A bookie has entries of it: its garbage collection has yet to come."""
-    BOOKIE_SILENT = "bookie_silent"
+    BOOKIE_UNANSWERED = "bookie_unanswered"
     """No bookie has entries of it, as far as they answer; at least one did not."""
     BOOKIES_UNKNOWN = "bookies_unknown"
     """Nothing says which bookies had it."""
@@ -144,8 +144,8 @@ def _on_bookies(ports: Ports, ledgers: Sequence[DeletedLedger], deleted: Sequenc
     for (index, ledger_id, _), traces in zip(asked, answers, strict=True):
         if traces.holding:
             found[index] = Absence(ledger_id, Presence.ON_BOOKIE, traces.holding)
-        elif traces.silent:
-            found[index] = Absence(ledger_id, Presence.BOOKIE_SILENT, tuple(traces.silent))
+        elif traces.unanswered:
+            found[index] = Absence(ledger_id, Presence.BOOKIE_UNANSWERED, tuple(traces.unanswered))
     return found
 
 

@@ -62,18 +62,18 @@ class ReplicaCheck:
 class Traces:
     """What the ``bookies`` of all segments of a ledger said when asked whether they have any entry of it.
 
-    ``holding`` are those that gave one, whatever its digest. ``silent`` says by bookie why it gave no answer, which is
-    never taken for "gone".
+    ``holding`` are those that gave one, whatever its digest. ``unanswered`` says by bookie why it gave no answer, which
+    is never taken for "gone".
     """
 
     bookies: tuple[str, ...]
     holding: tuple[str, ...]
-    silent: Mapping[str, str]
+    unanswered: Mapping[str, str]
 
     @property
     def none_left(self) -> bool:
         """Whether every bookie answered that it has no entry of the ledger."""
-        return not self.holding and not self.silent
+        return not self.holding and not self.unanswered
 
 
 class LedgerReader(Protocol):

@@ -29,30 +29,34 @@ def find_traces(bookies: BookiePool, ledgers: Sequence[tuple[int, LedgerMetadata
     """What each bookie says of each ledger, in order; a bookie that fails once is not asked again in the same call."""
     members = [list(dict.fromkeys(b for segment in m.segments for b in segment.bookies)) for _, m in ledgers]
     holding: set[tuple[str, int]] = set()
-    silent: dict[tuple[str, int], str] = {}
+    unanswered: dict[tuple[str, int], str] = {}
     down: dict[str, LifecycleError] = {}
     last = ((b, ledger_id, LAST_ENTRY) for (ledger_id, _), some in zip(ledgers, members, strict=True) for b in some)
     known = (question for ledger_id, metadata in ledgers for question in _of_its_own(ledger_id, metadata))
     for questions in (last, known):
         for some in _portions(questions):
-            todo = [q for q in some if q[:2] not in holding and q[:2] not in silent]
+            todo = [q for q in some if q[:2] not in holding and q[:2] not in unanswered]
             for bookie, ledger_id, _ in todo:
                 if bookie in down:
-                    silent[bookie, ledger_id] = str(down[bookie])
+                    unanswered[bookie, ledger_id] = str(down[bookie])
             todo = [q for q in todo if q[0] not in down]
             for (bookie, ledger_id, _), answer in zip(todo, bookies.exchange(todo), strict=True):
                 if isinstance(answer, Answer) and answer.code == Code.OK:
                     holding.add((bookie, ledger_id))
                 elif isinstance(answer, LifecycleError):
                     down.setdefault(bookie, answer)
-                    silent.setdefault((bookie, ledger_id), str(answer))
+                    unanswered.setdefault((bookie, ledger_id), str(answer))
                 elif answer.code not in ABSENT:
-                    silent.setdefault((bookie, ledger_id), str(refusal(answer.code)))
+                    unanswered.setdefault((bookie, ledger_id), str(refusal(answer.code)))
     return [
         Traces(
             tuple(some),
             tuple(b for b in some if (b, ledger_id) in holding),
-            {b: silent[b, ledger_id] for b in some if (b, ledger_id) in silent and (b, ledger_id) not in holding},
+            {
+                b: unanswered[b, ledger_id]
+                for b in some
+                if (b, ledger_id) in unanswered and (b, ledger_id) not in holding
+            },
         )
         for (ledger_id, _), some in zip(ledgers, members, strict=True)
     ]

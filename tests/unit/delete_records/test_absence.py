@@ -78,13 +78,13 @@ def test_bookies_are_asked_only_on_request(scene):
     assert scene.look(bookies=False) == [GONE, GONE]
 
 
-def test_a_silent_bookie_proves_nothing(scene):
+def test_a_bookie_without_an_answer_proves_nothing(scene):
     scene.collect("b1", "b2", "b3")
     scene.reader.unanswered = {"b2"}
-    assert scene.look() == [(Presence.BOOKIE_SILENT, ("b2",))] * 2
+    assert scene.look() == [(Presence.BOOKIE_UNANSWERED, ("b2",))] * 2
 
 
-def test_a_bookie_that_has_entries_says_more_than_a_silent_one(scene):
+def test_a_bookie_that_has_entries_says_more_than_one_without_an_answer(scene):
     scene.reader.unanswered = {"b2"}
     assert scene.look()[0] == (Presence.ON_BOOKIE, ("b1", "b3"))
 

@@ -65,7 +65,7 @@ def test_an_open_and_an_empty_ledger_are_asked_for_their_last_entry(cluster: Thr
 
 
 @pytest.mark.parametrize("trouble", ["stopped", "refuses", "not registered"])
-def test_a_bookie_that_does_not_answer_is_silent_and_never_gone(cluster: ThreeBookies, trouble: str) -> None:
+def test_a_bookie_that_does_not_answer_is_unanswered_and_never_gone(cluster: ThreeBookies, trouble: str) -> None:
     if trouble == "refuses":
         cluster.bookies[0].code = TOO_MANY_REQUESTS
     elif trouble == "stopped":
@@ -76,7 +76,7 @@ def test_a_bookie_that_does_not_answer_is_silent_and_never_gone(cluster: ThreeBo
 
     found = cluster.reader.find_traces([(LEDGER, metadata), (8, metadata)])
 
-    assert [(one.holding, set(one.silent), one.none_left) for one in found] == [((), {cluster.ids[0]}, False)] * 2
+    assert [(one.holding, set(one.unanswered), one.none_left) for one in found] == [((), {cluster.ids[0]}, False)] * 2
 
 
 def test_any_number_of_ledgers_are_asked_for_in_portions(
