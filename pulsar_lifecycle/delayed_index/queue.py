@@ -121,13 +121,11 @@ class TimeQueue:
         self._fresh, self._single, self._fresh_first = [], [], LAST
         if not parts:
             return
-        run = Indexes.concatenate(parts)
-        if not run.is_sorted():
-            run = run.sorted()
+        run = _merged(parts)
         soon = int(np.searchsorted(run.timestamps, self._horizon, "right"))
         if soon:
             front = run[:soon]
-            self._front = Indexes.concatenate([self._front, front]).sorted() if len(self._front) else front
+            self._front = _merged([self._front, front]) if len(self._front) else front
         if soon < len(run):
             self._later.append(run[soon:])
 
@@ -148,8 +146,20 @@ class TimeQueue:
             if cut < len(run):
                 later.append(run[cut:])
         self._later = later
-        self._front = soon[0] if len(soon) == 1 else Indexes.concatenate(soon).sorted()
+        self._front = _merged(soon)
         return True
+
+
+def _merged(parts: list[Indexes]) -> Indexes:
+    """All of them, sorted. Runs that are sorted are merged by time, which is much faster than sorting them anew."""
+    found = Indexes.concatenate(parts)
+    if found.is_sorted():
+        return found
+    if all(part.is_sorted() for part in parts):
+        found = found[np.argsort(found.timestamps, kind="stable")]
+        if found.is_sorted():
+            return found
+    return found.sorted()
 
 
 def _place(sorted_run: Indexes, until: Place) -> int:
