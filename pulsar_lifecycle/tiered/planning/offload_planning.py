@@ -175,7 +175,9 @@ def totals(rows: pa.Table, withheld: pa.Table) -> dict[str, int]:
 
 def _loaded(cluster: Cluster, epoch: Epoch, policies: Policies) -> frozenset[str]:
     """Topics of the candidate namespaces that the scan counted as loaded."""
-    wanted = (pc.field("load_state") == LoadState.LOADED) & pc.field("namespace").isin(policies.namespaces)
+    wanted = (pc.field("load_state") == LoadState.LOADED) & pc.field("namespace").isin(
+        pa.array(policies.namespaces, pa.string())  # without a type, none at all has another one than the column
+    )
     rows = cluster.lake.batches(cluster.parts(epoch.epoch_id, "topics"), ["topic"], wanted)
     return frozenset(topic for batch in rows for topic in batch.column("topic").to_pylist())
 
