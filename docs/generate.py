@@ -74,7 +74,7 @@ ENUMS = (
     ("Which part of it", "pulsar_lifecycle.records.outcomes.Phase"),
     ("What became of it", "pulsar_lifecycle.records.outcomes.Outcome"),
     ("Why: the code of a journal row", "pulsar_lifecycle.records.codes.Code"),
-    ("Why a launch is refused", "pulsar_lifecycle.records.refusals.Refusal"),
+    ("Why a launch is refused", "pulsar_lifecycle.records.refusals.RefusalCode"),
     ("Whether a plan is applied by itself", "pulsar_lifecycle.runs.automation.AutomationCode"),
     ("What a deletion run says of itself", "pulsar_lifecycle.deletion.workers.RunEnd"),
     ("What an offload plan does with a ledger", "pulsar_lifecycle.records.plans.offload_plan.OffloadChoice"),

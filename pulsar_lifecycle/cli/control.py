@@ -285,14 +285,14 @@ def refusals(settings: Settings, store: MetadataStore, scans: Sequence[Epoch]) -
     ``scans`` are the finished ones of this cluster.
     """
     from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
-    from pulsar_lifecycle.records.refusals import Refusal
+    from pulsar_lifecycle.records.refusals import RefusalCode
     from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
     from pulsar_lifecycle.scan import history_check
 
     root = settings.bookkeeper.ledgers_root
     broken = history_check.broken_since(store, scans, cluster_fingerprint(store, root), root) if scans else None
-    found = [] if settings.deletion.topicTwoPhaseDeletionEnabled else [(Refusal.SWITCHED_OFF, SWITCHED_OFF)]
-    found += [(Refusal.STORE_WENT_BACK, broken.text)] if broken else []
+    found = [] if settings.deletion.topicTwoPhaseDeletionEnabled else [(RefusalCode.SWITCHED_OFF, SWITCHED_OFF)]
+    found += [(RefusalCode.STORE_WENT_BACK, broken.text)] if broken else []
     return [{"code": code.value, "text": text} for code, text in found]
 
 

@@ -193,14 +193,14 @@ def refusal_of(
     from pulsar_lifecycle.errors import RefusedBy
     from pulsar_lifecycle.records.codes import Why
     from pulsar_lifecycle.records.plans import check_applicable
-    from pulsar_lifecycle.records.refusals import Refusal
+    from pulsar_lifecycle.records.refusals import RefusalCode
     from pulsar_lifecycle.runs import plan_checks
     from pulsar_lifecycle.runs.caps import effective_caps
 
     valid_for_ms = int(settings.orphans.plan_valid_for * 1000)
     try:
         if not settings.deletion.topicTwoPhaseDeletionEnabled:
-            raise RefusedBy(Refusal.SWITCHED_OFF, plan_checks.SWITCHED_OFF)
+            raise RefusedBy(RefusalCode.SWITCHED_OFF, plan_checks.SWITCHED_OFF)
         check_applicable(
             summary,
             kind.digest(rows, summary),
@@ -215,7 +215,7 @@ def refusal_of(
         return Why(refused.code, str(refused))
     if summary.cluster == settings.cluster:
         return None
-    return Why(Refusal.OTHER_CLUSTER, f"it is a plan of another cluster: {summary.cluster}")
+    return Why(RefusalCode.OTHER_CLUSTER, f"it is a plan of another cluster: {summary.cluster}")
 
 
 def _print_plan(

@@ -73,7 +73,7 @@ def _status(where: Cluster, now: int, textfile: str) -> dict[str, Any]:
     from pulsar_lifecycle.journal import metrics
     from pulsar_lifecycle.journal.prometheus import write_textfile
     from pulsar_lifecycle.journal.tallies import tallied
-    from pulsar_lifecycle.records.refusals import Refusal
+    from pulsar_lifecycle.records.refusals import RefusalCode
     from pulsar_lifecycle.runs import control
 
     settings, journal = where.settings, where.journal_reader
@@ -103,7 +103,7 @@ def _status(where: Cluster, now: int, textfile: str) -> dict[str, Any]:
         "last_run": _run(runs[-1]) if runs else None,
         "run_before": _run(runs[-2]) if len(runs) > 1 else None,
         "findings": [
-            *(f"every run is refused: {one['text']}" for one in refused if one["code"] != Refusal.SWITCHED_OFF),
+            *(f"every run is refused: {one['text']}" for one in refused if one["code"] != RefusalCode.SWITCHED_OFF),
             *dead,
             *_findings(waiting, paused, settings, counted.ledgers_sent + counted.offload_ledgers_sent > 0),
             *_failing(journal, runs[-2:]),

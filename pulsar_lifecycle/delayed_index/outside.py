@@ -40,18 +40,18 @@ class State(StrEnum):
 
 
 class Outside:
-    """Storage and properties as a tracker uses them: tried again at once, counted, and owed where all tries fail."""
+    """Storage and properties as a tracker uses them: tried again at once, counted, pending where all tries fail."""
 
     def __init__(self, storage: BucketSnapshotStorage, keys: BucketKeys, topic: str, cursor: str) -> None:
         self._storage, self._keys = storage, keys
         self._topic, self._cursor = topic, cursor
-        self._owed: deque[Callable[[], None]] = deque()
+        self._pending: deque[Callable[[], None]] = deque()
         self.operations: Counter[tuple[Operation, State]] = Counter()
 
     @property
-    def owed(self) -> int:
+    def pending(self) -> int:
         """Changes that have not been made yet."""
-        return len(self._owed)
+        return len(self._pending)
 
     def create(self, entries: tuple[bytes, ...], key: str) -> int:
         """A new snapshot's bucket id; raises Unavailable or StoreError."""
@@ -66,29 +66,29 @@ class Outside:
 
     def name(self, key: str, bucket_id: int) -> None:
         """Write the key of a snapshot."""
-        self._owe(lambda: self._keys.put(key, bucket_id))
+        self._make_later(lambda: self._keys.put(key, bucket_id))
 
     def unname(self, key: str) -> None:
         """Take a key away."""
-        self._owe(lambda: self._keys.remove(key))
+        self._make_later(lambda: self._keys.remove(key))
 
     def delete(self, bucket_id: int) -> None:
         """Delete a snapshot that no key names any more."""
-        self._owe(
+        self._make_later(
             lambda: self._count(Operation.DELETE, lambda: self._storage.delete_bucket_snapshot(bucket_id), tries=1)
         )
 
-    def pay(self) -> None:
-        """Make what changes are owed, in order, up to the first that fails."""
-        while self._owed:
+    def make_pending(self) -> None:
+        """Make the pending changes, in order, up to the first that fails."""
+        while self._pending:
             try:
-                _try(self._owed[0], TRIES)
+                _try(self._pending[0], TRIES)
             except (Unavailable, StoreError):
                 return
-            self._owed.popleft()
+            self._pending.popleft()
 
-    def _owe(self, change: Callable[[], None]) -> None:
-        self._owed.append(change)
+    def _make_later(self, change: Callable[[], None]) -> None:
+        self._pending.append(change)
 
     def _count(self, operation: Operation, action: Callable[[], T], tries: int = TRIES) -> T:
         self.operations[operation, State.ALL] += 1

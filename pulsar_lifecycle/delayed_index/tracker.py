@@ -78,7 +78,7 @@ class BucketTracker:
             self._outside.delete(dropped.bucket_id)
         self.dropped: tuple[Dropped, ...] = found.dropped
         """Buckets that were named and are not used."""
-        self._outside.pay()
+        self._outside.make_pending()
 
     # ------------------------------------------------------------------------------------------------------- what is
 
@@ -98,9 +98,9 @@ class BucketTracker:
         return self._buckets.in_order()
 
     @property
-    def owed(self) -> int:
+    def pending(self) -> int:
         """Properties to write and snapshots to delete that failed: each call that changes something tries again."""
-        return self._outside.owed
+        return self._outside.pending
 
     @property
     def operations(self) -> dict[tuple[Operation, State], int]:
@@ -227,7 +227,7 @@ class BucketTracker:
 
     def _seal(self) -> None:
         """Make a bucket of the open one; where no snapshot can be kept, its messages stay in memory."""
-        self._outside.pay()
+        self._outside.make_pending()
         start, end, indexes = self._start, self._end, self._open.drain()
         self._start = self._end = _NO_LEDGER
         if not len(indexes):  # all were due, and went to the queue
@@ -247,7 +247,7 @@ class BucketTracker:
             self._tracked.difference_update(undelivered)
         self._use(snapshot, bucket_id, undelivered)
         self._outside.name(snapshot.key, bucket_id)
-        self._outside.pay()
+        self._outside.make_pending()
         if 0 < self._settings.delayed_delivery_max_num_buckets < len(self._buckets):
             self._merge()
 
@@ -297,7 +297,7 @@ class BucketTracker:
             self._outside.name(snapshot.key, bucket_id)
         for bucket in chosen:
             self._outside.delete(bucket.bucket_id)
-        self._outside.pay()
+        self._outside.make_pending()
         operations[Operation.MERGE, State.SUCCEED] += 1
 
     def _remaining(self, bucket: Bucket) -> Indexes:
@@ -315,7 +315,7 @@ class BucketTracker:
         A bucket's next segment is loaded before the last message of the one before goes; where that fails, this and
         everything after it waits for another call.
         """
-        self._outside.pay()
+        self._outside.make_pending()
         cutoff = self._settings.cutoff(now_ms)
         everything = (cutoff, LAST, LAST)
         self._shared.add(self._open.pop(len(self._open), everything))
@@ -333,7 +333,7 @@ class BucketTracker:
             if left > 0 and not self._load_next(bucket):
                 break
         self._forget()
-        self._outside.pay()
+        self._outside.make_pending()
         return Indexes.concatenate(parts)
 
     def _hand_out(self, limit: int, until: Place) -> Indexes:
@@ -422,7 +422,7 @@ class BucketTracker:
         self._shared, self._open = TimeQueue(), TimeQueue()
         self._tracked, self._unread = EntrySet(), EntrySet()
         self._start = self._end = _NO_LEDGER
-        self._outside.pay()
+        self._outside.make_pending()
 
 
 def _held(buckets: Sequence[Bucket], indexes: Indexes) -> Mask:

@@ -20,11 +20,11 @@ from pulsar_lifecycle.delete_records.effects import PartitionDeletion
 from pulsar_lifecycle.delete_records.planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
 from pulsar_lifecycle.delete_records.rules import Refusal
-from pulsar_lifecycle.delete_records.topic_view import silence
+from pulsar_lifecycle.delete_records.topic_view import unanswered_owner
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.metastore import load_state
-from pulsar_lifecycle.metastore.load_state import Heard
+from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.plans import delete_records_plan
@@ -111,8 +111,8 @@ def apply_delete_records(
     rows = some.to_pylist()
     refused: dict[TopicPartition, Refusal | None] = {}
     if not dry_run:
-        with _acting(cluster, run_id, summary.plan_id) as (run, guard, heard):
-            launch = _Launch(cluster, run, guard, heard, patience.per_broker)
+        with _acting(cluster, run_id, summary.plan_id) as (run, guard, brokers):
+            launch = _Launch(cluster, run, guard, brokers, patience.per_broker)
             for topic, refusal in launch.all([row for row in rows if row["error"] is None]):
                 refused[topic] = refusal
                 report(topic, refusal)
@@ -120,7 +120,7 @@ def apply_delete_records(
 
 
 @contextmanager
-def _acting(cluster: Cluster, run_id: str, plan_id: str) -> Iterator[tuple[TopicRun, tuple[str, int], Heard]]:
+def _acting(cluster: Cluster, run_id: str, plan_id: str) -> Iterator[tuple[TopicRun, tuple[str, int], BrokerAnswers]]:
     """Check that we may act, and hold the lease of those who take ledgers off topics for as long as the work lasts."""
     settings = cluster.settings
     with published(cluster), topic_tools(cluster) as ports:
@@ -129,13 +129,13 @@ def _acting(cluster: Cluster, run_id: str, plan_id: str) -> Iterator[tuple[Topic
             now = min(lease.taken_at, ports.clock.now_ms())
             operator_words.note_words(cluster, run_id)
             context = replace(context, holds=settings.orphans.holds(now))
-            heard = load_state.hear_brokers(ports.store, ports.admin)
+            brokers = load_state.ask_brokers(ports.store, ports.admin)
             loaded = settings.trimming.loaded_topics
-            run = topic_run(cluster, run_id, ports, context, now, loaded, heard.brokers)
+            run = topic_run(cluster, run_id, ports, context, now, loaded, brokers.brokers)
             guard = RunGuard(lease.guard, unloads_of_lane(cluster, 1))
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
-            yield replace(run, plan_id=plan_id), lease.guard, heard
-            finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=not heard.unanswered)
+            yield replace(run, plan_id=plan_id), lease.guard, brokers
+            finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=not brokers.unanswered)
 
 
 def unloads_of_lane(cluster: Cluster, lanes: int) -> Unloads:
@@ -148,9 +148,9 @@ class _Launch:
     """One launch over the partitions of a plan."""
 
     def __init__(
-        self, cluster: Cluster, run: TopicRun, guard: tuple[str, int], heard: Heard, per_broker: float
+        self, cluster: Cluster, run: TopicRun, guard: tuple[str, int], brokers: BrokerAnswers, per_broker: float
     ) -> None:
-        self._cluster, self._run, self._guard, self._heard = cluster, run, guard, heard
+        self._cluster, self._run, self._guard, self._brokers = cluster, run, guard, brokers
         self._deadline = cluster.clock.now_ms() + int(per_broker * 1000)
 
     def all(self, rows: Sequence[Row]) -> Iterator[tuple[TopicPartition, Refusal | None]]:
@@ -159,10 +159,10 @@ class _Launch:
         with topic_tools(self._cluster, read_only=True) as ports:
             for row in rows:
                 topic = Topic.parse(row["topic"])
-                if why := silence(ports.store, self._heard, topic):
+                if why := unanswered_owner(ports.store, self._brokers, topic):
                     yield topic, Refusal.plain(RecordsError.TIMEOUT, why)
                 else:
-                    by_broker.setdefault(self._heard.brokers.loaded.get(str(topic), ""), []).append(row)
+                    by_broker.setdefault(self._brokers.brokers.loaded.get(str(topic), ""), []).append(row)
         lanes = [lane for group in by_broker.values() for lane in _lanes(group)]
         if not lanes:
             return
@@ -188,11 +188,11 @@ class _Launch:
 
     def _one(self, ports: Ports, guard: RunGuard, row: Row) -> Refusal | None:
         if ports.clock.now_ms() > self._deadline:
-            broker = self._heard.brokers.loaded.get(row["topic"]) or "the metadata store"
+            broker = self._brokers.brokers.loaded.get(row["topic"]) or "the metadata store"
             return Refusal.plain(
                 RecordsError.TIMEOUT, f"{broker} took too long for the partitions before it: run again"
             )
-        return PartitionDeletion(self._run, ports, guard, self._heard, row).delete()
+        return PartitionDeletion(self._run, ports, guard, self._brokers, row).delete()
 
 
 def _lanes(rows: Sequence[Row]) -> list[Sequence[Row]]:

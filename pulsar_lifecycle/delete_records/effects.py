@@ -21,7 +21,7 @@ from pulsar_lifecycle.delete_records.rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
 from pulsar_lifecycle.errors import LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, ManagedLedgerInfo
-from pulsar_lifecycle.metastore.load_state import Heard
+from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
@@ -72,8 +72,10 @@ _UNANSWERED = (Code.SERVER_FAILED, Code.NOT_SENT)
 class PartitionDeletion:
     """One launch's work on one partition, by its ``row`` of the plan (``RECORDS``)."""
 
-    def __init__(self, run: TopicRun, ports: Ports, guard: RunGuard, heard: Heard, row: Mapping[str, Any]) -> None:
-        self._run, self._ports, self._guard, self._heard, self._row = run, ports, guard, heard, row
+    def __init__(
+        self, run: TopicRun, ports: Ports, guard: RunGuard, brokers: BrokerAnswers, row: Mapping[str, Any]
+    ) -> None:
+        self._run, self._ports, self._guard, self._brokers, self._row = run, ports, guard, brokers, row
         self._topic = Topic.parse(row["topic"])
         self._mark = MessagePosition.parse(row["low_watermark"])
         self._options = Options(move_cursors=bool(row["moved_cursors"]), exact=row["exact"])
@@ -120,7 +122,7 @@ class PartitionDeletion:
     def _look(self) -> tuple[Read, Cut] | Refusal:
         """The partition as it is now, and what the plan's low watermark cuts off it."""
         self._ports.store.sync("/")
-        read = read_partition(self._run, self._ports, self._heard, self._topic)
+        read = read_partition(self._run, self._ports, self._brokers, self._topic)
         if isinstance(read, Refusal):
             return read
         at_end = self._row["rolls"] and self._mark == read.view.end

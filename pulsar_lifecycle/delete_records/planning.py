@@ -25,7 +25,7 @@ from pulsar_lifecycle.delete_records.time_offsets import Resolved
 from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.metastore import load_state
-from pulsar_lifecycle.metastore.load_state import Heard
+from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import MessagePosition, Namespace
 from pulsar_lifecycle.ports import MetadataStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
@@ -58,10 +58,10 @@ def plan_delete_records(
         epoch = evidence.newest_epoch(cluster, fingerprint)
         context, now = trim_run.context_of(cluster, fingerprint), ports.clock.now_ms()
         with step("brokers"):
-            heard = load_state.hear_brokers(ports.store, ports.admin)
+            brokers = load_state.ask_brokers(ports.store, ports.admin)
         loaded_topics = cluster.settings.trimming.loaded_topics
-        run = topic_run(cluster, "plan", ports, context, now, loaded_topics, heard.brokers)
-        planning = _Planning(cluster, run, ports, heard, options)
+        run = topic_run(cluster, "plan", ports, context, now, loaded_topics, brokers.brokers)
+        planning = _Planning(cluster, run, ports, brokers, options)
         with step("replication"), cluster.ports(read_only=True) as connections:
             planning.replicated = replicated_to(connections.configuration, offsets)
         with step("partitions"):
@@ -85,8 +85,8 @@ def run_config(summary: PlanSummary) -> dict[str, Any]:
 class _Planning:
     """One request; what was asked once holds for all partitions that it concerns."""
 
-    def __init__(self, cluster: Cluster, run: TopicRun, ports: Ports, heard: Heard, options: Options) -> None:
-        self._cluster, self._run, self._ports, self._heard, self._options = cluster, run, ports, heard, options
+    def __init__(self, cluster: Cluster, run: TopicRun, ports: Ports, brokers: BrokerAnswers, options: Options) -> None:
+        self._cluster, self._run, self._ports, self._brokers, self._options = cluster, run, ports, brokers, options
         self._denied: dict[str, Refusal | None] = {}
         self.replicated: Mapping[Namespace, int] = {}
         """Other clusters that a namespace's policies name."""
@@ -117,7 +117,7 @@ class _Planning:
         return list(rows.values())
 
     def _look(self, topic: TopicPartition) -> Read | Refusal:
-        return self._not_authorized(topic) or read_partition(self._run, self._ports, self._heard, topic)
+        return self._not_authorized(topic) or read_partition(self._run, self._ports, self._brokers, topic)
 
     def _judged(
         self, topic: TopicPartition, offset: Offset, read: Read | Refusal, answer: Resolved | Refusal | None

@@ -15,7 +15,7 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.metastore.load_state import Heard
+from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import MetadataStore, Node
@@ -39,12 +39,12 @@ class Read:
     node: Node
 
 
-def read_partition(run: TopicRun, ports: Ports, heard: Heard, topic: Topic) -> Read | Refusal:
+def read_partition(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: Topic) -> Read | Refusal:
     """A partition as it is now; an error where it cannot be read, or a broker that does not answer may have it."""
     try:
-        if why := silence(ports.store, heard, topic):
+        if why := unanswered_owner(ports.store, brokers, topic):
             return Refusal.plain(RecordsError.TIMEOUT, why)
-        return view_of(run, ports, heard, topic)
+        return view_of(run, ports, brokers, topic)
     except STOPPING:
         raise
     except NotFound as error:
@@ -55,20 +55,20 @@ def read_partition(run: TopicRun, ports: Ports, heard: Heard, topic: Topic) -> R
         return Refusal.plain(RecordsError.UNREAD, str(error))
 
 
-def silence(store: MetadataStore, heard: Heard, topic: Topic) -> str:
-    """Why a broker that does not answer may have a topic loaded; empty if none may."""
-    if not heard.unanswered:
-        return ""
-    if str(topic) in heard.brokers.loaded:
-        return ""
-    owner = Owners().of(store, heard.brokers, topic)
-    if owner and owner not in heard.unanswered:
-        return ""
-    broker = owner or next(iter(heard.unanswered))
-    return f"broker {broker}, which has it or may have it, does not answer: {heard.unanswered[broker]}"
+def unanswered_owner(store: MetadataStore, brokers: BrokerAnswers, topic: Topic) -> str | None:
+    """Why a broker that does not answer may have a topic loaded; None if none may."""
+    if not brokers.unanswered:
+        return None
+    if str(topic) in brokers.brokers.loaded:
+        return None
+    owner = Owners().of(store, brokers.brokers, topic)
+    if owner and owner not in brokers.unanswered:
+        return None
+    broker = owner or next(iter(brokers.unanswered))
+    return f"broker {broker}, which has it or may have it, does not answer: {brokers.unanswered[broker]}"
 
 
-def view_of(run: TopicRun, ports: Ports, heard: Heard, topic: Topic) -> Read:
+def view_of(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: Topic) -> Read:
     """Read a partition afresh. Raises NotFound where there is none, Refused for what cannot be read of it."""
     store, root = ports.store, run.ledgers_root
     path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
@@ -86,12 +86,12 @@ def view_of(run: TopicRun, ports: Ports, heard: Heard, topic: Topic) -> Read:
         cursors,
         snapshot.positions(ports, root, cursors),
         copies,
-        why_loaded(store, root, heard.brokers, run.now, topic, node, info),
-        heard.brokers.loaded.get(str(topic), ""),
+        why_loaded(store, root, brokers.brokers, run.now, topic, node, info),
+        brokers.brokers.loaded.get(str(topic), ""),
         run.topic_rule(topic, snapshot.shadow_source(store, topic, info), SHADOWS_SEEN_FOR),
         _compacted(ports, root, path, cursors),
         _pending_acks(ports, topic, cursors),
-        frozenset(clients.consumers) if (clients := heard.connections.get(str(topic))) else frozenset(),
+        frozenset(clients.consumers) if (clients := brokers.connections.get(str(topic))) else frozenset(),
     )
     return Read(view, node)
 

@@ -35,7 +35,7 @@ from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
 from pulsar_lifecycle.records.plans import deletion_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.apply import Applied, chosen, send_intents
 from pulsar_lifecycle.runs.caps import Order, caps_of
@@ -157,11 +157,11 @@ def begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
     refuse_old_evidence(epoch, clock.now_ms(), int(settings.orphans.plan_valid_for * 1000))
     below = below_floor(settings, control.is_sandbox(store))
     if below:
-        raise RefusedBy(Refusal.BELOW_FLOOR, in_words(below))
+        raise RefusedBy(RefusalCode.BELOW_FLOOR, in_words(below))
     older = earlier_epochs(cluster, epoch)
     if not older:
         raise RefusedBy(
-            Refusal.SCAN_UNCONFIRMED,
+            RefusalCode.SCAN_UNCONFIRMED,
             f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}",
         )
     with held_lease(settings, store, clock, f"run {run_id}") as lease:

@@ -21,7 +21,7 @@ from pulsar_lifecycle.journal.intents import NamespaceIntents, by_namespace, sti
 from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -83,7 +83,7 @@ def reconcile(
         raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace, and nothing of it is left")
     applied = None
     if apply and not summary.actionable:
-        raise RefusedBy(Refusal.REPORT_ONLY, f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))
+        raise RefusedBy(RefusalCode.REPORT_ONLY, f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))
     if apply and summary.ledgers:
         applied = deletion_run.apply_plan(cluster, run_id, Order(summary.plan_id, summary.digest), progress)
     return Reconciled(namespace_intents, backlog, summary, rows, applied, tuple(strange), tuple(map(str, unsubscribed)))

@@ -31,7 +31,7 @@ from pulsar_lifecycle.ports import (
 from pulsar_lifecycle.records.codes import Code, Why, check_known
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Phase, Waiting, action_of
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import lowered
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -271,7 +271,7 @@ def redrive_now(
     settings = cluster.settings
     most = at_most(settings, max_messages)
     if not settings.deletion.topicTwoPhaseDeletionEnabled:
-        raise RefusedBy(Refusal.SWITCHED_OFF, SWITCHED_OFF)
+        raise RefusedBy(RefusalCode.SWITCHED_OFF, SWITCHED_OFF)
     with published(cluster), cluster.ports() as ports:
         store = ports.store
         control.check_not_paused(store)

@@ -30,7 +30,7 @@ from pulsar_lifecycle.records.plans import inactive_plan, load_plan, offload_pla
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.deletion_plan import digest as digest_of_orphans
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.automation import Approval, AutomationCode, Candidate, Decision, decide, grew_too_much
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import within
@@ -160,16 +160,16 @@ def approve_plan(
     found = kind.digest(rows, plan.to_json())
     if not digest == plan.digest == found:
         raise RefusedBy(
-            Refusal.PLAN_DIFFERS,
+            RefusalCode.PLAN_DIFFERS,
             f"plan {plan_id}: its files have digest {found}, its summary {plan.digest}, you gave {digest}",
         )
     if plan.cluster != cluster:
-        raise RefusedBy(Refusal.OTHER_CLUSTER, f"plan {plan_id} is of another cluster: {plan.cluster}")
+        raise RefusedBy(RefusalCode.OTHER_CLUSTER, f"plan {plan_id} is of another cluster: {plan.cluster}")
     expires = plan.created_at + int(where.settings.orphans.plan_valid_for * 1000)
     if not withdraw and not plan.actionable:
-        raise RefusedBy(Refusal.REPORT_ONLY, f"plan {plan_id} is report-only: there is nothing to approve")
+        raise RefusedBy(RefusalCode.REPORT_ONLY, f"plan {plan_id} is report-only: there is nothing to approve")
     if not withdraw and now >= expires:
-        raise RefusedBy(Refusal.PLAN_EXPIRED, f"plan {plan_id} has expired: approve a newer one")
+        raise RefusedBy(RefusalCode.PLAN_EXPIRED, f"plan {plan_id} has expired: approve a newer one")
     until = min(expires, now + int(where.settings.automation.approval_valid_for * 1000))
     approved = Approved(by.strip(), digest, until)
     where.journal.record([approval_row(run_id, cluster, plan_id, approved, now, withdrawn=withdraw)])

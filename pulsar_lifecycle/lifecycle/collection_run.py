@@ -28,7 +28,7 @@ from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
 from pulsar_lifecycle.ports import BookieAdmin, BookieStatus, Clock, Journal, MetadataStore, Node, Unread
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -87,7 +87,7 @@ def collect_bookies(
         control.check_not_paused(ports.store)
         if control.is_held(ports.store, control.LEASE):
             raise RefusedBy(
-                Refusal.LEASE_HELD,
+                RefusalCode.LEASE_HELD,
                 f"a run deletes or restores ledgers now ({control.holder_of(control.LEASE)}): what a collection takes "
                 "cannot be undone, so wait until that run ends",
             )

@@ -84,7 +84,7 @@ def fetch_brokers(store: MetadataStore, admin: BrokerAdmin) -> Brokers:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class BrokerAnswers:
     """What each broker said by itself; ``unanswered``: why one did not answer, by its id.
 
     ``brokers`` is the word of those that did, ``connections`` are the clients of their topics.
@@ -95,7 +95,7 @@ class Heard:
     connections: Mapping[str, TopicConnections] = field(default_factory=dict[str, TopicConnections])
 
 
-def hear_brokers(store: MetadataStore, admin: BrokerAdmin) -> Heard:
+def ask_brokers(store: MetadataStore, admin: BrokerAdmin) -> BrokerAnswers:
     """Ask every broker by itself: one that does not answer hides only what it has itself.
 
     Raises as :func:`fetch_brokers` but for brokers that do not answer, Unavailable if none does.
@@ -122,7 +122,7 @@ def hear_brokers(store: MetadataStore, admin: BrokerAdmin) -> Heard:
         loaded |= dict.fromkeys(said.topics, broker)
     if len(unanswered) == len(ids):
         raise Unavailable(f"no broker answers: {next(iter(unanswered.values()), '')}")
-    return Heard(Brokers(loaded, interval, started=started), unanswered, connections)
+    return BrokerAnswers(Brokers(loaded, interval, started=started), unanswered, connections)
 
 
 def _refuse_missing(registered: Iterable[str], ids: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Refusal(StrEnum):
+class RefusalCode(StrEnum):
     """The code of a refused launch."""
 
     SWITCHED_OFF = "switched_off"

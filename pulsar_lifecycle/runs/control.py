@@ -27,7 +27,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.model import Topic, decode_name, encode_name
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -125,19 +125,19 @@ def take_lease(store: MetadataStore, holder: str, clock: Clock, wait: float, pat
             other = store.read([alive])[0]
             if isinstance(other, Node) and not other.stat.ephemeral_owner:
                 raise RefusedBy(
-                    Refusal.LEASE_HELD,
+                    RefusalCode.LEASE_HELD,
                     f"no session holds {alive} (it says {other.data.decode(errors='replace')!r}), so it does not go by "
                     "itself: look that no run is at work, then delete it by hand",
                 ) from None
             if clock.now_ms() >= deadline and other is not None:
                 who = other.data.decode(errors="replace") if isinstance(other, Node) else f"who ({other.reason})"
                 raise RefusedBy(
-                    Refusal.LEASE_HELD, f"another run is at it: {who} holds {alive}; wait until it ends"
+                    RefusalCode.LEASE_HELD, f"another run is at it: {who} holds {alive}; wait until it ends"
                 ) from None
             clock.sleep(1.0)
     node = store.read([path])[0]
     if not isinstance(node, Node):
-        raise RefusedBy(Refusal.LEASE_HELD, f"{path} cannot be read")
+        raise RefusedBy(RefusalCode.LEASE_HELD, f"{path} cannot be read")
     document = json.dumps({"holder": holder, "since": clock.now_ms()}).encode()
     stat = store.write(path, document, node.stat.version)
     return Lease(path, holder, stat.version, stat.mtime)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.errors import NotFound, RefusedBy
 from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.caps import Caps
 from pulsar_lifecycle.words import WordKind
 
@@ -42,16 +42,16 @@ def check_scan(
         age = now - epoch.started_at
     except NotFound as error:
         raise RefusedBy(
-            Refusal.SCAN_GONE, f"plan {summary.plan_id}: its scan {summary.epoch_id} is not kept any more: {error}"
+            RefusalCode.SCAN_GONE, f"plan {summary.plan_id}: its scan {summary.epoch_id} is not kept any more: {error}"
         ) from None
     if not 0 <= age <= valid_for_ms:
         raise RefusedBy(
-            Refusal.SCAN_EXPIRED,
+            RefusalCode.SCAN_EXPIRED,
             f"plan {summary.plan_id}: its scan {summary.epoch_id} is {age // 60_000} minutes old, "
             f"valid for {valid_for_ms // 60_000}; scan again and make a new one",
         )
     if why := rests_on_withdrawn(epoch, in_force):
-        raise RefusedBy(Refusal.WORD_WITHDRAWN, f"plan {summary.plan_id}: {why}")
+        raise RefusedBy(RefusalCode.WORD_WITHDRAWN, f"plan {summary.plan_id}: {why}")
 
 
 def within(rows: pa.Table, names: Collection[str]) -> pa.Table:
@@ -75,14 +75,14 @@ def check_blast(rows: pa.Table, cluster_ledgers: int, caps: Caps) -> None:
     """:func:`check_caps` of any rows (``topic``, ``physical_bytes``), in a cluster of so many ledgers."""
     if rows.num_rows > caps.max_ledgers:
         raise RefusedBy(
-            Refusal.MAX_LEDGERS,
+            RefusalCode.MAX_LEDGERS,
             f"max_ledgers: {rows.num_rows} ledgers to delete, the cap is {caps.max_ledgers}; "
             "launch less at once, or raise apply.max_ledgers in the settings file",
         )
     share = rows.num_rows / max(cluster_ledgers, 1)
     if share > caps.max_share:
         raise RefusedBy(
-            Refusal.MAX_SHARE,
+            RefusalCode.MAX_SHARE,
             f"max_share: {share:.1%} of the cluster's {cluster_ledgers} ledgers, "
             f"the cap is {caps.max_share:.1%}; look at what would go, then launch less at once, or raise "
             "apply.max_share in the settings file",
@@ -90,7 +90,7 @@ def check_blast(rows: pa.Table, cluster_ledgers: int, caps: Caps) -> None:
     total = int(pc.sum(rows.column("physical_bytes")).as_py() or 0)
     if total > caps.max_bytes:
         raise RefusedBy(
-            Refusal.MAX_BYTES,
+            RefusalCode.MAX_BYTES,
             f"max_bytes: {total} bytes to free, the cap is {caps.max_bytes}; launch less at once, or raise "
             "apply.max_bytes in the settings file",
         )
@@ -98,7 +98,7 @@ def check_blast(rows: pa.Table, cluster_ledgers: int, caps: Caps) -> None:
     for item in counts.to_pylist():
         if item["counts"] > caps.max_ledgers_per_topic:
             raise RefusedBy(
-                Refusal.MAX_LEDGERS_PER_TOPIC,
+                RefusalCode.MAX_LEDGERS_PER_TOPIC,
                 f"max_ledgers_per_topic: {item['counts']} ledgers of {item['values']}, "
                 f"the cap is {caps.max_ledgers_per_topic} (apply.max_ledgers_per_topic in the settings file)",
             )

@@ -18,7 +18,7 @@ from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap, GapCode, in_words
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.caps import Caps, Order, caps_of
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -151,7 +151,7 @@ def check_may_act(cluster: Cluster, store: MetadataStore) -> str:
     """
     settings = cluster.settings
     if not settings.deletion.topicTwoPhaseDeletionEnabled:
-        raise RefusedBy(Refusal.SWITCHED_OFF, SWITCHED_OFF)
+        raise RefusedBy(RefusalCode.SWITCHED_OFF, SWITCHED_OFF)
     control.check_not_paused(store)
     return check_store(cluster, store)
 
@@ -206,17 +206,17 @@ def newest_epoch(cluster: Cluster, fingerprint: str) -> Epoch:
         raise NotFound("there is no scan of this cluster yet: run the job scan first")
     if not epochs[-1].covered:
         raise RefusedBy(
-            Refusal.SCAN_NOT_COVERED,
+            RefusalCode.SCAN_NOT_COVERED,
             f"the newest scan {epochs[-1].epoch_id} is not covered: " + in_words(epochs[-1].gaps),
         )
     if not epochs[-1].covers(declared_roots(cluster)):
         raise RefusedBy(
-            Refusal.SCAN_NOT_COVERED,
+            RefusalCode.SCAN_NOT_COVERED,
             f"the newest scan {epochs[-1].epoch_id} did not read every root that bookkeeper.shared_with names now: "
             "run the job scan again",
         )
     if why := on_withdrawn_words(cluster, epochs[-1]):
-        raise RefusedBy(Refusal.WORD_WITHDRAWN, why.text)
+        raise RefusedBy(RefusalCode.WORD_WITHDRAWN, why.text)
     return epochs[-1]
 
 
@@ -224,7 +224,7 @@ def refuse_old_evidence(epoch: Epoch, now: int, valid_for_ms: int) -> None:
     """A deletion run without its scan would trust the last one however old; one from the future hides newer ones."""
     if not 0 <= now - epoch.started_at <= valid_for_ms:
         raise RefusedBy(
-            Refusal.SCAN_EXPIRED,
+            RefusalCode.SCAN_EXPIRED,
             f"the newest scan {epoch.epoch_id} is {(now - epoch.started_at) // 60_000} minutes old, "
             f"valid for {valid_for_ms // 60_000}: run the job scan again",
         )
@@ -237,7 +237,7 @@ def refuse_scans_from_the_future(epoch: Epoch, store_now: int) -> None:
     """
     if epoch.started_at > store_now:
         raise RefusedBy(
-            Refusal.CLOCKS_DIFFER,
+            RefusalCode.CLOCKS_DIFFER,
             f"the newest scan {epoch.epoch_id} is dated {(epoch.started_at - store_now) / 1000:.0f} s after the "
             "metadata store's time: set the clocks right, then run the job scan again",
         )
@@ -252,7 +252,7 @@ def await_plan_time(created_at: int, store_now: int, clock: Clock) -> None:
     ahead = created_at - store_now
     if ahead > AHEAD_MS:
         raise RefusedBy(
-            Refusal.CLOCKS_DIFFER,
+            RefusalCode.CLOCKS_DIFFER,
             f"the plan is dated {ahead / 1000:.0f} s after the metadata store's time: what it takes for old may be "
             "younger by as much. Set the clocks right, then scan and plan again",
         )

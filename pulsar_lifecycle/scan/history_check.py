@@ -13,7 +13,7 @@ from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.history import NO_LEASE, UNKNOWN, Marks
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.control import LEASE
 from pulsar_lifecycle.scan.coverage import history_broken
 
@@ -44,7 +44,7 @@ def check_history(store: MetadataStore, scans: Sequence[Epoch], fingerprint: str
     """
     found = broken_since(store, scans, fingerprint, ledgers_root)
     if found:
-        raise RefusedBy(Refusal.STORE_WENT_BACK, found.text)
+        raise RefusedBy(RefusalCode.STORE_WENT_BACK, found.text)
 
 
 def broken_since(store: MetadataStore, scans: Sequence[Epoch], fingerprint: str, ledgers_root: str) -> Gap | None:

@@ -32,7 +32,7 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.plans import offload_plan
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.caps import check_limit
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -121,7 +121,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
     settings = cluster.settings
     check_limit(order.limit)
     if settings.object_store is None:
-        raise RefusedBy(Refusal.NO_OBJECT_STORE, "object_store is not set: there is nowhere to offload to")
+        raise RefusedBy(RefusalCode.NO_OBJECT_STORE, "object_store is not set: there is nowhere to offload to")
     with topic_tools(cluster, buckets=True) as ports:
         control.check_not_paused(ports.store)
         fingerprint = evidence.check_store(cluster, ports.store)
@@ -129,7 +129,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         plan, rows = cluster.lake.offload_plan(order.plan_id)
         if plan.cluster != settings.cluster:
             raise RefusedBy(
-                Refusal.OTHER_CLUSTER,
+                RefusalCode.OTHER_CLUSTER,
                 f"plan {plan.plan_id} is for cluster {plan.cluster}, the settings say {settings.cluster}",
             )
         found = offload_plan.digest(rows, plan.to_json())
@@ -188,7 +188,9 @@ def _acting(cluster: Cluster, run_id: str, epoch: Epoch, ports: Ports) -> Iterat
     """
     settings = cluster.settings
     if settings.offload.waive_read_check and not control.is_sandbox(ports.store):
-        raise RefusedBy(Refusal.BELOW_FLOOR, "offload.waive_read_check: only a cluster with the sandbox's marker may")
+        raise RefusedBy(
+            RefusalCode.BELOW_FLOOR, "offload.waive_read_check: only a cluster with the sandbox's marker may"
+        )
     with control.held_lease(
         settings, ports.store, ports.clock, f"offload run {run_id}", control.OFFLOAD_LEASE
     ) as lease:

@@ -169,7 +169,7 @@ class Tracking(RuleBasedStateMachine):
         self.delivered |= set(self.due)
         self.unread.clear()
         assert not self.tracker.buckets
-        assert self.tracker.owed or not self.keys.buckets
+        assert self.tracker.pending or not self.keys.buckets
 
     @invariant()
     def counts_agree(self):

@@ -107,7 +107,7 @@ NO_CODES = {
     "Presence",
     "Problem",
     "Reason",
-    "Refusal",
+    "RefusalCode",
     "RepairLevel",
     "RunEnd",
     "Verdict",

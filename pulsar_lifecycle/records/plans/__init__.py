@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.records.gaps import Gap, in_words
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 
 
 class Summary(Protocol):
@@ -99,21 +99,21 @@ def check_applicable(
     """Raise Refused unless the plan is whole, actionable, fresh, and of this cluster; ``found``: its files' digest."""
     if digest_given != summary.digest or found != summary.digest:
         raise RefusedBy(
-            Refusal.PLAN_DIFFERS,
+            RefusalCode.PLAN_DIFFERS,
             f"plan {summary.plan_id}: its files have digest {found}, its summary {summary.digest}, "
             f"you gave {digest_given}",
         )
     if summary.fingerprint != fingerprint:
         raise RefusedBy(
-            Refusal.OTHER_CLUSTER,
+            RefusalCode.OTHER_CLUSTER,
             f"plan {summary.plan_id} is of another cluster: fingerprint {summary.fingerprint}, "
             f"this one has {fingerprint}",
         )
     if not summary.actionable:
-        raise RefusedBy(Refusal.REPORT_ONLY, f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))
+        raise RefusedBy(RefusalCode.REPORT_ONLY, f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))
     if not 0 <= now - summary.created_at <= valid_for_ms:
         raise RefusedBy(
-            Refusal.PLAN_EXPIRED,
+            RefusalCode.PLAN_EXPIRED,
             f"plan {summary.plan_id} is {(now - summary.created_at) // 60_000} minutes old, "
             f"valid for {valid_for_ms // 60_000}; make a new one",
         )

@@ -18,7 +18,7 @@ from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, Gaps
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.tables import FINDINGS
 
 PLAN = FINDINGS
@@ -100,5 +100,7 @@ def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
     Raises Refused for rows without codes, which an earlier version stored.
     """
     if rows.column("code").null_count:
-        raise RefusedBy(Refusal.OLD_VERSION, f"plan {summary['plan_id']}: an earlier version made it; make a new one")
+        raise RefusedBy(
+            RefusalCode.OLD_VERSION, f"plan {summary['plan_id']}: an earlier version made it; make a new one"
+        )
     return plans.digest(rows.select(PLAN.names), {name: summary[name] for name in _FACTS})

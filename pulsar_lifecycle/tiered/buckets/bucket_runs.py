@@ -31,7 +31,7 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gaps
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs import plan_checks as plan_deletion
@@ -103,7 +103,7 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
 
 def _declared(settings: Settings) -> ObjectStoreSettings:
     if settings.object_store is None:
-        raise RefusedBy(Refusal.NO_OBJECT_STORE, "object_store is not set: there are no buckets to look at")
+        raise RefusedBy(RefusalCode.NO_OBJECT_STORE, "object_store is not set: there are no buckets to look at")
     return settings.object_store
 
 

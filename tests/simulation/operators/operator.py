@@ -27,7 +27,7 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import GapCode, in_words
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans import deletion_plan as plan_deletion
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -49,7 +49,7 @@ from tests.simulation.world.queue import SimDeadLetters
 from tests.simulation.world.tasks import SimTasks
 from tests.simulation.world.world import World
 
-OVER_CAPS = (Refusal.MAX_LEDGERS, Refusal.MAX_SHARE, Refusal.MAX_BYTES, Refusal.MAX_LEDGERS_PER_TOPIC)
+OVER_CAPS = (RefusalCode.MAX_LEDGERS, RefusalCode.MAX_SHARE, RefusalCode.MAX_BYTES, RefusalCode.MAX_LEDGERS_PER_TOPIC)
 
 
 class Operator:

@@ -179,10 +179,10 @@ def test_a_property_that_cannot_be_written_is_written_later():
     scene = Scene()
     scene.keys.before = lambda operation: _raise(StoreError("BadVersion"))
     scene.add(1, 2)
-    assert (scene.keys.buckets, scene.tracker.owed) == ({}, 1)
+    assert (scene.keys.buckets, scene.tracker.pending) == ({}, 1)
     scene.keys.before = lambda operation: None
     scene.handed_out(NOW_MS)
-    assert (list(scene.keys.buckets), scene.tracker.owed) == ([bucket_key(1, 1)], 0)
+    assert (list(scene.keys.buckets), scene.tracker.pending) == ([bucket_key(1, 1)], 0)
 
 
 def test_a_segment_that_cannot_be_read_now_holds_back_what_comes_after_it():

@@ -16,7 +16,7 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.plans import deletion_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
-from pulsar_lifecycle.records.refusals import Refusal
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs import apply, plan_checks
 from pulsar_lifecycle.runs.caps import Caps
@@ -134,7 +134,7 @@ def test_a_plan_that_was_touched_is_refused() -> None:
     ]:
         with pytest.raises(RefusedBy, match="digest") as refused:
             check(tampered, with_rows)
-        assert refused.value.code is Refusal.PLAN_DIFFERS
+        assert refused.value.code is RefusalCode.PLAN_DIFFERS
 
 
 def test_a_plan_of_an_earlier_version_is_refused() -> None:
@@ -155,7 +155,7 @@ def test_each_cap_holds_at_its_bound(cap: str, value: float) -> None:
     plan_checks.check_caps(summary, rows, CAPS)
     with pytest.raises(RefusedBy, match=cap) as refused:
         plan_checks.check_caps(summary, rows, replace(CAPS, **{cap: value}))
-    assert refused.value.code is Refusal(cap)
+    assert refused.value.code is RefusalCode(cap)
 
 
 def test_nothing_is_under_every_cap_and_an_empty_cluster_has_no_share() -> None:
