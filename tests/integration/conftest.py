@@ -37,7 +37,7 @@ LONG = (
     *("test_trimming", "test_undo", "test_waiting", "test_rollback", "test_topic_policies"),
     *("test_delayed_snapshots", "test_pipeline_coverage", "test_wheel", "test_pipeline_crash"),
     *("test_retention_differential", "test_bookie_disk", "test_production", "test_load_run"),
-    *("test_collection_faults",),
+    *("test_collection_faults", "test_delete_records"),
     *("test_pipeline_jobs", "test_queue_contract", "test_objects_faults", "test_broker_offloader"),
 )
 """Modules that take minutes, the longest first: begun last, one would run alone at the end."""

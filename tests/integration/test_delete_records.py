@@ -1,0 +1,282 @@
+"""Delete records on real servers with two brokers: true low watermarks, kills, live clients, moved subscriptions."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pulsar
+import pytest
+
+from pulsar_lifecycle.delete_records.apply_run import NO_PATIENCE, Patience, apply_delete_records
+from pulsar_lifecycle.delete_records.planning import plan_delete_records
+from pulsar_lifecycle.delete_records.request import END, PLAIN, DeleteRecordsResult, Offset, Options
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.runs.caps import Order
+from sandbox import topics, znodes
+from sandbox.clients import Admin, pulsar_client, wait_for
+from sandbox.cluster import Cluster
+from tests.integration.killed_run import Step, strike
+from tests.integration.pipeline import (
+    Pipeline,
+    drain,
+    existing,
+    new_namespace,
+    settings_file,
+    wait_listed,
+    wait_unlisted,
+    wait_until_unloaded_counts,
+)
+
+pytestmark = pytest.mark.integration
+
+SETTINGS = {
+    "orphans": {"grace_period": "7d"},  # what the first phase marked must not wait for it
+    "deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1},
+    "trimming": {"loaded_topics": True},
+    "pulsar": {"request_timeout": "8s"},
+}
+CONTENTS = topics.payloads(120)
+"""More than two ledgers: the sandbox's brokers begin one every 50 entries."""
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two brokers and two bookies."""
+    cluster = Cluster(tmp_path_factory.mktemp("records") / "sandbox")
+    try:
+        cluster.start(bookies=2, brokers=2)
+        drain(cluster)
+        yield cluster
+    finally:
+        cluster.stop(purge=True)
+
+
+@dataclass
+class Records:
+    """One operator's requests, with a lake of his own."""
+
+    sandbox: Cluster
+    pipeline: Pipeline
+
+    def plan(self, offsets: Mapping[str, Offset], options: Options = PLAIN) -> dict[str, dict[str, Any]]:
+        asked = {Topic.parse(name): offset for name, offset in offsets.items()}
+        self.summary, rows = plan_delete_records(self.pipeline.where, asked, options)
+        return {row["topic"]: row for row in rows.to_pylist()}
+
+    def apply(self, patience: Patience = NO_PATIENCE, *, dry_run: bool = False) -> dict[str, DeleteRecordsResult]:
+        order = Order(self.summary.plan_id, self.summary.digest)
+        run_id = f"records-{uuid4().hex[:8]}"
+        found = apply_delete_records(self.pipeline.where, run_id, order, dry_run=dry_run, patience=patience)
+        return {str(topic): result for topic, result in found.items()}
+
+    def answered(self, patience: Patience = NO_PATIENCE) -> dict[str, DeleteRecordsResult]:
+        """Scans and deletion runs until nothing of the plan is to be waited for, or for good."""
+        for _ in range(6):
+            self.pipeline.scan_and_delete()
+            results = self.apply(patience, dry_run=True)
+            if not any(one.error for one in results.values()):
+                return results
+            time.sleep(2)
+        return results
+
+
+@pytest.fixture
+def records(brokers: Cluster, tmp_path: Path) -> Records:
+    pipeline = Pipeline(settings_file(brokers, tmp_path, SETTINGS))
+    return Records(brokers, pipeline)
+
+
+def publish(sandbox: Cluster, topic: str, contents: Sequence[bytes] = CONTENTS) -> list[int]:
+    """The ledger of each message."""
+    with pulsar_client(sandbox.service_url) as client:
+        return topics.publish(client, topic, contents)
+
+
+def read_all(sandbox: Cluster, topic: str) -> list[bytes]:
+    with (
+        pulsar_client(sandbox.service_url) as client,
+        closing(client.create_reader(topic, pulsar.MessageId.earliest)) as reader,
+    ):
+        found: list[bytes] = []
+        while reader.has_message_available():
+            found.append(reader.read_next(60_000).data())
+        return found
+
+
+def watermark(sandbox: Cluster, topic: str) -> str:
+    with Admin(sandbox.admin_url) as admin:
+        return str(admin.topic("GET", topic, "/properties")["pulsar-lifecycle.low-watermark"])
+
+
+def position(ledgers: Sequence[int], number: int, entry: int) -> MessagePosition:
+    """An entry of the ledger at an index."""
+    return MessagePosition(list(dict.fromkeys(ledgers))[number], entry)
+
+
+def left(ledgers: Sequence[int], mark: MessagePosition) -> list[bytes]:
+    """What a reader sees once whole ledgers below a position are gone."""
+    return [content for ledger, content in zip(ledgers, CONTENTS, strict=True) if ledger >= mark.ledger_id]
+
+
+def test_the_end_of_an_unloaded_topic_goes_whole_and_every_bookie_says_so(records: Records) -> None:
+    sandbox = records.sandbox
+    topic = f"persistent://{new_namespace(sandbox, 'end')}/a+b c~é"
+    ledgers = publish(sandbox, topic)
+    with Admin(sandbox.admin_url) as admin:
+        admin.unload(topic)
+    since = time.time()
+    wait_unlisted(sandbox, [topic])
+    wait_until_unloaded_counts(since)
+    records.pipeline.scan()
+    row = records.plan({topic: END}, Options(exact=True))[topic]
+    assert (row["error"], row["rolls"], set(row["ledgers"])) == (None, True, set(ledgers)), row
+    records.apply()
+    end = MessagePosition(ledgers[-1], ledgers.count(ledgers[-1]))
+    assert records.answered(Patience(answers=120, bookies=True)) == {topic: DeleteRecordsResult(end)}
+    assert not existing(sandbox, ledgers)
+    assert read_all(sandbox, topic) == []
+    more = publish(sandbox, topic)
+    assert read_all(sandbox, topic) == CONTENTS
+    shutil.rmtree(records.pipeline.lake)
+    sandbox.restart("broker-1")
+    assert read_all(sandbox, topic) == CONTENTS
+    assert watermark(sandbox, topic) == str(end)
+    assert existing(sandbox, more) == set(more)
+
+
+def test_producers_and_consumers_lose_nothing_above_the_low_watermark(records: Records) -> None:
+    sandbox = records.sandbox
+    topic = f"persistent://{new_namespace(sandbox, 'live')}/busy"
+    sent: list[bytes] = []
+    received: list[bytes] = []
+    stop = threading.Event()
+    with pulsar_client(sandbox.service_url) as client:
+        consumer = client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest)
+        ledgers = topics.publish(client, topic, CONTENTS)
+        producer = client.create_producer(topic, send_timeout_millis=120_000, batching_enabled=False)
+
+        def produce() -> None:
+            while not stop.is_set():
+                payload = f"live {len(sent)}".encode()
+                producer.send(payload)
+                sent.append(payload)
+                time.sleep(0.02)
+
+        def consume() -> None:
+            while not stop.is_set() or len(set(received)) < len(CONTENTS) + len(sent):
+                try:
+                    message = consumer.receive(60_000)
+                except pulsar.Timeout:
+                    return  # the test says what is missing
+                received.append(message.data())
+                consumer.acknowledge(message)
+
+        threads = [threading.Thread(target=one) for one in (produce, consume)]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_listed(sandbox, topic)
+            records.pipeline.scan()
+            mark = position(ledgers, 2, 0)
+            wait_for("the cursor to pass", lambda: records.plan({topic: mark})[topic]["error"] is None)
+            records.apply()
+            results = records.answered()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(120)
+    assert results == {topic: DeleteRecordsResult(mark)}
+    assert sorted({*CONTENTS, *sent} - set(received)) == []
+    assert set(received) == {*CONTENTS, *sent}
+    assert list(dict.fromkeys(read_all(sandbox, topic))) == [*left(ledgers, mark), *sent]
+
+
+def test_a_subscription_below_is_named_and_moved_where_that_is_asked_for(records: Records) -> None:
+    sandbox = records.sandbox
+    topic = f"persistent://{new_namespace(sandbox, 'cursor')}/t"
+    with pulsar_client(sandbox.service_url) as client:
+        client.subscribe(topic, "s/é", initial_position=pulsar.InitialPosition.Earliest).close()
+    ledgers = publish(sandbox, topic)
+    wait_listed(sandbox, topic)
+    records.pipeline.scan()
+    mark = position(ledgers, 2, 5)
+    row = records.plan({topic: mark})[topic]
+    assert row["error"] == RecordsError.CURSOR_BELOW
+    assert "s/é at" in row["reason"]
+    assert "105 entries" in row["reason"]
+    row = records.plan({topic: mark}, Options(move_cursors=True))[topic]
+    assert (row["error"], len(row["moved_cursors"])) == (None, 1), row
+    records.apply()
+    assert records.answered() == {topic: DeleteRecordsResult(mark)}
+    with pulsar_client(sandbox.service_url) as client:
+        consumer = client.subscribe(topic, "s/é")
+        assert [consumer.receive(60_000).data() for _ in range(15)] == CONTENTS[105:]
+
+
+STEPS = [
+    Step("queue", "send", after=True),
+    Step("journal", "record", after=False, about="marked"),
+    Step("store", "write", after=False, about="/managed-ledgers/it/"),
+    Step("store", "write", after=True, about="/managed-ledgers/it/"),
+    Step("admin", "unload", after=True),
+]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_a_run_that_is_killed_is_finished_by_the_next_one(records: Records, step: Step) -> None:
+    sandbox = records.sandbox
+    topic = f"persistent://{new_namespace(sandbox, 'killed')}/t"
+    ledgers = publish(sandbox, topic)
+    wait_listed(sandbox, topic)
+    records.pipeline.scan()
+    mark = position(ledgers, 1, 3)
+    assert records.plan({topic: mark})[topic]["error"] is None
+    arguments = {"plan_id": records.summary.plan_id, "digest": records.summary.digest, "run_id": "killed"}
+    strike(records.pipeline.file, "records", arguments, step).struck()
+    wait_for("the dead run's lease to end", lambda: _lease_is_free(sandbox), 120)
+    records.apply()
+    assert records.answered() == {topic: DeleteRecordsResult(mark)}
+    assert read_all(sandbox, topic) == left(ledgers, mark)
+
+
+def _lease_is_free(sandbox: Cluster) -> bool:
+    with sandbox.metadata() as zk:
+        return zk.exists("/pulsar-lifecycle/lease/holder") is None
+
+
+def test_of_two_runs_at_once_one_is_refused_or_both_agree(records: Records) -> None:
+    sandbox = records.sandbox
+    topic = f"persistent://{new_namespace(sandbox, 'twice')}/t"
+    ledgers = publish(sandbox, topic)
+    wait_listed(sandbox, topic)
+    records.pipeline.scan()
+    mark = position(ledgers, 1, 0)
+    records.plan({topic: mark})
+    ended: list[Any] = []
+
+    def run() -> None:
+        try:
+            ended.append(records.apply())
+        except LifecycleError as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert len(ended) == 2
+    assert all(isinstance(one, dict) or "another run is at it" in str(one) for one in ended), ended
+    assert records.answered() == {topic: DeleteRecordsResult(mark)}
+    with sandbox.metadata() as zk:
+        assert min(znodes.listed_ledgers(zk, topic)) == mark.ledger_id
