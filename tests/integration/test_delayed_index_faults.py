@@ -88,7 +88,7 @@ def test_a_broker_that_loads_the_topic_meanwhile_has_the_buckets_that_the_cursor
             loading = threading.Thread(target=loader.topic, args=("GET", topic, "/stats"))
             loading.start()
             time.sleep(0 if number == 0 else chance.uniform(0, 0.15))
-            edited = write_keys(store, Edit(cursor, named.stat.czxid, before, after), node, ("/race-lease", 0))
+            edited = write_keys(store, Edit(cursor, named.stat.czxid, before, after), node, [("/race-lease", 0)])
             loading.join()
             outcomes[edited] += 1
             # The broker writes all properties that it has in memory, and fails if it read another version.

@@ -11,7 +11,7 @@ to load the topic since, or the transaction fails. Only the properties of bucket
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -50,10 +50,11 @@ def bucket_keys(info: cursor_format.ManagedCursorInfo) -> dict[str, str]:
     return {k: v for k, v in info.cursor_properties.items() if k.startswith(cursor_format.BUCKET_PREFIX)}
 
 
-def write_keys(store: MetadataStore, edit: Edit, topic: Node, guard: tuple[str, int]) -> Edited:
-    """Exchange the properties in one transaction that checks ``topic``, as read while no broker had it, and the lease.
+def write_keys(store: MetadataStore, edit: Edit, topic: Node, checks: Sequence[tuple[str, int]]) -> Edited:
+    """Exchange the properties in one transaction that checks ``topic``, as read while no broker had it, and ``checks``.
 
-    An answer that got lost is looked up. Raises CorruptFormat for a cursor that is none.
+    ``checks``: z-nodes and versions (-1: any), of the lease and of the topic's ``checked_path``. An answer that got
+    lost is looked up. Raises CorruptFormat for a cursor that is none.
     """
     store.sync(edit.path)
     node = store.read([edit.path])[0]
@@ -67,7 +68,7 @@ def write_keys(store: MetadataStore, edit: Edit, topic: Node, guard: tuple[str, 
     others = {k: v for k, v in info.cursor_properties.items() if not k.startswith(cursor_format.BUCKET_PREFIX)}
     data = cursor_format.encode(replace(info, cursor_properties={**others, **edit.after}))
     try:
-        store.write(edit.path, data, node.stat.version, [(topic.path, topic.stat.version), guard])
+        store.write(edit.path, data, node.stat.version, [(topic.path, topic.stat.version), *checks])
     except (Conflict, NotFound):
         return Edited.RACED
     except OutcomeUnknown:

@@ -341,7 +341,7 @@ class _Repair:
             guard.check(store)
             store.sync("/")
             node, info = snapshot.topic_node(store, subject.topic)
-            checked_path(store, root, subject.topic, node, info)
+            checked = checked_path(store, root, subject.topic, node, info)
             brokers, now = self.run.brokers, self.run.now
             if why_loaded(store, root, brokers, now, subject.topic, node, info):
                 if lack := guard.unloads.lacks():
@@ -349,7 +349,7 @@ class _Repair:
                 guard.unloads.wait()
                 if failure := guard.unloads.unload(self.ports.admin, subject.topic):
                     return self._said(subject, Outcome.LEFT, failure, edit=edit)
-            edited = write_keys(store, edit, node, guard.guard)
+            edited = write_keys(store, edit, node, [(checked, -1), guard.guard])
             if edited is Edited.DONE:
                 return self._said(
                     subject, Outcome.DONE, Why(Code.REPAIRED, "its bucket properties were exchanged"), edit=edit

@@ -14,7 +14,8 @@ from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.ports import Node
 from tests.kit.fakes.metadata_store import FakeZooKeeper, Operation
 
-TOPIC, CURSOR, LEASE = "/topic", "/topic/cursor", "/lease"
+TOPIC, CURSOR, LEASE, LEDGER = "/topic", "/topic/cursor", "/lease", "/ledger"
+CHECKS = [(LEDGER, -1), (LEASE, 0)]
 BEFORE = {f"{BUCKET_PREFIX}_3_3": "10", f"{BUCKET_PREFIX}_4_4": "11"}
 AFTER = {f"{BUCKET_PREFIX}_3_4": "12"}
 OTHERS = {"mine": "stays", "#pulsar.internal.other": "stays, too"}
@@ -27,6 +28,7 @@ class Scene:
         self.broker = self.server.session()
         self.store.create(TOPIC)
         self.store.create(LEASE)
+        self.store.create(LEDGER)
         info = ManagedCursorInfo(-1, Position(3, 7), cursor_properties={**OTHERS, **BEFORE}, last_active=5)
         self.czxid = self.store.create(CURSOR, cursor_format.encode(info)).czxid
 
@@ -44,7 +46,7 @@ class Scene:
         return cursor_format.decode(self.server.data(CURSOR))
 
     def write(self) -> Edited:
-        return write_keys(self.store, self.edit, self.topic, (LEASE, 0))
+        return write_keys(self.store, self.edit, self.topic, CHECKS)
 
 
 @pytest.fixture
@@ -73,13 +75,33 @@ def test_whoever_writes_topic_cursor_or_lease_first_wins(scene: Scene, path: str
 
     scene.store.before = broker
 
-    assert write_keys(scene.store, scene.edit, topic, (LEASE, 0)) is Edited.RACED
+    assert write_keys(scene.store, scene.edit, topic, CHECKS) is Edited.RACED
+    assert bucket_keys(scene.cursor()) == BEFORE
+
+
+def test_a_topic_that_was_made_anew_to_the_same_versions_is_left_alone(scene: Scene) -> None:
+    topic = scene.topic
+
+    def owner(operation: Operation) -> None:
+        if operation.name == "write":
+            data = {path: scene.server.data(path) for path in (TOPIC, CURSOR)}
+            for path in (CURSOR, TOPIC, LEDGER):
+                scene.broker.delete(path, -1)
+            for path in (TOPIC, CURSOR):
+                scene.broker.create(path, data[path])
+
+    scene.store.before = owner
+
+    assert write_keys(scene.store, scene.edit, topic, CHECKS) is Edited.RACED
+    stat = scene.server.stat(TOPIC)
+    assert stat is not None
+    assert stat.version == topic.stat.version
     assert bucket_keys(scene.cursor()) == BEFORE
 
 
 def test_other_buckets_or_another_cursor_of_the_name_are_left_alone(scene: Scene) -> None:
     other = Edit(CURSOR, scene.czxid, {}, AFTER)
-    assert write_keys(scene.store, other, scene.topic, (LEASE, 0)) is Edited.CHANGED
+    assert write_keys(scene.store, other, scene.topic, CHECKS) is Edited.CHANGED
 
     data = scene.server.data(CURSOR)
     scene.store.delete(CURSOR, -1)
