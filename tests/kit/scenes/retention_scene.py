@@ -28,6 +28,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks
 from pulsar_lifecycle.settings import Settings, load_settings
 from tests.kit.fakes.connections import connecting
+from tests.kit.fakes.ledger_reader import FakeLedgerWriter
 from tests.kit.fakes.metadata_store import FakeStore, Operation
 from tests.kit.settings import write_settings
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
@@ -52,6 +53,7 @@ class RetentionScene:
             stores=lambda *_, read_only=False, **__: self._session(read_only),
             admin=lambda: servers.admin,
             reader=lambda: servers.reader,
+            writer=lambda: self.writer,
             queue=lambda: self.open_queue(),
             journal=lambda: servers.journal,
             journal_reader=lambda: servers.journal,
@@ -59,6 +61,7 @@ class RetentionScene:
         )
         self.cluster = Cluster(self.settings, connect=connect, given=LocalTasks())
         servers.put(control.SANDBOX, b"")
+        self.writer = FakeLedgerWriter(servers.open_store(), servers.reader)
         self.open_queue: Callable[[], Any] = servers.open_queue
         self.before: Callable[[Operation], None] = lambda operation: None
         """Called before each operation of a session that is opened."""
@@ -125,13 +128,13 @@ class RetentionScene:
                 read_topics(store, units, brokers, {}, lambda topic: "", self.now, "/ledgers"),
             ),
         }
-        lake.begin_epoch(epoch_id, self.now, epoch_id)
+        fingerprint = cluster_fingerprint(store, "/ledgers")
+        lake.begin_epoch(epoch_id, self.now, epoch_id, fingerprint)
         for table, (schema, rows) in batches.items():
             lake.publish(epoch_id, table, [lake.write_part(epoch_id, table, schema, rows)])
         named = frozenset({NAMESPACE, "pulsar/system"})
         rules = Context(**{"now": self.now, "grace": 0, "namespaces": named, **context})
         census = Census("bookkeeper_ledgers", "", 1_000, 1_000, 0, 0)
-        fingerprint = cluster_fingerprint(store, "/ledgers")
         epoch = Epoch(epoch_id, "test", fingerprint, self.now, self.now, (census,), 1, 1, (), gaps=gaps)
         lake.store_epoch(epoch, Referenced(), rules)
         return epoch

@@ -1,0 +1,177 @@
+"""The bodies of the delayed indexes' assets, checks and jobs, over fakes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets.delayed_index import ALL_READ, IN_TIME
+from orchestration.definitions import build_defs
+from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan
+from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.runs.cluster import Cluster
+from resources.lifecycle import LifecycleResource
+from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
+
+RESOURCES = {"lifecycle": LifecycleResource()}
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DelayedScene:
+    made = DelayedScene(tmp_path, monkeypatch)
+
+    def cluster(resource: LifecycleResource) -> Cluster:
+        quiet: Any = SimpleNamespace()  # a session that nobody asks
+        return Cluster(made.settings, connect=made.cluster.connect, given=made.cluster.given, session=quiet)
+
+    for name in ("cluster", "without_spark"):
+        monkeypatch.setattr(LifecycleResource, name, cluster)
+    return made
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def check(scene: DelayedScene, instance: dg.DagsterInstance) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Job ``check_delayed_index`` on a new scan: the page of each asset, and each check."""
+    scene.scan()
+    done = (
+        build_defs()
+        .resolve_job_def("check_delayed_index")
+        .execute_in_process(instance=instance, resources=RESOURCES, run_id=None)
+    )
+    pages = {
+        event.asset_key.path[-1]: {
+            k: v.value for k, v in event.step_materialization_data.materialization.metadata.items()
+        }
+        for event in done.all_events
+        if event.is_step_materialization and event.asset_key
+    }
+    return pages, {one.check_name: one for one in done.get_asset_check_evaluations()}
+
+
+def repair(scene: DelayedScene, instance: dg.DagsterInstance, plan: dict[str, Any], **config: Any) -> Any:
+    config = {"plan_id": plan["plan id"], "digest": plan["digest"], **config}
+    return (
+        build_defs()
+        .resolve_job_def("repair_delayed_index")
+        .execute_in_process(
+            {"ops": {"repair": {"config": config}}}, instance=instance, resources=RESOURCES, raise_on_error=False
+        )
+    )
+
+
+def said(done: Any) -> str:
+    (event,) = [one for one in done.all_events if one.is_successful_output]
+    return event.step_output_data.metadata["by outcome"].value
+
+
+def test_whole_indexes_are_green_and_need_no_repair(scene: DelayedScene, instance: dg.DagsterInstance) -> None:
+    scene.backlog("a", cursors=("s", "t"))
+    pages, checks = check(scene, instance)
+    assert set(pages) == {
+        "delayed_index_buckets", "delayed_index_findings", "delayed_messages_due", "delayed_index_plan"
+    }  # fmt: skip
+    buckets = pages["delayed_index_buckets"]
+    assert (buckets["dagster/row_count"], buckets["messages"], buckets["messages not due"]) == (6, 300, 300)
+    assert "| waiting | 6 |" in buckets["by state"]
+    assert pages["delayed_index_findings"]["dagster/row_count"] == 0
+    assert pages["delayed_messages_due"]["messages due"] == 6 * COUNT
+    assert pages["delayed_messages_due"]["by hour"].startswith("![")
+    assert "No delayed index needs a repair" in pages["delayed_index_plan"]["how to apply"]
+    assert {name: one.passed for name, one in checks.items()} == {IN_TIME: True, ALL_READ: True}
+
+
+def test_nothing_at_all_has_pages_too(scene: DelayedScene, instance: dg.DagsterInstance) -> None:
+    scene.topic("a", 100)
+    pages, checks = check(scene, instance)
+    assert pages["delayed_index_buckets"]["dagster/row_count"] == 0
+    assert all(one.passed for one in checks.values())
+
+
+def test_lost_messages_are_red_and_a_repair_turns_them_green(scene: DelayedScene, instance: dg.DagsterInstance) -> None:
+    first, *_ = scene.backlog("a")
+    forged = scene.snapshot("a", first, without=2)
+    scene.name_bucket("a", first, forged)
+    before = scene.keys("a")
+    pages, checks = check(scene, instance)
+    assert "| lost | lost | 1 | 2 |" in pages["delayed_index_findings"]["by code"]
+    assert not checks[IN_TIME].passed
+    assert checks[ALL_READ].passed
+    plan = pages["delayed_index_plan"]
+    assert "| rebuild | 1 |" in plan["by level"]
+    assert "repair_delayed_index" in plan["how to apply"]
+
+    dry = repair(scene, instance, plan)
+    assert "| rebuild | goes | may_go | 1 |" in said(dry)
+    assert scene.keys("a") == before
+
+    done = repair(scene, instance, plan, dry_run=False)
+    assert done.success
+    assert "| rebuild | done | repaired | 1 |" in said(done)
+    assert set(scene.keys("a").values()).isdisjoint(before.values())
+    _, checks = check(scene, instance)
+    assert checks[IN_TIME].passed
+
+    back = repair(scene, instance, plan, dry_run=False, undo=True)
+    assert "| undo | done | repaired | 1 |" in said(back)
+    assert scene.keys("a") == before
+
+
+def test_what_cannot_be_read_is_a_warning_and_plans_nothing(scene: DelayedScene, instance: dg.DagsterInstance) -> None:
+    first, *_ = scene.backlog("a")
+    scene.servers.reader.failures[scene.keys("a")[f"#pulsar.internal.delayed.bucket_{first}_{first}"]] = Unavailable(
+        "x"
+    )
+    pages, checks = check(scene, instance)
+    assert not checks[ALL_READ].passed
+    assert checks[ALL_READ].severity is dg.AssetCheckSeverity.WARN
+    assert pages["delayed_index_plan"]["dagster/row_count"] == 0
+
+
+def test_a_subscription_that_changed_since_is_left_with_its_code(
+    scene: DelayedScene, instance: dg.DagsterInstance
+) -> None:
+    first, second, _ = scene.backlog("a")
+    scene.lose(scene.keys("a")[f"#pulsar.internal.delayed.bucket_{first}_{first}"])
+    pages, _ = check(scene, instance)
+    scene.name_bucket("a", second, scene.snapshot("a", second))
+    before = scene.keys("a")
+    done = repair(scene, instance, pages["delayed_index_plan"], dry_run=False)
+    assert "| drop | left | changed_meanwhile | 1 |" in said(done)
+    assert scene.keys("a") == before
+
+
+def test_a_repair_that_fails_fails_its_run_and_says_what_it_did(
+    scene: DelayedScene, instance: dg.DagsterInstance
+) -> None:
+    first, *_ = scene.backlog("a")
+    scene.name_bucket("a", first, scene.snapshot("a", first, without=1))
+    pages, _ = check(scene, instance)
+    before = scene.keys("a")
+    scene.writer.failures = [Unavailable("no bookie takes entries")]
+    done = repair(scene, instance, pages["delayed_index_plan"], dry_run=False)
+    assert not done.success
+    (failed,) = [one for one in done.all_events if one.is_step_failure]
+    assert "no bookie takes entries" in json.dumps(failed.step_failure_data.error.to_string())
+    assert scene.keys("a") == before
+
+
+def test_another_digest_or_a_plan_nobody_made_is_refused(scene: DelayedScene, instance: dg.DagsterInstance) -> None:
+    first, *_ = scene.backlog("a")
+    scene.lose(scene.keys("a")[f"#pulsar.internal.delayed.bucket_{first}_{first}"])
+    summary, _ = make_repair_plan(scene.cluster, scene.checked())
+    before = scene.keys("a")
+    for plan in ({"plan id": summary.plan_id, "digest": "0" * 64}, {"plan id": "repair-none", "digest": "x"}):
+        assert not repair(scene, instance, plan, dry_run=False).success
+    assert not repair(scene, instance, {"plan id": summary.plan_id, "digest": "x"}, dry_run=False, undo=True).success
+    assert scene.keys("a") == before
