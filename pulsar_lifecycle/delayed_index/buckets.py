@@ -62,6 +62,14 @@ class Bucket:
         return within
 
 
+def held(buckets: Sequence[Bucket], indexes: Indexes) -> Mask:
+    """Which messages are of any of the buckets."""
+    found = np.zeros(len(indexes), np.bool_)
+    for bucket in buckets:
+        found |= bucket.holds(indexes)
+    return found
+
+
 class BucketMap:
     """Buckets by their ranges of topic ledgers, which never overlap."""
 

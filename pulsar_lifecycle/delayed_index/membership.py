@@ -89,6 +89,37 @@ class EntrySet:
         for ledger, bitmap in other.bitmaps.items():
             self._part(ledger, bitmap)
 
+    def discard_until(self, ledger: int, entry: int) -> None:
+        """Take out all messages up to this one, inclusive."""
+        for one in [one for one in self._bitmaps if one <= ledger]:
+            if one < ledger or self._bitmaps[one].max() <= entry:
+                del self._bitmaps[one]
+            else:
+                self._bitmaps[one].remove_range(0, entry + 1)
+
+    def pop_first(self, limit: int) -> EntrySet:
+        """Take out at most ``limit`` messages, the first by (ledger, entry)."""
+        found: dict[int, BitMap] = {}
+        for ledger in sorted(self._bitmaps):
+            if limit <= 0:
+                break
+            bitmap = self._bitmaps[ledger]
+            found[ledger] = bitmap if len(bitmap) <= limit else bitmap[:limit]
+            limit -= len(found[ledger])
+            if found[ledger] is bitmap:
+                del self._bitmaps[ledger]
+            else:
+                bitmap -= found[ledger]
+        return EntrySet(found)
+
+    def columns(self) -> tuple[Longs, Longs]:
+        """Ledgers and entries, by (ledger, entry)."""
+        ledgers = sorted(self._bitmaps)
+        counts = [len(self._bitmaps[ledger]) for ledger in ledgers]
+        entries = [np.frombuffer(self._bitmaps[ledger].to_array(), np.uint32) for ledger in ledgers]
+        none = np.empty(0, np.uint32)
+        return np.repeat(np.array(ledgers, np.int64), counts), np.concatenate([none, *entries]).astype(np.int64)
+
     def contains(self, ledgers: Longs, entries: Longs) -> Mask:
         """Which of these messages are there."""
         if len(ledgers) <= _FEW:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pulsar_lifecycle.delayed_index import merging
-from pulsar_lifecycle.delayed_index.buckets import Bucket, BucketMap
+from pulsar_lifecycle.delayed_index.buckets import Bucket, BucketMap, held
 from pulsar_lifecycle.delayed_index.membership import EntrySet, Mask
 from pulsar_lifecycle.delayed_index.merging import MergeRule
 from pulsar_lifecycle.delayed_index.outside import Operation, Outside, State
@@ -277,7 +277,7 @@ class BucketTracker:
         operations[Operation.MERGE, State.ALL] += 1
         try:
             parts = [self._remaining(bucket) for bucket in chosen]
-            parts.append(self._shared.select(lambda part: _held(chosen, part)))
+            parts.append(self._shared.select(lambda part: held(chosen, part)))
             merged = Indexes.concatenate(parts)
             step, most = self._settings.time_step_ms, self._settings.max_indexes_per_segment
             first, last = chosen[0].start_ledger_id, chosen[-1].end_ledger_id
@@ -286,7 +286,7 @@ class BucketTracker:
         except (Unavailable, StoreError, CorruptFormat):
             operations[Operation.MERGE, State.FAILED] += 1
             return
-        self._shared.remove(lambda part: _held(chosen, part))
+        self._shared.remove(lambda part: held(chosen, part))
         undelivered = EntrySet()
         for bucket in chosen:
             undelivered.update(bucket.undelivered)
@@ -379,7 +379,6 @@ class BucketTracker:
     def _drop(self, bucket: Bucket) -> None:
         """Delete a bucket. What it should have and no segment had is unread; what is in the queue stays."""
         self._forget()
-        self._buckets.remove(bucket)
         if bucket.messages == 1:  # the last one, which is about to go
             self._tracked.add_one(*bucket.last_loaded[1:])
         else:
@@ -389,8 +388,7 @@ class BucketTracker:
             bucket.undelivered.difference_update(in_queue)
             self._unread.update(bucket.undelivered)
             self._tracked.update(in_queue)
-        self._outside.unname(bucket.key)
-        self._outside.delete(bucket.bucket_id)
+        self._delete(bucket)
 
     def _forget(self) -> None:
         """What was handed out is tracked no more."""
@@ -416,21 +414,25 @@ class BucketTracker:
     def clear(self) -> None:
         """Forget all messages, and delete all buckets."""
         for bucket in list(self._buckets):
-            self._buckets.remove(bucket)
-            self._outside.unname(bucket.key)
-            self._outside.delete(bucket.bucket_id)
+            self._delete(bucket)
         self._shared, self._open = TimeQueue(), TimeQueue()
         self._tracked, self._unread = EntrySet(), EntrySet()
         self._start = self._end = _NO_LEDGER
         self._outside.make_pending()
 
+    def forget_before(self, ledger: int) -> None:
+        """Delete the buckets that end before this topic ledger, with their messages: nobody needs these any more."""
+        passed = [bucket for bucket in self._buckets if bucket.end_ledger_id < ledger]
+        if passed:
+            self._shared.remove(lambda part: held(passed, part))
+            for bucket in passed:
+                self._delete(bucket)
+            self._outside.make_pending()
 
-def _held(buckets: Sequence[Bucket], indexes: Indexes) -> Mask:
-    """Which messages are of any of the buckets."""
-    found = np.zeros(len(indexes), np.bool_)
-    for bucket in buckets:
-        found |= bucket.holds(indexes)
-    return found
+    def _delete(self, bucket: Bucket) -> None:
+        self._buckets.remove(bucket)
+        self._outside.unname(bucket.key)
+        self._outside.delete(bucket.bucket_id)
 
 
 def _repeats(indexes: Indexes) -> bool:
