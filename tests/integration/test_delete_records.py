@@ -1,13 +1,15 @@
-"""Delete records on real servers with two brokers: true low watermarks, kills, live clients, moved subscriptions."""
+"""Delete records on real servers: true low watermarks, a stopped broker, kills, live clients, moved subscriptions."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,10 +20,13 @@ import pytest
 from pulsar_lifecycle.delete_records.apply_run import NO_PATIENCE, Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import END, PLAIN, DeleteRecordsResult, Offset, Options
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, topics_of
 from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.model import MessagePosition, Topic
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.settings import PulsarSettings
 from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
@@ -51,14 +56,35 @@ CONTENTS = topics.payloads(120)
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two brokers and two bookies."""
+    """Two brokers and two bookies; the deletion queue and all of its kind are the first broker's."""
     cluster = Cluster(tmp_path_factory.mktemp("records") / "sandbox")
     try:
         cluster.start(bookies=2, brokers=2)
         drain(cluster)
+        with Admin(cluster.admin_url) as admin:
+            _give_to_first(cluster, admin, "pulsar/system")
         yield cluster
     finally:
         cluster.stop(purge=True)
+
+
+def _give_to_first(cluster: Cluster, admin: Admin, namespace: str) -> None:
+    """Have the first broker own all bundles of a namespace, those that nobody owned too."""
+    first, _ = _ids(cluster)
+    bounds = admin.call("GET", f"/v2/namespaces/{namespace}/bundles")["boundaries"]
+    settings = PulsarSettings(admin_url=cluster.admin_url, service_url=cluster.service_url)
+    with closing(HttpBrokerAdmin(settings)) as http:
+        parts = [part for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC) for part in topics_of(http, topic)]
+        events = f"persistent://{namespace}/__change_events"  # a broker reads it before it serves any topic there
+        parts += [Topic.parse(events), Topic.parse(f"{events}-partition-0")]
+
+        def given() -> bool:
+            for low, high in pairwise(bounds):
+                path = f"/v2/namespaces/{namespace}/{low}_{high}/unload?destinationBroker={first}"
+                admin.call("PUT", path, accept=(404, 409, 412))
+            return {http.owner(part) for part in parts} == {first}
+
+        wait_for("the first broker to own the deletion queue", given)
 
 
 @dataclass
@@ -126,6 +152,75 @@ def position(ledgers: Sequence[int], number: int, entry: int) -> MessagePosition
 def left(ledgers: Sequence[int], mark: MessagePosition) -> list[bytes]:
     """What a reader sees once whole ledgers below a position are gone."""
     return [content for ledger, content in zip(ledgers, CONTENTS, strict=True) if ledger >= mark.ledger_id]
+
+
+def partitioned(sandbox: Cluster) -> list[str]:
+    """Two partitions of the first broker and one of the second."""
+    name = f"persistent://{new_namespace(sandbox, 'records')}/parted"
+    with closing(
+        HttpBrokerAdmin(PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url))
+    ) as admin:
+        first, second = _ids(sandbox)
+        admin.create_partitioned_topic(Topic.parse(name), 16)
+        by_owner: dict[str, list[str]] = {first: [], second: []}
+        for number in range(16):
+            part = f"{name}-partition-{number}"
+            by_owner[admin.owner(Topic.parse(part))].append(part)
+    assert len(by_owner[first]) >= 2, by_owner
+    assert by_owner[second], by_owner
+    return [*by_owner[first][:2], by_owner[second][0]]
+
+
+def _ids(sandbox: Cluster) -> tuple[str, str]:
+    with closing(
+        HttpBrokerAdmin(PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url))
+    ) as admin:
+        ids = admin.brokers()
+    port = sandbox.admin_url.rpartition(":")[2]
+    first = next(one for one in ids if one.endswith(f":{port}"))
+    return first, next(one for one in ids if one != first)
+
+
+def told(results: Mapping[str, DeleteRecordsResult]) -> list[str]:
+    return [f"{one.error}: {one.reason}" for one in results.values()]
+
+
+def test_a_stopped_broker_times_out_its_own_partitions_and_a_rerun_completes(records: Records) -> None:
+    sandbox = records.sandbox
+    parts = partitioned(sandbox)
+    ledgers = {part: publish(sandbox, part) for part in parts}
+    for part in parts:
+        wait_listed(sandbox, part)
+    records.pipeline.scan()
+    marks = {part: position(ledgers[part], 1, 20) for part in parts}
+    rows = records.plan(marks)
+    assert {row["error"] for row in rows.values()} == {None}, rows
+    sandbox.kill("broker-2", signal.SIGSTOP)
+    try:
+        first = records.apply()
+    finally:
+        sandbox.kill("broker-2", signal.SIGCONT)
+    assert {one.error for one in first.values()} == {RecordsError.TIMEOUT}, told(first)
+    assert "does not answer" in first[parts[2]].reason
+    records.pipeline.scan_and_delete()
+    second = {}
+    for _ in range(6):
+        second = records.apply(dry_run=True)
+        if [second[part].error for part in parts] == [None, None, RecordsError.TIMEOUT]:
+            break
+        records.pipeline.scan_and_delete()
+        time.sleep(2)
+    assert [second[part].error for part in parts] == [None, None, RecordsError.TIMEOUT], told(first) + told(second)
+    assert [second[part].low_watermark for part in parts] == [marks[parts[0]], marks[parts[1]], -1]
+    assert len(set(ledgers[parts[2]]) & existing(sandbox, set(ledgers[parts[2]]))) == 3
+
+    records.apply()
+    done = records.answered()
+    assert done == {part: DeleteRecordsResult(marks[part]) for part in parts}
+    for part in parts:
+        assert read_all(sandbox, part) == left(ledgers[part], marks[part])
+        assert watermark(sandbox, part) == str(marks[part])
+        assert not existing(sandbox, {i for i in ledgers[part] if i < marks[part].ledger_id})
 
 
 def test_the_end_of_an_unloaded_topic_goes_whole_and_every_bookie_says_so(records: Records) -> None:

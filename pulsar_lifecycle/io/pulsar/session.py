@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import _pulsar
 import pulsar
@@ -24,10 +24,14 @@ from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Stor
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.settings import PulsarSettings
 
+Opened = TypeVar("Opened")
+
 IN_FLIGHT = 500
 """Messages sent and not yet acknowledged by the broker; below the client's own queue, which would drop the excess."""
 PREFETCHED = 500
 """Messages a consumer holds per partition: a dead executor's are handed out again only when its connection ends."""
+LONGEST_CONNECT_MS = 10_000
+"""How long a broker may take to welcome a connection; not longer than ``request_timeout`` either."""
 UNDECRYPTED = pulsar.ConsumerCryptoFailureAction.CONSUME
 """An encrypted message comes as it is: by default it would be held back for ever, and what is behind it with it."""
 
@@ -56,11 +60,17 @@ class Outgoing:
 
 
 class PulsarSession:
-    """Not thread-safe. ``request_timeout`` of the settings bounds every call to a broker."""
+    """Not thread-safe. ``request_timeout`` of the settings bounds every call to a broker.
+
+    The client looks topics up at all brokers of ``service_url`` in turn, and gives up at the first that takes its
+    connection and says nothing. So what cannot be opened for that is opened once more through one that answers.
+    """
 
     def __init__(self, settings: PulsarSettings) -> None:
+        self._settings = settings
         self._timeout = settings.request_timeout
-        self._client = _client(settings)
+        self._clients = [_client(settings, settings.service_url)]
+        """The last one opens what is to be opened; another has what it opened until it is closed."""
         self._producers: dict[Topic, pulsar.Producer] = {}
         self._consumer: pulsar.Consumer | None = None
 
@@ -99,12 +109,15 @@ class PulsarSession:
 
     def _producer_of(self, topic: Topic) -> pulsar.Producer:
         if topic not in self._producers:
-            self._producers[topic] = self._client.create_producer(
-                str(topic),
-                batching_enabled=False,
-                chunking_enabled=True,
-                max_pending_messages=2 * IN_FLIGHT,
-                send_timeout_millis=int(self._timeout * 1000),
+            self._producers[topic] = self._opened(
+                topic,
+                lambda client: client.create_producer(
+                    str(topic),
+                    batching_enabled=False,
+                    chunking_enabled=True,
+                    max_pending_messages=2 * IN_FLIGHT,
+                    send_timeout_millis=int(self._timeout * 1000),
+                ),
             )
         return self._producers[topic]
 
@@ -118,13 +131,16 @@ class PulsarSession:
     def subscribe(self, topics: Sequence[Topic], subscription: str) -> None:
         """Open the one Shared consumer, over all partitions of ``topics``."""
         with _ours("subscribe"):
-            self._consumer = self._client.subscribe(
-                [str(topic) for topic in topics],
-                subscription,
-                consumer_type=pulsar.ConsumerType.Shared,
-                initial_position=pulsar.InitialPosition.Earliest,
-                receiver_queue_size=PREFETCHED,
-                crypto_failure_action=UNDECRYPTED,
+            self._consumer = self._opened(
+                topics[0],
+                lambda client: client.subscribe(
+                    [str(topic) for topic in topics],
+                    subscription,
+                    consumer_type=pulsar.ConsumerType.Shared,
+                    initial_position=pulsar.InitialPosition.Earliest,
+                    receiver_queue_size=PREFETCHED,
+                    crypto_failure_action=UNDECRYPTED,
+                ),
             )
 
     def receive(self, limit: int, wait_ms: int) -> list[pulsar.Message]:
@@ -162,8 +178,11 @@ class PulsarSession:
         found: list[tuple[Position, pulsar.Message]] = []
         start = pulsar.MessageId(part.partition if part.partition is not None else -1, after.ledger_id, after.entry_id)
         with _ours(f"read {part}"):
-            reader = self._client.create_reader(
-                str(part), start, receiver_queue_size=min(limit + 1, PREFETCHED), crypto_failure_action=UNDECRYPTED
+            reader = self._opened(
+                part,
+                lambda client: client.create_reader(
+                    str(part), start, receiver_queue_size=min(limit + 1, PREFETCHED), crypto_failure_action=UNDECRYPTED
+                ),
             )
             try:
                 while reader.has_message_available():
@@ -180,8 +199,36 @@ class PulsarSession:
         """Send what acknowledgements are left, close everything; what was not acknowledged goes back."""
         self._producers.clear()
         self._consumer = None
-        with contextlib.suppress(pulsar.exceptions.PulsarException):
-            self._client.close()
+        for client in self._clients:
+            _close(client)
+
+    # ------------------------------------------------------------------------------------------------------- clients
+
+    def _opened(self, topic: Topic, open_it: Callable[[pulsar.Client], Opened]) -> Opened:
+        try:
+            return open_it(self._clients[-1])
+        except _SILENCE:
+            if not self._go_to_one_that_answers(topic):
+                raise
+        return open_it(self._clients[-1])
+
+    def _go_to_one_that_answers(self, topic: Topic) -> bool:
+        """Whether there is another client now, of the first broker that says how many partitions a topic has."""
+        urls = _each(self._settings.service_url)
+        if len(urls) == 1 or len(self._clients) > 1:
+            return False
+        for url in urls:
+            client = _client(self._settings, url)
+            try:
+                client.get_topic_partitions(str(topic))
+            except _SILENCE:
+                _close(client)
+                continue
+            except pulsar.exceptions.PulsarException:
+                pass  # an answer: what is wrong with the topic is said when it is opened
+            self._clients.append(client)
+            return True
+        return False
 
 
 class _Sending:
@@ -213,18 +260,35 @@ class _Sending:
         return self._receipts
 
 
-def _client(settings: PulsarSettings) -> pulsar.Client:
+_SILENCE = (pulsar.exceptions.Timeout, pulsar.exceptions.ConnectError)
+"""What the client raises where a broker takes a connection and says nothing, and where none takes it."""
+
+
+def _each(service_url: str) -> list[str]:
+    """A service URL for each of the hosts that one names."""
+    scheme, _, hosts = service_url.rstrip("/").partition("://")
+    return [f"{scheme}://{host}" for host in hosts.split(",") if host]
+
+
+def _close(client: pulsar.Client) -> None:
+    with contextlib.suppress(pulsar.exceptions.PulsarException):
+        client.close()
+
+
+def _client(settings: PulsarSettings, service_url: str) -> pulsar.Client:
     tls = settings.tls
     authentication = None
     if settings.token is not None:
         authentication = pulsar.AuthenticationToken(settings.token.resolve("pulsar.token"))
     elif tls is not None and tls.cert_file:
         authentication = pulsar.AuthenticationTLS(tls.cert_file, tls.key_file)
-    with _ours(f"connect to {settings.service_url}"):
+    seconds = max(1, int(settings.request_timeout))
+    with _ours(f"connect to {service_url}"):
         return pulsar.Client(
-            settings.service_url,
+            service_url,
             authentication=authentication,
-            operation_timeout_seconds=max(1, int(settings.request_timeout)),
+            operation_timeout_seconds=seconds,
+            connection_timeout_ms=min(LONGEST_CONNECT_MS, seconds * 1000),
             tls_trust_certs_file_path=(tls and tls.ca_file) or None,
             tls_validate_hostname=tls is None or tls.verify,
             tls_certificate_file_path=(tls and tls.cert_file) or None,

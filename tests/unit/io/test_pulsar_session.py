@@ -1,0 +1,109 @@
+import pulsar
+import pytest
+
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC
+from pulsar_lifecycle.errors import NotFound, Unavailable
+from pulsar_lifecycle.io.pulsar import session as pulsar_session
+from pulsar_lifecycle.io.pulsar.session import PulsarSession
+from pulsar_lifecycle.settings import PulsarSettings
+
+BROKERS = ("b1:6650", "b2:6650", "b3:6650")
+
+
+class Brokers:
+    """What clients of some brokers see: ``silent`` ones take connections and never answer. Lookups go to all."""
+
+    def __init__(self, silent=(), no_owner=False, failure=None):
+        self.silent, self.no_owner, self.failure = set(silent), no_owner, failure
+        self.clients = []
+
+    def client(self, url, **options):
+        self.clients.append(_Client(self, url.partition("://")[2].rstrip("/").split(","), options))
+        return self.clients[-1]
+
+    @property
+    def open_clients(self):
+        return [client.hosts for client in self.clients if not client.closed]
+
+
+class _Client:
+    def __init__(self, brokers, hosts, options):
+        self.brokers, self.hosts, self.options, self.closed = brokers, hosts, options, False
+
+    def get_topic_partitions(self, topic):
+        if self.brokers.silent.intersection(self.hosts):
+            raise pulsar.Timeout("t")
+        if self.brokers.failure:
+            raise self.brokers.failure
+        return [topic]
+
+    def create_producer(self, topic, **options):
+        self.get_topic_partitions(topic)
+        if self.brokers.no_owner:
+            raise pulsar.ConnectError("c")
+        return object()
+
+    def subscribe(self, topics, subscription, **options):
+        return self.create_producer(topics[0])
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def session_of(monkeypatch):
+    def open_session(brokers: Brokers, hosts=BROKERS, **settings) -> PulsarSession:
+        monkeypatch.setattr(pulsar_session.pulsar, "Client", brokers.client)
+        url = f"pulsar://{','.join(hosts)}/"
+        return PulsarSession(PulsarSettings(admin_url="http://b1:8080", service_url=url, **settings))
+
+    return open_session
+
+
+def test_what_a_silent_broker_holds_up_is_opened_through_the_first_that_answers(session_of):
+    brokers = Brokers(silent=["b1:6650"])
+    session = session_of(brokers)
+    session.open_producer(DELETION_TOPIC)
+    session.subscribe([DELETION_TOPIC, RETRY_TOPIC], "s")
+    assert brokers.open_clients == [list(BROKERS), ["b2:6650"]]
+    session.close()
+    assert brokers.open_clients == []
+
+
+def test_where_no_broker_answers_each_was_asked_once(session_of):
+    brokers = Brokers(silent=BROKERS)
+    session = session_of(brokers)
+    with pytest.raises(Unavailable, match="open the producer: Timeout"):
+        session.open_producer(DELETION_TOPIC)
+    assert [client.hosts for client in brokers.clients] == [list(BROKERS), *([host] for host in BROKERS)]
+    assert brokers.open_clients == [list(BROKERS)]
+
+
+def test_a_partition_whose_owner_is_silent_is_asked_for_through_one_more_broker(session_of):
+    brokers = Brokers(no_owner=True)
+    session = session_of(brokers)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="ConnectError"):
+            session.open_producer(DELETION_TOPIC)
+    assert len(brokers.clients) == 2
+
+
+def test_an_answer_that_says_no_goes_nowhere_else(session_of):
+    brokers = Brokers(failure=pulsar.TopicNotFound("t"))
+    with pytest.raises(NotFound):
+        session_of(brokers).open_producer(DELETION_TOPIC)
+    assert len(brokers.clients) == 1
+
+
+def test_of_one_broker_there_is_no_other(session_of):
+    brokers = Brokers(silent=["b1:6650"])
+    with pytest.raises(Unavailable):
+        session_of(brokers, ["b1:6650"]).open_producer(DELETION_TOPIC)
+    assert len(brokers.clients) == 1
+
+
+@pytest.mark.parametrize(("timeout", "connect"), [(8, 8_000), (30, 10_000), (0.5, 1_000)])
+def test_a_connection_takes_no_longer_than_a_request(session_of, timeout, connect):
+    brokers = Brokers()
+    session_of(brokers, request_timeout=timeout)
+    assert brokers.clients[0].options["connection_timeout_ms"] == connect
