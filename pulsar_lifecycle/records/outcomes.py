@@ -141,7 +141,8 @@ class Outcome(StrEnum):
 
     MARKED = "marked"
     """Phase ``mark``: a ledger is about to leave its topic's metadata, by our own compare-and-set, or with its topic,
-    which its broker is asked to delete next. Phase ``release``: its copy in BookKeeper is about to be released."""
+    which its broker is asked to delete next. With code ``outcome_unknown`` the broker did not answer, and may delete
+    the topic still. Phase ``release``: its copy in BookKeeper is about to be released."""
     LEFT = "left"
     """Phase ``mark``: it stayed in its topic's metadata. Offload, action ``load-topic``: this run did nothing about it,
     the reason says why."""

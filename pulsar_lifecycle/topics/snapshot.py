@@ -29,6 +29,9 @@ from pulsar_lifecycle.records.owner_names import full_names
 from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan import stored_references
 
+LOOKS_AFTER = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Seconds before each look at what a request without an answer does; a broker that is slow goes on with it."""
+
 
 def topic_node(store: MetadataStore, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
     """The topic's z-node, decoded. Raises Refused where there is none that can be read."""
@@ -215,3 +218,20 @@ def named_by_cursors(ports: Ports, root: str, path: str, cursors: Mapping[str, M
                     raise Refused(f"its compacted ledger cannot be known: {word.error}")
             named |= {word.ledger_id for word in words}
     return {i for i in named if i is not None and i >= 0}
+
+
+def is_gone(ports: Ports, node: Node, check: Callable[[], None], *, wait: bool) -> bool:
+    """Whether a z-node that a broker was told to delete is gone, or another one is in its place.
+
+    ``wait``: the request had no answer, so look for a while. ``check`` is called before each look but the first, and
+    raises if the run must stop.
+    """
+    for seconds in LOOKS_AFTER if wait else LOOKS_AFTER[:1]:
+        if seconds:
+            ports.clock.sleep(seconds)
+            check()
+        ports.store.sync("/")
+        after = ports.store.read([node.path])[0]
+        if after is None or (isinstance(after, Node) and after.stat.czxid != node.stat.czxid):
+            return True
+    return False

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pulsar_lifecycle.errors import LifecycleError, Protected, Refused, RefusedBy
+from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Protected, Refused, RefusedBy
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
@@ -127,22 +127,24 @@ def _delete(
         why = Why(refusal_code(refusal), f"nothing was deleted: {refusal}")
         return _journalled(run, ports, topic, named, Outcome.LEFT, why)
     guard.check(ports.store)
-    failure = "its z-node is still there"
+    failure, unknown = "its z-node is still there", False
     try:
         ports.admin.delete_topic(topic, force)
     except LifecycleError as error:
-        failure = str(error)
-    ports.store.sync("/")
-    after = ports.store.read([node.path])[0]
-    if after is None or (isinstance(after, Node) and after.stat.czxid != node.stat.czxid):
+        failure, unknown = str(error), isinstance(error, OutcomeUnknown)
+    if snapshot.is_gone(ports, node, lambda: guard.check(ports.store), wait=unknown):
         return _journalled(run, ports, topic, named, Outcome.REMOVED, TOPIC_DELETED)
     why = Why(Code.TOPIC_STAYS, f"its topic is not deleted, so its messages will find it in use and be kept: {failure}")
+    if unknown:
+        why = Why(Code.OUTCOME_UNKNOWN, f"whether its broker still deletes its topic is not known: {failure}")
     had = [i for i, (row, _, _) in named.items() if row]
     nodes = ports.store.read([ledger_path.ledger_path(i, run.ledgers_root) for i in had])
     deleted = Why(Code.BROKER_DELETED, f"the broker deleted it, but not its topic: {failure}")
     gone = {i: deleted for i, now in zip(had, nodes, strict=True) if now is None}
-    text = f"the broker deleted {len(gone)} of its {len(had)} ledgers, but not the topic: {failure}; run again"
-    return _journalled(run, ports, topic, named, Outcome.LEFT, why, gone, why.put(text) if gone else why)
+    yet = ", yet" if unknown else ""
+    text = f"the broker deleted {len(gone)} of its {len(had)} ledgers, but not the topic{yet}: {failure}; run again"
+    left = Outcome.MARKED if unknown else Outcome.LEFT
+    return _journalled(run, ports, topic, named, left, why, gone, why.put(text) if gone else why)
 
 
 def _subscriptions(run: TopicRun, ports: Ports, node: Node, named: Mapping[int, _Named]) -> str:
@@ -243,5 +245,5 @@ def _journalled(
     ports.journal.record(rows)
     return [
         *marked,
-        LedgerOutcome(str(topic), -1, Outcome.FAILED if outcome == Outcome.LEFT else outcome, of_all or why),
+        LedgerOutcome(str(topic), -1, outcome if outcome == Outcome.REMOVED else Outcome.FAILED, of_all or why),
     ]

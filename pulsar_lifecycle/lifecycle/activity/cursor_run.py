@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Refused
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.journal import operator_words
@@ -189,15 +189,16 @@ class _Deletion:
     def _delete(self, topic: Topic, node: Node, row: Mapping[str, Any], guard: RunGuard) -> DeletedSubscription:
         self._journal(row, Outcome.BEGUN, Why(Code.ABOUT_TO, "its broker is asked to delete it next"))
         guard.check(self.ports.store)
-        failure = "its z-node is still there"
+        failure, unknown = "its z-node is still there", False
         try:
             self.ports.admin.delete_subscription(topic, row["cursor"])
         except LifecycleError as error:  # whether it was deleted all the same, its z-node says
-            failure = str(error)
-        self.ports.store.sync("/")
-        after = self.ports.store.read([node.path])[0]
-        if after is None or (isinstance(after, Node) and after.stat.czxid != node.stat.czxid):
+            failure, unknown = str(error), isinstance(error, OutcomeUnknown)
+        if snapshot.is_gone(self.ports, node, lambda: guard.check(self.ports.store), wait=unknown):
             return self._said(row, Outcome.DONE, Why(Code.BROKER_DELETED, "its broker deleted it"))
+        if unknown:
+            text = f"whether its broker still deletes it is not known, run again: {failure}"
+            return self._said(row, Outcome.FAILED, Why(Code.OUTCOME_UNKNOWN, text))
         return self._said(row, Outcome.FAILED, Why(Code.STILL_THERE, failure))
 
     # ---------------------------------------------------------------------------------------------------- as planned

@@ -255,7 +255,10 @@ def test_an_answer_that_is_lost_is_resolved_by_the_z_node(scene: ActivityScene) 
         raise OutcomeUnknown("no answer")
 
     scene.servers.admin.on_unsubscribe = lost
-    assert apply(scene, made) == {"s": GONE, "t": (Outcome.FAILED, Code.STILL_THERE)}
+    assert apply(scene, made) == {"s": GONE, "t": (Outcome.FAILED, Code.OUTCOME_UNKNOWN)}
+    scene.servers.admin.on_unsubscribe = lambda topic, name: None
+    scene.servers.wait(0.1)
+    assert apply(scene, made)["t"] == (Outcome.FAILED, Code.STILL_THERE)
 
 
 def test_a_plan_is_refused_that_is_stale_or_paused(scene: ActivityScene) -> None:
