@@ -28,6 +28,7 @@ def inactive(
         DISAGREEING,
         IDLE_CURSORS,
         IDLE_TOPICS,
+        brokers_answered,
         history_since,
         newest_activity,
         rows_of,
@@ -43,9 +44,15 @@ def inactive(
     rows = rows_of(where.lake, epoch.epoch_id, IDLE_CURSORS if subscriptions else IDLE_TOPICS).to_pylist()
     partitions = rows_of(where.lake, epoch.epoch_id, DISAGREEING).to_pylist()
     rows = [row for row in rows if code is None or (row["kept"] or NOTHING) == code]
+    answered = brokers_answered(where.lake, epoch)
     since, period = history_since(where.lake, epoch.epoch_id), where.settings.inactivity.period
     if as_json:
-        history = {"epoch_id": epoch.epoch_id, "history_since": since, "period_seconds": period}
+        history = {
+            "epoch_id": epoch.epoch_id,
+            "history_since": since,
+            "period_seconds": period,
+            "brokers_answered": answered,
+        }
         show.json_document({**history, "rows": rows, "partitioned_topics": partitions})
         return
     now = where.clock.now_ms()
@@ -56,6 +63,10 @@ def inactive(
     if since is not None:
         show.text(
             f"our history begins {show.span(now - since)} ago; what nobody used for {show.span(period * 1000)} counts"
+        )
+    if not answered:
+        show.text(
+            "the brokers did not answer: what may have clients is left out, and the next report passes this one over"
         )
     largest = sorted(rows, key=lambda row: (-row["bytes"], row["topic"], row.get("cursor", "")))[:SAMPLE]
     show.table(

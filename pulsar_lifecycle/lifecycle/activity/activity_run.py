@@ -93,7 +93,10 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
     parts = cluster.parts(epoch_id, "managed_ledgers")
     clients, unreached = _clients(cluster)
     now = cluster.clock.now_ms()
-    cluster.store(epoch_id, CLIENTS, CONNECTIONS, lambda _: clients.to_batches() if clients else (), [None])
+    if clients is not None:
+        cluster.store(epoch_id, CLIENTS, CONNECTIONS, lambda one: one.to_batches(), [clients])
+    elif stored(lake, epoch_id, CLIENTS):
+        lake.publish(epoch_id, CLIENTS, [])
     policies, system_cursors, replicator, unknown = _policies(cluster, namespaces_of(lake, parts))
     shadows, unread = _shadows(cluster)
     previous = previous_activity(cluster, epoch)
@@ -140,11 +143,13 @@ def choice_of(settings: Settings, system_cursors: frozenset[str] | None, replica
 def previous_activity(cluster: Cluster, epoch: Epoch) -> Epoch | None:
     """The scan whose history goes on with this one; None where it starts anew.
 
-    So it does after ``inactivity.max_gap`` without one, and where the metadata store is not the later state of what an
-    earlier scan saw: it was restored, or is another one.
+    One whose brokers did not answer is passed over: what it did not see is no use, and no proof of the contrary. It
+    starts anew after ``inactivity.max_gap`` without one that proves something, and where the metadata store is not the
+    later state of what an earlier scan saw: it was restored, or is another one.
     """
     earlier = [one for one in cluster.lake.epochs(epoch.fingerprint) if one.started_at < epoch.started_at]
-    found = next((one for one in reversed(earlier) if stored(cluster.lake, one.epoch_id, TOPIC_TABLE)), None)
+    reported = (one for one in reversed(earlier) if stored(cluster.lake, one.epoch_id, TOPIC_TABLE))
+    found = next((one for one in reported if brokers_answered(cluster.lake, one)), None)
     if found is None or epoch.started_at - found.started_at > cluster.settings.inactivity.max_gap * 1000:
         return None
     since = [one for one in (*earlier, epoch) if one.started_at > found.started_at]
@@ -154,6 +159,12 @@ def previous_activity(cluster: Cluster, epoch: Epoch) -> Epoch | None:
     with cluster.ports(read_only=True) as ports:
         broken = history_check.broken_since(ports.store, [found], epoch.fingerprint, root)
     return None if broken else found
+
+
+def brokers_answered(lake: Lake, epoch: Epoch) -> bool:
+    """Whether brokers said what they had loaded at the scan, and who was connected at its report."""
+    silent = any(gap.code is GapCode.BROKERS_UNREACHABLE for gap in epoch.gaps)
+    return not silent and stored(lake, epoch.epoch_id, CLIENTS)
 
 
 def stored(lake: Lake, epoch_id: str, table: str) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import cursor, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.lifecycle.activity.activity_run import brokers_answered, build_activity
 from pulsar_lifecycle.lifecycle.activity.partitions import PartitionFinding, partition_findings
 from pulsar_lifecycle.lifecycle.activity.tables import Evidence
 from pulsar_lifecycle.model import Position
@@ -130,22 +131,50 @@ def test_connected_clients_are_use(scene: ActivityScene, clients: dict[str, int]
     assert kept(report.cursors) == ({} if "s" in clients else {"old/s": None})
 
 
+def _silent(scene: ActivityScene) -> None:
+    scene.servers.admin.connections = lambda: (_ for _ in ()).throw(Unavailable("no"))  # type: ignore[method-assign]
+
+
 def test_a_broker_that_does_not_answer_may_have_clients(scene: ActivityScene) -> None:
+    """Such a report says so, and the next goes on with the one before it."""
     scene.work()
     for name in ("loaded", "rests"):
         scene.used(name, "s")
     scene.clients("loaded")
-    scene.days(5)
-    scene.epoch = scene.scan()
-    scene.servers.admin.connections = lambda: (_ for _ in ()).throw(Unavailable("no"))  # type: ignore[method-assign]
-    report = scene.report()
+    scene.days(8)
+    before, scene.epoch = scene.epoch, scene.scan()
+    assert scene.epoch
+    build_activity(scene.cluster, scene.epoch)
+    _silent(scene)
+    report = build_activity(scene.cluster, scene.epoch)  # over the other
     assert report.problems == ("no",)
     assert scene.row("loaded")["client_evidence"] == scene.row("loaded", "s")["read_evidence"] == Evidence.UNKNOWN
     assert scene.row("rests")["client_evidence"] is None
-    del scene.servers.admin.connections
-    report = scene.days(4)
     assert kept(report.topics) == {"rests": None}
-    assert kept(report.cursors) == {"rests/s": None}
+    assert not brokers_answered(scene.lake, scene.epoch)
+    del scene.servers.admin.connections
+    report = scene.report()
+    assert report.previous == before
+    assert kept(report.topics) == {"loaded": Protection.LOADED, "rests": None}
+    assert kept(report.cursors) == {"loaded/s": None, "rests/s": None}
+
+
+@pytest.mark.parametrize("silent", ["report", "scan"])
+def test_the_history_begins_anew_where_brokers_are_silent_for_too_long(scene: ActivityScene, silent: str) -> None:
+    scene.used("old", "s")
+    scene.days(8)
+    if silent == "report":
+        _silent(scene)
+    for _ in range(2):
+        scene.servers.wait(23)
+        scene.epoch = scene.scan(*([Gap(GapCode.BROKERS_UNREACHABLE, "", "no")] if silent == "scan" else []))
+        build_activity(scene.cluster, scene.epoch)
+    if silent == "report":
+        del scene.servers.admin.connections
+    scene.servers.wait(1)
+    report = scene.report()
+    assert report.previous is None
+    assert not report.topics
 
 
 @pytest.mark.parametrize("moved", ["position", "acknowledged", "last_active"])
