@@ -23,6 +23,7 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import (
 )
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans, run_config
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.inactive_plan import counted_once
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
 
@@ -162,10 +163,13 @@ def history_shown(report: ActivityReport) -> dict[str, Any]:
 
 
 def inactive_shown(rows: pa.Table) -> dict[str, Any]:
-    """A table's page: how many and how many bytes by what keeps them, and the largest."""
+    """A table's page: how many and how many bytes by what keeps them, and the largest.
+
+    What several subscriptions of a topic keep counts once, for the one that keeps most.
+    """
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for code, size in zip(rows.column("kept").to_pylist(), rows.column("bytes").to_pylist(), strict=True):
+    for code, size in zip(rows.column("kept").to_pylist(), counted_once(rows).to_pylist(), strict=True):
         counts[code or DELETABLE] += 1
         sizes[code or DELETABLE] += size
     cells = [(code, count, show.size(sizes[code])) for code, count in counts.most_common()]

@@ -1,3 +1,6 @@
+# pyright: reportAttributeAccessIssue=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
+# pyarrow has no types.
 """``inactive``: topics and subscriptions that nobody uses, as the newest report says.
 
 Belongs here: the page. Not here: making a report, which is the Dagster job ``report_activity``.
@@ -24,6 +27,8 @@ def inactive(
     as_json: AsJson = False,
 ) -> None:
     """Topics, or subscriptions, that nobody used for `inactivity.period`, what they hold and what keeps them."""
+    import pyarrow.compute as pc
+
     from pulsar_lifecycle.lifecycle.activity.activity_run import (
         DISAGREEING,
         IDLE_CURSORS,
@@ -34,16 +39,18 @@ def inactive(
         rows_of,
     )
     from pulsar_lifecycle.records.codes import check_known
-    from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+    from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept, counted_once
     from pulsar_lifecycle.topics.protection import Protection
 
     if code is not None:
         check_known("a code that keeps", code, [NOTHING, *map(str, InactiveKept), *map(str, Protection)])
     where = cluster_of(context)
     epoch = newest_activity(where.lake, where.settings.cluster)
-    rows = rows_of(where.lake, epoch.epoch_id, IDLE_CURSORS if subscriptions else IDLE_TOPICS).to_pylist()
+    stored = rows_of(where.lake, epoch.epoch_id, IDLE_CURSORS if subscriptions else IDLE_TOPICS)
     partitions = rows_of(where.lake, epoch.epoch_id, DISAGREEING).to_pylist()
-    rows = [row for row in rows if code is None or (row["kept"] or NOTHING) == code]
+    if code is not None:
+        stored = stored.filter(pc.equal(pc.fill_null(stored.column("kept"), NOTHING), code))
+    rows = stored.to_pylist()
     answered = brokers_answered(where.lake, epoch)
     since, period = history_since(where.lake, epoch.epoch_id), where.settings.inactivity.period
     if as_json:
@@ -57,7 +64,7 @@ def inactive(
         return
     now = where.clock.now_ms()
     what = "subscription" if subscriptions else "topic"
-    total = show.size(sum(row["bytes"] for row in rows))
+    total = show.size(pc.sum(counted_once(stored)).as_py() or 0)
     age = show.span(now - epoch.started_at)
     show.text(f"{show.counted(len(rows), f'inactive {what}')}, {total}, by scan {epoch.epoch_id}, {age} ago")
     if since is not None:

@@ -39,7 +39,7 @@ Groups = list[tuple[str, int, str]]
 class PlanKind(Protocol):
     """One kind of plan. ``job`` applies it; ``columns`` are those of a line of its sample.
 
-    ``needs_two_scans``: whether an earlier scan must confirm what it rests on.
+    ``needs_two_scans``: whether an earlier scan must confirm what it rests on; ``what``: what its summary counts.
     """
 
     @property
@@ -48,6 +48,8 @@ class PlanKind(Protocol):
     def columns(self) -> Sequence[str]: ...  # noqa: D102
     @property
     def needs_two_scans(self) -> bool: ...  # noqa: D102
+    @property
+    def what(self) -> str: ...  # noqa: D102
 
     def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """Summary and rows. Raises NotFound."""
@@ -73,6 +75,10 @@ class PlanKind(Protocol):
         """A row of the sample."""
         ...
 
+    def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
+        """What it does, and what that frees, in words."""
+        ...
+
 
 def kind_of(plan_id: str) -> PlanKind:
     """By the beginning of a plan's id."""
@@ -87,7 +93,19 @@ def kind_of(plan_id: str) -> PlanKind:
     return RetentionPlans() if plan_id.startswith(f"{retention_planning.KIND}-") else OrphanPlans()
 
 
-class OrphanPlans:
+class _OfLedgers:
+    """Plans whose summaries count ledgers."""
+
+    what = "ledger"
+
+    def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
+        """How many go, of how many, and their bytes."""
+        count = f"{show.counted(summary.ledgers, self.what)}, {share(summary)} of {summary.cluster_ledgers}"
+        sizes = f"{show.size(summary.physical_bytes)} on disk, {show.size(summary.logical_bytes)} logical"
+        return [("deletes", count), ("frees", sizes)]
+
+
+class OrphanPlans(_OfLedgers):
     """Plans of ledgers that nothing refers to."""
 
     job = "apply_plan"
@@ -126,7 +144,7 @@ class OrphanPlans:
         return row["ledger_id"], _component(row), row["topic"], row["entries"], size, made
 
 
-class RetentionPlans:
+class RetentionPlans(_OfLedgers):
     """Plans of ledgers past their retention."""
 
     job = "apply_retention"
@@ -167,6 +185,7 @@ class LoadPlans:
 
     job = "load_topics"
     needs_two_scans = False
+    what = "topic"
     columns = ("last ledger", "topic", "needs", "frees", "at once", "rest from")
 
     def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
@@ -183,7 +202,12 @@ class LoadPlans:
 
     def sized(self, rows: pa.Table) -> pa.Table:
         """Bytes of one copy: how many there are the plan does not know."""
-        return rows.append_column("physical_bytes", rows.column("bytes"))
+        return load_plan.as_capped(rows)
+
+    def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
+        """How many topics, and what goes of them, sooner or later."""
+        size = f"{show.size(summary.logical_bytes)} logical, once for each copy"
+        return [("loads", show.counted(summary.ledgers, self.what)), ("frees", size)]
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by need."""
@@ -208,6 +232,7 @@ class InactivePlans:
 
     def __init__(self, plan_id: str) -> None:
         self._subscriptions = plan_id.startswith(f"{inactive_plan.SUBSCRIPTIONS}-")
+        self.what = "subscription" if self._subscriptions else "topic"
         self.job = "delete_inactive_subscriptions" if self._subscriptions else "delete_inactive_topics"
 
     def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
@@ -223,13 +248,24 @@ class InactivePlans:
         return inactive_planning.run_config(summary)
 
     def sized(self, rows: pa.Table) -> pa.Table:
-        """Bytes of one copy."""
+        """Bytes of one copy, of each topic once."""
         return inactive_plan.as_capped(rows)
+
+    def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
+        """How many of how many topics; deleting a subscription frees nothing by itself."""
+        topics = show.counted(len(rows.column("topic").unique()), "topic")
+        size = f"{show.size(summary.logical_bytes)} logical, once for each copy"
+        if not self._subscriptions:
+            return [("deletes", topics), ("frees", size)]
+        several = show.counted(summary.ledgers, self.what)
+        return [("deletes", f"{several} of {topics}"), ("keep", f"{size}, which retention may take then")]
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by evidence."""
-        listed = rows.select(["namespace", "evidence", "bytes"]).to_pylist()
-        return {name: _grouped((row[name], row["bytes"]) for row in listed) for name in ("namespace", "evidence")}
+        listed = self.sized(rows).select(["namespace", "evidence", "physical_bytes"]).to_pylist()
+        return {
+            name: _grouped((row[name], row["physical_bytes"]) for row in listed) for name in ("namespace", "evidence")
+        }
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
         """Ledger, topic, subscription, since when, bytes."""
@@ -237,7 +273,7 @@ class InactivePlans:
         return row["ledger_id"], row["topic"], row.get("cursor"), since, size
 
 
-class RecordsPlans:
+class RecordsPlans(_OfLedgers):
     """Plans to delete records; each partition stands under the ledger of its low watermark."""
 
     job = "delete_records"
@@ -273,7 +309,7 @@ class RecordsPlans:
         return *(row[name] for name in names), show.size(row["bytes"]), row["error"]
 
 
-class RepairPlans:
+class RepairPlans(_OfLedgers):
     """Plans of repairs of delayed indexes; each subscription stands under its newest snapshot."""
 
     job = "repair_delayed_index"
@@ -305,6 +341,11 @@ class RepairPlans:
         """Snapshot, topic, subscription, level, codes, messages."""
         codes = ", ".join(row["codes"])
         return row["ledger_id"], row["topic"], row["subscription"], row["level"], codes, row["messages"]
+
+
+def share(plan: PlanSummary) -> str:
+    """How much of the cluster's ledgers it takes."""
+    return f"{plan.ledgers / max(plan.cluster_ledgers, 1):.2%}"
 
 
 def _grouped(sized: Any) -> Groups:

@@ -32,6 +32,7 @@ NOTHING_LEFT = "nothing is left to apply"
 
 def plans(context: typer.Context, as_json: AsJson = False) -> None:
     """List the stored plans of all kinds but offload, newest first."""
+    from pulsar_lifecycle.cli.plan_kinds import kind_of, share
     from pulsar_lifecycle.inspect.settled import settled_plans
 
     where = cluster_of(context)
@@ -59,15 +60,15 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
         (
             plan.plan_id,
             f"{show.span(now - plan.created_at)} ago",
-            plan.ledgers,
-            _share(plan),
+            show.counted(plan.ledgers, what := kind_of(plan.plan_id).what),
+            share(plan) if what == "ledger" else None,
             show.size(plan.physical_bytes),
             condition(plan, settings, now, settled),
         )
         for plan in found
     ]
     if rows:
-        show.table(["plan", "made", "ledgers", "share", "frees", "condition"], rows)
+        show.table(["plan", "made", "what", "share", "frees", "condition"], rows)
     else:
         show.text("no plan yet: run the job `scan`")
 
@@ -237,18 +238,17 @@ def _print_plan(
             ("refused", refusal.text if refusal else None),
             ("made", f"{show.moment(summary.created_at)} ({show.span(now - summary.created_at)} ago)"),
             ("scans", ", ".join([summary.epoch_id, *confirmed])),
-            ("deletes", f"{show.counted(summary.ledgers, 'ledger')}, {_share(summary)} of {summary.cluster_ledgers}"),
-            ("frees", f"{show.size(summary.physical_bytes)} on disk, {show.size(summary.logical_bytes)} logical"),
+            *kind.facts(summary, rows),
             ("digest", summary.digest),
             ("journal", ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.items())) or "not applied"),
-            ("settled", f"{settled} of its ledgers{'' if left else f': {NOTHING_LEFT}'}" if settled else None),
+            ("settled", f"{settled} of its {kind.what}s{'' if left else f': {NOTHING_LEFT}'}" if settled else None),
             ("gaps", [f"{gap.code}: {gap.text}" for gap in summary.gaps[:SAMPLE]]),
         ]
     )
     if rows.num_rows:
         for name, groups in kind.groups(rows).items():
             show.text(f"by {name.replace('_', ' ')}", "bold cyan")
-            show.table([name.replace("_", " "), "ledgers", "frees"], groups, 2)
+            show.table([name.replace("_", " "), f"{kind.what}s", "frees"], groups, 2)
         show.text(f"sample ({min(SAMPLE, rows.num_rows)} of {rows.num_rows})", "bold cyan")
         show.table(list(kind.columns), [kind.line(row) for row in rows.slice(0, SAMPLE).to_pylist()], 2)
     if not refusal and left:
@@ -256,10 +256,6 @@ def _print_plan(
         show.text(f"  pulsar-lifecycle plan {summary.plan_id} --run-config > apply.json")
         show.text(f"  dagster job execute -m orchestration.definitions -a defs -j {kind.job} -c apply.json")
         show.text(f"  or paste that file into the launchpad of the job {kind.job} in the Dagster UI")
-
-
-def _share(plan: PlanSummary) -> str:
-    return f"{plan.ledgers / max(plan.cluster_ledgers, 1):.2%}"
 
 
 def _journal_line(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -62,7 +62,8 @@ def delete_inactive(
     """Delete the topics of a plan, each with a message per ledger first; no topic with connected clients.
 
     A topic stays, by code, if a broker has it loaded, if anything about it changed since the scan, or a rule keeps it.
-    Of a partitioned topic none is begun unless all may go, and the first that stays ends it. A dry run writes nothing.
+    Of a partitioned topic none is begun unless all may go, and the first that stays ends it. A dry run writes nothing,
+    and counts every ledger against the caps, as a run does.
     Raises Refused for a plan that is stale, report-only, of another cluster or beyond the caps; NotFound, UsageError,
     and as ``trim_run.delete_topics``.
     """
@@ -75,7 +76,9 @@ def delete_inactive(
     planned = {Topic.parse(row["topic"]): row for row in some.to_pylist()}
     if dry_run:
         with trim_run.looking(cluster, run_id) as (run, ports):
-            return _Deletion(cluster, run, ports, planned, whole, closed).look(report)
+            found = _Deletion(cluster, run, ports, planned, whole, closed).look(report)
+            trim_run.check_caps(cluster, found, caps)
+            return found
     with trim_run.acting(cluster, run_id, summary.created_at) as (run, ports, guard):
         deletion = _Deletion(cluster, replace(run, plan_id=summary.plan_id), ports, planned, whole, closed)
         counted = trim_run.check_caps(cluster, deletion.look(no_report), caps)

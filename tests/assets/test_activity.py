@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from assets.activity import check_result, history_shown, inactive_shown
+from pulsar_lifecycle.cli.plan_kinds import InactivePlans
+from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from tests.kit.command import run
 from tests.kit.scenes.activity_scene import ActivityScene
 from tests.kit.scenes.retention_scene import NAMESPACE
@@ -33,6 +36,8 @@ def test_the_pages_say_what_keeps_what_is_inactive(scene: ActivityScene) -> None
     assert "| unread | 1 | 1.0 MiB |" in page["by what keeps them"].value
     largest = inactive_shown(report.cursors)["largest"].records
     assert [record.data["topic"].rpartition("/")[2] for record in largest] == ["unread", "old"]
+    twice = inactive_shown(pa.concat_tables([report.cursors, report.cursors]))
+    assert twice["bytes"] == inactive_shown(report.cursors)["bytes"] > 0  # they keep the same data
     assert check_result(report.partitions).passed
 
 
@@ -56,3 +61,19 @@ def test_the_command_shows_the_newest_report(scene: ActivityScene, capsys: pytes
     assert run("inactive", "--subscriptions", connect=connect) == 0
     assert "2 inactive subscriptions" in capsys.readouterr().out
     assert run("inactive", "--code", "unraed", connect=connect) == 2
+
+
+def test_a_plan_of_subscriptions_counts_the_bytes_of_a_topic_once(scene: ActivityScene) -> None:
+    scene.used("old", "s", "t", read=False)
+    report = scene.days(2)
+    assert scene.epoch
+    (topics, _), (made, rows) = make_inactive_plans(scene.cluster, scene.epoch, report)
+    assert made.physical_bytes == made.logical_bytes == max(rows.column("bytes").to_pylist()) > 0
+    kind = InactivePlans(made.plan_id)
+    assert kind.digest(rows, made) == made.digest
+    (deletes, keep) = kind.facts(made, rows)
+    assert deletes == ("deletes", "2 subscriptions of 1 topic")
+    assert keep[1].startswith("1.0 MB logical")
+    assert sum(count for _, count, _ in kind.groups(rows)["namespace"]) == 2
+    assert [size for _, _, size in kind.groups(rows)["namespace"]] == ["1.0 MB"]
+    assert InactivePlans(topics.plan_id).what == "topic"

@@ -23,6 +23,9 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
 
+CAPPED = "physical_bytes"
+"""The column that the caps count."""
+
 
 def make_inactive_plans(
     cluster: Cluster, epoch: Epoch, report: ActivityReport
@@ -52,7 +55,8 @@ def _plan(
 ) -> tuple[PlanSummary, pa.Table]:
     rows = inactive.filter(inactive.column("kept").is_null())
     token, now = cluster.ids.token(2), cluster.clock.now_ms()
-    summary = summary_of(kind, token, epoch, gaps, now, rows, inactive_plan.digest)
+    once = inactive_plan.as_capped(rows)
+    summary = summary_of(kind, token, epoch, gaps, now, once, inactive_plan.digest, logical=CAPPED, physical=CAPPED)
     cluster.lake.store_inactive_plan(summary, rows)
     return summary, rows
 

@@ -3,8 +3,8 @@
 # pyarrow has no types.
 """Plans of inactive topics and of inactive subscriptions: rows, digests, and the codes of what stays.
 
-The summary is a ``PlanSummary``, whose ``ledgers`` count topics or subscriptions. Not here: which are inactive
-(``lifecycle/activity/rules.py``).
+The summary is a ``PlanSummary``, whose ``ledgers`` count topics or subscriptions, and whose bytes are of one copy.
+Not here: which are inactive (``lifecycle/activity/rules.py``).
 """
 
 from __future__ import annotations
@@ -135,11 +135,23 @@ def position_text(cursor: str, ledger_id: int | None, entry_id: int | None) -> s
     return f"{cursor} {ledger_id}:{entry_id}"
 
 
+def counted_once(rows: pa.Table) -> pa.Array:
+    """The bytes of each row; of a topic's subscriptions only the most that one keeps, as it is the same data."""
+    sizes = rows.column("bytes").to_pylist()
+    most: dict[str, int] = {}
+    for n, topic in enumerate(rows.column("topic").to_pylist()):
+        if topic not in most or sizes[n] > sizes[most[topic]]:
+            most[topic] = n
+    counted = set(most.values())
+    return pa.array([size if n in counted else 0 for n, size in enumerate(sizes)], pa.int64())
+
+
 def as_capped(rows: pa.Table) -> pa.Table:
     """The rows as the caps count them: scans know the bytes that topics list, before replication."""
-    return rows.append_column("physical_bytes", rows.column("bytes"))
+    return rows.append_column("physical_bytes", counted_once(rows))
 
 
 def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
     """SHA-256 (hex) over the id-sorted canonical rows and the facts that make the plan actionable."""
-    return plans.digest(rows, {name: summary[name] for name in _FACTS})
+    names = INACTIVE_CURSORS.names if "cursor" in rows.column_names else INACTIVE_TOPICS.names
+    return plans.digest(rows.select(names), {name: summary[name] for name in _FACTS})

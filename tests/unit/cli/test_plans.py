@@ -231,7 +231,7 @@ def test_a_load_plan_is_listed_and_shown_like_others(
     )  # fmt: skip
     FileJournal(load_settings(settings_file).lake.path).record([through])
     assert run("plan", "load-1") == 0
-    assert "1 of its ledgers: nothing is left to apply" in capsys.readouterr().out
+    assert "1 of its topics: nothing is left to apply" in capsys.readouterr().out
 
 
 def test_a_plan_says_how_many_of_its_ledgers_are_settled(

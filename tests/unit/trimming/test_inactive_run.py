@@ -323,6 +323,16 @@ def test_a_plan_is_refused_that_is_stale_or_paused_or_beyond_the_caps(scene: Act
     assert there(scene, "a")
 
 
+def test_a_dry_run_counts_every_ledger_against_the_caps(scene: ActivityScene) -> None:
+    scene.used("a")  # a topic of two ledgers
+    made = plan(scene, "a")
+    order = Order(made.plan_id, made.digest, Lowered(max_ledgers_per_topic=1))
+    for dry_run in (True, False):
+        with pytest.raises(Refused, match="max_ledgers_per_topic"):
+            delete_inactive(scene.cluster, "run", order, dry_run=dry_run)
+    assert there(scene, "a")
+
+
 def test_a_period_under_a_day_is_report_only_but_for_the_sandbox(scene: ActivityScene) -> None:
     scene.choose(period=60.0)
     scene.used("a")
