@@ -51,10 +51,16 @@ Outcomes = Sequence[OffloadOutcome]
 
 
 class OffloadPlanConfig(dg.Config):
-    """Which namespaces (none: all with a policy), and whether thresholds count."""
+    """Which namespaces (none: all with a policy) or topics, and whether thresholds count.
+
+    They do not for ``topics`` (full names, a partitioned topic stands for its partitions). ``upto`` is a position
+    ``LEDGER:ENTRY`` of the only topic: what is in ledgers before it goes, as with ``pulsar-admin topics offload``.
+    """
 
     namespaces: list[str] = Field(default=[])
     everything: bool = False
+    topics: list[str] = Field(default=[])
+    upto: str = ""
 
 
 class OffloadConfig(dg.Config):
@@ -104,7 +110,12 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
             plan, rows = make_offload_plan(
-                where, where.lake.epoch(epoch_id), config.namespaces, everything=config.everything
+                where,
+                where.lake.epoch(epoch_id),
+                config.namespaces,
+                everything=config.everything,
+                topics=config.topics,
+                upto=config.upto,
             )
         unproven = failed_proofs_now(where, epoch_id)
         yield dg.MaterializeResult(

@@ -102,6 +102,7 @@ ENUMS = (
     ("Why a ledger stays on its topic's list", "pulsar_lifecycle.trimming.trim_rules.Stays"),
     ("What `explain` answers", "pulsar_lifecycle.inspect.answers.Verdict"),
     ("Why `explain` answers so", "pulsar_lifecycle.inspect.answers.ExplainCode"),
+    ("What `offload status` rests on", "pulsar_lifecycle.inspect.offload_status.OffloadStateCode"),
     ("What is in a bucket", "pulsar_lifecycle.copies.object_pairs.ObjectKind"),
     ("Why the policies of a namespace's topics are not known", "pulsar_lifecycle.topics.policies.Unreadable"),
     ("What a broker's memory may hold of a snapshot", "pulsar_lifecycle.scan.snapshot_memory.Memory"),

@@ -24,6 +24,7 @@ from pulsar_lifecycle.cli import (
     explain,
     inactive,
     inspect,
+    offload,
     plans,
     queue,
     table,
@@ -53,6 +54,7 @@ app.command()(disk.backlog)
 app.command()(inactive.inactive)
 app.command()(delete_records.delete_records)
 app.add_typer(compaction.app, name="compaction")
+app.add_typer(offload.app, name="offload")
 app.command()(control.status)
 app.command()(control.pause)
 app.command()(control.resume)

@@ -101,6 +101,7 @@ NO_CODES = {
     "ObjectKind",
     "OpenCause",
     "OffloadChoice",
+    "OffloadStateCode",
     "OffsetProblem",
     "PartitionFinding",
     "Phase",

@@ -44,6 +44,8 @@ class OffloadCode(StrEnum):
     """It was closed so long ago that the threshold is passed."""
     BELOW_THRESHOLDS = "below_thresholds"
     """It is below the thresholds."""
+    BEYOND_POSITION = "beyond_position"
+    """An operator asked for what is before a position, and it is not."""
     NO_DRIVER = "no_driver"
     """No offload driver is configured for its topic."""
     OTHER_DRIVER = "other_driver"

@@ -52,6 +52,7 @@ def judge(
     ours: Mapping[int, UUID],
     *,
     everything: bool = False,
+    upto: int | None = None,
     leftovers: Container[int] = (),
     our_lag_ms: int | None,
     buckets: Container[str],
@@ -60,9 +61,9 @@ def judge(
 
     ``ours``: ledger id -> UUID of our own open attempts. ``leftovers``: offloaded ledgers that BookKeeper
     still has though their topics gave them up. ``everything`` leaves the thresholds out: an operator asked
-    for all that is eligible. ``our_lag_ms``: after how long we release copies in BookKeeper; None: brokers do it.
-    ``buckets`` are those of object_store. The last ledger is never offloaded: a broker that loads the topic forgets its
-    offload.
+    for all that is eligible; from ledger ``upto`` on nothing is done (``asyncOffloadPrefix``). ``our_lag_ms``: after
+    how long we release copies in BookKeeper; None: brokers do it. ``buckets`` are those of object_store. The last
+    ledger is never offloaded: a broker that loads the topic forgets its offload.
     """
     ledgers = sorted(state.ledgers, key=lambda item: item["ledger_id"])
     state = replace(state, rule=state.rule or _open_attempt(ledgers, ours))
@@ -80,8 +81,13 @@ def judge(
         if said is None and everything:
             said = _Said(OffloadChoice.OFFLOAD, OffloadCode.ASKED_FOR, "asked for")
         said = said or _by_threshold(item, policy, beyond, now)
+        if upto is not None and item["ledger_id"] >= upto and said.choice in _DOING:
+            said = _Said(OffloadChoice.KEEP, OffloadCode.BEYOND_POSITION, f"not before ledger {upto}, as asked for")
         found.append(_row(state, item, policy, said, warning(policy, retention) or "", lag_ms))
     return found[::-1]
+
+
+_DOING = (OffloadChoice.OFFLOAD, OffloadChoice.RELEASE, OffloadChoice.WITHHELD)
 
 
 @dataclass(frozen=True, slots=True)

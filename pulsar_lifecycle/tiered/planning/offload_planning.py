@@ -43,6 +43,7 @@ from pulsar_lifecycle.scan import history_check
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered.planning import candidates
 from pulsar_lifecycle.tiered.planning.candidates import TopicState
+from pulsar_lifecycle.tiered.planning.topic_order import topic_order
 from pulsar_lifecycle.topics import offload_policy, protection, retention_policy
 from pulsar_lifecycle.topics.change_events import read_namespaces
 from pulsar_lifecycle.topics.offload_policy import (
@@ -94,14 +95,24 @@ class Policies:
 
 
 def make_offload_plan(
-    cluster: Cluster, epoch: Epoch, namespaces: Collection[str] = (), *, everything: bool = False
+    cluster: Cluster,
+    epoch: Epoch,
+    namespaces: Collection[str] = (),
+    *,
+    everything: bool = False,
+    topics: Collection[str] = (),
+    upto: str = "",
 ) -> tuple[OffloadPlan, pa.Table]:
-    """Judge every ledger of the candidate namespaces (or of ``namespaces``) and store the plan.
+    """Judge every ledger of the candidate namespaces (or of ``namespaces``, or ``topics``) and store the plan.
 
     Returns the plan and the rows that are to be done; all of them are table ``offload_candidates`` of the epoch.
-    ``everything`` offloads whatever is eligible, whatever the thresholds. Raises NotFound, and what the cluster's
-    servers raise.
+    ``everything`` offloads whatever is eligible, whatever the thresholds; so do ``topics``, and ``upto`` only what is
+    before a position: :func:`~pulsar_lifecycle.tiered.planning.topic_order.topic_order`. Raises NotFound, UsageError,
+    and what the cluster's servers raise.
     """
+    ordered = topic_order(cluster, epoch, namespaces, topics, upto)
+    if ordered is not None:
+        namespaces, everything = {str(Topic.parse(name).namespace) for name in ordered}, True
     settings, now = cluster.settings, cluster.clock.now_ms()
     root = settings.bookkeeper.ledgers_root
     gaps = list(epoch.gaps)
@@ -132,6 +143,7 @@ def make_offload_plan(
         int(settings.offload.deletion_lag * 1000) if settings.offload.release == "ours" else None,
         settings.object_store.buckets if settings.object_store else (),
         settings.offload.loaded_topics,
+        ordered,
     )
     cluster.store(epoch.epoch_id, TABLE, CANDIDATES, judging.rows, cluster.parts(epoch.epoch_id, "managed_ledgers"))
     todo = pc.field("action").isin([OffloadChoice.OFFLOAD, OffloadChoice.RELEASE])
@@ -239,10 +251,15 @@ class _Judging:
     our_lag_ms: int | None
     buckets: tuple[str, ...]
     loaded_topics: bool | tuple[str, ...]
+    ordered: Mapping[str, int | None] | None
+    """Only these topics, and before which ledger (None: all of it); None: every topic."""
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`CANDIDATES`."""
-        wanted = pc.field("problem").is_null() & pc.field("namespace").isin(self.policies.namespaces)
+        planned = pa.array(self.policies.namespaces, pa.string())  # none at all has no type of its own
+        wanted = pc.field("problem").is_null() & pc.field("namespace").isin(planned)
+        if self.ordered is not None:
+            wanted &= pc.field("topic").isin(pa.array(self.ordered, pa.string()))
         columns = ["topic", "namespace", "ledgers", "shadow_source", "problem"]
         for batch in self.lake.batches([part], columns, wanted):
             found = [row for topic in batch.to_pylist() for row in self._of_topic(topic)]
@@ -266,6 +283,7 @@ class _Judging:
             self.now,
             self.ours,
             everything=self.everything,
+            upto=(self.ordered or {}).get(row["topic"]),
             leftovers=self.leftovers,
             our_lag_ms=self.our_lag_ms,
             buckets=self.buckets,

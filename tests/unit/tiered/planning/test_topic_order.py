@@ -1,0 +1,159 @@
+"""Plans by order: topics, a position up to which, namespaces; and a cluster that has nothing to offload."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadCode
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.settings import ObjectStoreSettings
+from pulsar_lifecycle.tiered.planning.offload_planning import TABLE, make_offload_plan
+from tests.kit.command import run
+from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
+from tests.kit.scenes.tiered.offload_candidates import LAST, complete, judged, ledger, state
+
+OWN = f"persistent://{NAMESPACE}/"
+BUCKET, ENDPOINT = "tiered", "http://s3"
+
+
+class Offloading:
+    """A scene whose namespace has a driver and, unless it is said, no threshold."""
+
+    def __init__(self, scene: RetentionScene) -> None:
+        self.scene = scene
+        policies = {
+            "managedLedgerOffloadDriver": "aws-s3",
+            "managedLedgerOffloadBucket": BUCKET,
+            "managedLedgerOffloadServiceEndpoint": ENDPOINT,
+            "managedLedgerOffloadedReadPriority": "tiered-storage-first",
+        }
+        scene.servers.put(f"/admin/policies/{NAMESPACE}", json.dumps({"offload_policies": policies}).encode())
+        store = ObjectStoreSettings(buckets=(BUCKET,), endpoint=ENDPOINT)
+        settings = scene.settings.model_copy(update={"object_store": store})
+        self.cluster = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
+
+    def planned(self, **order: Any) -> list[int]:
+        """The ledgers that a plan of a new scan offloads."""
+        epoch = scan_run.scan(self.cluster, "run")
+        self.epoch_id = epoch.epoch_id
+        plan, rows = make_offload_plan(self.cluster, epoch, **order)
+        assert rows.num_rows == plan.ledgers + plan.released
+        return [row["ledger_id"] for row in rows.to_pylist() if row["action"] == OffloadChoice.OFFLOAD]
+
+    def codes(self) -> dict[int, str]:
+        """Of every ledger that the plan judged."""
+        return {
+            row["ledger_id"]: row["code"]
+            for row in self.cluster.lake.read_epoch_table(self.epoch_id, TABLE).to_pylist()
+        }
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
+    return RetentionScene(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def offloading(scene: RetentionScene) -> Offloading:
+    return Offloading(scene)
+
+
+def test_a_topic_goes_by_order_whatever_the_thresholds(offloading: Offloading) -> None:
+    ids, others = offloading.scene.topic("a", 9, 8, 7), offloading.scene.topic("b", 9, 8)
+    assert offloading.planned() == []
+    assert offloading.planned(topics=[f"{OWN}a"]) == ids[:2]
+    assert offloading.codes() == {
+        ids[0]: OffloadCode.ASKED_FOR,
+        ids[1]: OffloadCode.ASKED_FOR,
+        ids[2]: OffloadCode.LAST_LEDGER,
+    }
+    assert offloading.planned(namespaces=[NAMESPACE], everything=True) == sorted([*ids[:2], others[0]])
+
+
+def test_up_to_a_position_its_own_ledger_stays(offloading: Offloading) -> None:
+    ids = offloading.scene.topic("a", 9, 8, 7, 6)
+    assert offloading.planned(topics=[f"{OWN}a"], upto=f"{ids[2]}:0") == ids[:2]
+    assert offloading.codes()[ids[2]] == OffloadCode.BEYOND_POSITION
+    assert offloading.planned(topics=[f"{OWN}a"], upto=f"{ids[2]}:17:3") == ids[:2]
+    assert offloading.planned(topics=[f"{OWN}a"], upto=f"{ids[0]}:5") == []
+    assert offloading.planned(topics=[f"{OWN}a"], upto=f"{ids[3]}:0") == ids[:3]
+
+
+def test_a_partitioned_topic_stands_for_its_partitions(offloading: Offloading) -> None:
+    zero, one = (offloading.scene.topic(f"a-partition-{n}", 9, 8) for n in range(2))
+    offloading.scene.topic("a-b", 9, 8)
+    assert offloading.planned(topics=[f"{OWN}a"]) == sorted([zero[0], one[0]])
+    assert offloading.planned(topics=[f"{OWN}a-partition-1"]) == one[:1]
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ({"topics": [f"{OWN}none"]}, "no such topic in scan"),
+        ({"topics": ["acme/orders/a"]}, "topics: topic name"),
+        ({"topics": ["non-persistent://acme/orders/a"]}, "only persistent topics"),
+        ({"topics": [f"{OWN}a"], "upto": "4711:0"}, "has no ledger 4711"),
+        ({"topics": [f"{OWN}a"], "upto": "latest"}, "upto: position"),
+        ({"topics": [f"{OWN}a", f"{OWN}b"], "upto": "1:0"}, "2 are named"),
+        ({"upto": "1:0"}, "name it in topics"),
+        ({"topics": [f"{OWN}a"], "namespaces": [NAMESPACE]}, "exclude each other"),
+    ],
+)
+def test_what_is_no_order_is_refused_by_name(offloading: Offloading, order: dict[str, Any], said: str) -> None:
+    offloading.scene.topic("a", 9, 8)
+    offloading.scene.topic("b", 9, 8)
+    with pytest.raises(UsageError, match=said):
+        offloading.planned(**order)
+
+
+def test_a_cluster_where_no_namespace_has_an_offload_policy_has_an_empty_plan(scene: RetentionScene) -> None:
+    scene.topic("a", 9, 8)
+    plan, rows = make_offload_plan(scene.cluster, scan_run.scan(scene.cluster, "run"))
+    assert (rows.num_rows, plan.ledgers, plan.released) == (0, 0, 0)
+
+
+def test_the_command_plans_by_order(offloading: Offloading, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = offloading.scene.topic("a", 9, 8, 7)
+    config = Path(offloading.cluster.settings.lake.path).parent / "lifecycle.toml"
+    command = command_of(offloading, config)
+    scan_run.scan(offloading.cluster, "run")
+    assert command("--topic", f"{OWN}a", "--upto", f"{ids[1]}:0", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert ([row["ledger_id"] for row in shown["rows"]], shown["gaps"]) == (ids[:1], [])
+    assert offloading.cluster.lake.offload_plan(shown["plan_id"])[0].digest == shown["digest"]
+    assert command("--namespace", NAMESPACE) == 0
+    assert "2 ledgers" in capsys.readouterr().out
+    assert command("--namespace", NAMESPACE, "--thresholds", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == []
+    assert command() == command("--topic", f"{OWN}a", "--thresholds") == command("--topic", "x") == 2
+
+
+def command_of(offloading: Offloading, config: Path) -> Callable[..., int]:
+    store = f'object_store = {{ endpoint = "{ENDPOINT}", buckets = ["{BUCKET}"] }}\n'
+    config.write_text(store + config.read_text())
+    return partial(run, "offload", "plan", connect=offloading.cluster.connect)
+
+
+topics = st.lists(st.tuples(st.booleans(), st.integers(0, 30)), min_size=1, max_size=8)
+
+
+@given(topics, st.integers(0, 9))
+def test_nothing_is_done_from_the_position_on_and_all_before_it_as_without(
+    found: list[tuple[bool, int]], upto: int
+) -> None:
+    items = [(complete if done else ledger)(n, size=size) for n, (done, size) in enumerate(found)]
+    whole = judged(state(*items, LAST), everything=True)
+    asked = judged(state(*items, LAST), everything=True, upto=upto)
+    doing = (OffloadChoice.OFFLOAD, OffloadChoice.RELEASE, OffloadChoice.WITHHELD)
+    assert {i: row for i, row in asked.items() if i < upto} == {i: row for i, row in whole.items() if i < upto}
+    assert not [i for i, row in asked.items() if i >= upto and row["action"] in doing]
