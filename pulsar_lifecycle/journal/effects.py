@@ -57,6 +57,7 @@ _BY_ACTION: Mapping[Action, Changed] = {
     Action.DELETE_RECORDS: Changed.TRIMMED,
     Action.DELETE_SUBSCRIPTION: Changed.SUBSCRIPTIONS,
     Action.REPAIR_INDEX: Changed.DELAYED_INDEX,
+    Action.WRITE_SNAPSHOT: Changed.DELAYED_INDEX,
 }
 
 

@@ -15,7 +15,16 @@ from pulsar_lifecycle.ports.brokers import (
     TopicConnections,
     TopicInternals,
 )
-from pulsar_lifecycle.ports.journal import Archived, Clock, Counting, Ids, Journal, JournalReader, JournalRow
+from pulsar_lifecycle.ports.journal import (
+    Archived,
+    Clock,
+    Counting,
+    Ids,
+    Journal,
+    JournalReader,
+    JournalRow,
+    KeptSnapshot,
+)
 from pulsar_lifecycle.ports.lake import Lake
 from pulsar_lifecycle.ports.ledgers import (
     Entry,
@@ -83,6 +92,7 @@ __all__ = [
     "Journal",
     "JournalReader",
     "JournalRow",
+    "KeptSnapshot",
     "Lake",
     "LedgerDirectory",
     "LedgerReader",

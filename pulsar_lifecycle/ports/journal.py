@@ -61,6 +61,24 @@ class Archived:
         return Node(self.path, self.data, stat)
 
 
+@dataclass(frozen=True, slots=True)
+class KeptSnapshot:
+    """The snapshot of a delayed-index bucket as it was when its cursor ceased to name it: enough to write it anew.
+
+    ``metadata``: its ledger's z-node; ``entries``: all of the ledger's.
+    """
+
+    run_id: str
+    cluster: str
+    topic: str
+    subscription: str
+    bucket_key: str
+    ledger_id: int
+    metadata: bytes
+    entries: tuple[bytes, ...]
+    at: int
+
+
 class Journal(Protocol):
     """Durable, append-only; a call returns only when its rows survive a crash of this machine."""
 
@@ -70,6 +88,10 @@ class Journal(Protocol):
 
     def archive(self, nodes: Sequence[Archived]) -> str:
         """Store z-nodes about to be deleted as one closed object; returns its location."""
+        ...
+
+    def keep_snapshots(self, snapshots: Sequence[KeptSnapshot]) -> str:
+        """Store snapshots whose keys are about to go as one closed object; returns its location."""
         ...
 
 
@@ -99,6 +121,10 @@ class JournalReader(Protocol):
 
     def find_archived(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of the archive; :class:`Archived`."""
+        ...
+
+    def find_snapshots(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Snapshots that were kept; :class:`KeptSnapshot`."""
         ...
 
     def counted(self, counting: Counting, now: int) -> pa.Table:

@@ -31,8 +31,6 @@ class Edited(Enum):
     """The cursor has other buckets, or is another one, than what was read: nothing was written."""
     RACED = auto()
     """A broker, or somebody else, wrote topic or cursor meanwhile: nothing was written."""
-    UNKNOWN = auto()
-    """Whether it was written is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@
 
 Belongs here: whether the plan may be applied, whether a subscription is as planned, the order of note, snapshots, edit.
 Not here: making the plan (``planning.py``), the edit itself and why it is safe (``edit.py``). Nothing is deleted but
-new snapshots that no cursor came to name: old ones are left to the plan of orphans, whose grace period is the time to
-undo in.
+new snapshots that no cursor came to name: old ones are left to the plan of orphans. The lake keeps what they hold
+(``keeping.py``): an undo writes anew those that are gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,27 +22,27 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.delayed_index.bookkeeper_storage import BookKeeperBucketStorage
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
 from pulsar_lifecycle.delayed_index.repair.edit import Edit, Edited, Keys, write_keys
-from pulsar_lifecycle.delayed_index.repair.levels import RepairLevel, Wanted, wanted
+from pulsar_lifecycle.delayed_index.repair.keeping import NewLedger, had, keep, kept_of
+from pulsar_lifecycle.delayed_index.repair.levels import RepairLevel, wanted
+from pulsar_lifecycle.delayed_index.repair.settling import SNAPSHOT, Begun, NewSnapshot, settle, unsettled
 from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.stored.findings import judge
 from pulsar_lifecycle.delayed_index.stored.reading import (
     IndexPorts,
     StoredTopic,
     index_ports,
-    read_buckets,
     read_entries,
     read_topic,
+    snapshot_entries,
 )
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription, TopicEntries, outstanding
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
-from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, LedgerMetadata
-from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import LedgerWriter, Node
+from pulsar_lifecycle.ports import JournalReader, KeptSnapshot, LedgerWriter, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
@@ -61,6 +61,8 @@ TRIES = 3
 """How often a topic is unloaded and its cursor tried to be edited."""
 _NO_ENTRIES = TopicEntries(Indexes.empty(), {}, {})
 STEP = Step(Action.REPAIR_INDEX, Phase.REPAIR_INDEX)
+UNDO = "undo"
+"""In place of a repair's level, of what gave its buckets back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +88,6 @@ class RepairDetail:
     level: str
     before: Keys
     after: Keys
-
-
-@dataclass(frozen=True, slots=True)
-class NewSnapshot:
-    """Details of a journal row about a ledger that is written next: for which cursor."""
-
-    subscription: str
 
 
 Report = Callable[[Sequence[Repaired]], None]
@@ -128,9 +123,10 @@ def repair(
 def undo_repair(
     cluster: Cluster, run_id: str, plan_id: str, *, dry_run: bool, report: Report = lambda _: None
 ) -> list[Repaired]:
-    """Give the subscriptions that a plan's repair changed the buckets back that they had, where those still exist.
+    """Give the subscriptions that a plan's repair changed the buckets back that they had.
 
-    Only where nothing changed them since. Errors as :func:`repair`; NotFound where the journal knows of no repair.
+    Those whose ledgers are gone are written anew, from the lake. Only where nothing changed them since. Errors as
+    :func:`repair`; NotFound where the journal knows of no repair.
     """
     with cluster.ports(read_only=True) as ports:
         (evidence.check_store if dry_run else evidence.check_may_act)(cluster, ports.store)
@@ -171,7 +167,10 @@ def _running(cluster: Cluster, run_id: str, plan_id: str, *, dry_run: bool) -> I
         run = topic_run(cluster, run_id, ports, owners_rules(cluster, epoch, now), now, loaded)
         broker = DelayedIndexSettings.from_broker_conf(settings.delayed_index.brokers)
         journal = Writer(run_id, settings.cluster, plan_id)
-        yield _Repair(run, ports, index_ports(opened), opened.writer, broker, journal, guard)
+        one = _Repair(run, ports, index_ports(opened), opened.writer, broker, journal, cluster.journal_reader, guard)
+        if guard:
+            one.settle(unsettled(cluster.journal_reader, settings.cluster), one.is_loaded)
+        yield one
 
 
 @dataclass
@@ -184,6 +183,7 @@ class _Repair:
     writer: LedgerWriter
     broker: DelayedIndexSettings
     journal: Writer
+    journal_reader: JournalReader
     guard: RunGuard | None
 
     def one(self, row: Mapping[str, Any]) -> Repaired:
@@ -195,7 +195,9 @@ class _Repair:
     def back(self, row: Mapping[str, Any]) -> Repaired:
         """Undo the repair that a row of the journal is of."""
         said = json.loads(row["detail"])
-        subject = _Subject(Topic.parse(row["topic"]), said["subscription"], "undo", said["after"], 0)
+        subject = _Subject(Topic.parse(row["topic"]), said["subscription"], UNDO, said["after"], 0)
+        if said["level"] == UNDO:
+            return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "it has its buckets back already"))
         return self._guarded(subject, lambda: self._undone(subject, said))
 
     def _guarded(self, subject: _Subject, work: Callable[[], Repaired]) -> Repaired:
@@ -230,7 +232,15 @@ class _Repair:
         if self.guard is None:
             keys = kept | {new.key: "(new)" for new in goal.new}
             return self._said(subject, Outcome.GOES, Why(Code.MAY_GO, "it is to be repaired"), keys)
-        return self._exchange(subject, one, self._written(subject, one, stored, goal, kept, entries), self.guard)
+        gone = [bucket for bucket in one.buckets if kept.get(bucket.key) != bucket.value]
+        about = KeptSnapshot(
+            self.journal.run_id, self.journal.cluster, str(subject.topic), subject.cursor, "", -1, b"", (), now
+        )
+        keep(self.ports.journal, self.reading, self.run.ledgers_root, gone, about)
+        bookies = self._bookies(one, stored) if goal.new else (1, 1, 1)
+        new = [(one.key, one.entries, bookies) for one in goal.new]
+        after = self._written(subject, new, kept)
+        return self._exchange(subject, Edit(one.path, one.czxid, subject.before, after), self.guard)
 
     def _undone(self, subject: _Subject, said: Mapping[str, Any]) -> Repaired:
         stored = read_topic(self.reading, subject.topic, self.run.ledgers_root, subject.cursor)
@@ -240,13 +250,17 @@ class _Repair:
             return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "it has the buckets that it had"), before)
         if why := self._protected(subject, stored):
             return self._said(subject, Outcome.LEFT, why)
-        for bucket in read_buckets(self.reading, before, self.run.ledgers_root):
-            if bucket.problem is not None and bucket.ledger_id >= 0 and bucket.key not in subject.before:
-                raise Refused(f"a bucket that it had cannot be read: {bucket.error}")
+        owner = str(subject.topic), subject.cursor
+        kept = kept_of(self.journal_reader, self.journal.cluster, *owner, before)
+        goal, new = had(self.reading, self.run.ledgers_root, kept, before, current, subject.before)
+        if not new and goal == current:
+            return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "it has what it had"), goal)
+        _check_ranges([*goal, *(key for key, _, _ in new)])
         if self.guard is None:
-            return self._said(subject, Outcome.GOES, Why(Code.MAY_GO, "it is to get its buckets back"), before)
-        edit = Edit(said["path"], said["czxid"], subject.before, before)
-        return self._edited(subject, edit, self.guard)
+            keys = goal | {key: "(new)" for key, _, _ in new}
+            return self._said(subject, Outcome.GOES, Why(Code.MAY_GO, "it is to get its buckets back"), keys)
+        after = self._written(subject, new, goal)
+        return self._exchange(subject, Edit(said["path"], said["czxid"], subject.before, after), self.guard)
 
     # ------------------------------------------------------------------------------------------------------ may it be
 
@@ -279,39 +293,28 @@ class _Repair:
 
     # ----------------------------------------------------------------------------------------------------- effects
 
-    def _written(
-        self,
-        subject: _Subject,
-        one: StoredSubscription,
-        stored: StoredTopic,
-        goal: Wanted,
-        kept: Keys,
-        entries: TopicEntries,
-    ) -> dict[str, str]:
-        """Write the new snapshots, read each back, and return all keys that the cursor is to have."""
-        keys = dict(kept)
-        storage = BookKeeperBucketStorage(
-            self.ports.store,
-            self.ports.reader,
-            self.writer,
-            self._bookies(one, stored),
-            self.run.ledgers_root,
-            lambda ledger_id: self._note_snapshot(subject, ledger_id),
-        )
-        made: list[int] = []
+    def _written(self, subject: _Subject, wanted: Sequence[NewLedger], kept: Keys) -> dict[str, str]:
+        """Write new snapshots, read each back, and return all keys that the cursor is to have."""
+        keys, root = dict(kept), self.run.ledgers_root
+        ports, made = self.ports, list[int]()
         try:
-            for new in goal.new:
+            for key, entries, bookies in wanted:
                 assert self.guard is not None
-                self.guard.check(self.ports.store)
-                ledger_id = storage.create_bucket_snapshot(new.entries, new.key, str(subject.topic), subject.cursor)
+                self.guard.check(ports.store)
+                storage = BookKeeperBucketStorage(
+                    ports.store, ports.reader, self.writer, bookies, root, lambda i: self._note_snapshot(subject, i)
+                )
+                ledger_id = storage.create_bucket_snapshot(entries, key, str(subject.topic), subject.cursor)
                 made.append(ledger_id)
-                keys[new.key] = str(ledger_id)
-                (back,) = read_buckets(self.reading, {new.key: str(ledger_id)}, self.run.ledgers_root)
-                if back.problem is not None or not back.indexes.equals(new.indexes):
-                    raise Refused(f"new snapshot {ledger_id} does not read back as it was written: {back.error}")
+                keys[key] = str(ledger_id)
+                (metadata,) = stored_references.metadata_of(ports.store, [ledger_id], root)
+                if not isinstance(metadata, LedgerMetadata):
+                    raise metadata
+                if snapshot_entries(self.reading, ledger_id, metadata) != list(entries):
+                    raise Refused(f"new snapshot {ledger_id} does not read back as it was written")
             _check_ranges(keys)
         except BaseException:
-            self._discard(made)
+            self._discard(subject, made)
             raise
         return keys
 
@@ -326,10 +329,9 @@ class _Repair:
                 return known.ensemble_size, known.write_quorum, known.ack_quorum
         raise Refused("no ledger says on how many bookies a snapshot is to be")
 
-    def _exchange(self, subject: _Subject, one: StoredSubscription, after: Keys, guard: RunGuard) -> Repaired:
-        said = self._edited(subject, Edit(one.path, one.czxid, subject.before, after), guard)
-        if said.outcome not in (Outcome.DONE, Outcome.FAILED):
-            self._discard([int(value) for key, value in after.items() if subject.before.get(key) != value])
+    def _exchange(self, subject: _Subject, edit: Edit, guard: RunGuard) -> Repaired:
+        said = self._edited(subject, edit, guard)
+        self._discard(subject, [int(value) for key, value in edit.after.items() if edit.before.get(key) != value])
         return said
 
     def _edited(self, subject: _Subject, edit: Edit, guard: RunGuard) -> Repaired:
@@ -360,15 +362,28 @@ class _Repair:
         why = Why(Code.CHANGED_MEANWHILE, f"its topic was loaded or written at each of {TRIES} tries")
         return self._said(subject, Outcome.LEFT, why, edit=edit)
 
-    def _discard(self, ledgers: Sequence[int]) -> None:
-        """Delete new snapshots that no cursor came to name; what cannot be deleted is an orphan."""
-        for ledger_id in ledgers:
-            with contextlib.suppress(LifecycleError):
-                node = self.ports.store.read([ledger_path(ledger_id, self.run.ledgers_root)])[0]
-                if isinstance(node, Node):
-                    tags = ledger_metadata.decode(node.data).custom_metadata
-                    if tags.get(ledger_metadata.TAG_COMPONENT) == COMPONENT_BUCKET.encode():
-                        self.ports.store.delete(node.path, node.stat.version)
+    def _discard(self, subject: _Subject, ledgers: Sequence[int]) -> None:
+        """Delete new snapshots that no cursor came to name; what cannot be deleted now, the next run settles."""
+        with contextlib.suppress(LifecycleError):
+            self.settle([Begun(one, subject.topic, subject.cursor) for one in ledgers], lambda _: False)
+
+    def settle(self, begun: Sequence[Begun], is_loaded: Callable[[Topic], bool]) -> None:
+        """Find out, and say, what became of new snapshots; see ``settling.py``."""
+        if begun and self.guard:
+            self.guard.check(self.ports.store)
+            for one, outcome, why in settle(
+                self.ports.store, self.run.ledgers_root, begun, self.guard.guard, is_loaded
+            ):
+                self._snapshot_row(one, outcome, why)
+
+    def is_loaded(self, topic: Topic) -> bool:
+        """Whether some broker may have a topic loaded; so it counts where that cannot be told."""
+        try:
+            node, info = snapshot.topic_node(self.ports.store, topic)
+        except Refused:
+            return str(topic) in self.run.brokers.loaded
+        run = self.run
+        return bool(why_loaded(self.ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info))
 
     # ------------------------------------------------------------------------------------------------------ saying so
 
@@ -394,8 +409,12 @@ class _Repair:
 
     def _note_snapshot(self, subject: _Subject, ledger_id: int) -> None:
         why = Why(Code.ABOUT_TO, "a new snapshot is written next")
-        about = Subject(ledger_id, COMPONENT_BUCKET, str(subject.topic), details=(NewSnapshot(subject.cursor),))
-        self.ports.journal.record([self.journal.row(STEP, about, Outcome.BEGUN, why, self.ports.clock.now_ms())])
+        self._snapshot_row(Begun(ledger_id, subject.topic, subject.cursor), Outcome.BEGUN, why)
+
+    def _snapshot_row(self, one: Begun, outcome: Outcome, why: Why) -> None:
+        details = (NewSnapshot(one.subscription),)
+        about = Subject(one.ledger_id, COMPONENT_BUCKET, str(one.topic), details=details)
+        self.ports.journal.record([self.journal.row(SNAPSHOT, about, outcome, why, self.ports.clock.now_ms())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +428,7 @@ class _Subject:
     bytes: int
 
 
-def _check_ranges(keys: Keys) -> None:
+def _check_ranges(keys: Iterable[str]) -> None:
     """Raise Refused for ranges that overlap: no cursor may ever have such keys."""
     reached = -1
     for start, end in sorted(parse_bucket_key(key) for key in keys):

@@ -4,6 +4,7 @@
 
 Belongs here: the two tables' schemas, where their objects lie, writing and reading them. Not here: what is recorded,
 and when. Layout: ``LAKE/journal/date=YYYY-MM-DD/ID.parquet`` and ``LAKE/archive/date=YYYY-MM-DD/ID.parquet`` (UTC).
+Snapshots of delayed indexes that repairs replaced lie beside them, in ``LAKE/snapshots``.
 Names that begin with a dot are unfinished objects; this module and Spark skip them. ``LAKE/tallies/date=YYYY-MM-DD.
 parquet`` are counts of past days that save reading them again; they may be removed at any time.
 """
@@ -25,10 +26,11 @@ import pyarrow.parquet as pq
 
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.lake import counts
-from pulsar_lifecycle.ports import Archived, Counting, JournalRow
+from pulsar_lifecycle.ports import Archived, Counting, JournalRow, KeptSnapshot
 
 JOURNAL = "journal"
 ARCHIVE = "archive"
+SNAPSHOTS = "snapshots"
 
 JOURNAL_SCHEMA = pa.schema(
     [
@@ -65,6 +67,20 @@ ARCHIVE_SCHEMA = pa.schema(
     ]
 )
 
+SNAPSHOT_SCHEMA = pa.schema(
+    [
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("cluster", pa.string(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("subscription", pa.string(), nullable=False),
+        pa.field("bucket_key", pa.string(), nullable=False),
+        pa.field("ledger_id", pa.int64(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False),
+        pa.field("entries", pa.list_(pa.binary()), nullable=False),
+        pa.field("at", pa.int64(), nullable=False),
+    ]
+)
+
 
 class FileJournal:
     """Journal and archive below ``lake``: an absolute folder, or a URI such as ``s3://bucket/prefix``.
@@ -87,6 +103,10 @@ class FileJournal:
         """Store z-nodes as one object and return its location, like :meth:`record`."""
         return self._store(ARCHIVE, ARCHIVE_SCHEMA, nodes)
 
+    def keep_snapshots(self, snapshots: Sequence[KeptSnapshot]) -> str:
+        """Store snapshots as one object and return its location, like :meth:`record`."""
+        return self._store(SNAPSHOTS, SNAPSHOT_SCHEMA, snapshots)
+
     def find(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of the journal; a condition on ``date`` skips the objects of other days. Raises StoreError."""
         return self._find(JOURNAL, JOURNAL_SCHEMA, condition, columns)
@@ -94,6 +114,10 @@ class FileJournal:
     def find_archived(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of the archive, like :meth:`find`."""
         return self._find(ARCHIVE, ARCHIVE_SCHEMA, condition, columns)
+
+    def find_snapshots(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Snapshots that were kept, like :meth:`find`."""
+        return self._find(SNAPSHOTS, SNAPSHOT_SCHEMA, condition, columns)
 
     def counted(self, counting: Counting, now: int) -> pa.Table:
         """All rows of the journal counted, as the port says; of a past day that was counted only its listing is read.
@@ -122,7 +146,9 @@ class FileJournal:
         except (OSError, pa.ArrowException) as error:
             raise StoreError(f"{where}: cannot be read: {error}") from error
 
-    def _store(self, kind: str, schema: pa.Schema, rows: Sequence[JournalRow] | Sequence[Archived]) -> str:
+    def _store(
+        self, kind: str, schema: pa.Schema, rows: Sequence[JournalRow] | Sequence[Archived] | Sequence[KeptSnapshot]
+    ) -> str:
         if not rows:
             return ""
         day = datetime.fromtimestamp(rows[0].at / 1000, UTC).date().isoformat()

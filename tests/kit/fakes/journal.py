@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.io.lake.journal import ARCHIVE_SCHEMA, JOURNAL_SCHEMA
-from pulsar_lifecycle.ports import Archived, Counting, JournalRow
+from pulsar_lifecycle.io.lake.journal import ARCHIVE_SCHEMA, JOURNAL_SCHEMA, SNAPSHOT_SCHEMA
+from pulsar_lifecycle.ports import Archived, Counting, JournalRow, KeptSnapshot
 from tests.kit.fakes.tables import Tables, days_of
 
 
@@ -20,9 +20,11 @@ class FakeJournal:
     def __init__(self) -> None:
         self.rows: list[JournalRow] = []
         self.nodes: list[Archived] = []
+        self.snapshots: list[KeptSnapshot] = []
         self.failure: LifecycleError | None = None
         self._objects = 0
         self._journal, self._archive = _Table(JOURNAL_SCHEMA), _Table(ARCHIVE_SCHEMA)
+        self._kept = _Table(SNAPSHOT_SCHEMA)
 
     def record(self, rows: Sequence[JournalRow]) -> str:
         return self._store(self.rows, rows)
@@ -30,11 +32,17 @@ class FakeJournal:
     def archive(self, nodes: Sequence[Archived]) -> str:
         return self._store(self.nodes, nodes)
 
+    def keep_snapshots(self, snapshots: Sequence[KeptSnapshot]) -> str:
+        return self._store(self.snapshots, snapshots)
+
     def find(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         return self._journal.find(self.rows, condition, columns)
 
     def find_archived(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         return self._archive.find(self.nodes, condition, columns)
+
+    def find_snapshots(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        return self._kept.find(self.snapshots, condition, columns)
 
     def counted(self, counting: Counting, now: int) -> pa.Table:
         rows = self.find(columns=counting.columns)

@@ -1,0 +1,201 @@
+"""Repairs over fakes: what the lake keeps of them, undoing them without their ledgers, what killed ones left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan
+from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, undo_repair
+from pulsar_lifecycle.errors import LifecycleError, Unavailable
+from pulsar_lifecycle.formats import ledger_metadata
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.runs.caps import Order
+from tests.kit.fakes.metadata_store import Operation
+from tests.kit.scenes.delayed_scene import DelayedScene
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DelayedScene:
+    return DelayedScene(tmp_path, monkeypatch)
+
+
+def broken(scene: DelayedScene, name: str = "a") -> Order:
+    """The plan that rebuilds a topic's index."""
+    first, *_ = scene.backlog(name)
+    scene.name_bucket(name, first, scene.snapshot(name, first, without=1))
+    summary, _ = make_repair_plan(scene.cluster, scene.checked())
+    return Order(summary.plan_id, summary.digest)
+
+
+def repaired(scene: DelayedScene, order: Order) -> Repaired:
+    (one,) = repair(scene.cluster, "repair", order, dry_run=False)
+    return one
+
+
+def undone(scene: DelayedScene, order: Order, *, dry_run: bool = False) -> Repaired:
+    (one,) = undo_repair(scene.cluster, "undo", order.plan_id, dry_run=dry_run)
+    return one
+
+
+def written(scene: DelayedScene) -> list[tuple[int, str]]:
+    """What the journal says of new snapshots."""
+    rows = [row for row in scene.servers.journal.rows if row.action is Action.WRITE_SNAPSHOT]
+    return [(row.ledger_id, row.outcome.value) for row in rows]
+
+
+def test_old_snapshots_are_kept_before_their_keys_go(scene: DelayedScene) -> None:
+    order = broken(scene)
+    before = scene.keys("a")
+    entries = {i: tuple(scene.servers.reader.payloads[i]) for i in before.values()}
+
+    def look(operation: Operation) -> None:
+        if operation.name == "write" and "/managed-ledgers/" in operation.paths[0]:
+            assert {one.ledger_id: one.entries for one in scene.servers.journal.snapshots} == entries
+
+    scene.before = look
+    assert repaired(scene, order).outcome is Outcome.DONE
+    assert {(one.bucket_key, one.ledger_id) for one in scene.servers.journal.snapshots} == set(before.items())
+
+
+def test_an_undo_writes_anew_what_is_gone_and_is_harmless_twice(scene: DelayedScene) -> None:
+    order = broken(scene)
+    before, held = scene.keys("a"), scene.messages("a")
+    repaired(scene, order)
+    gone, *_ = before.values()
+    scene.lose(gone)
+
+    dry = undone(scene, order, dry_run=True)
+    assert dry.outcome is Outcome.GOES
+    assert sorted(dry.after.values()).count("(new)") == 1
+    assert undone(scene, order).outcome is Outcome.DONE
+    after = scene.keys("a")
+    assert after.keys() == before.keys()
+    assert {key for key in before if after[key] != before[key]} == {key for key in before if before[key] == gone}
+    assert scene.messages("a") == held
+    tags = ledger_metadata.decode(scene.servers.zookeeper.data(scene.servers.path(max(after.values())))).custom_metadata
+    assert tags["pulsar/delayedIndexCursor"] == b"s"
+
+    assert undone(scene, order).outcome is Outcome.NOTHING
+    assert scene.keys("a") == after
+
+
+def test_all_ledgers_may_be_gone_and_an_id_may_be_of_another_ledger_by_now(scene: DelayedScene) -> None:
+    order = broken(scene)
+    before, held = scene.keys("a"), scene.messages("a")
+    repaired(scene, order)
+    for ledger_id in before.values():
+        scene.lose(ledger_id)
+    scene.servers.ledger({"component": "managed-ledger"}, ledger_id=min(before.values()))
+    assert undone(scene, order).outcome is Outcome.DONE
+    assert scene.messages("a") == held
+    assert set(scene.keys("a").values()).isdisjoint(before.values())
+
+
+def test_an_undo_that_ended_after_its_edit_is_done(scene: DelayedScene) -> None:
+    order = broken(scene)
+    before = scene.keys("a")
+    repaired(scene, order)
+    scene.lose(min(before.values()))
+    undone(scene, order)
+    after = scene.keys("a")
+    journal = scene.servers.journal
+    journal.rows[:] = [row for row in journal.rows if row.run_id != "undo" or row.outcome is not Outcome.DONE]
+    journal._journal = type(journal._journal)(journal._journal.schema.remove(len(journal._journal.schema) - 1))
+    assert undone(scene, order).outcome is Outcome.NOTHING
+    assert scene.keys("a") == after
+    assert all(scene.servers.exists(one) for one in after.values())
+
+
+def test_what_cannot_be_kept_now_is_not_repaired(scene: DelayedScene) -> None:
+    order = broken(scene)
+    before = scene.keys("a")
+    scene.servers.journal.failure = Unavailable("the lake is away")
+    with pytest.raises(LifecycleError, match="away"):
+        repaired(scene, order)
+    assert scene.keys("a") == before
+
+
+CREATED, CLOSED, NAMED = "created", "closed", "named"
+
+
+@pytest.mark.parametrize("step", [CREATED, CLOSED, NAMED])
+def test_what_a_killed_repair_left_the_next_one_settles(scene: DelayedScene, step: str) -> None:
+    order = broken(scene)
+    before, ledgers = scene.keys("a"), scene.servers.ledger_ids()
+    create = scene.writer.write
+
+    def write(ledger_id: int, payloads: object, shape: object) -> object:
+        made = create(ledger_id, payloads, shape)  # type: ignore[arg-type]
+        if step is CREATED:
+            opened = replace(made, state=LedgerState.OPEN, length=0, last_entry_id=-1)
+            scene.servers.put(scene.servers.path(ledger_id), ledger_metadata.encode(opened))
+        raise Killed
+
+    killed = False
+
+    def kill(operation: Operation) -> None:
+        nonlocal killed
+        killed = killed or (operation.name == "read" and scene.keys("a") != before)
+        if killed:
+            raise Killed
+
+    if step is NAMED:
+        scene.before = kill
+    else:
+        scene.writer.write = write  # type: ignore[method-assign,assignment]
+    with pytest.raises(Killed):
+        repaired(scene, order)
+    left = scene.servers.ledger_ids() - ledgers
+    assert left
+    assert {one for _, one in written(scene)} == {"begun"}
+
+    scene.before = lambda operation: None
+    scene.writer.write = create  # type: ignore[method-assign]
+    scene.servers.wait(1)
+    now = scene.keys("a")
+    found = repaired(scene, order)
+    if step is NAMED:
+        assert (found.outcome, found.why.code) == (Outcome.LEFT, Code.CHANGED_MEANWHILE)
+        assert scene.keys("a") == now
+        assert left <= scene.servers.ledger_ids()
+        assert {(one, "done") for one in left} <= set(written(scene))
+    else:
+        assert found.outcome is Outcome.DONE
+        assert not left & scene.servers.ledger_ids()
+        assert {(one, "removed") for one in left} <= set(written(scene))
+    count = len(written(scene))
+    repair(scene.cluster, "again", order, dry_run=False)
+    assert len(written(scene)) == count
+
+
+def test_a_closed_one_of_a_topic_that_a_broker_has_waits_and_anothers_ledger_stays(scene: DelayedScene) -> None:
+    order = broken(scene)
+    create = scene.writer.write
+
+    def write(ledger_id: int, payloads: object, shape: object) -> None:
+        create(ledger_id, payloads, shape)  # type: ignore[arg-type]
+        raise Killed
+
+    scene.writer.write = write  # type: ignore[method-assign,assignment]
+    with pytest.raises(Killed):
+        repaired(scene, order)
+    ((left, _),) = written(scene)
+    scene.writer.write = create  # type: ignore[method-assign]
+    scene.servers.load(scene.named("a"))
+    assert repaired(scene, order).outcome is Outcome.LEFT
+    assert written(scene) == [(left, "begun")]
+
+    scene.lose(left)
+    scene.servers.ledger({"component": "managed-ledger"}, ledger_id=left)
+    repaired(scene, order)
+    assert written(scene) == [(left, "begun"), (left, "left")]
+    assert scene.servers.exists(left)
