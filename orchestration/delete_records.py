@@ -63,6 +63,7 @@ class DeleteRecordsConfig(dg.Config):
     move_cursors: bool = False
     exact: bool = False
     any_order: bool = False
+    no_undo: bool = False
     plan_id: str = ""
     digest: str = ""
     timeout: float = 300.0
@@ -86,7 +87,8 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
     """A partition with an error fails the run; the metadata has every partition's result."""
     where, asked = lifecycle.cluster(), config.asked()
     if asked:
-        context.add_output_metadata(_plan(where, asked, Options(config.move_cursors, config.exact, config.any_order)))
+        options = Options(config.move_cursors, config.exact, config.any_order, config.no_undo)
+        context.add_output_metadata(_plan(where, asked, options))
         return
     order = Order(config.plan_id, config.digest)
     patience = Patience(config.timeout, config.wait, config.wait_for_bookies)

@@ -54,6 +54,7 @@ def delete_records(
     any_order: Annotated[
         bool, typer.Option("--any-order", help="Take a time although publish times go back within what goes.")
     ] = False,
+    no_undo: Annotated[bool, typer.Option("--no-undo", help="No undo brings back what goes.")] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.001, help="Seconds for each broker, for all its partitions.")
     ] = 300.0,
@@ -76,14 +77,14 @@ def delete_records(
         raise UsageError("delete-records: give one of --offset-json-file, --topic with --before, --apply")
     where = replace(cluster_of(context), given=LocalTasks(READERS))
     if apply is not None:
-        if move_cursors or exact or any_order:
+        if move_cursors or exact or any_order or no_undo:
             raise UsageError(
-                "delete-records: --move-cursors, --exact and --any-order belong to the plan: make one anew"
+                "delete-records: --move-cursors, --exact, --any-order and --no-undo belong to the plan: make one anew"
             )
         _apply(where, *apply, Patience(timeout, wait, wait_for_bookies), as_json=as_json)
     else:
         requested = _requested(offset_json_file, topic or [], before)
-        _plan(where, requested, Options(move_cursors, exact, any_order), as_json=as_json)
+        _plan(where, requested, Options(move_cursors, exact, any_order, no_undo), as_json=as_json)
 
 
 def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> list[Asked]:
@@ -163,6 +164,7 @@ def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> None
             ("digest", summary.digest),
             ("partitions", f"{len(rows)}, {len(rows) - len(going)} with an error"),
             ("frees", show.size(summary.physical_bytes)),
+            ("undo", "forbidden" if any(row["no_undo"] for row in rows) else "until the bookies collect"),
             ("gaps", [f"{gap.code}: {gap.text}" for gap in summary.gaps]),
         ]
     )

@@ -117,6 +117,8 @@ class PartitionDeletion:
             if isinstance(looked, Refusal):
                 return looked
             read, cut = looked
+        if self._row["no_undo"]:
+            self._forbid_undo(cut)
         return self._trim(read, cut) or self._raise()
 
     def _look(self) -> tuple[Read, Cut] | Refusal:
@@ -151,6 +153,16 @@ class PartitionDeletion:
         self._guard.unloads.wait()
         self._ports.admin.unload(self._topic)
         self._journal(Phase.ROLL, Outcome.DONE, Why(Code.PLANNED, f"ledger {last} is closed, and another follows"))
+
+    def _forbid_undo(self, cut: Cut) -> None:
+        """Before anything goes: whoever undoes a deletion reads these rows, and leaves their ledgers alone."""
+        going = {*self._row["ledgers"]}.intersection(cut.ledgers).union(self._row["leftovers"])
+        writer, now = Writer(self._run.run_id, self._run.cluster, self._run.plan_id), self._ports.clock.now_ms()
+        step, why = Step(Action.DELETE_RECORDS, Phase.NO_UNDO), Why(Code.NO_UNDO, "its plan forbids to undo it")
+        topic = str(self._topic)
+        rows = [writer.row(step, Subject(i, "", topic), Outcome.DONE, why, now) for i in sorted(going)]
+        if rows:
+            self._ports.journal.record(rows)
 
     def _trim(self, read: Read, cut: Cut) -> Refusal | None:
         """Take off what was planned and is whole below the low watermark, and raise that with the same write."""

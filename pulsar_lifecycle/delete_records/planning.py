@@ -218,6 +218,7 @@ def row_of(
         "first_readable": str(cut.first_readable) if cut else None,
         "rolls": bool(cut and cut.rolls),
         "exact": options.exact,
+        "no_undo": options.no_undo,
         "ledgers": list(cut.ledgers) if cut else [],
         "sizes": sizes,
         "copies": _copies(view, cut) if view and cut else [],

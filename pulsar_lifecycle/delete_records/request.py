@@ -82,12 +82,14 @@ class Options:
     """How far the operator lets a request go.
 
     ``move_cursors``: subscriptions that stand below a position are moved up to it. ``exact``: no message below a
-    position may remain readable. ``any_order``: a time holds although publish times go back.
+    position may remain readable. ``any_order``: a time holds although publish times go back. ``no_undo``: no undo
+    brings back what goes.
     """
 
     move_cursors: bool = False
     exact: bool = False
     any_order: bool = False
+    no_undo: bool = False
 
 
 PLAIN = Options()

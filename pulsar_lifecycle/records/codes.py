@@ -206,6 +206,8 @@ class Code(StrEnum):
     """It was deleted from another cluster, or from another place in the metadata store."""
     ARCHIVE_DAMAGED = "archive_damaged"
     """What the archive holds is no ledger metadata."""
+    NO_UNDO = "no_undo"
+    """Its records were deleted with `--no-undo`: it must not come back."""
     STORE_RESTORED = "store_restored"
     """The metadata store is younger than the archived z-node: it was restored, or is another."""
     ID_REUSED = "id_reused"

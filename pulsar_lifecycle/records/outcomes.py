@@ -101,6 +101,8 @@ class Phase(StrEnum):
     """
     ROLL = "roll"
     """Action ``delete-records``: its broker closes its current ledger and begins another, so that it can go."""
+    NO_UNDO = "no-undo"
+    """Action ``delete-records``: the ledger leaves its topic next, and no undo brings it back."""
     RAISE = "raise"
     """Action ``delete-records``: its low watermark; the row after all others of a partition."""
     REPAIR_INDEX = "repair-delayed-index"

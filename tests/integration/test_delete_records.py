@@ -24,6 +24,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOP
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import PulsarSettings
@@ -31,6 +32,7 @@ from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from tests.integration.killed_run import Step, strike
+from tests.integration.offloads import keys, offload, planned, s3_client, with_bucket
 from tests.integration.pipeline import (
     Pipeline,
     drain,
@@ -375,3 +377,49 @@ def test_of_two_runs_at_once_one_is_refused_or_both_agree(records: Records) -> N
     assert records.answered() == {topic: DeleteRecordsResult(mark)}
     with sandbox.metadata() as zk:
         assert min(znodes.listed_ledgers(zk, topic)) == mark.ledger_id
+
+
+def test_an_offloaded_prefix_goes_from_the_bucket_and_from_bookkeeper(brokers: Cluster, tmp_path: Path) -> None:
+    namespace = new_namespace(brokers, "tiered")
+    topic = f"persistent://{namespace}/a b+é"
+    ledgers = publish(brokers, topic)
+    pipeline = Pipeline(settings_file(brokers, tmp_path, {**SETTINGS, **with_bucket(brokers, release="brokers")}))
+    records = Records(brokers, pipeline)
+    _unload(brokers, topic)
+    plan, _ = planned(pipeline, namespace)
+    first, second, last = dict.fromkeys(ledgers)
+    assert {ledger: one.outcome for ledger, one in offload(pipeline, plan).items()} == dict.fromkeys(
+        (first, second), Outcome.OFFLOADED
+    )
+    _unload(brokers, topic)
+    pipeline.scan()
+    mark = MessagePosition(second, 20)
+    row = records.plan({topic: mark})[topic]
+    assert (row["error"], row["ledgers"], len(row["copies"])) == (None, [first], 1), row
+    with s3_client(brokers) as bucket:
+        assert [len(keys(bucket, ledger)) for ledger in (first, second)] == [2, 2]
+        refused = records.apply()[topic]
+        assert refused.error == RecordsError.TIMEOUT
+        assert len(keys(bucket, first)) == 2
+        assert records.answered(Patience(answers=120, bookies=True)) == {topic: DeleteRecordsResult(mark)}
+        assert [len(keys(bucket, ledger)) for ledger in (first, second)] == [0, 2]
+    assert existing(brokers, (first, second, last)) == {second, last}
+    # the end takes the other copy, too
+    pipeline.scan()
+    row = records.plan({topic: END})[topic]
+    assert (row["error"], row["ledgers"]) == (None, [second, last]), row
+    end = MessagePosition.parse(row["low_watermark"])
+    assert end >= MessagePosition(last, ledgers.count(last))
+    records.apply()
+    assert records.answered() == {topic: DeleteRecordsResult(end)}
+    with s3_client(brokers) as bucket:
+        assert keys(bucket, second) == []
+    assert read_all(brokers, topic) == []
+
+
+def _unload(sandbox: Cluster, topic: str) -> None:
+    with Admin(sandbox.admin_url) as admin:
+        admin.unload(topic)
+    since = time.time()
+    wait_unlisted(sandbox, [topic])
+    wait_until_unloaded_counts(since)

@@ -55,7 +55,7 @@ REPORT = 60.0
 
 def preview(run: UndoRun, ports: UndoPorts, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
     """What :func:`undo` would do now; changes nothing, journals nothing."""
-    ledgers = candidates(archived, run.cluster, run.ledgers_root)
+    ledgers = candidates(archived, run)
     _look(ports, ledgers, pending)
     for some in in_batches([one for one in ledgers if not one.outcome], run.batch):
         _first_check(run, ports, some)
@@ -71,7 +71,7 @@ def undo(run: UndoRun, ports: UndoPorts, archived: Sequence[Archived], pending: 
     ``archived``: rows of the archive; of each ledger the newest counts. ``pending``: :func:`begun`. Raises Paused,
     LeaseLost, Overloaded, Unavailable; what was done until then is journalled, and a rerun goes on from there.
     """
-    ledgers = candidates(archived, run.cluster, run.ledgers_root)
+    ledgers = candidates(archived, run)
     budget = RateBudget(run.creates_per_second, ports.clock)
     for some in in_batches(ledgers, run.batch):
         _may_act(run, ports)
@@ -114,7 +114,7 @@ def _archived_czxid(detail: str) -> int | None:
     return czxid if type(czxid) is int else None
 
 
-def candidates(archived: Sequence[Archived], cluster: str, root: str) -> list[Undone]:
+def candidates(archived: Sequence[Archived], run: UndoRun) -> list[Undone]:
     """The newest archived z-node of each ledger, by id; what can never come back is decided as ``refused``."""
     newest: dict[int, Archived] = {}
     for row in archived:
@@ -124,10 +124,12 @@ def candidates(archived: Sequence[Archived], cluster: str, root: str) -> list[Un
     ledgers = [Undone(newest[ledger_id]) for ledger_id in sorted(newest)]
     for one in ledgers:
         row = one.archived
-        if row.cluster != cluster:
+        if row.cluster != run.cluster:
             one.decide(Outcome.REFUSED, Code.OTHER_CLUSTER, f"it was deleted from another cluster, {row.cluster}")
-        elif row.path != ledger_path.ledger_path(row.ledger_id, root):
+        elif row.path != ledger_path.ledger_path(row.ledger_id, run.ledgers_root):
             one.decide(Outcome.REFUSED, Code.OTHER_CLUSTER, f"it was deleted from another place, {row.path}")
+        elif row.ledger_id in run.forbidden:
+            one.decide(Outcome.REFUSED, Code.NO_UNDO, "its records were deleted with --no-undo: it must not come back")
         else:
             try:
                 one.metadata = ledger_metadata.decode(row.data)
@@ -142,7 +144,7 @@ def candidates(archived: Sequence[Archived], cluster: str, root: str) -> list[Un
                     Code.NEVER_CLOSED,
                     f"it was {one.metadata.state.name}: what it should hold is not known",
                 )
-    _name(ledgers, root)
+    _name(ledgers, run.ledgers_root)
     return ledgers
 
 

@@ -73,12 +73,13 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
         store, clock = ports.store, ports.clock
         ports = UndoPorts(store, _spread(cluster, ports.reader), ports.journal, clock, say)
         if request.dry_run:
-            run = _run(settings, run_id, request, ("", 0), 0)
+            run = _run(settings, run_id, request, ("", 0), 0, _forbidden(cluster))
             return Result(preview(run, ports, rows, _pending(cluster)), missing, lost)
         control.check_not_paused(store)
         check_store(cluster, store)  # a restored store issues archived ids again
         with held_lease(settings, store, clock, f"undo {run_id}") as lease:
-            run = _run(settings, run_id, request, lease.guard, lease.taken_at - clock.now_ms())
+            ahead = lease.taken_at - clock.now_ms()
+            run = _run(settings, run_id, request, lease.guard, ahead, _forbidden(cluster))
             return Result(undo(run, ports, rows, _pending(cluster)), missing, lost)
 
 
@@ -86,7 +87,15 @@ def _pending(cluster: Cluster) -> dict[int, int]:
     return begun(rows_of_phase(cluster.journal_reader, Phase.UNDO).to_pylist(), cluster.settings.cluster)
 
 
-def _run(settings: Settings, run_id: str, request: Request, guard: tuple[str, int], ahead: int) -> UndoRun:
+def _forbidden(cluster: Cluster) -> frozenset[int]:
+    """Ledgers whose records were deleted for good, as the journal says since before they went."""
+    rows = rows_of_phase(cluster.journal_reader, Phase.NO_UNDO).to_pylist()
+    return frozenset(row["ledger_id"] for row in rows if row["cluster"] == cluster.settings.cluster)
+
+
+def _run(
+    settings: Settings, run_id: str, request: Request, guard: tuple[str, int], ahead: int, forbidden: frozenset[int]
+) -> UndoRun:
     return UndoRun(
         run_id=run_id,
         cluster=settings.cluster,
@@ -99,6 +108,7 @@ def _run(settings: Settings, run_id: str, request: Request, guard: tuple[str, in
         creates_per_second=settings.deletion.deletes_per_second,
         slow_above_ms=settings.zookeeper.slow_above * 1000,
         stop_above_ms=settings.zookeeper.stop_above * 1000,
+        forbidden=forbidden,
     )
 
 

@@ -31,7 +31,8 @@ class UndoRun:
     """What an undo is to do. ``gc_wait_ms``: the longest ``gcWaitTime`` of any bookie, plus what a collection takes.
 
     ``guard`` is the lease's. ``store_ahead_ms``: how far the metadata store's clock, which dates z-nodes, is ahead of
-    ours. ``accept_unknown``: re-create ledgers although bookies that should hold them did not answer.
+    ours. ``accept_unknown``: re-create ledgers although bookies that should hold them did not answer. ``forbidden``:
+    ledgers that must not come back.
     """
 
     run_id: str
@@ -45,6 +46,7 @@ class UndoRun:
     creates_per_second: float
     slow_above_ms: float
     stop_above_ms: float
+    forbidden: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)

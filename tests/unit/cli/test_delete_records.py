@@ -79,6 +79,7 @@ def test_a_plan_says_how_to_apply_it_and_exits_1_for_an_error(operator: Operator
         (("--topic", "c", "--before=-1"), "--topic: topic name"),
         (("--topic", "persistent://a/b/c", "--before", "x"), "--before: expected LEDGER:ENTRY"),
         (("--apply", "p", "d", "--exact"), "belong to the plan"),
+        (("--apply", "p", "d", "--no-undo"), "belong to the plan"),
         (("--offset-json-file", "/nowhere/offsets.json"), "cannot be read"),
     ],
 )

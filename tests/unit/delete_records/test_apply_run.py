@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp, parse_offset
+from pulsar_lifecycle.deletion.undo.undo_run import Request, undo_deletions
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.outcomes import Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import HOUR, RecordsScene
 from tests.kit.records.topic_times import batch, commit, in_transaction, sent
@@ -47,6 +50,33 @@ def test_asking_again_waits_for_what_left_the_list_before() -> None:
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
     (row,) = scene.plan(scene.at(2, 0))
     assert row["leftovers"] == []
+
+
+def test_what_must_not_come_back_is_journalled_before_it_goes() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(2, 0), options=Options(no_undo=True))
+    scene.apply()
+    rows = [(row.ledger_id, row.phase) for row in scene.cluster.journal.rows]
+    forbidden = [rows.index((i, Phase.NO_UNDO)) for i in ids[:2]]
+    assert max(forbidden) < min(rows.index((i, Phase.MARK)) for i in ids[:2])
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
+    run = scene.cluster.journal.nodes[-1].run_id
+    found = undo_deletions(scene.where, "undo", Request(run, dry_run=False), lambda _: None)
+    assert [(one.archived.ledger_id, one.why and one.why.code) for one in found.ledgers] == [
+        (i, Code.NO_UNDO) for i in ids[:2]
+    ]
+    assert not any(scene.cluster.exists(i) for i in ids[:2])
+
+
+def test_what_left_the_list_before_may_be_forbidden_to_come_back_as_long_as_it_is_there() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    for options in (Options(), Options(no_undo=True)):
+        scene.plan(scene.at(2, 0), options=options)
+        scene.apply()
+    assert {row.ledger_id for row in scene.cluster.journal.rows if row.phase == Phase.NO_UNDO} == set(ids[:2])
 
 
 def test_the_low_watermark_never_moves_back() -> None:
