@@ -16,6 +16,8 @@ from pulsar_lifecycle.runs.cluster import Cluster
 
 SAMPLE = 50
 """Rows of a sample table."""
+_BY_TABLE = ("objects-",)
+"""Kinds of plans that the command does not know: their rows are the table that the page names."""
 NOTHING = "nothing"
 """What stands for a table without rows."""
 
@@ -71,15 +73,25 @@ def applied_by(plan_id: str) -> str:
     return f"[Runs that applied {plan_id}](/runs?q%5B0%5D={quote(f'tag:{PLAN}={plan_id}', safe='')})"
 
 
+def whole_plan(plan_id: str) -> str:
+    """The command, as Markdown, that shows a plan and every row of it; empty where its page names a table instead."""
+    if plan_id.startswith(_BY_TABLE):
+        return ""
+    return f"Whole plan: `pulsar-lifecycle plan {plan_id} --json`"
+
+
 def how_to_apply(
     plan: PlanSummary, run_config: Mapping[str, Any], *, job: str, nothing: str, then: str = ""
 ) -> dg.MetadataValue:
     """Which job takes a plan, with which configuration; ``nothing`` is said of an empty one, or why none takes it."""
     if not plan.actionable:
         gaps = "\n".join(f"- {gap}" for gap in plan.gaps[:SAMPLE])
-        return dg.MetadataValue.md(f"**Report only: this plan cannot be applied.**\n\n{gaps}")
+        return dg.MetadataValue.md(
+            f"**Report only: this plan cannot be applied.**\n\n{gaps}\n\n{whole_plan(plan.plan_id)}"
+        )
     if not plan.ledgers:
         return dg.MetadataValue.md(nothing)
     config = json.dumps(run_config, indent=2)
     launch = f"Launch job `{job}` with this run configuration:\n\n```json\n{config}\n```\n\n{applied_by(plan.plan_id)}"
+    launch += f"\n\n{whole_plan(plan.plan_id)}"
     return dg.MetadataValue.md(f"{launch}\n\n{then}" if then else launch)

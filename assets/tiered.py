@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from assets import lineage, show
 from assets.backfills import NO_MORE, partitions_to_do
 from assets.epochs import epoch_to_read
-from assets.names import EPOCH, key, namespace_partitions
+from assets.names import key, namespace_partitions
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
@@ -137,7 +137,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
         )
         yield dg.MaterializeResult(
             asset_key=key(cluster, "offload_plan"),
-            metadata={EPOCH: epoch_id, **plan_shown(plan, rows, where.settings)},
+            metadata={**show.stored(where, epoch_id, TABLE), **plan_shown(plan, rows, where.settings)},
             data_version=dg.DataVersion(plan.digest),
         )
 

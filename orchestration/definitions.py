@@ -20,6 +20,7 @@ from assets.findings import findings_assets
 from assets.frame import framed
 from assets.held import held_assets
 from assets.kept import kept_assets
+from assets.late_messages import late_messages_check
 from assets.load import load_assets
 from assets.metastore import metastore_assets
 from assets.namespace_retention import namespace_retention_asset
@@ -74,6 +75,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
     )
     return dg.Definitions(
         assets=framed(_assets(cluster), catalog, conditions),
+        asset_checks=[late_messages_check(cluster)],
         jobs=[
             scan,
             apply_plan_job,

@@ -124,6 +124,7 @@ def planned(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> dict[str
         "with an error": sum(row["error"] is not None for row in rows),
         "frees": show.size(summary.physical_bytes),
         "to apply it": dg.MetadataValue.json(run_config(summary)),
+        "whole plan": dg.MetadataValue.md(f"{show.whole_plan(summary.plan_id)}\n\n{show.applied_by(summary.plan_id)}"),
         "sample": show.table([{name: row[name] for name in PLANNED} for row in shown], PLANNED),
     }
 

@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 
 from assets.delayed_index import ALL_READ, IN_TIME
+from assets.late_messages import LATE, late_messages_check, late_result
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan
 from pulsar_lifecycle.errors import Unavailable
@@ -88,7 +89,7 @@ def test_whole_indexes_are_green_and_need_no_repair(scene: DelayedScene, instanc
     assert pages["delayed_messages_due"]["messages due"] == 6 * COUNT
     assert pages["delayed_messages_due"]["by hour"].startswith("![")
     assert "No delayed index needs a repair" in pages["delayed_index_plan"]["how to apply"]
-    assert {name: one.passed for name, one in checks.items()} == {IN_TIME: True, ALL_READ: True}
+    assert {name: one.passed for name, one in checks.items()} == {IN_TIME: True, ALL_READ: True, LATE: True}
 
 
 def test_nothing_at_all_has_pages_too(scene: DelayedScene, instance: dg.DagsterInstance) -> None:
@@ -107,6 +108,7 @@ def test_lost_messages_are_red_and_a_repair_turns_them_green(scene: DelayedScene
     assert "| lost | lost | 1 | 2 |" in pages["delayed_index_findings"]["by code"]
     assert not checks[IN_TIME].passed
     assert checks[ALL_READ].passed
+    assert checks[LATE].passed  # lost, and not due yet
     plan = pages["delayed_index_plan"]
     assert "| rebuild | 1 |" in plan["by level"]
     assert "repair_delayed_index" in plan["how to apply"]
@@ -175,3 +177,26 @@ def test_another_digest_or_a_plan_nobody_made_is_refused(scene: DelayedScene, in
         assert not repair(scene, instance, plan, dry_run=False).success
     assert not repair(scene, instance, {"plan id": summary.plan_id, "digest": "x"}, dry_run=False, undo=True).success
     assert scene.keys("a") == before
+
+
+def finding(due: int | None, harm: str = "late", messages: int = 3) -> dict[str, Any]:
+    return {"topic": "t", "subscription": "s", "code": "unindexed", "harm": harm, "messages": messages, "due": due}
+
+
+@pytest.mark.parametrize(("due", "passed"), [(9, False), (10, False), (11, True), (None, False)])
+def test_messages_are_late_once_they_are_due(due: int | None, passed: bool) -> None:
+    found = late_result([finding(due)], 10)
+    assert (found.passed, found.severity) == (passed, dg.AssetCheckSeverity.ERROR)
+    assert found.metadata["findings"].value == (0 if passed else 1)
+
+
+def test_the_late_ones_turn_red_by_time_alone(scene: DelayedScene, instance: dg.DagsterInstance) -> None:
+    """The check runs without reading an index again, and sees what has become due since."""
+    first, *_ = scene.backlog("a")
+    scene.name_bucket("a", first, scene.snapshot("a", first, without=2))
+    assert check(scene, instance)[1][LATE].passed
+    scene.cluster.clock.now_ms = lambda: 1 << 50
+    done = dg.Definitions(asset_checks=[late_messages_check("test")], resources=RESOURCES)
+    result = done.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
+    (late,) = result.get_asset_check_evaluations()
+    assert (late.passed, late.metadata["findings"].value >= 1) == (False, True)

@@ -141,6 +141,7 @@ def test_the_page_of_a_plan_leads_to_the_runs_that_applied_it(scene: RetentionSc
     summary, _ = make_retention_plan(scene.cluster, scene.scan())
     how = show.how_to_apply(summary, run_config(summary), job="apply_retention", nothing="")
     assert f"/runs?q%5B0%5D=tag%3Alifecycle%2Fplan%3D{summary.plan_id}" in str(how.value)
+    assert f"pulsar-lifecycle plan {summary.plan_id} --json" in str(how.value)
 
 
 def test_an_effect_of_a_scans_plan_names_the_scan() -> None:

@@ -1,0 +1,68 @@
+"""Check ``late_delayed_messages``: delayed messages that were due when their scan was judged, or are by now, and wait.
+
+Source of truth: the newest stored findings of delayed indexes, by the clock of now: what was still to come when it was
+found is late once its time has passed. Not here: finding anything (``assets/delayed_index.py``).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import dagster as dg
+
+from assets import show
+from assets.names import key
+from pulsar_lifecycle.delayed_index.stored.check_run import FINDINGS, SCHEMAS
+from pulsar_lifecycle.delayed_index.stored.codes import Harm
+from pulsar_lifecycle.errors import NotFound
+from pulsar_lifecycle.runs.cluster import Cluster
+from resources.lifecycle import LifecycleResource
+
+LATE = "late_delayed_messages"
+LATE_BY = (Harm.LATE, Harm.LOST)
+"""What keeps a message from its consumer although it is due."""
+COLUMNS = {"topic": "string", "subscription": "string", "code": "string", "messages": "int", "due": "string"}
+
+
+def late_messages_check(cluster: str) -> dg.AssetChecksDefinition:
+    """The check, on ``delayed_messages_due``; it may be run alone, without reading an index again."""
+
+    @dg.asset_check(
+        asset=key(cluster, "delayed_messages_due"),
+        name=LATE,
+        description="Fails where delayed messages are due by now, and by the newest check of indexes are delivered "
+        "late or never. Reads stored findings only.",
+    )
+    def late_delayed_messages(lifecycle: LifecycleResource) -> dg.AssetCheckResult:
+        where = lifecycle.without_spark()
+        return late_result(newest_findings(where), where.clock.now_ms())
+
+    return late_delayed_messages
+
+
+def newest_findings(where: Cluster) -> list[Mapping[str, Any]]:
+    """The rows that say late or lost, of the newest scan whose indexes were checked. Raises NotFound without one."""
+    for epoch in reversed(where.lake.epochs(cluster=where.settings.cluster)):
+        try:
+            parts = where.lake.parts(epoch.epoch_id, FINDINGS)
+        except NotFound:
+            continue
+        batches = where.lake.batches(parts, SCHEMAS[FINDINGS].names)
+        return [row for batch in batches for row in batch.to_pylist() if row["harm"] in LATE_BY]
+    raise NotFound("no scan's delayed indexes were checked yet: launch job check_delayed_index")
+
+
+def late_result(rows: Iterable[Mapping[str, Any]], now: int) -> dg.AssetCheckResult:
+    """An error where messages that are due at ``now`` (ms) wait; a finding without a time counts as due."""
+    due = sorted((row for row in rows if (row["due"] or 0) <= now), key=lambda row: row["due"] or 0)
+    first = next((row["due"] for row in due if row["due"]), None)
+    since = f", the first since {show.at(first)}" if first else ""
+    return dg.AssetCheckResult(
+        check_name=LATE,
+        passed=not due,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=f"{len(due)} findings about messages that are due{since}: see delayed_index_plan" if due else "",
+        metadata={
+            "findings": len(due),  # two may be about the same messages
+            "late": show.table([{**row, "due": show.at(row["due"])} for row in due], COLUMNS),
+        },
+    )
