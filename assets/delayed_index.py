@@ -56,7 +56,9 @@ _SAMPLE = {
 
 def delayed_index_assets(cluster: str) -> dg.AssetsDefinition:
     """The tables of a scan's delayed indexes, with their checks, and the plan."""
-    read = [key(cluster, name) for name in ("managed_cursors", "managed_ledgers", "bookkeeper_ledgers")]
+    read = [
+        key(cluster, name) for name in ("scan_coverage", "managed_cursors", "managed_ledgers", "bookkeeper_ledgers")
+    ]
     plan = key(cluster, "delayed_index_plan")
     specs = [
         dg.AssetSpec(

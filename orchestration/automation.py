@@ -75,6 +75,7 @@ LAUNCHES = {
     "offload": Launch("offload", "offload_ledgers", _only("offload"), "offload"),
     "bookkeeper_copies": Launch("offload", "offload_ledgers", _only("release"), "offload"),
     "objects": Launch("sweep_objects", "sweep", _for_good),
+    "delayed_index": Launch("repair_delayed_index", "repair", _for_good),
 }
 """By the kind's key in ``[automation]``."""
 _LEASES = {"offload": "offload", "revert_offloads": "offload", "collect_bookies": "collection"}
@@ -195,6 +196,10 @@ FOLLOWS = {
     "inactive_cursors": "",
     "inactive_topics_plan": "",
     "inactive_cursors_plan": "",
+    "delayed_index_buckets": "delayed_index",
+    "delayed_index_findings": "delayed_index",
+    "delayed_messages_due": "delayed_index",
+    "delayed_index_plan": "delayed_index",
 }
 """Assets that follow each covered scan, and the kind whose mode ``off`` keeps them from it."""
 

@@ -111,7 +111,15 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             *queue_sensors(delete_pending, cluster),
             dead_letter_sensor(cluster),
             automation_sensor(
-                cluster, [apply_plan_job, apply_retention_job, offload_job, sweep_objects_job, collect_bookies_job]
+                cluster,
+                [
+                    apply_plan_job,
+                    apply_retention_job,
+                    offload_job,
+                    sweep_objects_job,
+                    collect_bookies_job,
+                    repair_delayed_index_job,
+                ],
             ),
             following_sensor(cluster),
             failed_runs_sensor(cluster),

@@ -157,6 +157,9 @@ class AutomationSettings(Section):
     ``offload``."""
     objects: KindAutomation = KindAutomation()
     """Objects that nothing needs: job ``sweep_objects``."""
+    delayed_index: KindAutomation = KindAutomation(mode=Automation.OFF)
+    """Repairs of delayed indexes: job ``repair_delayed_index``. Off by default, as each plan of it reads the delayed
+    messages of all topics that have buckets. Its ledgers are subscriptions."""
     bookies: KindAutomation = KindAutomation()
     """Having bookies collect, once in each window: job ``collect_bookies``. There is no plan to approve."""
     approval_valid_for: Seconds = Field(default=43_200.0, gt=0)

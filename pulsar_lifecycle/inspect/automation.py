@@ -26,7 +26,7 @@ from pulsar_lifecycle.journal.approvals import (
     approval_row,
 )
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.plans import inactive_plan, load_plan, offload_plan, retention_plan
+from pulsar_lifecycle.records.plans import delayed_index_plan, inactive_plan, load_plan, offload_plan, retention_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.deletion_plan import digest as digest_of_orphans
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
@@ -78,6 +78,10 @@ KINDS = (
     AutomatedKind(
         "objects", "objects-", lambda lake: lake.object_plans(), lambda lake, i: lake.object_plan(i),
         bucket_rules.digest,
+    ),
+    AutomatedKind(
+        "delayed_index", "repair-", lambda lake: lake.repair_plans(), lambda lake, i: lake.repair_plan(i),
+        delayed_index_plan.digest,
     ),
 )  # fmt: skip
 """Every kind whose plans the lake keeps; bookies have none."""

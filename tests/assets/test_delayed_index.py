@@ -14,6 +14,7 @@ import pytest
 from assets.delayed_index import ALL_READ, IN_TIME
 from assets.late_messages import LATE, late_messages_check, late_result
 from orchestration.definitions import build_defs
+from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
 from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -166,6 +167,30 @@ def test_a_repair_that_fails_fails_its_run_and_says_what_it_did(
     (failed,) = [one for one in done.all_events if one.is_step_failure]
     assert "no bookie takes entries" in json.dumps(failed.step_failure_data.error.to_string())
     assert scene.keys("a") == before
+
+
+def test_repairs_go_by_themselves_where_the_settings_say_so(scene: DelayedScene, instance: dg.DagsterInstance) -> None:
+    first, *_ = scene.backlog("a")
+    scene.name_bucket("a", first, scene.snapshot("a", first, without=1))
+    summary, _ = make_repair_plan(scene.cluster, scene.checked())
+    before = scene.keys("a")
+    defs = build_defs()
+    sensor = defs.get_repository_def().get_sensor_def("automation")
+
+    def rung() -> Any:
+        return sensor.evaluate_tick(
+            dg.build_sensor_context(instance=instance, resources=RESOURCES, repository_def=defs.get_repository_def())
+        )
+
+    assert not rung().run_requests
+    scene.set(automation=AutomationSettings(delayed_index=KindAutomation(mode=Automation.APPLY, max_share=1.0)))
+    (request,) = rung().run_requests
+    assert (request.job_name, request.run_key) == ("repair_delayed_index", f"delayed_index-{summary.plan_id}")
+    job = defs.resolve_job_def("repair_delayed_index")
+    assert job.execute_in_process(request.run_config, instance=instance, resources=RESOURCES).success
+    assert scene.keys("a").keys() == before.keys()
+    assert set(scene.keys("a").values()).isdisjoint(before.values())
+    assert "delayed_index: taken" in rung().skip_message
 
 
 def test_another_digest_or_a_plan_nobody_made_is_refused(scene: DelayedScene, instance: dg.DagsterInstance) -> None:
