@@ -79,7 +79,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         group_name="deletion",
         description="What would be deleted and why: orphans that two covered scans agree on. Making it changes "
         "nothing; `apply_plan` takes its id and digest.",
-        deps=[key(cluster, "orphan_ledgers"), key(cluster, "ledger_references")],
+        deps=[key(cluster, "orphan_ledgers")],
         kinds={"parquet"},
         check_specs=[
             dg.AssetCheckSpec(

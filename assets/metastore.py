@@ -12,6 +12,7 @@ from assets import show, versions
 from assets.epochs import epoch_to_write
 from assets.names import METASTORE, key, namespace_partitions
 from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.metastore.reading import TABLES
 from pulsar_lifecycle.records.epoch import Census
 from pulsar_lifecycle.records.tables import stored_name
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -70,12 +71,13 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
 
 
 def _version(where: Cluster, epoch_id: str, table: str) -> dg.DataVersion:
-    """By the z-nodes that were read, of every root, and by what brokers have loaded."""
+    """By the z-nodes that were read, of every root, and by what brokers have loaded; without the queue's own topics."""
     roots = [""] if table in scan_run.OF_OUR_OWN_ROOT else where.roots()
-    found = [versions.sums(where.lake, where.parts(epoch_id, table, root)) for root in roots]
+    others = versions.not_ours(TABLES[table])
+    found = [versions.sums(where.lake, where.parts(epoch_id, table, root), where=others) for root in roots]
     loaded = Counter[str]()
     if table == "topics":
-        for batch in where.lake.batches(where.parts(epoch_id, table), ["load_state"]):
+        for batch in where.lake.batches(where.parts(epoch_id, table), ["load_state"], others):
             loaded.update({c["values"]: c["counts"] for c in batch.column("load_state").value_counts().to_pylist()})
     return versions.version_of(found, {str(state): count for state, count in loaded.items()})
 
