@@ -18,7 +18,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ PER_LEDGER = 50_000
 START_MS = 1_795_225_194_411
 DAY_MS = 86_400_000
 TOPIC, CURSOR = "persistent://public/default/t", "sub"
+MERGED_TO = 4
+"""Buckets that are left where merging is measured."""
 BATCH = 50_000
 """Messages added at once, as they are read from the topic."""
 
@@ -95,22 +97,30 @@ def best(rounds: int, count: int, action: Callable[[], Any]) -> tuple[float, Any
 def measure(messages: Indexes, rounds: int) -> tuple[dict[str, float], list[tuple[bytes, ...]]]:
     """CPU ns an index of each operation, bytes an index; and the snapshots."""
     count, settings = len(messages), DelayedIndexSettings()
-    storage, keys = InMemoryBucketStorage(), InMemoryBucketKeys()
+    storage, keys = CountingStorage(), InMemoryBucketKeys()
     found: dict[str, float] = {}
 
-    def load(now: int = 1) -> BucketTracker:
-        return BucketTracker(settings, storage, keys, TOPIC, CURSOR, now)
+    def load(now: int = 1, using: DelayedIndexSettings = settings) -> BucketTracker:
+        return BucketTracker(using, storage, keys, TOPIC, CURSOR, now)
 
-    def build() -> BucketTracker:
+    def build(using: DelayedIndexSettings = settings) -> BucketTracker:
         storage.snapshots.clear()
+        storage.written = 0
         keys.buckets.clear()
-        tracker = load()
+        tracker = load(using=using)
         for begin in range(0, count, BATCH):
             part = messages[begin : begin + BATCH]
             tracker.add_messages(part.ledgers, part.entries, part.timestamps, 1)
         return tracker
 
+    few = DelayedIndexSettings(delayed_delivery_max_num_buckets=MERGED_TO)
+    found["build_merging"], tracker = best(rounds, count, lambda: build(few))
+    expect("messages tracked", tracker.number_of_delayed_messages, count)
+    expect("buckets", len(tracker.buckets), MERGED_TO)
+    merged = storage.written
     found["build"], tracker = best(rounds, count, build)
+    found["merges_a_message"] = round(merged / storage.written - 1, 2)
+    found["merge"] = round((found["build_merging"] - found["build"]) / found["merges_a_message"], 1)
     expect("messages tracked", tracker.number_of_delayed_messages, count)
     found["memory_bytes"] = round(tracker.nbytes / count, 2)
     found["contains_batched"], contained = best(
@@ -150,6 +160,17 @@ def measure(messages: Indexes, rounds: int) -> tuple[dict[str, float], list[tupl
     expect("messages handed out", handed, count)
     expect("snapshots left", len(storage.snapshots), 0)
     return found, entries
+
+
+class CountingStorage(InMemoryBucketStorage):
+    """Counts the bytes written; a merge writes messages again."""
+
+    written = 0
+
+    def create_bucket_snapshot(self, entries: Sequence[bytes], bucket_key: str, topic: str, cursor: str) -> int:
+        """As above it."""
+        self.written += sum(map(len, entries))
+        return super().create_bucket_snapshot(entries, bucket_key, topic, cursor)
 
 
 def by_bucket(messages: Indexes, tracker: BucketTracker) -> list[Indexes]:

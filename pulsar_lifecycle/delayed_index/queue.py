@@ -134,7 +134,7 @@ class TimeQueue:
 
     def _refill(self, until: int, limit: int) -> bool:
         """Move the horizon, so that the front has messages again; whether there are any due by ``until``."""
-        if self._first_later() > until:
+        if not self._later or self._first_later() > until:
             return False
         share = max(max(_FRONT, limit) // len(self._later), 1)
         self._horizon = min(int(run.timestamps[min(share, len(run)) - 1]) for run in self._later)

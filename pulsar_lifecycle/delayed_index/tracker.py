@@ -54,6 +54,7 @@ class BucketTracker:
     ) -> None:
         """Starts from the buckets that ``keys`` name. ``topic`` is the full name, ``cursor`` the subscription's.
 
+        A segment is taken up whole, with what was handed out of it before: leave out what is acknowledged, as upstream.
         Raises Unavailable, or StoreError, where the storage cannot be read: try again.
         """
         self._settings, self._merge_rule = settings, merge_rule

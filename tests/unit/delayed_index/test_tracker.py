@@ -15,6 +15,7 @@ from pulsar_lifecycle.delayed_index.sealing import read_whole
 from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.tracker import BucketTracker
 from pulsar_lifecycle.errors import StoreError, Unavailable
+from pulsar_lifecycle.formats.delayed_indexes import Indexes, decode_segment, encode_segment
 from tests.kit.delayed.bucket_storage import InMemoryBucketKeys, InMemoryBucketStorage
 
 NOW_MS = 1_000_000
@@ -162,6 +163,15 @@ def test_an_enclosed_bucket_goes_and_the_enclosing_one_stays():
     assert reloaded.number_of_delayed_messages == 2 * PER_LEDGER
 
 
+def test_of_buckets_that_share_a_ledger_the_earlier_one_stays():
+    scene = Scene()
+    scene.add(1, 2, 3)
+    scene.keys.buckets[bucket_key(1, 2)] = scene.keys.buckets.pop(bucket_key(1, 1))
+    scene.tracker = scene.load()
+    assert [(one.key, one.reason) for one in scene.tracker.dropped] == [(bucket_key(2, 2), DroppedReason.OVERLAPPING)]
+    assert scene.ranges() == [(1, 2)]
+
+
 def test_a_snapshot_that_cannot_be_kept_leaves_its_messages_in_memory():
     scene = Scene()
     tries = []
@@ -205,13 +215,33 @@ def test_messages_of_a_segment_that_is_gone_are_to_be_read_again():
     assert not scene.tracker.contains_message(1, 5)
 
 
-def test_an_open_bucket_is_sealed_before_it_would_enclose_another():
+@pytest.mark.parametrize("loaded", [1, 2])
+def test_what_a_segment_has_and_its_bitmap_has_not_is_left_to_the_reading(loaded):
+    scene = Scene()
+    scene.add(1, 2)
+    (stored,) = scene.storage.snapshots.values()
+    entries = list(stored.entries)
+    entries[loaded] = encode_segment(
+        Indexes.concatenate([decode_segment(entries[loaded]), Indexes.of([(NOW_MS + 1000 * loaded, 1, 77)])]).sorted()
+    )
+    stored.entries = tuple(entries)
+    scene.tracker = scene.load()
+    assert not scene.tracker.contains_message(1, 77)
+    handed_out = scene.handed_out(NOW_MS + 60_000)
+    assert [(ledger, entry) for _, ledger, entry in handed_out] == [(1, entry) for entry in range(PER_LEDGER)]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_an_open_bucket_is_sealed_before_it_would_enclose_another(batched):
     scene = Scene()
     scene.add(10, 20)
     assert scene.ranges() == [(10, 10)]
     scene.tracker = scene.load()
-    scene.tracker.add_message(3, 0, NOW_MS + 1_000, NOW_MS)
-    scene.tracker.add_message(25, 0, NOW_MS + 1_000, NOW_MS)
+    if batched:
+        scene.tracker.add_messages(np.array([3, 25]), np.zeros(2, np.int64), np.full(2, NOW_MS + 1_000), NOW_MS)
+    else:
+        scene.tracker.add_message(3, 0, NOW_MS + 1_000, NOW_MS)
+        scene.tracker.add_message(25, 0, NOW_MS + 1_000, NOW_MS)
     assert scene.ranges() == [(3, 3), (10, 10)]
 
 
@@ -242,6 +272,16 @@ def test_sealed_buckets_cost_hardly_any_memory():
     assert scene.tracker.nbytes < 24 * 60_000
     assert scene.tracker.next_delivery_time() < NOW_MS + 20_000
     assert not scene.tracker.has_message_available(NOW_MS)
+
+
+def test_passed_buckets_are_forgotten_with_what_was_loaded_of_them():
+    scene = Scene()
+    scene.add(1, 2, 3)
+    scene.tracker.forget_before(2)
+    assert scene.ranges() == [(2, 2)]
+    assert sorted(scene.keys.buckets.values()) == sorted(scene.storage.snapshots)
+    assert (scene.tracker.number_of_delayed_messages, scene.tracker.loaded) == (2 * PER_LEDGER, 1 + PER_LEDGER)
+    assert {ledger for _, ledger, _ in scene.handed_out(NOW_MS + 60_000)} == {2, 3}
 
 
 def test_clear_deletes_every_bucket():
