@@ -25,6 +25,7 @@ from pulsar_lifecycle.delayed_index.stored.check_run import (
     check_delayed_indexes,
 )
 from pulsar_lifecycle.delayed_index.stored.rows import BYTES_IN_MEMORY
+from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
@@ -83,7 +84,7 @@ def delayed_index_assets(cluster: str) -> dg.AssetsDefinition:
     ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
-        with reporting(context.log.info, of_stages(where.spark)):
+        with published(where), reporting(context.log.info, of_stages(where.spark)):
             checked = check_delayed_indexes(where, epoch_id)
             summary, rows = make_repair_plan(where, where.lake.epoch(epoch_id))
         pages = {BUCKETS: buckets_shown, FINDINGS: findings_shown, DUE: due_shown}

@@ -71,6 +71,7 @@ def status(
 def _status(where: Cluster, now: int, textfile: str) -> dict[str, Any]:
     from pulsar_lifecycle.deletion_queue.queue_state import look
     from pulsar_lifecycle.journal import metrics
+    from pulsar_lifecycle.journal.index_metrics import index_metrics
     from pulsar_lifecycle.journal.prometheus import write_textfile
     from pulsar_lifecycle.journal.tallies import tallied
     from pulsar_lifecycle.records.refusals import RefusalCode
@@ -89,7 +90,8 @@ def _status(where: Cluster, now: int, textfile: str) -> dict[str, Any]:
     counted = metrics.count(tallies, settings.cluster)
     runs = metrics.deletion_runs(tallies, settings.cluster)
     if textfile:
-        write_textfile(textfile, settings.cluster, counted, waiting.in_flight)
+        more = index_metrics(where.lake, journal, tallies, settings.cluster, now)
+        write_textfile(textfile, settings.cluster, counted, waiting.in_flight, more)
     return {
         "cluster": settings.cluster,
         "enabled": settings.deletion.topicTwoPhaseDeletionEnabled,

@@ -7,7 +7,7 @@ Belongs here: names, labels, writing the file whole or not at all. Not here: wha
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from pulsar_lifecycle.deletion_queue.queue_topics import pending
 from pulsar_lifecycle.errors import LifecycleError, StoreError
 from pulsar_lifecycle.journal import metrics
+from pulsar_lifecycle.journal.index_metrics import index_metrics
 from pulsar_lifecycle.journal.metrics import METRICS, Metrics
 from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -28,10 +29,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Snapshot(Collector):
-    def __init__(self, cluster: str, counted: Metrics, in_flight: int | None) -> None:
+    def __init__(self, cluster: str, counted: Metrics, in_flight: int | None, more: Sequence[Metric]) -> None:
         self._cluster = cluster
         self._counted = counted.to_json()
         self._in_flight = in_flight
+        self._more = more
 
     def collect(self) -> Iterable[Metric]:
         for metric in METRICS:
@@ -43,15 +45,19 @@ class _Snapshot(Collector):
             gauge = GaugeMetricFamily(f"{PREFIX}_in_flight_deletions", help_text, labels=["cluster"])
             gauge.add_metric([self._cluster], self._in_flight)
             yield gauge
+        yield from self._more
 
 
-def write_textfile(path: str, cluster: str, counted: Metrics, in_flight: int | None) -> None:
+def write_textfile(
+    path: str, cluster: str, counted: Metrics, in_flight: int | None, more: Sequence[Metric] = ()
+) -> None:
     """Write ``NAME_total{cluster="..."}`` counters and the in-flight gauge, unless that is not known (None).
 
+    ``more``: other metrics, as ``index_metrics`` has them.
     Raises StoreError; what was there before then stays.
     """
     registry = CollectorRegistry()
-    registry.register(_Snapshot(cluster, counted, in_flight))
+    registry.register(_Snapshot(cluster, counted, in_flight, more))
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_to_textfile(path, registry)
@@ -80,7 +86,9 @@ def _publish(cluster: Cluster) -> None:
     except LifecycleError as error:
         _LOG.warning("the intents in flight are not known: %s", error)
     try:
-        counted = metrics.count(tallied(cluster.journal_reader, cluster.clock.now_ms()), settings.cluster)
-        write_textfile(settings.metrics.textfile, settings.cluster, counted, in_flight)
+        now, name = cluster.clock.now_ms(), settings.cluster
+        tallies = tallied(cluster.journal_reader, now)
+        more = index_metrics(cluster.lake, cluster.journal_reader, tallies, name, now)
+        write_textfile(settings.metrics.textfile, name, metrics.count(tallies, name), in_flight, more)
     except LifecycleError as error:
         _LOG.warning("the metrics were not written: %s", error)

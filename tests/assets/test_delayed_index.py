@@ -10,6 +10,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from prometheus_client.parser import text_fd_to_metric_families
 
 from assets.delayed_index import ALL_READ, IN_TIME
 from assets.late_messages import LATE, late_messages_check, late_result
@@ -17,6 +18,7 @@ from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
 from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan
 from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.journal.index_metrics import PREFIX
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
@@ -167,6 +169,30 @@ def test_a_repair_that_fails_fails_its_run_and_says_what_it_did(
     (failed,) = [one for one in done.all_events if one.is_step_failure]
     assert "no bookie takes entries" in json.dumps(failed.step_failure_data.error.to_string())
     assert scene.keys("a") == before
+
+
+def test_the_textfile_has_the_five_metrics_of_the_pip(
+    scene: DelayedScene, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.prom"
+    scene.set(metrics=scene.settings.metrics.model_copy(update={"textfile": str(path)}))
+    first, *_ = scene.backlog("a")
+    scene.name_bucket("a", first, scene.snapshot("a", first, without=1))
+    pages, _ = check(scene, instance)
+    with path.open() as file:
+        names = {one.name for one in text_fd_to_metric_families(file) if one.name.startswith(PREFIX)}
+    wanted = ("bucket_total", "loaded", "bucket_op_count", "bucket_snapshot_size_bytes", "bucket_op_latency_ms")
+    assert names == {f"{PREFIX}_{one}" for one in wanted}
+    assert repair(scene, instance, pages["delayed_index_plan"], dry_run=False).success
+    with path.open() as file:
+        samples = [sample for family in text_fd_to_metric_families(file) for sample in family.samples]
+    found = {(one.name, *(v for k, v in sorted(one.labels.items()) if k != "cluster")): one.value for one in samples}
+    assert found[f"{PREFIX}_bucket_total",] == 3
+    assert found[f"{PREFIX}_bucket_snapshot_size_bytes",] == pages["delayed_index_buckets"]["bytes"]
+    assert found[f"{PREFIX}_loaded",] > 0
+    assert found[f"{PREFIX}_bucket_op_count", "succeed", "create"] == 3
+    assert found[f"{PREFIX}_bucket_op_count", "all", "create"] == 3
+    assert found[f"{PREFIX}_bucket_op_latency_ms", "50", "create"] == 3
 
 
 def test_repairs_go_by_themselves_where_the_settings_say_so(scene: DelayedScene, instance: dg.DagsterInstance) -> None:

@@ -90,17 +90,3 @@ def due_rows(topic: Topic, subscription: StoredSubscription, entries: TopicEntri
             "indexed": int(np.count_nonzero(here & known)),
             "first_ledger_id": int(waiting.ledgers[here].min()),
         }
-
-
-def message_rows(topic: Topic, cursor: str, bucket: StoredBucket) -> dict[str, Any]:
-    """Columns of ``DELAYED_INDEX_MESSAGES`` for one bucket."""
-    count = len(bucket.indexes)
-    segments = np.repeat(np.arange(1, len(bucket.bounds), dtype=np.int32), np.diff(bucket.bounds))
-    return {
-        **{name: [value] * count for name, value in owner(topic, cursor).items()},
-        "bucket_key": [bucket.key] * count,
-        "segment": segments,
-        "due": bucket.indexes.timestamps,
-        "ledger_id": bucket.indexes.ledgers,
-        "entry_id": bucket.indexes.entries,
-    }

@@ -37,18 +37,6 @@ DELAYED_INDEX_BUCKETS = pa.schema(
 due; ``messages_waiting``: those that are not. ``state``: the ``BucketProblem`` why it cannot be read, ``passed`` once
 all are due, else ``waiting``."""
 
-DELAYED_INDEX_MESSAGES = pa.schema(
-    [
-        *_OWNER,
-        pa.field("bucket_key", pa.string()),
-        pa.field("segment", pa.int32()),
-        pa.field("due", pa.int64()),
-        pa.field("ledger_id", pa.int64()),
-        pa.field("entry_id", pa.int64()),
-    ]
-)
-"""One row per indexed message: in which segment of which bucket (from 1), when it is due, where it is."""
-
 DELAYED_INDEX_FINDINGS = pa.schema(
     [
         *_OWNER,
