@@ -20,9 +20,9 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.ports import Acknowledged
 from pulsar_lifecycle.setting_types import SecretRef
+from tests.kit.contracts.admin_answers import AnsweringCluster, heartbeat
 from tests.kit.contracts.admin_contract import BrokerAdminContract
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
-from tests.kit.scenes.admin_answers import AnsweringCluster, heartbeat
 
 
 class TestFakeBrokerAdmin(BrokerAdminContract):

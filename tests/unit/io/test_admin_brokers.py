@@ -9,7 +9,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.io.pulsar.statistics import connections_of
 from pulsar_lifecycle.ports import TopicConnections
-from tests.kit.scenes.admin_answers import AnsweringCluster, heartbeat
+from tests.kit.contracts.admin_answers import AnsweringCluster, heartbeat
 
 STATS = {"a/b": {"0x0_0xf": {"persistent": {"persistent://a/b/c": {}}, "non-persistent": {}}}}
 
