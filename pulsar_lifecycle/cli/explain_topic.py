@@ -52,7 +52,10 @@ def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
             str(one.position or "not known"),
             "" if one.unacknowledged is None else _size(one.unacknowledged, one.unsized),
             f"{show.moment(one.last_active)} ({show.ago(one.last_active)})" if one.last_active else "",
-            ", ".join(f"{code} (of {one.ranges} ranges)" if code == "hole" else str(code) for code in one.holds),
+            ", ".join(
+                [f"{code} (of {one.ranges} ranges)" if code == "hole" else str(code) for code in one.holds]
+                + ([f"pinned by a delayed message until {show.moment(one.pinned_until)}"] if one.pinned_until else [])
+            ),
         )
         for one in found.cursors
     ]

@@ -7,15 +7,19 @@ managed-ledger 4.0.7, and ``BucketDelayedDeliveryTracker``, pulsar-broker 4.0.7.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
 from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats import message
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo, PositionInfo
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
-from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
+from pulsar_lifecycle.scan.stored_references import last_entries_of, metadata_of, never_written
 from pulsar_lifecycle.topics import snapshot
 
 
@@ -64,3 +68,33 @@ def _standing(state: ManagedCursorInfo | PositionInfo, info: ManagedCursorInfo) 
     delayed = bool(cursor_format.bucket_ledgers(info.cursor_properties))
     held = {CursorHold.HOLE: ranges > 0, CursorHold.DELAYED: delayed}
     return Standing(tuple(code for code, holds in held.items() if holds), ranges)
+
+
+def pinned_until(
+    store: MetadataStore,
+    reader: LedgerReader,
+    ledgers: Sequence[int],
+    at: Mapping[str, int | None],
+    root: str,
+    now: int,
+) -> int | None:
+    """Until when (ms) the first message that a cursor has not acknowledged is delayed, if it is at ``now``.
+
+    ``ledgers``: of its topic, sorted; ``at``: ``ledger_id`` and ``entry_id`` of its position. None also where the
+    message is not in BookKeeper, or cannot be read. Writes nothing.
+    """
+    ledger, entry = at["ledger_id"], at["entry_id"]
+    if ledger is None or entry is None:
+        return None
+    with contextlib.suppress(LifecycleError):
+        for one in (i for i in ledgers if i >= ledger):
+            (metadata,) = metadata_of(store, [one], root)
+            first = entry + 1 if one == ledger else 0
+            if isinstance(metadata, LifecycleError):
+                return None
+            if metadata.state is LedgerState.CLOSED and first > metadata.last_entry_id:
+                continue
+            (found,) = reader.read(one, metadata, first, first)
+            due = message.deliver_at(found.payload)
+            return due if due is not None and due > now else None
+    return None

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.inspect.cursor_holds import CursorHold, Standing, standings
+from pulsar_lifecycle.inspect.cursor_holds import CursorHold, Standing, pinned_until, standings
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics, with_shadow_sources
@@ -95,6 +95,8 @@ class HeldBy:
 
     ``unsized``: ledgers of these of which nobody knows the bytes, so that there are more. ``holds``: what keeps it
     there beside messages that nobody has read; ``ranges``: how many of acknowledged messages lie behind its position.
+    ``pinned_until``: the first message that it has not acknowledged is delayed until then (ms), and keeps every later
+    ledger; None where it is not, or cannot be read.
     """
 
     name: str
@@ -104,6 +106,7 @@ class HeldBy:
     last_active: int | None
     holds: tuple[CursorHold, ...] = ()
     ranges: int = 0
+    pinned_until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         rows = snapshot.ledger_rows(store, ids, root)
         standing = standings(store, ports.reader, path, root)
         opened = _opened(store, ports.reader, rows, root)
+        pins = [pinned_until(store, ports.reader, ids, one, root, now) for one in positions.to_pylist()]
     load = _load(node, info, rows.get(ids[-1]) if ids else None, brokers, str(subject), now)
     bookkeeper = pa.Table.from_pylist([row for row in rows.values() if row], tables.BOOKKEEPER_LEDGERS)
     inputs = retention_topics(listed, positions, bookkeeper, policies, context)
@@ -190,7 +194,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         policies.of(subject) if known else None,
         protection.topic_rule(subject, listed.column("shadow_source")[0].as_py() or "", context),
         held,
-        _cursors(cursors, positions, held, standing),
+        _cursors(cursors, positions, held, standing, pins),
         tuple(warnings),
         epochs[-1].epoch_id,
         _causes(opened, inputs, load, Rollover.of(layers.brokers)),
@@ -274,19 +278,23 @@ def _by_whom(load: TopicLoad) -> str:
 
 
 def _cursors(
-    cursors: pa.Table, positions: pa.Table, ledgers: Sequence[HeldLedger], standing: Mapping[str, Standing]
+    cursors: pa.Table,
+    positions: pa.Table,
+    ledgers: Sequence[HeldLedger],
+    standing: Mapping[str, Standing],
+    pins: Sequence[int | None],
 ) -> tuple[HeldBy, ...]:
     found: list[HeldBy] = []
     names = ("path", "last_active")
-    rows = zip(*(cursors.column(name).to_pylist() for name in names), positions.to_pylist(), strict=True)
-    for path, active, at in rows:
+    rows = zip(*(cursors.column(name).to_pylist() for name in names), positions.to_pylist(), pins, strict=True)
+    for path, active, at, pin in rows:
         known = at["ledger_id"] is not None and at["entry_id"] is not None
         position = Position(at["ledger_id"], at["entry_id"]) if known else None
         behind = [_behind(one, position) for one in ledgers] if position else []
         size = sum(one or 0 for one in behind) if position else None
         name = cursor_name(path.rpartition("/")[2])
         own = standing.get(name, Standing())
-        found.append(HeldBy(name, position, size, behind.count(None), active, own.holds, own.ranges))
+        found.append(HeldBy(name, position, size, behind.count(None), active, own.holds, own.ranges, pin))
     return tuple(sorted(found, key=lambda one: (one.position is not None, one.position or Position(-1, -1), one.name)))
 
 

@@ -16,6 +16,7 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.topics.protection import Protection
+from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
 from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import bucket_tags, data_tags
 
@@ -147,6 +148,27 @@ def test_a_delayed_index_is_named(scene: RetentionScene) -> None:
     scene.scan()
     (one,) = explained(scene, "a").cursors
     assert one.holds == (CursorHold.DELAYED,)
+
+
+def test_a_delayed_message_that_pins_a_cursor_says_until_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = DelayedScene(tmp_path, monkeypatch)
+    first, second, third = scene.backlog("a")
+    scene.scan()
+
+    def pinned(at: Position) -> int | None:
+        path = f"{scene.servers.topic_path(scene.named('a'))}/s"
+        scene.servers.put(path, cursor.encode(ManagedCursorInfo(-1, at)))
+        (one,) = explained(scene, "a").cursors
+        return one.pinned_until
+
+    assert pinned(Position(first, 4)) == scene.due(first, 5)
+    assert pinned(Position(first, COUNT - 1)) == scene.due(second, 0)
+    assert pinned(Position(third, COUNT - 1)) is None  # the last message is not delayed
+    scene.servers.reader.failures[first] = Unavailable("no bookie answers")
+    assert pinned(Position(first, 4)) is None
+    scene.servers.reader.failures.clear()
+    scene.servers.wait(24 * 30)
+    assert pinned(Position(first, 4)) is None  # it is due
 
 
 def test_what_leaves_the_last_ledger_open_is_named(scene: RetentionScene) -> None:
