@@ -30,7 +30,7 @@ class TopicInternals:
 
     Cursors are keyed by the name of their z-node, non-durable ones by that of their subscription; ``cursor_ledgers``
     has only those with a ledger of their own. ``last_confirmed`` is the position of the last message, or the one before
-    the first.
+    the first. ``entries`` of each ledger, and how many were ``added`` since the load; -1: not said.
     """
 
     state: str
@@ -41,6 +41,17 @@ class TopicInternals:
     schema_ledgers: tuple[int, ...]
     acknowledged: Mapping[str, Acknowledged] = field(default_factory=dict[str, Acknowledged])
     last_confirmed: Position = BEFORE_ALL
+    entries: Mapping[int, int] = field(default_factory=dict[int, int])
+    added: int = -1
+
+    def loaded_since(self, ledger_id: int) -> bool:
+        """Whether the topic is loaded since it began this ledger, for sure: its entries count as added since the load.
+
+        Each load begins another ledger, so entries of one that an earlier load began are not counted. A ledger that is
+        not listed, or empty, proves nothing.
+        """
+        held = sum(count for one, count in self.entries.items() if one >= ledger_id)
+        return self.entries.get(ledger_id, 0) > 0 and self.added >= held
 
     @property
     def cursors(self) -> frozenset[str]:

@@ -171,9 +171,14 @@ def test_what_nobody_uses_is_reported_and_goes_by_plan_and_nothing_else_does(
         assert (
             unsubscribed(pipeline, order, namespace)[unread] == InactiveKept.CHANGED_SINCE_PLAN
         )  # nobody knows by whom
+        topics.publish(client, unread, contents[:20])
         fourth, report = reported(pipeline)
         _, (subscriptions, _) = make_inactive_plans(pipeline.where, fourth, report)
         order = Order(subscriptions.plan_id, subscriptions.digest)
+        with sandbox.metadata() as zk:
+            last = znodes.listed_ledgers(zk, unread)[-1]
+            topics.publish(client, unread, contents)  # a rollover: its broker counts all that it added since the load
+            wait_for("the rollover", lambda: znodes.listed_ledgers(zk, unread)[-1] > last)
         assert unsubscribed(pipeline, order, namespace)[unread] == Code.BROKER_DELETED
         assert not subscribed(sandbox, unread)
         assert there(sandbox, unread)

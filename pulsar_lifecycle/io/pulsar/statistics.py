@@ -6,7 +6,7 @@ Not here: asking for it (``admin.py``). Source: ``PersistentTopic.updateRates``,
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pulsar_lifecycle.errors import NotFound, StoreError
@@ -78,9 +78,20 @@ def internals_of(answer: Any, where: str) -> TopicInternals:
                 for name, cursor in cursors.items()
             },
             last_confirmed=_position(answer["lastConfirmedEntry"]),
+            entries=_entries(answer["ledgers"], int(answer.get("currentLedgerEntries", 0))),
+            added=int(answer.get("entriesAddedCounter", -1)),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _unlike(where, "PersistentTopicInternalStats") from None
+
+
+def _entries(ledgers: Sequence[Mapping[str, Any]], current: int) -> dict[int, int]:
+    """By ledger; of the last one, while it is written, only ``currentLedgerEntries`` says how many."""
+    found = {int(one["ledgerId"]): int(one.get("entries", 0)) for one in ledgers}
+    if found:
+        last = max(found)
+        found[last] = max(found[last], current)
+    return found
 
 
 def _position(text: str) -> Position:

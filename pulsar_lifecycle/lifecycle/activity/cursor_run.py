@@ -216,9 +216,9 @@ class _Deletion:
         source = snapshot.shadow_source(self.ports.store, topic, info)
         protected = self.run.topic_rule(topic, source, SHADOWS_SEEN_FOR)
         last = max((item.ledger_id for item in info.ledgers), default=-1)
-        return protected or self._changed(node, row, last) or self._at_broker(topic, node, row, last)
+        return protected or self._changed(node, row) or self._at_broker(topic, node, row, last)
 
-    def _changed(self, node: Any, row: Mapping[str, Any], last_ledger: int) -> Why | None:
+    def _changed(self, node: Any, row: Mapping[str, Any]) -> Why | None:
         if not isinstance(node, Node) or node.stat.czxid != row["czxid"]:
             return Why(InactiveKept.CHANGED_SINCE_PLAN, "it is another one than the plan's, or cannot be read")
         info = cursor_format.decode(node.data)
@@ -236,11 +236,6 @@ class _Deletion:
         names = ("ledger_id", "entry_id", "cursors_ledger_id", "cursors_entry_id")
         if (*at, info.cursors_ledger_id, last) != tuple(row[name] for name in names):
             return Why(InactiveKept.CHANGED_SINCE_PLAN, "its persisted state is another one than the plan's")
-        if last_ledger != row["last_ledger_id"]:
-            text = (
-                "its topic has a new ledger since the scan: if that is from a load, nobody knows what was read before"
-            )
-            return Why(InactiveKept.CHANGED_SINCE_PLAN, text)
         return None
 
     def _at_broker(self, topic: Topic, node: Node, row: Mapping[str, Any], last_ledger: int) -> Why | None:
@@ -251,6 +246,9 @@ class _Deletion:
             return Why(InactiveKept.NOT_LOADED, "no broker lists its topic")
         if ledger_states(self.ports.store, [last_ledger], self.run.ledgers_root)[0] != LedgerState.OPEN.name:
             return Why(InactiveKept.NOT_LOADED, "its last ledger is closed: its broker has unloaded it")
+        if last_ledger != row["last_ledger_id"] and not admin.internal_stats(topic).loaded_since(row["last_ledger_id"]):
+            text = "its topic has a new ledger, perhaps from a load since the scan: nobody knows what was read before"
+            return Why(InactiveKept.CHANGED_SINCE_PLAN, text)
         names = [cursor_name(name) for name in snapshot.cursors(self.ports.store, node.path.rpartition("/")[0])]
         if row["cursor"] in monitors.system_cursors:
             return Why(InactiveKept.SYSTEM_CURSOR, "additionalSystemCursorNames names it by now")

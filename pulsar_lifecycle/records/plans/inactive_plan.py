@@ -114,7 +114,8 @@ INACTIVE_CURSORS = pa.schema(
 )
 """One row per cursor that nobody used for the whole period. ``ledger_id``, ``entry_id``: its persisted mark-delete
 position; with the z-node's ``czxid``, the cursor ledger's last entry and the topic's ``last_ledger_id`` (-1 for none)
-what must be so still when it is deleted: each load makes a ledger, and its broker forgets what was used before.
+what must be so still when it is deleted, or its broker must say that it has loaded the topic since before the scan:
+each load makes a ledger, and its broker forgets what was used before.
 ``inactive_since``: when it was last read, by this ``Evidence``. ``bytes`` of its topic's ledgers that it keeps. The
 other columns are as those of ``inactive_topics``."""
 

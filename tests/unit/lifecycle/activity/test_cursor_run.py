@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pulsar_lifecycle.errors import OutcomeUnknown, Refused
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.activity.cursor_run import delete_subscriptions
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from pulsar_lifecycle.model import Position, encode_name
+from pulsar_lifecycle.ports import TopicInternals
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
@@ -173,6 +177,26 @@ def test_a_subscription_that_is_not_as_planned_stays(
     assert there(scene, "s")
     if expected is InactiveKept.NOT_LOADED:
         assert len(scene.servers.admin.touched) == touched
+
+
+@pytest.mark.parametrize(("before", "added", "goes"), [(4, 7, True), (4, 6, False), (4, 3, False), (0, 3, False)])
+def test_a_rollover_is_told_from_a_load_by_what_the_broker_counts(
+    scene: ActivityScene, before: int, added: int, goes: bool
+) -> None:
+    """A broker that loaded the topic since the scan has not added the entries of the ledger that was the last then."""
+    made, topic = plan(scene), scene.named("a")
+    path = scene.servers.topic_path(topic)
+    info = managed_ledger.decode(scene.servers.zookeeper.data(path))
+    last = info.ledgers[-1].ledger_id
+    new = scene.servers.ledger(data_tags(topic), state=LedgerState.OPEN)
+    added_one = managed_ledger.LedgerInfo(new, None, None, None, None)
+    scene.servers.put(path, managed_ledger.encode(replace(info, ledgers=(*info.ledgers, added_one))))
+    entries = {last - 1: 9, last: before, new: 3}
+    scene.servers.admin.internals[topic] = TopicInternals(
+        "LedgerOpened", tuple(entries), {}, {}, None, (), entries=entries, added=added
+    )
+    expected = GONE if goes else (Outcome.LEFT, InactiveKept.CHANGED_SINCE_PLAN)
+    assert apply(scene, made) == dict.fromkeys("st", expected)
 
 
 def test_the_last_subscription_stays_while_brokers_delete_inactive_topics(scene: ActivityScene) -> None:
