@@ -145,6 +145,7 @@ WORDS: Mapping[str, str] = {
     "ledgers": "ledgers: how many, or each as its topic lists it",
     "ledgers_placed": "ledgers that metadata places on the bookie",
     "ledgers_stored": "ledgers in its index after the last collection",
+    "ledgers_under_replicated": "ledgers that metadata places on the bookie and that lack a copy, there or elsewhere",
     "ledgers_unsized": "ledgers that are not closed, whose bytes count as 0",
     "length": "bytes of all entries; null while it is open",
     "level": "where the policy is set",

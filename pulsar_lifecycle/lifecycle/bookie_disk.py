@@ -95,6 +95,7 @@ BOOKIE_DISK = pa.schema(
         pa.field("ledgers_stored", pa.int64()),
         pa.field("ledgers_placed", pa.int64()),
         pa.field("ledgers_unsized", pa.int64()),
+        pa.field("ledgers_under_replicated", pa.int64()),
         pa.field("bytes_placed", pa.int64()),
         pa.field("bytes_to_collect", pa.int64()),
         pa.field("bytes_to_compact", pa.int64()),
@@ -104,7 +105,9 @@ BOOKIE_DISK = pa.schema(
 """One row per bookie. ``fullest``: the share in use of its fullest ledger disk (0 to 1). ``entry_logs`` are those that
 are written to no more, and ``log_bytes`` what they take, at most; ``live_bytes`` and ``ledgers_stored`` what they and
 the index had after the last collection. ``*_placed``: by metadata now; ``ledgers_unsized`` of them are not closed, and
-their bytes not in ``bytes_placed``. ``bytes_to_collect``: live ones that metadata places there no more, at least.
+their bytes not in ``bytes_placed``, and ``ledgers_under_replicated`` lack a copy, there or on another bookie of theirs,
+as BookKeeper's auditor has marked them. Copies that are too many no metadata tells: bookies hold them beside what is
+placed there, until their next collection. ``bytes_to_collect``: live ones that metadata places there no more, at least.
 ``bytes_to_compact``: what logs take beside the live ones, at most. Null: not known."""
 
 
@@ -159,6 +162,7 @@ class BookieDisk:
             "ledgers_stored": None if directories is None else sum(one.ledgers for one in directories),
             "ledgers_placed": self.placed.ledgers,
             "ledgers_unsized": self.placed.unsized,
+            "ledgers_under_replicated": self.placed.under_replicated,
             "bytes_placed": self.placed.bytes,
             "bytes_to_collect": self.bytes_to_collect,
             "bytes_to_compact": self.bytes_to_compact,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK, BookieDisk, days_until_full, judge
-from pulsar_lifecycle.lifecycle.placement import PLACEMENT_COLUMNS, Placement, placed, total
+from pulsar_lifecycle.lifecycle.placement import PLACEMENT_COLUMNS, Placement, placed, total, under_replicated
 from pulsar_lifecycle.ports import BookieAdmin, BookieStatus, Lake
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.epoch import DAY_MS
@@ -31,7 +31,8 @@ def build_bookie_disk(cluster: Cluster, epoch_id: str) -> tuple[list[BookieDisk]
     """Every bookie, and the placement; stores table ``bookie_disk`` of the epoch, over an earlier one of it."""
     lake = cluster.lake
     parts = cluster.parts(epoch_id, "bookkeeper_ledgers")
-    placement = total(cluster.tasks.map(lambda part: placed_in(lake, part), parts))
+    marked = pa.array(sorted(lake.context(epoch_id).under_replicated), pa.int64())
+    placement = total(cluster.tasks.map(lambda part: placed_in(lake, part, marked), parts))
     with cluster.ports(read_only=True) as ports:
         disks = look(ports.bookies, placement, ports.clock.now_ms)
     rows = pa.RecordBatch.from_pylist([one.row() for one in disks], BOOKIE_DISK)
@@ -51,10 +52,12 @@ def look(bookies: BookieAdmin, placement: Placement, now: Callable[[], int]) -> 
     return judge(registered, said, placement, now())
 
 
-def placed_in(lake: Lake, part: str) -> Placement:
-    """The placement of one file of ``bookkeeper_ledgers``."""
-    schema = pa.schema([tables.BOOKKEEPER_LEDGERS.field(name) for name in PLACEMENT_COLUMNS])
-    return placed(pa.Table.from_batches(lake.batches([part], PLACEMENT_COLUMNS, pc.field("problem").is_null()), schema))
+def placed_in(lake: Lake, part: str, marked: pa.Array) -> Placement:
+    """The placement of one file of ``bookkeeper_ledgers``; BookKeeper's auditor ``marked`` ledgers that lack a copy."""
+    names = ["ledger_id", *PLACEMENT_COLUMNS]
+    schema = pa.schema([tables.BOOKKEEPER_LEDGERS.field(name) for name in names])
+    rows = pa.Table.from_batches(lake.batches([part], names, pc.field("problem").is_null()), schema)
+    return total([placed(rows), under_replicated(rows.filter(pc.is_in(rows.column("ledger_id"), marked)))])
 
 
 def newest_disks(cluster: Cluster) -> list[dict[str, Any]]:

@@ -30,15 +30,22 @@ class Placed:
     """What metadata places on one bookie.
 
     ``bytes`` of closed ledgers, with what an entry log adds to each entry. ``ledgers`` have a segment there;
-    ``unsized`` of them are not closed, so that nobody knows their bytes without asking.
+    ``unsized`` of them are not closed, so that nobody knows their bytes without asking; ``under_replicated`` lack a
+    copy, there or on another bookie of theirs.
     """
 
     bytes: int = 0
     ledgers: int = 0
     unsized: int = 0
+    under_replicated: int = 0
 
     def __add__(self, other: Placed) -> Placed:
-        return Placed(self.bytes + other.bytes, self.ledgers + other.ledgers, self.unsized + other.unsized)
+        return Placed(
+            self.bytes + other.bytes,
+            self.ledgers + other.ledgers,
+            self.unsized + other.unsized,
+            self.under_replicated + other.under_replicated,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,15 @@ def placed(ledgers: pa.Table) -> Placement:
     for row in known.filter(several).to_pylist():
         _add_segments(found, row)
     return Placement(found, ledgers.num_rows - known.num_rows)
+
+
+def under_replicated(ledgers: pa.Table) -> Placement:
+    """On which bookies ledgers (``ensembles``) are that lack a copy; counts nothing else of them."""
+    found: dict[str, Placed] = {}
+    for text in ledgers.column("ensembles").drop_null().to_pylist():
+        bookies = {bookie for segment in parse_ensembles(text) for bookie in segment.bookies}
+        _add(found, bookies, Placed(under_replicated=1))
+    return Placement(found)
 
 
 def total(parts: Iterable[Placement]) -> Placement:

@@ -3,7 +3,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.lifecycle.placement import ENTRY_OVERHEAD, PLACEMENT_COLUMNS, Placed, placed, total
+from pulsar_lifecycle.lifecycle.placement import (
+    ENTRY_OVERHEAD,
+    PLACEMENT_COLUMNS,
+    Placed,
+    placed,
+    total,
+    under_replicated,
+)
 
 
 def ledger(ensembles="0 a b c", ensemble_size=3, write_quorum=2, entries=100, length=10_000):
@@ -49,6 +56,13 @@ def test_ledgers_without_a_known_ensemble_are_counted():
     found = placed(table(ledger(None), ledger()))
     assert found.unknown == 1
     assert found.bookies["a"].ledgers == 1
+
+
+def test_a_ledger_that_lacks_a_copy_counts_on_each_bookie_of_any_segment():
+    marked = table(ledger("0 a b|25 b c"), ledger("0 a"), ledger(None))
+    found = total([placed(marked), under_replicated(marked)]).bookies
+    assert {name: one.under_replicated for name, one in found.items()} == {"a": 2, "b": 1, "c": 1}
+    assert {name: one.ledgers for name, one in found.items()} == {"a": 2, "b": 1, "c": 1}
 
 
 def test_nothing_is_placed_by_no_ledgers():
