@@ -99,6 +99,7 @@ def test_a_subscription_that_asks_for_little_keeps_the_rest():
     assert scene.index.owed("a") == 2 * PER_LEDGER - 3
     assert scene.index.contains_message("a", 1, 3)
     assert not scene.index.contains_message("a", 1, 2)
+    assert scene.read("a", 1, now=LATE) == everything(1)[:3]
     assert scene.handed_out("a", LATE, limit=8) == everything(1, 2)[3:11]
     assert scene.handed_out("a", LATE) == everything(1, 2)[11:]
 
