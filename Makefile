@@ -13,10 +13,10 @@ export DAGSTER_HOME ?= $(CURDIR)/.run/dagster
 export PULSAR_LIFECYCLE_SANDBOX ?= $(SANDBOX)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test check docs simulate ui bench bench-metastore bench-deletion bench-offload bench-lifecycle bench-delayed clean
+.PHONY: help setup lock demo test check docs simulate ui bench bench-metastore bench-deletion bench-offload bench-lifecycle bench-delayed bench-delete-records clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 setup: $(STAMP) ## Make the virtual environment
 
@@ -60,7 +60,7 @@ ui: setup ## The Dagster UI on the sandbox, at http://127.0.0.1:3000
 	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
 	@PULSAR_LIFECYCLE_CONFIG=$(PULSAR_LIFECYCLE_SANDBOX)/lifecycle.toml $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p 3000
 
-bench: bench-metastore bench-deletion bench-offload bench-lifecycle bench-delayed ## Every benchmark, side by side with its peer
+bench: bench-metastore bench-deletion bench-offload bench-lifecycle bench-delayed bench-delete-records ## Every benchmark, side by side with its peer
 
 bench-metastore: setup ## Scan and plan against the BookKeeper shell
 	@$(BIN)/python bench/metastore.py
@@ -76,6 +76,9 @@ bench-lifecycle: setup ## The retention plan against the scan and the admin API
 
 bench-delayed: setup ## The index of delayed messages against the broker's own tracker
 	@$(BIN)/python bench/delayed.py
+
+bench-delete-records: setup ## Delete records of 1,000 partitions against the bare writes and the admin API
+	@$(BIN)/python bench/delete_records.py
 
 clean: ## Stop the sandbox and remove what was made; the cache stays
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m sandbox.cli stop --purge; fi

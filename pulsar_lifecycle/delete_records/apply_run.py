@@ -9,6 +9,7 @@ is sent to each broker that acts as leader of any partition in the request".
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from pulsar_lifecycle.delete_records.planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
 from pulsar_lifecycle.delete_records.rules import Refusal
 from pulsar_lifecycle.delete_records.topic_view import unanswered_owner
+from pulsar_lifecycle.deletion_queue.queue_topics import create_missing
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.metastore import load_state
@@ -111,16 +114,20 @@ def apply_delete_records(
     rows = some.to_pylist()
     refused: dict[TopicPartition, Refusal | None] = {}
     if not dry_run:
-        with _acting(cluster, run_id, summary.plan_id) as (run, guard, brokers):
+        going = [row for row in rows if row["error"] is None]
+        sends = any(row["ledgers"] for row in going)
+        with _acting(cluster, run_id, summary.plan_id, sends=sends) as (run, guard, brokers):
             launch = _Launch(cluster, run, guard, brokers, patience.per_broker)
-            for topic, refusal in launch.all([row for row in rows if row["error"] is None]):
+            for topic, refusal in launch.all(going):
                 refused[topic] = refusal
                 report(topic, refusal)
     return answers.answers(cluster, rows, refused, wait_ms=int(patience.answers * 1000), bookies=patience.bookies)
 
 
 @contextmanager
-def _acting(cluster: Cluster, run_id: str, plan_id: str) -> Iterator[tuple[TopicRun, tuple[str, int], BrokerAnswers]]:
+def _acting(
+    cluster: Cluster, run_id: str, plan_id: str, *, sends: bool
+) -> Iterator[tuple[TopicRun, tuple[str, int], BrokerAnswers]]:
     """Check that we may act, and hold the lease of those who take ledgers off topics for as long as the work lasts."""
     settings = cluster.settings
     with published(cluster), topic_tools(cluster) as ports:
@@ -134,6 +141,9 @@ def _acting(cluster: Cluster, run_id: str, plan_id: str) -> Iterator[tuple[Topic
             run = topic_run(cluster, run_id, ports, context, now, loaded, brokers.brokers)
             guard = RunGuard(lease.guard, unloads_of_lane(cluster, 1))
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
+            if sends:  # brokers refuse several sessions that make the same subscription at once
+                with contextlib.suppress(LifecycleError):  # each partition that sends hears of it itself
+                    create_missing(ports.admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism)
             yield replace(run, plan_id=plan_id), lease.guard, brokers
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=not brokers.unanswered)
 

@@ -5,11 +5,13 @@ what a message says (``formats/``) and what is done about it. Upstream: PIP-186;
 client may write to them, so nothing received is to be believed.
 
 A topic without the subscription drops what is sent to it within seconds, because the broker trims what nobody waits
-for. So the subscription is made sure of on every partition before each send, dead letters included.
+for. So the subscription is made sure of on every partition before a queue's first send, again while it goes on sending
+(``LOOK_AGAIN_AFTER``), and before dead letters. An intent that is lost nevertheless leaves an orphan, which scans find.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,6 +50,8 @@ from pulsar_lifecycle.settings import PulsarSettings
 NOT_TEXT = "a property is not UTF-8 text, so its properties, and with them its retries, cannot be read"
 ENCRYPTED = "it is encrypted, and nobody gives us keys: intents are sent unencrypted"
 """Problems of messages whose bytes are not looked at."""
+LOOK_AGAIN_AFTER = 30.0
+"""Seconds for which a queue that sends takes its topics and subscriptions to be there, once it has looked."""
 
 
 class PulsarDeletionQueue:
@@ -60,22 +64,26 @@ class PulsarDeletionQueue:
         self._admin = admin
         self._parallelism = parallelism
         self._session = PulsarSession(settings)
+        self._looked: float | None = None
+        """When all was there, by the monotonic clock."""
 
     def ensure(self) -> None:
         """:func:`create_missing`."""
         create_missing(self._admin, self._parallelism)
+        self._looked = time.monotonic()
 
     def backlog(self) -> int:
         """:func:`pending`."""
         return pending(self._admin)
 
     def send(self, infos: Sequence[PendingDeleteLedgerInfo], deliver_after_ms: int) -> list[Sent]:
-        """One un-batched, keyless message per info, after :meth:`ensure`; waits for every receipt.
+        """One un-batched, keyless message per info, after :meth:`ensure` if that is some time ago; waits for receipts.
 
         Each says its delay as a retry does, because a message's own delivery time is hidden from Python clients. A
         failed send is an outcome of its own; it may nevertheless have reached the topic, where it does no harm.
         """
-        self.ensure()
+        if self._looked is None or time.monotonic() - self._looked > LOOK_AGAIN_AFTER:
+            self.ensure()
         self._session.open_producer(DELETION_TOPIC)
         properties = {DELAY_TIME: str(deliver_after_ms)} if deliver_after_ms else {}
         receipts = self._session.send_all(

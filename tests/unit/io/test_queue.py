@@ -15,6 +15,7 @@ from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, Unavailabl
 from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
+from pulsar_lifecycle.io.pulsar import queue as pulsar_queue
 from pulsar_lifecycle.io.pulsar import session as pulsar_session
 from pulsar_lifecycle.io.pulsar.queue import ENCRYPTED, NOT_TEXT, PulsarDeletionQueue, PulsarQueueReader
 from pulsar_lifecycle.model import Namespace, Position, Topic
@@ -140,13 +141,35 @@ def test_every_partition_of_all_three_topics_has_the_subscription_before_the_fir
     assert all(SUBSCRIPTION in admin.subscriptions(part) for part in parts)
 
 
-def test_a_lost_subscription_is_made_again_at_the_next_send(open_on, admin):
+def test_a_lost_subscription_is_made_again_once_the_last_look_is_old(open_on, admin, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(pulsar_queue.time, "monotonic", lambda: now[0])
     queue = open_on(Client())
     queue.send(intents(1), 0)
     part = topics_of(admin, RETRY_TOPIC)[3]
     del admin.topics[part][SUBSCRIPTION]
+    now[0] += pulsar_queue.LOOK_AGAIN_AFTER + 1
     queue.send(intents(1), 0)
     assert SUBSCRIPTION in admin.subscriptions(part)
+
+
+def test_many_sends_ask_the_brokers_once(open_on, admin, monkeypatch):
+    looks = []
+    monkeypatch.setattr(pulsar_queue, "create_missing", lambda *_: looks.append(1))
+    queue = open_on(Client())
+    for _ in range(20):
+        queue.send(intents(1), 0)
+    assert looks == [1]
+
+
+def test_a_look_that_failed_is_no_look(open_on, admin):
+    queue = open_on(Client())
+    admin.failure = Unavailable("no broker")
+    with pytest.raises(Unavailable):
+        queue.send(intents(1), 0)
+    admin.failure = None
+    queue.send(intents(1), 0)
+    assert SUBSCRIPTION in admin.subscriptions(topics_of(admin, RETRY_TOPIC)[3])
 
 
 def test_topics_with_another_number_of_partitions_are_taken_as_they_are(open_on, admin):
