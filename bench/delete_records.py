@@ -29,7 +29,6 @@ from unittest.mock import patch
 
 import httpx
 from ground import cpu_seconds, expect, kazoo, number, take_epoch, tell, write_settings
-from kazoo.client import KazooClient
 
 from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.planning import plan_delete_records
@@ -43,6 +42,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
+from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.runs.caps import Order
 from resources.lifecycle import LifecycleResource
@@ -108,7 +108,7 @@ def run(partitions: int, asked: int, data: Path) -> dict[str, Any]:
         load_before = os.getloadavg()[0]
         tell(f"{partitions} partitions: {partitions * GOING} ledgers go")
         written = _bare_writes(cluster, bare)
-        phases = _delete_records(cluster, where, ours)
+        phases = _delete_records(where, ours)
         truncated = _truncate(cluster, others)
         seconds = sum(phase.seconds for phase in phases.values())
         busy = sum(phase.busy for phase in phases.values())
@@ -238,7 +238,7 @@ class _Phase:
         return {**rounded, "requests": self.requests, "by_path": dict((self.by_path or Counter()).most_common(6))}
 
 
-def _delete_records(cluster: Cluster, where: runs_cluster.Cluster, ours: _Partitions) -> dict[str, _Phase]:
+def _delete_records(where: runs_cluster.Cluster, ours: _Partitions) -> dict[str, _Phase]:
     """One request, phase by phase."""
     time.sleep(UNTIL_UNLOADED)
     take_epoch(where)
@@ -253,8 +253,7 @@ def _delete_records(cluster: Cluster, where: runs_cluster.Cluster, ours: _Partit
         applied = apply_delete_records(where, "bench", order, dry_run=False, patience=Patience(per_broker=3_600))
     wrong = [str(one) for one in applied.values() if one.error is not None and "not proven gone" not in one.reason]
     expect(f"partitions not applied ({wrong[:1]})", len(wrong), 0)
-    with cluster.metadata() as zk:
-        expect("partitions written", _written(zk, ours), len(offsets))
+    expect("partitions written", _written(where, ours), len(offsets))
     take_epoch(where)  # the hourly scan: what is deleted must be younger than it
     with _phase(phases, "delete"):
         outcomes = deletion_run.delete_pending(where, "bench")
@@ -267,9 +266,10 @@ def _delete_records(cluster: Cluster, where: runs_cluster.Cluster, ours: _Partit
     return phases
 
 
-def _written(zk: KazooClient, ours: _Partitions) -> int:
-    asked = [zk.get_async(f"/managed-ledgers/{topic.managed_ledger}") for topic in ours.topics]
-    return sum(len(managed_ledger.decode(one.get()[0]).ledgers) == 1 for one in asked)
+def _written(where: runs_cluster.Cluster, ours: _Partitions) -> int:
+    with Connections(where.settings, read_only=True) as ports:
+        nodes = ports.store.read([f"/managed-ledgers/{topic.managed_ledger}" for topic in ours.topics])
+    return sum(isinstance(node, Node) and len(managed_ledger.decode(node.data).ledgers) == 1 for node in nodes)
 
 
 @contextmanager
