@@ -9,10 +9,9 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets import lineage, show
 from assets.names import key
-from orchestration.failures import wrong_configuration_fails
+from orchestration.failures import shown_at_the_end, wrong_configuration_fails
 from orchestration.jobs import PlanConfig
 from orchestration.trimming import finish
-from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.lifecycle.activity.cursor_run import DeletedSubscription, delete_subscriptions
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
@@ -79,18 +78,17 @@ def delete_subscriptions_op(
     """Refuses a stale, report-only or foreign plan. One that changed since stays, and is shown with its code."""
     where, dry_run = lifecycle.cluster(), config.dry_run
     done: list[DeletedSubscription] = []
-    try:
-        with lineage.noted(context, where, config.plan_id, dry_run=dry_run):
-            delete_subscriptions(where, context.run_id, config.order(), dry_run=dry_run, report=done.extend)
-    except LifecycleError as error:
-        if not done:
-            raise
-        raise dg.Failure(f"stopped: {error}; the metadata has what was done before", shown(done, dry_run)) from error
-    failed = [one for one in done if one.outcome is Outcome.FAILED]
-    if failed:
-        first = f"{failed[0].topic}, {failed[0].subscription}: {failed[0].why}"
-        raise dg.Failure(f"{len(failed)} of {len(done)} failed, the first: {first}", shown(done, dry_run))
-    context.add_output_metadata(shown(done, dry_run))
+    with (
+        shown_at_the_end(
+            context,
+            done,
+            lambda done: shown(done, dry_run),
+            "",
+            lambda one: f"{one.topic}, {one.subscription}: {one.why}",
+        ),
+        lineage.noted(context, where, config.plan_id, dry_run=dry_run),
+    ):
+        delete_subscriptions(where, context.run_id, config.order(), dry_run=dry_run, report=done.extend)
 
 
 COLUMNS = {

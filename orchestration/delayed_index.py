@@ -9,10 +9,9 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets import lineage, show
 from assets.names import key
-from orchestration.failures import wrong_configuration_fails
+from orchestration.failures import shown_at_the_end, wrong_configuration_fails
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, undo_repair
-from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.records.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
@@ -47,21 +46,20 @@ def repair_op(context: dg.OpExecutionContext, config: RepairConfig, lifecycle: L
     """Refuses a stale, report-only or foreign plan. A subscription that changed since is left alone, with its code."""
     where, dry_run = lifecycle.cluster(), config.dry_run
     done: list[Repaired] = []
-    try:
-        with lineage.noted(context, where, config.plan_id, dry_run=dry_run):
-            if config.undo:
-                undo_repair(where, context.run_id, config.plan_id, dry_run=dry_run, report=done.extend)
-            else:
-                repair(where, context.run_id, config.order(), dry_run=dry_run, report=done.extend)
-    except LifecycleError as error:
-        if not done:
-            raise
-        raise dg.Failure(f"stopped: {error}; the metadata has what was done before", shown(done, dry_run)) from error
-    failed = [one for one in done if one.outcome is Outcome.FAILED]
-    if failed:
-        first = f"{failed[0].subscription} of {failed[0].topic}: {failed[0].why.text}"
-        raise dg.Failure(f"{len(failed)} of {len(done)} repairs failed, the first: {first}", shown(done, dry_run))
-    context.add_output_metadata(shown(done, dry_run))
+    with (
+        shown_at_the_end(
+            context,
+            done,
+            lambda done: shown(done, dry_run),
+            "repairs ",
+            lambda one: f"{one.subscription} of {one.topic}: {one.why.text}",
+        ),
+        lineage.noted(context, where, config.plan_id, dry_run=dry_run),
+    ):
+        if config.undo:
+            undo_repair(where, context.run_id, config.plan_id, dry_run=dry_run, report=done.extend)
+        else:
+            repair(where, context.run_id, config.order(), dry_run=dry_run, report=done.extend)
 
 
 def shown(done: Sequence[Repaired], dry_run: bool) -> dict[str, Any]:

@@ -1,14 +1,28 @@
-"""How a job ends that was asked for something it cannot do: red, with one sentence and no stack trace.
+"""How a job ends that cannot do what it was asked for, or not all of it: red, with one sentence.
 
-Not here: refusals and failures of what a job does; those say where they come from.
+Not here: what became of each topic or subscription; the job's own module shows that.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
 import dagster as dg
 
-from pulsar_lifecycle.errors import ConfigError, UsageError
+from pulsar_lifecycle.errors import ConfigError, LifecycleError, UsageError
+from pulsar_lifecycle.records.outcomes import Outcome
+
+
+class HasOutcome(Protocol):
+    """What became of one thing that a plan names."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """:attr:`Outcome.FAILED` makes the job red."""
+        ...
+
+
+Done = TypeVar("Done", bound=HasOutcome)
 
 
 @contextmanager
@@ -18,3 +32,27 @@ def wrong_configuration_fails() -> Iterator[None]:
         yield
     except (ConfigError, UsageError) as error:
         raise dg.Failure(str(error), allow_retries=False) from None
+
+
+@contextmanager
+def shown_at_the_end(
+    context: dg.OpExecutionContext,
+    done: Sequence[Done],
+    shown: Callable[[Sequence[Done]], Mapping[str, Any]],
+    noun: str,
+    named: Callable[[Done], str],
+) -> Iterator[None]:
+    """Make what the block has put into ``done`` the op's metadata.
+
+    Raises dagster.Failure with that metadata where a step failed, naming the first, or where the block stopped with
+    some of it done. An error before anything was done is raised as it is.
+    """
+    try:
+        yield
+    except LifecycleError as error:
+        if not done:
+            raise
+        raise dg.Failure(f"stopped: {error}; the metadata has what was done before", shown(done)) from error
+    if failed := [one for one in done if one.outcome is Outcome.FAILED]:
+        raise dg.Failure(f"{len(failed)} of {len(done)} {noun}failed, the first: {named(failed[0])}", shown(done))
+    context.add_output_metadata(shown(done))

@@ -9,9 +9,8 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets import lineage, show
 from assets.names import key
-from orchestration.failures import wrong_configuration_fails
+from orchestration.failures import shown_at_the_end, wrong_configuration_fails
 from orchestration.jobs import PlanConfig
-from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -56,18 +55,13 @@ def load_op(context: dg.OpExecutionContext, config: LoadConfig, lifecycle: Lifec
     """
     where, dry_run = lifecycle.cluster(), config.dry_run
     done: list[LoadedTopic] = []
-    try:
-        with lineage.noted(context, where, config.plan_id, dry_run=dry_run):
-            load_topics(where, context.run_id, config.order(), dry_run=dry_run, report=done.extend)
-    except LifecycleError as error:
-        if not done:
-            raise
-        raise dg.Failure(f"stopped: {error}; the metadata has what was done before", shown(done, dry_run)) from error
-    failed = [one for one in done if one.outcome is Outcome.FAILED]
-    if failed:
-        first = f"{failed[0].topic}: {failed[0].why}"
-        raise dg.Failure(f"{len(failed)} of {len(done)} topics failed, the first: {first}", shown(done, dry_run))
-    context.add_output_metadata(shown(done, dry_run))
+    with (
+        shown_at_the_end(
+            context, done, lambda done: shown(done, dry_run), "topics ", lambda one: f"{one.topic}: {one.why}"
+        ),
+        lineage.noted(context, where, config.plan_id, dry_run=dry_run),
+    ):
+        load_topics(where, context.run_id, config.order(), dry_run=dry_run, report=done.extend)
 
 
 def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
