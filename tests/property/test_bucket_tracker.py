@@ -17,10 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
 from pulsar_lifecycle.delayed_index.merging import MergeRule
-from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.tracker import BucketTracker
 from pulsar_lifecycle.errors import StoreError, Unavailable
 from tests.kit.delayed.bucket_storage import InMemoryBucketKeys, InMemoryBucketStorage
+from tests.kit.delayed.small_settings import SMALL_SETTINGS
 
 TOPIC, CURSOR = "persistent://public/default/t", "sub"
 Position = tuple[int, int]
@@ -32,23 +32,12 @@ class Tracking(RuleBasedStateMachine):
     """The naive model: when each message is due, and which were delivered."""
 
     @initialize(
-        least=st.integers(0, 12),
-        step=st.integers(1, 3),
-        most=st.sampled_from([-1, 1, 3, 50]),
-        buckets=st.sampled_from([-1, -1, 1, 2, 4]),
-        strict=st.booleans(),
+        settings=SMALL_SETTINGS,
         seed=st.integers(0, 1 << 16),
         merge_rule=st.sampled_from(MergeRule),
     )
-    def begin(self, least, step, most, buckets, strict, seed, merge_rule):
-        self.settings = DelayedIndexSettings(
-            delayed_delivery_min_index_count_per_bucket=least,
-            delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds=step,
-            delayed_delivery_max_indexes_per_bucket_snapshot_segment=most,
-            delayed_delivery_max_num_buckets=buckets,
-            delayed_delivery_tick_time_millis=200,
-            is_delayed_delivery_deliver_at_time_strict=strict,
-        )
+    def begin(self, settings, seed, merge_rule):
+        self.settings = settings
         self.merge_rule = merge_rule
         self.storage, self.keys = InMemoryBucketStorage(), InMemoryBucketKeys()
         self.failures = 0

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from pulsar_lifecycle.delayed_index.membership import EntrySet
-from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.shared import Acknowledged, SharedIndex
 from pulsar_lifecycle.delayed_index.tracker import BucketTracker
 from pulsar_lifecycle.errors import StoreError, Unavailable
 from pulsar_lifecycle.model import Position
 from tests.kit.delayed.bucket_storage import InMemoryBucketKeys, InMemoryBucketStorage
+from tests.kit.delayed.small_settings import SMALL_SETTINGS
 
 TOPIC, CURSOR = "persistent://public/default/t", "index"
 At = tuple[int, int]
@@ -49,22 +49,11 @@ class Subscription:
 
 class Sharing(RuleBasedStateMachine):
     @initialize(
-        least=st.integers(0, 12),
-        step=st.integers(1, 3),
-        most=st.sampled_from([-1, 1, 3, 50]),
-        buckets=st.sampled_from([-1, -1, 1, 2, 4]),
-        strict=st.booleans(),
+        settings=SMALL_SETTINGS,
         seed=st.integers(0, 1 << 16),
     )
-    def begin(self, least, step, most, buckets, strict, seed):
-        self.settings = DelayedIndexSettings(
-            delayed_delivery_min_index_count_per_bucket=least,
-            delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds=step,
-            delayed_delivery_max_indexes_per_bucket_snapshot_segment=most,
-            delayed_delivery_max_num_buckets=buckets,
-            delayed_delivery_tick_time_millis=200,
-            is_delayed_delivery_deliver_at_time_strict=strict,
-        )
+    def begin(self, settings, seed):
+        self.settings = settings
         self.storage, self.keys = InMemoryBucketStorage(), InMemoryBucketKeys()
         self.failures = 0
         self.storage.before = self.keys.before = self.fail
