@@ -118,7 +118,7 @@ def test_a_write_is_never_repeated(
     through_proxy.create(f"{proxied_root}/a")
     proxy.cut_next(MULTI if beside else SET_DATA, answered=answered)
     with pytest.raises(OutcomeUnknown):
-        through_proxy.write(f"{proxied_root}/a", b"new", 0, proxied_root if beside else "")
+        through_proxy.write(f"{proxied_root}/a", b"new", 0, [(proxied_root, -1)] if beside else ())
     proxy.cut_next(CREATE2, answered=answered)
     with pytest.raises(OutcomeUnknown):
         through_proxy.create(f"{proxied_root}/b")
