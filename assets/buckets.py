@@ -11,9 +11,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from assets import show
-from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key
+from assets.pages import show
+from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting

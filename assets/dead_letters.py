@@ -13,8 +13,8 @@ from typing import Any
 
 import dagster as dg
 
-from assets import show
 from assets.names import key
+from assets.pages import show
 from pulsar_lifecycle.deletion.redrive import DeadLetters, Letter, Reasons, letters_of, look
 from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.errors import LifecycleError, NotFound

@@ -11,10 +11,10 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from assets import show
-from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key
-from assets.plots import messages_due
+from assets.pages import show
+from assets.pages.epochs import epoch_to_read
+from assets.pages.plots import messages_due
 from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan, run_config
 from pulsar_lifecycle.delayed_index.stored.check_run import (
     BUCKETS,

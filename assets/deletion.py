@@ -9,10 +9,10 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from assets import lineage, plots, show
-from assets.epochs import epoch_to_read
 from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions
+from assets.pages import lineage, plots, show
+from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.deletion.workers import FAILURES, OutcomeCount, RunEnd

@@ -11,9 +11,9 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from assets import show, versions
-from assets.epochs import epoch_to_read
 from assets.names import FINDINGS, key
+from assets.pages import show, versions
+from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.tables import Problem

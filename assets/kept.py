@@ -1,6 +1,6 @@
 """What runs leave behind for good: the journal, the archive, and what left topics' lists.
 
-Source of truth: the lake. Runs add to them and say so here (``assets/lineage.py``); nothing materializes them.
+Source of truth: the lake. Runs add to them and say so here (``assets/pages/lineage.py``); nothing materializes them.
 """
 
 from __future__ import annotations

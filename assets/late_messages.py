@@ -9,8 +9,8 @@ from typing import Any
 
 import dagster as dg
 
-from assets import show
 from assets.names import key
+from assets.pages import show
 from pulsar_lifecycle.delayed_index.stored.check_run import FINDINGS, SCHEMAS
 from pulsar_lifecycle.delayed_index.stored.codes import Harm
 from pulsar_lifecycle.errors import NotFound

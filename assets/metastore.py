@@ -8,9 +8,9 @@ from typing import Any
 
 import dagster as dg
 
-from assets import show, versions
-from assets.epochs import epoch_to_write
 from assets.names import METASTORE, key, namespace_partitions
+from assets.pages import show, versions
+from assets.pages.epochs import epoch_to_write
 from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.metastore.reading import TABLES
 from pulsar_lifecycle.records.epoch import Census

@@ -9,10 +9,10 @@ from typing import Any
 
 import dagster as dg
 
-from assets import lineage, show
 from assets.backfills import NO_MORE, partitions_to_do
 from assets.findings import COLUMNS
 from assets.names import key, namespace_partitions
+from assets.pages import lineage, show
 from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
 from pulsar_lifecycle.journal.intents import IntentState, NamespaceIntents
 from resources.lifecycle import LifecycleResource

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import dagster as dg
 import pyarrow.compute as pc
 
-from assets import show, versions
-from assets.epochs import epoch_to_read, epoch_to_write
 from assets.names import EPOCH, FINDINGS, METASTORE, key
+from assets.pages import show, versions
+from assets.pages.epochs import epoch_to_read, epoch_to_write
 from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs.cluster import Cluster

@@ -18,10 +18,10 @@ from pydantic import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from assets import lineage, show
 from assets.backfills import NO_MORE, partitions_to_do
-from assets.epochs import epoch_to_read
 from assets.names import key, namespace_partitions
+from assets.pages import lineage, show
+from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow

@@ -26,10 +26,10 @@ import numpy as np
 from ground import expect, number, tell
 
 from pulsar_lifecycle.delayed_index import compare
-from pulsar_lifecycle.delayed_index.membership import EntrySet
-from pulsar_lifecycle.delayed_index.sealing import read_whole
 from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
-from pulsar_lifecycle.delayed_index.tracker import BucketTracker
+from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
+from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
+from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, decode_segments
 from pulsar_lifecycle.formats.delayed_metadata import decode_table, union_of
 from sandbox.toolchain import find_tools

@@ -113,7 +113,7 @@ ENUMS = (
     ("What a collection plan does with a bookie", "pulsar_lifecycle.lifecycle.collection.CollectionChoice"),
     ("What stops a collection run", "pulsar_lifecycle.lifecycle.collection.StopReason"),
     ("Where a ledger still is whose records were deleted", "pulsar_lifecycle.delete_records.absence.Presence"),
-    ("Why a position or a time is not answered", "pulsar_lifecycle.delete_records.time_offsets.OffsetProblem"),
+    ("Why a position or a time is not answered", "pulsar_lifecycle.delete_records.times.time_offsets.OffsetProblem"),
     ("The operator's words", "pulsar_lifecycle.words.WordKind"),
 )
 

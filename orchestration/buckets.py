@@ -7,10 +7,10 @@ import dagster as dg
 import pyarrow as pa
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from assets import lineage, show
 from assets.buckets import rows_shown
 from assets.names import key
-from orchestration.failures import wrong_configuration_fails
+from assets.pages import lineage, show
+from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.buckets.bucket_runs import Swept, rows_to_sweep, sweep

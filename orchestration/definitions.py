@@ -9,39 +9,43 @@ from typing import Any
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 
-from assets.activity import activity_assets
-from assets.bookies import bookie_disk_asset
 from assets.buckets import object_assets
 from assets.dead_letters import dead_letters_asset
 from assets.delayed_index import delayed_index_assets
 from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
-from assets.frame import framed
-from assets.held import held_assets
 from assets.kept import kept_assets
 from assets.late_messages import late_messages_check
-from assets.load import load_assets
+from assets.lifecycle.activity import activity_assets
+from assets.lifecycle.bookies import bookie_disk_asset
+from assets.lifecycle.held import held_assets
+from assets.lifecycle.load import load_assets
+from assets.lifecycle.namespace_retention import namespace_retention_asset
+from assets.lifecycle.retention import retention_assets
+from assets.lifecycle.storage import storage_report_asset
 from assets.metastore import metastore_assets
-from assets.namespace_retention import namespace_retention_asset
+from assets.pages.frame import framed
 from assets.reconcile import reconciliation_asset
 from assets.references import coverage_asset, references_asset
-from assets.retention import retention_assets
-from assets.storage import storage_report_asset
 from assets.tiered import offload_assets
-from orchestration.activity import delete_inactive_subscriptions_job, delete_inactive_topics_job, report_activity_job
-from orchestration.alerts import failed_runs_sensor, read_only_sensor
-from orchestration.automation import FOLLOWS, approve_job, automation_sensor, following_sensor, follows_scan
-from orchestration.bookies import collect_bookies_job, report_storage_job
+from orchestration.automatic.alerts import failed_runs_sensor, read_only_sensor
+from orchestration.automatic.automation import FOLLOWS, approve_job, automation_sensor, following_sensor, follows_scan
+from orchestration.automatic.consumed_records import consumed_records_schedule, keep_consumed_records_job
+from orchestration.automatic.schedules import dead_letter_sensor, looking_schedules, queue_sensors, scan_schedule
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
-from orchestration.consumed_records import consumed_records_schedule, keep_consumed_records_job
 from orchestration.delayed_index import check_delayed_index_job, repair_delayed_index_job
 from orchestration.delete_records import delete_records_job
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job, watch_queue_job
-from orchestration.load import load_topics_job, plan_load_job
+from orchestration.lifecycle.activity import (
+    delete_inactive_subscriptions_job,
+    delete_inactive_topics_job,
+    report_activity_job,
+)
+from orchestration.lifecycle.bookies import collect_bookies_job, report_storage_job
+from orchestration.lifecycle.load import load_topics_job, plan_load_job
+from orchestration.lifecycle.retention import apply_retention_job, plan_retention_job
 from orchestration.reconcile import reconcile_job
-from orchestration.retention import apply_retention_job, plan_retention_job
-from orchestration.schedules import dead_letter_sensor, looking_schedules, queue_sensors, scan_schedule
 from orchestration.tiered import offload_job, plan_offload_job, revert_job
 from orchestration.trimming import delete_topics_job, trim_topics_job
 from orchestration.undo import undo_deletions_job

@@ -7,9 +7,9 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from assets import lineage, show
 from assets.names import key
-from orchestration.failures import shown_at_the_end, wrong_configuration_fails
+from assets.pages import lineage, show
+from orchestration.automatic.failures import shown_at_the_end, wrong_configuration_fails
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, undo_repair
 from pulsar_lifecycle.records.outcomes import Outcome

@@ -6,8 +6,8 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from assets import lineage, show
-from orchestration.failures import wrong_configuration_fails
+from assets.pages import lineage, show
+from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.named import topic_of
 from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.offset_file import Asked

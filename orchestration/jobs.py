@@ -12,10 +12,11 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from dagster._core.storage.tags import MAX_RUNTIME_SECONDS_TAG
 from pydantic import Field
 
-from assets import dead_letters, lineage
+from assets import dead_letters
 from assets.deletion import check_not_stopped, outcomes_shown
 from assets.names import CLUSTER, FINDINGS, METASTORE, key
-from orchestration.failures import wrong_configuration_fails
+from assets.pages import lineage
+from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.redrive import LetterFilter, at_most, chosen, redrive_now

@@ -3,10 +3,10 @@
 import dagster as dg
 from pydantic import Field
 
-from assets import lineage
 from assets.names import key
+from assets.pages import lineage
 from assets.reconcile import RECONCILIATION, SendConfig, check_sent, intents_shown, reconciled_shown
-from orchestration.failures import wrong_configuration_fails
+from orchestration.automatic.failures import wrong_configuration_fails
 from pulsar_lifecycle.deletion.reconcile import reconcile
 from resources.lifecycle import LifecycleResource
 

@@ -4,10 +4,10 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
-from assets import lineage
 from assets.names import key
+from assets.pages import lineage
 from assets.tiered import check_done, counted, outcomes_shown, proofs_evaluated, said
-from orchestration.failures import wrong_configuration_fails
+from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.outcomes import Outcome

@@ -7,8 +7,8 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from assets import lineage, show
-from orchestration.failures import wrong_configuration_fails
+from assets.pages import lineage, show
+from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.records.outcomes import Outcome

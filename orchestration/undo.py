@@ -6,8 +6,8 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from assets import lineage, show
-from orchestration.failures import wrong_configuration_fails
+from assets.pages import lineage, show
+from orchestration.automatic.failures import wrong_configuration_fails
 from pulsar_lifecycle.deletion.undo.undo_run import Request, Result, undo_deletions
 from pulsar_lifecycle.deletion.undo.undone import Undone
 from pulsar_lifecycle.records.outcomes import Outcome

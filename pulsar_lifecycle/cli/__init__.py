@@ -15,20 +15,8 @@ from typing import Annotated
 
 import typer
 
-from pulsar_lifecycle.cli import (
-    automation,
-    compaction,
-    control,
-    delete_records,
-    disk,
-    explain,
-    inactive,
-    inspect,
-    offload,
-    plans,
-    queue,
-    table,
-)
+from pulsar_lifecycle.cli import automation, compaction, control, delete_records, offload, plans, queue
+from pulsar_lifecycle.cli.look import disk, explain, inactive, inspect, table
 from pulsar_lifecycle.cli.session import Options
 from pulsar_lifecycle.cli.show import printable
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, RefusedBy, UsageError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pulsar_lifecycle.delayed_index.membership import EntrySet, Mask, by_ledger
+from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet, Mask, by_ledger
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
 from pulsar_lifecycle.formats.delayed_metadata import bitmap_of
 

@@ -21,7 +21,7 @@ from pulsar_lifecycle.delete_records.offsets import counts_between, out_of_order
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, PLAIN, Offset, Options, Timestamp, TopicPartition
 from pulsar_lifecycle.delete_records.rules import Cut, Refusal
-from pulsar_lifecycle.delete_records.time_offsets import Resolved
+from pulsar_lifecycle.delete_records.times.time_offsets import Resolved
 from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.metastore import load_state

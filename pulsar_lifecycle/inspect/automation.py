@@ -4,7 +4,7 @@
 """What would be applied by itself now, kind by kind, and approving a plan.
 
 Belongs here: the newest plan of each kind and what is known of it. Not here: the rule (``runs/automation.py``), the
-launch, which is Dagster's (``orchestration/automation.py``). Looks at the lake alone: no server is asked.
+launch, which is Dagster's (``orchestration/automatic/automation.py``). Looks at the lake alone: no server is asked.
 """
 
 from __future__ import annotations

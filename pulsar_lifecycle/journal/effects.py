@@ -2,7 +2,7 @@
 # pyarrow.compute makes its functions at import.
 """What one run did, as the journal has it, and which table or queue each effect changed.
 
-Belongs here: counting a run's rows, naming what they changed. Not here: telling anybody (``assets/lineage.py``).
+Belongs here: counting a run's rows, naming what they changed. Not here: telling anybody (``assets/pages/lineage.py``).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from assets.activity import check_result, history_shown, inactive_shown
+from assets.lifecycle.activity import check_result, history_shown, inactive_shown
 from pulsar_lifecycle.cli.plan_kinds import InactivePlans
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from tests.kit.command import run

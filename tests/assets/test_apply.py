@@ -12,7 +12,7 @@ import pytest
 from assets.deletion import _plan_shown, outcomes_shown
 from orchestration.buckets import SweepConfig, sweep_objects_job
 from orchestration.jobs import ApplyConfig, RedriveConfig, apply_plan_job, deleted, redrive_job
-from orchestration.retention import RetentionConfig, apply_retention_job
+from orchestration.lifecycle.retention import RetentionConfig, apply_retention_job
 from pulsar_lifecycle.deletion.workers import OutcomeCount, RunEnd
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary

@@ -10,8 +10,8 @@ import pytest
 
 from assets.deletion import growth_shown, queue_age
 from assets.names import CLUSTER, PLAN
-from orchestration.alerts import failure_document
-from orchestration.automation import LAUNCHES, follows_scan
+from orchestration.automatic.alerts import failure_document
+from orchestration.automatic.automation import LAUNCHES, follows_scan
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation
 from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits

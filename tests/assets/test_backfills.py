@@ -12,8 +12,8 @@ from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.execution.backfill import PartitionBackfill
 from dagster._core.storage.tags import BACKFILL_ID_TAG
 
+from assets.lifecycle.namespace_retention import namespace_retention_asset
 from assets.names import key, namespace_partitions
-from assets.namespace_retention import namespace_retention_asset
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.retention_scene import RetentionScene
 

@@ -11,8 +11,8 @@ import pytest
 
 from assets import dead_letters
 from orchestration import jobs
+from orchestration.automatic.schedules import PAGE
 from orchestration.definitions import build_defs
-from orchestration.schedules import PAGE
 from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven
 from pulsar_lifecycle.deletion_queue.queue_topics import (
     DELETION_TOPIC,

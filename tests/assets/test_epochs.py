@@ -12,8 +12,8 @@ import dagster as dg
 import pytest
 from pyroaring import BitMap64
 
-from assets import epochs
 from assets.names import READER
+from assets.pages import epochs
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.records.epoch import Epoch

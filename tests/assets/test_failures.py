@@ -8,8 +8,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.definitions import build_defs
-from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.errors import Refused, UsageError
 from resources.lifecycle import LifecycleResource
 from tests.kit.settings import SETTINGS

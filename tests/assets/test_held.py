@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from assets.held import backlog_shown, open_shown
+from assets.lifecycle.held import backlog_shown, open_shown
 from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.lifecycle.held.held_run import build_held
 from pulsar_lifecycle.lifecycle.storage_run import build_storage_report

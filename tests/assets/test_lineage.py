@@ -8,9 +8,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets import lineage, show
 from assets.deletion import deletion_assets
 from assets.names import CLUSTER, EPOCH, PLAN, key
+from assets.pages import lineage, show
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.journal.effects import NO_EFFECTS, Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan, run_config

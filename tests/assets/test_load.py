@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from assets.load import needing_shown, plan_shown
-from orchestration.load import shown
+from assets.lifecycle.load import needing_shown, plan_shown
+from orchestration.lifecycle.load import shown
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep

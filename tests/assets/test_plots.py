@@ -8,8 +8,8 @@ import re
 import dagster as dg
 import pytest
 
-from assets import plots
-from assets.plots import DAY_MS, STEP, deletions_over_time
+from assets.pages import plots
+from assets.pages.plots import DAY_MS, STEP, deletions_over_time
 from pulsar_lifecycle.journal.metrics import Interval
 
 INTERVALS = [Interval(n * STEP, n % 3 * 100, n % 2, n // 50, n << 30) for n in range(plots.SHOWN // STEP)]

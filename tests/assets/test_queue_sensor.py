@@ -12,8 +12,8 @@ from dagster._core.events import EngineEventData
 from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
 from assets.names import CLUSTER
+from orchestration.automatic.schedules import DEAD_AFTER_SECONDS, PAGE, Watch
 from orchestration.definitions import build_defs
-from orchestration.schedules import DEAD_AFTER_SECONDS, PAGE, Watch
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY

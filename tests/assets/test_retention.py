@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from assets.retention import expired_shown, plan_shown
+from assets.lifecycle.retention import expired_shown, plan_shown
 from orchestration.trimming import shown
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.records.codes import Why

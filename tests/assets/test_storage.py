@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from assets.plots import storage_over_time
-from assets.storage import check_result, report_shown
+from assets.lifecycle.storage import check_result, report_shown
+from assets.pages.plots import storage_over_time
 from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK
 from pulsar_lifecycle.lifecycle.disk_run import TABLE, look

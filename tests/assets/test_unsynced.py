@@ -13,15 +13,15 @@ import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 
-from assets import versions
-from assets.activity import activity_assets
 from assets.deletion import deletion_assets
-from assets.load import load_assets
+from assets.lifecycle.activity import activity_assets
+from assets.lifecycle.load import load_assets
+from assets.lifecycle.retention import retention_assets
+from assets.lifecycle.storage import storage_report_asset
 from assets.metastore import metastore_assets
 from assets.names import FINDINGS, METASTORE, key
+from assets.pages import versions
 from assets.references import coverage_asset, references_asset
-from assets.retention import retention_assets
-from assets.storage import storage_report_asset
 from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC
 from pulsar_lifecycle.model import Topic

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
-from pulsar_lifecycle.delayed_index.merging import MergeRule
-from pulsar_lifecycle.delayed_index.sealing import read_whole
 from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
-from pulsar_lifecycle.delayed_index.tracker import BucketTracker
+from pulsar_lifecycle.delayed_index.tracking.merging import MergeRule
+from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
+from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from sandbox.toolchain import find_tools
 from tests.kit.delayed.bucket_storage import InMemoryBucketKeys, InMemoryBucketStorage
 from tests.kit.delayed.java_tracker import JavaTracker, java_tracker

@@ -10,8 +10,8 @@ import httpx
 import pulsar
 import pytest
 
-from pulsar_lifecycle.delete_records.readable_ledgers import end_of, readable_ledgers
-from pulsar_lifecycle.delete_records.time_offsets import Question, resolve
+from pulsar_lifecycle.delete_records.times.readable_ledgers import end_of, readable_ledgers
+from pulsar_lifecycle.delete_records.times.time_offsets import Question, resolve
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT

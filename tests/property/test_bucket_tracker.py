@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
-from pulsar_lifecycle.delayed_index.merging import MergeRule
-from pulsar_lifecycle.delayed_index.tracker import BucketTracker
+from pulsar_lifecycle.delayed_index.tracking.merging import MergeRule
+from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from pulsar_lifecycle.errors import StoreError, Unavailable
 from tests.kit.delayed.bucket_storage import InMemoryBucketKeys, InMemoryBucketStorage
 from tests.kit.delayed.small_settings import SMALL_SETTINGS

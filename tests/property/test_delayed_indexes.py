@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap, FrozenBitMap
 
 from pulsar_lifecycle.delayed_index.cutting import cut
-from pulsar_lifecycle.delayed_index.sealing import read_whole, seal
+from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole, seal
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import delayed_bucket, delayed_indexes, delayed_metadata
 from pulsar_lifecycle.formats.delayed_bucket import DelayedIndex, SnapshotSegment

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from pulsar_lifecycle.delayed_index.membership import EntrySet
-from pulsar_lifecycle.delayed_index.shared import Acknowledged, SharedIndex
-from pulsar_lifecycle.delayed_index.tracker import BucketTracker
+from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
+from pulsar_lifecycle.delayed_index.tracking.shared import Acknowledged, SharedIndex
+from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from pulsar_lifecycle.errors import StoreError, Unavailable
 from pulsar_lifecycle.model import Position
 from tests.kit.delayed.bucket_storage import InMemoryBucketKeys, InMemoryBucketStorage

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.delete_records import time_offsets
-from pulsar_lifecycle.delete_records.publish_times import Span, span
+from pulsar_lifecycle.delete_records.times import time_offsets
+from pulsar_lifecycle.delete_records.times.publish_times import Span, span
 from pulsar_lifecycle.formats import message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import MessagePosition, Position

@@ -71,7 +71,7 @@ def test_an_adapter_is_imported_by_nothing_but_the_one_place_that_connects(kept:
         ("Inside the library", "pulsar_lifecycle.no_such_room", "pulsar_lifecycle.model"),
         ("The library knows nothing of Dagster", "pulsar_lifecycle.runs.cluster", "dagster"),
         ("Vendors stay in io", "pulsar_lifecycle.run_settings", "boto3"),
-        ("Vendors stay in io", "orchestration.schedules", "kazoo"),
+        ("Vendors stay in io", "orchestration.automatic.schedules", "kazoo"),
         ("Rules are pure", "pulsar_lifecycle.topics.protection", "pulsar_lifecycle.ports.lake"),
         ("Rules are pure", "pulsar_lifecycle.trimming.trim_rules", "pulsar_lifecycle.io.tls"),
     ],

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.delayed_index.sealing import read_whole
 from pulsar_lifecycle.delayed_index.stored.codes import BucketProblem
 from pulsar_lifecycle.delayed_index.stored.reading import IndexPorts, read_buckets, snapshot_entries
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredBucket
+from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, Refused, StoreError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState

@@ -13,7 +13,6 @@ import numpy as np
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location, open_offloaded
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
-from pulsar_lifecycle.delayed_index.sealing import read_whole
 from pulsar_lifecycle.delayed_index.stored.codes import BucketProblem
 from pulsar_lifecycle.delayed_index.stored.subscription import (
     StoredBucket,
@@ -21,6 +20,7 @@ from pulsar_lifecycle.delayed_index.stored.subscription import (
     TopicEntries,
     first_position,
 )
+from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, Refused, StoreError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import message

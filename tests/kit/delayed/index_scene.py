@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pulsar_lifecycle.delayed_index.sealing import read_whole, seal
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredBucket, StoredSubscription, TopicEntries
+from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole, seal
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
 from pulsar_lifecycle.model import Position
 

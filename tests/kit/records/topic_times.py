@@ -8,8 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.delete_records.readable_ledgers import ReadableLedger, readable_ledgers
-from pulsar_lifecycle.delete_records.time_offsets import Question, Resolved, resolve
+from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
+from pulsar_lifecycle.delete_records.times.time_offsets import Question, Resolved, resolve
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext

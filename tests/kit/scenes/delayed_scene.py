@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.delayed_index.sealing import seal
 from pulsar_lifecycle.delayed_index.stored.check_run import check_delayed_indexes
+from pulsar_lifecycle.delayed_index.tracking.sealing import seal
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import delayed_indexes
 from pulsar_lifecycle.formats.delayed_indexes import Indexes

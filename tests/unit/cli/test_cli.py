@@ -221,7 +221,7 @@ def test_a_ledger_may_be_absent_only_where_its_copy_was_released(
 
 def looked_at(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch, brokers: Brokers) -> Callable[..., int]:
     """The command line over this cluster."""
-    monkeypatch.setattr("pulsar_lifecycle.cli.inspect.brokers_of", lambda where: brokers)
+    monkeypatch.setattr("pulsar_lifecycle.cli.look.inspect.brokers_of", lambda where: brokers)
     return command_over(
         stores=lambda *_, **__: cluster.open_store(read_only=True),
         reader=lambda: cluster.reader,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from pulsar_lifecycle.delayed_index.compare import compare, compare_places
-from pulsar_lifecycle.delayed_index.membership import EntrySet
+from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
 
 PLACES = st.tuples(st.integers(1, 4), st.one_of(st.integers(0, 6), st.sampled_from([1 << 20, 1 << 31])))

@@ -7,7 +7,7 @@ import pytest
 
 from pulsar_lifecycle.delayed_index.cutting import NO_LIMIT, cut
 from pulsar_lifecycle.delayed_index.keys import bucket_key, parse_bucket_key
-from pulsar_lifecycle.delayed_index.sealing import read_whole, seal
+from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole, seal
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats._wire import fields, read_varint
 from pulsar_lifecycle.formats.delayed_indexes import Indexes

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pulsar_lifecycle.delayed_index.membership import EntrySet
 from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
-from pulsar_lifecycle.delayed_index.shared import Acknowledged, SharedIndex
-from pulsar_lifecycle.delayed_index.tracker import BucketTracker
+from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
+from pulsar_lifecycle.delayed_index.tracking.shared import Acknowledged, SharedIndex
+from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from pulsar_lifecycle.model import Position
 from tests.kit.delayed.bucket_storage import InMemoryBucketKeys, InMemoryBucketStorage
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pulsar_lifecycle.delayed_index.buckets import Bucket
 from pulsar_lifecycle.delayed_index.keys import bucket_key
-from pulsar_lifecycle.delayed_index.membership import EntrySet
-from pulsar_lifecycle.delayed_index.merging import MergeRule, choose
-from pulsar_lifecycle.delayed_index.outside import Operation, State
-from pulsar_lifecycle.delayed_index.recovery import Dropped, DroppedReason
-from pulsar_lifecycle.delayed_index.sealing import read_whole
 from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
-from pulsar_lifecycle.delayed_index.tracker import BucketTracker
+from pulsar_lifecycle.delayed_index.tracking.buckets import Bucket
+from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
+from pulsar_lifecycle.delayed_index.tracking.merging import MergeRule, choose
+from pulsar_lifecycle.delayed_index.tracking.outside import Operation, State
+from pulsar_lifecycle.delayed_index.tracking.recovery import Dropped, DroppedReason
+from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
+from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from pulsar_lifecycle.errors import StoreError, Unavailable
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, decode_segment, encode_segment
 from tests.kit.delayed.bucket_storage import InMemoryBucketKeys, InMemoryBucketStorage

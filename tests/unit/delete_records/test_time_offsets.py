@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_lifecycle.delete_records.publish_times import Counts, Published
-from pulsar_lifecycle.delete_records.readable_ledgers import end_of, readable_ledgers
-from pulsar_lifecycle.delete_records.time_offsets import OffsetProblem, Question, count_between, resolve
+from pulsar_lifecycle.delete_records.times.publish_times import Counts, Published
+from pulsar_lifecycle.delete_records.times.readable_ledgers import end_of, readable_ledgers
+from pulsar_lifecycle.delete_records.times.time_offsets import OffsetProblem, Question, count_between, resolve
 from pulsar_lifecycle.errors import CorruptFormat, NotFound, Refused, StoreError, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from pulsar_lifecycle.delete_records.publish_times import Begun, Counts, Published, Span, Steps, envelope, span
-from pulsar_lifecycle.delete_records.readable_ledgers import ReadableLedger, TopicEntries, end_of
+from pulsar_lifecycle.delete_records.times.publish_times import Begun, Counts, Published, Span, Steps, envelope, span
+from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntries, end_of
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.model import MessagePosition, Position, Topic

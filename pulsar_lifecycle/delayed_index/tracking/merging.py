@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from pulsar_lifecycle.delayed_index.buckets import Bucket
+from pulsar_lifecycle.delayed_index.tracking.buckets import Bucket
 
 _NEVER = (1 << 63) - 1
 

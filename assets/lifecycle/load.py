@@ -9,9 +9,9 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from assets import show
 from assets.names import key
-from assets.planned import table_and_plan
+from assets.pages import show
+from assets.pages.planned import table_and_plan
 from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan, run_config
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD

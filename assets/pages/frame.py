@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from assets.versions import version_of
+from assets.pages.versions import version_of
 from pulsar_lifecycle.inspect.catalog import OF_AN_ASSET, WORDS
 from pulsar_lifecycle.settings import CatalogSettings
 

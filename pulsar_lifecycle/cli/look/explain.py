@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.inspect import MAX_LEDGER_ID
+from pulsar_lifecycle.cli.look.inspect import MAX_LEDGER_ID
 from pulsar_lifecycle.cli.plans import condition
 from pulsar_lifecycle.cli.session import AsJson, cluster_of
 from pulsar_lifecycle.errors import UsageError
@@ -36,8 +36,8 @@ def explain(
     retention in force and its cursors' persisted positions. Loads no topic.
     """
     if not what.isdecimal():
-        from pulsar_lifecycle.cli.explain_topic import explain_topic
-        from pulsar_lifecycle.cli.inspect import topic_named
+        from pulsar_lifecycle.cli.look.explain_topic import explain_topic
+        from pulsar_lifecycle.cli.look.inspect import topic_named
 
         subject = topic_named(what)
         explain_topic(cluster_of(context), subject, as_json=as_json)

@@ -4,8 +4,8 @@ from typing import Any
 
 import dagster as dg
 
+from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.delete_records import answered, planned
-from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.delete_records.apply_run import apply_delete_records
 from pulsar_lifecycle.delete_records.consumed import plan_consumed_records
 from pulsar_lifecycle.runs.caps import Order

@@ -6,9 +6,9 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from assets import lineage, show
 from assets.names import key
-from orchestration.failures import wrong_configuration_fails
+from assets.pages import lineage, show
+from orchestration.automatic.failures import wrong_configuration_fails
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk
 from pulsar_lifecycle.lifecycle.collection import CollectionChoice, PlannedCollection, remedies
 from pulsar_lifecycle.lifecycle.collection_run import Collected, collect_bookies, plan_now

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pulsar_lifecycle.delayed_index.membership import EntrySet, Mask
-from pulsar_lifecycle.delayed_index.tracker import BucketTracker
+from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet, Mask
+from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from pulsar_lifecycle.formats.delayed_indexes import Longs
 from pulsar_lifecycle.model import Position
 

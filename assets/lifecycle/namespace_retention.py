@@ -10,10 +10,10 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from assets import lineage, show
 from assets.backfills import NO_MORE, partitions_to_do
-from assets.epochs import fingerprint_of
 from assets.names import EPOCH, key, namespace_partitions
+from assets.pages import lineage, show
+from assets.pages.epochs import fingerprint_of
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary

@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 
 from assets.names import CLUSTER, EPOCH, PLAN, READER
-from orchestration.failures import wrong_configuration_fails
+from orchestration.automatic.failures import wrong_configuration_fails
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.automation import KINDS, Plan, approve_plan, decision_of, settings_of

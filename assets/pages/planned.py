@@ -9,9 +9,9 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from assets import show
-from assets.epochs import epoch_to_read
 from assets.names import EPOCH
+from assets.pages import show
+from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster

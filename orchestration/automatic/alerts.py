@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.bookies import WRITABLE
+from assets.lifecycle.bookies import WRITABLE
 from assets.names import EPOCH, PLAN, READER, key
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.ports import Unread

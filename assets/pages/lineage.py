@@ -12,8 +12,8 @@ from typing import Any
 
 import dagster as dg
 
-from assets import show
 from assets.names import CLUSTER, EPOCH, PLAN, key, namespace_partitions
+from assets.pages import show
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.journal.effects import Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.model import Topic

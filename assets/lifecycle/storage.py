@@ -9,10 +9,10 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from assets import show
-from assets.epochs import epoch_to_read
 from assets.names import key
-from assets.plots import storage_over_time
+from assets.pages import show
+from assets.pages.epochs import epoch_to_read
+from assets.pages.plots import storage_over_time
 from pulsar_lifecycle.lifecycle.storage_run import (
     TABLE,
     Totals,

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pulsar_lifecycle.delayed_index.buckets import Bucket
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
-from pulsar_lifecycle.delayed_index.membership import EntrySet
 from pulsar_lifecycle.delayed_index.storage import BucketSnapshotStorage
+from pulsar_lifecycle.delayed_index.tracking.buckets import Bucket
+from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
 from pulsar_lifecycle.errors import CorruptFormat, NotFound
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, decode_segment
 from pulsar_lifecycle.formats.delayed_metadata import decode_table, union_of

@@ -10,9 +10,9 @@ from typing import Any
 
 import dagster as dg
 
-from assets import show
-from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key
+from assets.pages import show
+from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.lifecycle.held.held_run import BACKLOG_TABLE, OPEN_TABLE, build_held, held_rows
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting

@@ -9,9 +9,9 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from assets import show
 from assets.names import key
-from assets.planned import table_and_plan
+from assets.pages import show
+from assets.pages.planned import table_and_plan
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan, run_config
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS

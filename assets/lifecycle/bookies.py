@@ -8,9 +8,9 @@ from typing import Any
 
 import dagster as dg
 
-from assets import show
-from assets.epochs import epoch_to_read
 from assets.names import key
+from assets.pages import show
+from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, DiskVerdict
 from pulsar_lifecycle.lifecycle.disk_run import TABLE, build_bookie_disk, forecasts
 from pulsar_lifecycle.lifecycle.placement import Placement

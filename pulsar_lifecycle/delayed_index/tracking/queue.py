@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pulsar_lifecycle.delayed_index.membership import Mask
+from pulsar_lifecycle.delayed_index.tracking.membership import Mask
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
 
 Place = tuple[int, int, int]

@@ -11,9 +11,9 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from assets import show
-from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key
+from assets.pages import show
+from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.lifecycle.activity.activity_run import (
     IDLE_CURSORS,
     IDLE_TOPICS,

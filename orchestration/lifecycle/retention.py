@@ -3,9 +3,9 @@
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from assets import lineage
 from assets.names import key
-from orchestration.failures import wrong_configuration_fails
+from assets.pages import lineage
+from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.jobs import PlanConfig
 from orchestration.trimming import finish
 from pulsar_lifecycle.trimming.retention_run import apply_retention

@@ -1,0 +1,1 @@
+"""Assets of the topic data lifecycle: retention, loads, use, storage, bookies."""

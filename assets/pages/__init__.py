@@ -1,0 +1,1 @@
+"""What the assets' pages share: tables, samples, plots, versions, lineage."""

@@ -1,0 +1,1 @@
+"""What runs by itself: schedules, sensors, automation by kind, alerts."""

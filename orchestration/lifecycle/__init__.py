@@ -1,0 +1,1 @@
+"""Jobs of the topic data lifecycle: retention, loads, inactive topics, bookies."""

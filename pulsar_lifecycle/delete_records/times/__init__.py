@@ -1,0 +1,1 @@
+"""Where a time falls in a topic, and what lies below a position."""
