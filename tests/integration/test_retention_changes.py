@@ -85,7 +85,8 @@ def test_topics_that_changed_since_the_plan_lose_nothing_and_the_rest_goes(
         wait_until_unloaded_counts(time.time())
 
         done = apply_retention(pipeline.where, "late", Order(plan["plan id"], plan["digest"]), dry_run=False)
-        gone = {one.ledger_id for one in done if one.outcome is Outcome.REMOVED}
+        ours = {ledger_id for of in ids.values() for ledger_id in of}  # other tests leave expired topics here, too
+        gone = ours & {one.ledger_id for one in done if one.outcome is Outcome.REMOVED}
         assert set(ids[still][:-1]) <= gone
         assert gone <= {*ids[still][:-1], *ids[written][:-1]}
         assert listed(sandbox, still) == ids[still][-1:]
