@@ -15,7 +15,7 @@ from assets.names import EPOCH, key
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
 from assets.pages.plots import messages_due
-from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan, run_config
+from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan, run_config
 from pulsar_lifecycle.delayed_index.stored.check_run import (
     BUCKETS,
     DUE,

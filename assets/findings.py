@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from assets.names import FINDINGS, key
 from assets.pages import show, versions
 from assets.pages.epochs import epoch_to_read
-from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.runs.progress import of_stages, reporting
@@ -94,7 +94,7 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
-            scan_run.judge(where, epoch_id)
+            judged_scan.judge(where, epoch_id)
         rows = where.table(epoch_id, "findings")
         stored = show.stored(where, epoch_id, "findings")
         for name in FINDINGS:

@@ -12,7 +12,7 @@ import dagster as dg
 from assets.names import key
 from assets.pages import show
 from pulsar_lifecycle.delayed_index.stored.check_run import FINDINGS, SCHEMAS
-from pulsar_lifecycle.delayed_index.stored.codes import Harm
+from pulsar_lifecycle.delayed_index.stored.index_codes import Harm
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource

@@ -11,7 +11,7 @@ import dagster as dg
 from assets.names import METASTORE, key, namespace_partitions
 from assets.pages import show, versions
 from assets.pages.epochs import epoch_to_write
-from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.metastore.reading import TABLES
 from pulsar_lifecycle.records.epoch import Census
 from pulsar_lifecycle.records.tables import stored_name
@@ -48,13 +48,13 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
     def body(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         if first:
-            epoch_id, now = scan_run.begin(where, context.run.run_id)
+            epoch_id, now = judged_scan.begin(where, context.run.run_id)
             for old in where.lake.prune(now):
                 context.log.info(f"removed epoch {old} from the lake")
         else:
             epoch_id, _ = epoch_to_write(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
-            counts = scan_run.read_table(where, epoch_id, table)
+            counts = judged_scan.read_table(where, epoch_id, table)
         for census in counts:
             context.log.info(f"{stored_name(table, census.root)}: {census.listed} listed, {census.decoded} decoded")
         if table == "managed_ledgers":
@@ -72,7 +72,7 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
 
 def _version(where: Cluster, epoch_id: str, table: str) -> dg.DataVersion:
     """By the z-nodes that were read, of every root, and by what brokers have loaded; without the queue's own topics."""
-    roots = [""] if table in scan_run.OF_OUR_OWN_ROOT else where.roots()
+    roots = [""] if table in judged_scan.OF_OUR_OWN_ROOT else where.roots()
     others = versions.not_ours(TABLES[table])
     found = [versions.sums(where.lake, where.parts(epoch_id, table, root), where=others) for root in roots]
     loaded = Counter[str]()

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from assets.names import EPOCH, FINDINGS, METASTORE, key
 from assets.pages import show, versions
 from assets.pages.epochs import epoch_to_read, epoch_to_write
-from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
@@ -48,8 +48,8 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
         where = lifecycle.cluster()
         epoch_id, started_at = epoch_to_write(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
-            scan_run.read_references(where, epoch_id)
-            epoch = scan_run.close(where, epoch_id, started_at)
+            judged_scan.read_references(where, epoch_id)
+            epoch = judged_scan.close(where, epoch_id, started_at)
         counts, ids = _by_kind(where, epoch_id)
         kinds = show.markdown(
             ["kind", "what", "where", "treatment", "references"],

@@ -26,7 +26,7 @@ import numpy as np
 from ground import expect, number, tell
 
 from pulsar_lifecycle.delayed_index import compare
-from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
+from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
 from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker

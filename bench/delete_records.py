@@ -31,7 +31,7 @@ import httpx
 from ground import cpu_seconds, expect, kazoo, number, take_epoch, tell, write_settings
 
 from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
-from pulsar_lifecycle.delete_records.planning import plan_delete_records
+from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion_queue.queue_topics import create_missing

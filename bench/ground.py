@@ -18,7 +18,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
-from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.formats import entry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType
 from pulsar_lifecycle.records.epoch import Epoch
@@ -57,7 +57,7 @@ def take_epoch(
     where: runs_cluster.Cluster, step: Callable[[str], AbstractContextManager[object]] = nullcontext
 ) -> Epoch:
     """A scan, each of its steps within ``step``; fails if it is not covered."""
-    epoch = scan_run.scan(where, "", step)
+    epoch = judged_scan.scan(where, "", step)
     if epoch.gaps:
         raise SystemExit(f"the scan is not covered: {in_words(epoch.gaps[:3])}")
     return epoch

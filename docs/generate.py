@@ -35,29 +35,27 @@ from pulsar_lifecycle.setting_types import parse_duration
 from pulsar_lifecycle.settings import Settings
 
 TABLES = {
-    "bookkeeper_ledgers": "pulsar_lifecycle.records.tables.BOOKKEEPER_LEDGERS",
-    "managed_ledgers": "pulsar_lifecycle.records.tables.MANAGED_LEDGERS",
-    "managed_cursors": "pulsar_lifecycle.records.tables.MANAGED_CURSORS",
-    "schemas": "pulsar_lifecycle.records.tables.SCHEMAS",
-    "topics": "pulsar_lifecycle.records.tables.TOPICS",
-    "findings, in a scan's folder of the lake": "pulsar_lifecycle.records.tables.FINDINGS",
-    "storage_report, in a scan's folder of the lake": "pulsar_lifecycle.lifecycle.storage.STORAGE_REPORT",
-    "open_ledgers, in a scan's folder of the lake": "pulsar_lifecycle.lifecycle.held.open_ledgers.OPEN_LEDGERS",
-    "subscription_backlog, in a scan's folder of the lake": (
-        "pulsar_lifecycle.lifecycle.held.backlog.SUBSCRIPTION_BACKLOG"
-    ),
-    "ledger_reasons, in a scan's folder of the lake": "pulsar_lifecycle.lifecycle.reasons.LEDGER_REASONS",
-    "topic_activity, in a scan's folder of the lake": "pulsar_lifecycle.lifecycle.activity.tables.TOPIC_ACTIVITY",
-    "cursor_activity, in a scan's folder of the lake": "pulsar_lifecycle.lifecycle.activity.tables.CURSOR_ACTIVITY",
-    "inactive_topics, in a scan's folder of the lake": "pulsar_lifecycle.records.plans.inactive_plan.INACTIVE_TOPICS",
-    "inactive_cursors, in a scan's folder of the lake": "pulsar_lifecycle.records.plans.inactive_plan.INACTIVE_CURSORS",
-    "delayed_index_buckets": "pulsar_lifecycle.delayed_index.stored.tables.DELAYED_INDEX_BUCKETS",
-    "delayed_index_findings": "pulsar_lifecycle.delayed_index.stored.tables.DELAYED_INDEX_FINDINGS",
-    "delayed_messages_due": "pulsar_lifecycle.delayed_index.stored.tables.DELAYED_MESSAGES_DUE",
-    "bookkeeper_entries, pulsar_offload": "pulsar_lifecycle.sources.entry_tables.ENTRIES",
-    "bookkeeper_entries, pulsar_offload as messages": "pulsar_lifecycle.sources.messages.MESSAGES",
+    "bookkeeper_ledgers": "records.tables.BOOKKEEPER_LEDGERS",
+    "managed_ledgers": "records.tables.MANAGED_LEDGERS",
+    "managed_cursors": "records.tables.MANAGED_CURSORS",
+    "schemas": "records.tables.SCHEMAS",
+    "topics": "records.tables.TOPICS",
+    "findings, in a scan's folder of the lake": "records.tables.FINDINGS",
+    "storage_report, in a scan's folder of the lake": "lifecycle.storage.STORAGE_REPORT",
+    "open_ledgers, in a scan's folder of the lake": "lifecycle.held.open_ledgers.OPEN_LEDGERS",
+    "subscription_backlog, in a scan's folder of the lake": "lifecycle.held.backlog.SUBSCRIPTION_BACKLOG",
+    "ledger_reasons, in a scan's folder of the lake": "lifecycle.reasons.LEDGER_REASONS",
+    "topic_activity, in a scan's folder of the lake": "lifecycle.activity.activity_tables.TOPIC_ACTIVITY",
+    "cursor_activity, in a scan's folder of the lake": "lifecycle.activity.activity_tables.CURSOR_ACTIVITY",
+    "inactive_topics, in a scan's folder of the lake": "records.plans.inactive_plan.INACTIVE_TOPICS",
+    "inactive_cursors, in a scan's folder of the lake": "records.plans.inactive_plan.INACTIVE_CURSORS",
+    "delayed_index_buckets": "delayed_index.stored.index_tables.DELAYED_INDEX_BUCKETS",
+    "delayed_index_findings": "delayed_index.stored.index_tables.DELAYED_INDEX_FINDINGS",
+    "delayed_messages_due": "delayed_index.stored.index_tables.DELAYED_MESSAGES_DUE",
+    "bookkeeper_entries, pulsar_offload": "sources.entry_tables.ENTRIES",
+    "bookkeeper_entries, pulsar_offload as messages": "sources.messages.MESSAGES",
 }
-"""The Arrow schema of each table that Spark can load, by name or as Parquet."""
+"""The Arrow schema of each table that Spark can load, by name or as Parquet; below ``pulsar_lifecycle``."""
 
 SOURCES = (
     "pulsar_lifecycle.metastore.sources",
@@ -75,7 +73,7 @@ ENUMS = (
     ("What became of it", "pulsar_lifecycle.records.outcomes.Outcome"),
     ("Why: the code of a journal row", "pulsar_lifecycle.records.codes.Code"),
     ("Why a launch is refused", "pulsar_lifecycle.records.refusals.RefusalCode"),
-    ("Whether a plan is applied by itself", "pulsar_lifecycle.runs.automation.AutomationCode"),
+    ("Whether a plan is applied by itself", "pulsar_lifecycle.runs.automation_rule.AutomationCode"),
     ("What a deletion run says of itself", "pulsar_lifecycle.deletion.workers.RunEnd"),
     ("What an offload plan does with a ledger", "pulsar_lifecycle.records.plans.offload_plan.OffloadChoice"),
     ("Why an offload plan does that", "pulsar_lifecycle.records.plans.offload_plan.OffloadCode"),
@@ -89,19 +87,19 @@ ENUMS = (
     ("What a topic needs a broker for", "pulsar_lifecycle.lifecycle.load.load_rules.LoadNeed"),
     ("Why a topic that needs a broker is not loaded", "pulsar_lifecycle.lifecycle.load.load_rules.LoadKept"),
     ("Why a step of a load ended so", "pulsar_lifecycle.lifecycle.load.visits.LoadStep"),
-    ("By what the last use of a topic is known", "pulsar_lifecycle.lifecycle.activity.tables.Evidence"),
+    ("By what the last use of a topic is known", "pulsar_lifecycle.lifecycle.activity.activity_tables.Evidence"),
     ("What keeps an inactive topic or subscription", "pulsar_lifecycle.records.plans.inactive_plan.InactiveKept"),
     ("Why records of a partition are not deleted", "pulsar_lifecycle.records.plans.delete_records_plan.RecordsError"),
-    ("How partitions and metadata disagree", "pulsar_lifecycle.lifecycle.activity.partitions.PartitionFinding"),
-    ("What is wrong with a delayed index", "pulsar_lifecycle.delayed_index.stored.codes.IndexFinding"),
-    ("What that does to messages", "pulsar_lifecycle.delayed_index.stored.codes.Harm"),
-    ("Why a bucket cannot be read", "pulsar_lifecycle.delayed_index.stored.codes.BucketProblem"),
+    ("How partitions and metadata disagree", "pulsar_lifecycle.lifecycle.activity.partition_check.PartitionFinding"),
+    ("What is wrong with a delayed index", "pulsar_lifecycle.delayed_index.stored.index_codes.IndexFinding"),
+    ("What that does to messages", "pulsar_lifecycle.delayed_index.stored.index_codes.Harm"),
+    ("Why a bucket cannot be read", "pulsar_lifecycle.delayed_index.stored.index_codes.BucketProblem"),
     ("What a repair does to buckets", "pulsar_lifecycle.delayed_index.repair.levels.RepairLevel"),
     ("Where a retention policy is set", "pulsar_lifecycle.topics.retention_policy.Level"),
     ("What protects a whole topic", "pulsar_lifecycle.topics.protection.Protection"),
     ("Why a ledger stays on its topic's list", "pulsar_lifecycle.trimming.trim_rules.Stays"),
-    ("What `explain` answers", "pulsar_lifecycle.inspect.answers.Verdict"),
-    ("Why `explain` answers so", "pulsar_lifecycle.inspect.answers.ExplainCode"),
+    ("What `explain` answers", "pulsar_lifecycle.inspect.explain_codes.Verdict"),
+    ("Why `explain` answers so", "pulsar_lifecycle.inspect.explain_codes.ExplainCode"),
     ("What `offload status` rests on", "pulsar_lifecycle.inspect.offload_status.OffloadStateCode"),
     ("What is in a bucket", "pulsar_lifecycle.copies.object_pairs.ObjectKind"),
     ("Why the policies of a namespace's topics are not known", "pulsar_lifecycle.topics.policies.Unreadable"),
@@ -398,7 +396,7 @@ COUNTED = {
 
 def tables_part() -> str:
     """The tables that Spark loads, column by column."""
-    parts = [table_part(title, name) for title, name in TABLES.items()]
+    parts = [table_part(title, f"pulsar_lifecycle.{name}") for title, name in TABLES.items()]
     common = [(f"`{field.name}`", spark_type(field.type)) for name in CENSUS for field in load(name)]
     said = " ".join(
         text(documented(importlib.import_module(name.rpartition(".")[0]))[name.rpartition(".")[2]]) for name in CENSUS

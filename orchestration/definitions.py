@@ -15,7 +15,7 @@ from assets.delayed_index import delayed_index_assets
 from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
-from assets.kept import kept_assets
+from assets.lasting import lasting_assets
 from assets.late_messages import late_messages_check
 from assets.lifecycle.activity import activity_assets
 from assets.lifecycle.bookies import bookie_disk_asset
@@ -137,7 +137,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
 def _assets(cluster: str) -> list[dg.AssetsDefinition | dg.AssetSpec]:
     return [
         *external_assets(cluster),
-        *kept_assets(cluster),
+        *lasting_assets(cluster),
         *metastore_assets(cluster),
         references_asset(cluster),
         coverage_asset(cluster),

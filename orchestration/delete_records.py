@@ -11,9 +11,9 @@ from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.named import topic_of
 from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.offset_file import Asked
-from pulsar_lifecycle.delete_records.partitions import partitions_of
-from pulsar_lifecycle.delete_records.planning import plan_delete_records, run_config
+from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Options, TopicPartition, parse_offset
+from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.caps import Order

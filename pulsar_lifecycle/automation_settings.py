@@ -1,6 +1,6 @@
 """Section ``[automation]`` of the settings file: how far each kind of plan goes by itself, when, and how much at most.
 
-Belongs here: modes, windows and caps with their defaults and checks. Not here: the rule (``runs/automation.py``).
+Belongs here: modes, windows and caps with their defaults and checks. Not here: the rule (``runs/automation_rule.py``).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
-from pulsar_lifecycle.sources.session import CONF, prepare
+from pulsar_lifecycle.sources.spark_session import CONF, prepare
 
 
 def spark_config(settings: Settings) -> dict[str, Any]:

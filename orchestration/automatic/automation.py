@@ -1,7 +1,7 @@
 """What goes by itself: plans that ``[automation]`` lets be applied, assets that follow a scan, and approving a plan.
 
-Belongs here: launching jobs. Not here: whether a plan may go (``pulsar_lifecycle/runs/automation.py``); the job that is
-launched checks everything anew, as if an operator had launched it.
+Belongs here: launching jobs. Not here: whether a plan may go (``pulsar_lifecycle/runs/automation_rule.py``); the job
+that is launched checks everything anew, as if an operator had launched it.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from pulsar_lifecycle.automation_settings import Automation, KindAutomation
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.automation import KINDS, Plan, approve_plan, decision_of, settings_of
 from pulsar_lifecycle.records.plans import epoch_of
-from pulsar_lifecycle.runs.automation import Decision
+from pulsar_lifecycle.runs.automation_rule import Decision
 from pulsar_lifecycle.runs.caps import automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import check_not_paused

@@ -17,7 +17,7 @@ import typer
 
 from pulsar_lifecycle.cli import automation, compaction, control, delete_records, offload, plans, queue
 from pulsar_lifecycle.cli.look import disk, explain, inactive, inspect, table
-from pulsar_lifecycle.cli.session import Options
+from pulsar_lifecycle.cli.options import Options
 from pulsar_lifecycle.cli.show import printable
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, RefusedBy, UsageError
 from pulsar_lifecycle.io.connect import Connect, Connections

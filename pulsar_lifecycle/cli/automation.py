@@ -1,7 +1,7 @@
 """``automation`` and ``approve``: what would be applied by itself, and saying that a plan may be.
 
-Belongs here: the pages. Not here: the rule (``runs/automation.py``), applying, which Dagster's sensor ``automation``
-starts.
+Belongs here: the pages. Not here: the rule (``runs/automation_rule.py``), applying, which Dagster's sensor
+``automation`` starts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uuid import uuid4
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, cluster_of
+from pulsar_lifecycle.cli.options import AsJson, cluster_of
 
 
 def automation(context: typer.Context, as_json: AsJson = False) -> None:

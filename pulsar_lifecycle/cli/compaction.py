@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import cluster_of
+from pulsar_lifecycle.cli.options import cluster_of
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.lifecycle.suspension import Told

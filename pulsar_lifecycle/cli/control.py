@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, cluster_of
+from pulsar_lifecycle.cli.options import AsJson, cluster_of
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.ports import MetadataStore

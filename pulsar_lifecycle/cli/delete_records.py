@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, cluster_of
+from pulsar_lifecycle.cli.options import AsJson, cluster_of
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.delete_records.offset_file import Asked
@@ -114,8 +114,8 @@ def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> 
 
 
 def _plan(where: Cluster, requested: Sequence[Asked], options: Any, *, as_json: bool) -> None:
-    from pulsar_lifecycle.delete_records.partitions import partitions_of
-    from pulsar_lifecycle.delete_records.planning import plan_delete_records, run_config
+    from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
+    from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
 
     with where.ports(read_only=True) as ports:
         offsets = partitions_of(ports.store, ports.configuration, requested)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, cluster_of
+from pulsar_lifecycle.cli.options import AsJson, cluster_of
 
 app = typer.Typer(help="Plan an offload, and see where one stands.", no_args_is_help=True)
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.delayed_index.repair import planning as repair_planning
-from pulsar_lifecycle.delete_records import planning as records_planning
+from pulsar_lifecycle.delayed_index.repair import repair_planning
+from pulsar_lifecycle.delete_records import records_planning
 from pulsar_lifecycle.deletion.planning import confirmed_orphans
 from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.lifecycle.activity import inactive_planning

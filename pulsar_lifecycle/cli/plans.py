@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, cluster_of
+from pulsar_lifecycle.cli.options import AsJson, cluster_of
 from pulsar_lifecycle.formats.ledger_path import MAX_LEDGER_ID
 
 if TYPE_CHECKING:
@@ -132,13 +132,13 @@ def journal(
     """What was decided and done on this cluster, oldest first, by ledger, run, plan, code, outcome or several."""
     import pyarrow.compute as pc
 
-    from pulsar_lifecycle.cli import journal_words
+    from pulsar_lifecycle.cli import journal_codes
     from pulsar_lifecycle.errors import UsageError
     from pulsar_lifecycle.journal.queries import journal_rows
 
     if all(one is None for one in (ledger, run, plan, code, outcome)):
         raise UsageError("journal: name at least one of --ledger, --run, --plan, --code, --outcome")
-    journal_words.check(code, outcome)
+    journal_codes.check(code, outcome)
     where = cluster_of(context)
     settings, journal = where.settings, where.journal_reader
     every = journal_rows(journal, ledger_id=ledger, run_id=run, plan_id=plan, code=code, outcome=outcome)

@@ -23,7 +23,7 @@ from pulsar_lifecycle.cli.control import (
     since,
     unread_locations,
 )
-from pulsar_lifecycle.cli.session import AsJson, cluster_of
+from pulsar_lifecycle.cli.options import AsJson, cluster_of
 from pulsar_lifecycle.records.outcomes import Phase
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 """Applying a plan to delete records: every broker's partitions side by side, each broker with a time-out of its own.
 
 Belongs here: whether the plan may be applied, who is asked for which partition, time-outs. Not here: what is done to
-one partition (``effects.py``), and when it is answered (``answers.py``). Source: KIP-107, "one DeleteRecordsRequest
-is sent to each broker that acts as leader of any partition in the request".
+one partition (``partition_effects.py``), and when it is answered (``partition_answers.py``). Source: KIP-107, "one
+DeleteRecordsRequest is sent to each broker that acts as leader of any partition in the request".
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pulsar_lifecycle.delete_records import answers
-from pulsar_lifecycle.delete_records.effects import PartitionDeletion
-from pulsar_lifecycle.delete_records.planning import plan_delete_records
+from pulsar_lifecycle.delete_records import partition_answers
+from pulsar_lifecycle.delete_records.cut_rules import Refusal
+from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
+from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
-from pulsar_lifecycle.delete_records.rules import Refusal
 from pulsar_lifecycle.delete_records.topic_view import unanswered_owner
 from pulsar_lifecycle.deletion_queue.queue_topics import create_missing
 from pulsar_lifecycle.errors import LifecycleError
@@ -121,7 +121,9 @@ def apply_delete_records(
             for topic, refusal in launch.all(going):
                 refused[topic] = refusal
                 report(topic, refusal)
-    return answers.answers(cluster, rows, refused, wait_ms=int(patience.answers * 1000), bookies=patience.bookies)
+    return partition_answers.answers(
+        cluster, rows, refused, wait_ms=int(patience.answers * 1000), bookies=patience.bookies
+    )
 
 
 @contextmanager

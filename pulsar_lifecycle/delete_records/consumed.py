@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from pulsar_lifecycle.delete_records.offset_file import Asked
-from pulsar_lifecycle.delete_records.partitions import partitions_of
-from pulsar_lifecycle.delete_records.planning import plan_delete_records
+from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import END, Offset, TopicPartition
+from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT

@@ -1,8 +1,8 @@
 """The file that says which records to delete, in the shape of ``kafka-delete-records --offset-json-file``.
 
 Belongs here: text to values, and what is wrong with it, by line and field. Not here: which partitions a topic has
-(``partitions.py``), what an offset comes to. Ours: ``offset`` is ``"LEDGER:ENTRY"``, ``"@TIME"`` or -1, ``topic`` a
-full name; without ``partition`` an entry is about every partition. Source: DeleteRecordsCommand, Kafka.
+(``requested_partitions.py``), what an offset comes to. Ours: ``offset`` is ``"LEDGER:ENTRY"``, ``"@TIME"`` or -1,
+``topic`` a full name; without ``partition`` an entry is about every partition. Source: DeleteRecordsCommand, Kafka.
 """
 
 from __future__ import annotations

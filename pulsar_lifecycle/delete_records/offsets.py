@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal, cursors_behind
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import Offset, Options, Timestamp, TopicPartition
-from pulsar_lifecycle.delete_records.rules import Cut, Refusal, cursors_behind
 from pulsar_lifecycle.delete_records.times.publish_times import Counts
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.delete_records.times.time_offsets import OffsetProblem, Question, Resolved, count_between, resolve

@@ -1,6 +1,6 @@
 """What is known of one partition at one moment, as values.
 
-Not here: reading it (``topic_view.py``), and what follows from it (``rules.py``).
+Not here: reading it (``topic_view.py``), and what follows from it (``cut_rules.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is asked of delete records, and what it answers: values, without IO.
 
 Belongs here: offsets as they are written, options, results. Not here: the file that holds offsets (``offset_file.py``),
-what an offset comes to (``planning.py``). Source: KIP-107, "AdminClient.deleteDataBefore".
+what an offset comes to (``records_planning.py``). Source: KIP-107, "AdminClient.deleteDataBefore".
 """
 
 from __future__ import annotations

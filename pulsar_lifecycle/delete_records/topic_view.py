@@ -1,6 +1,6 @@
 """One partition at one moment: its ledgers, its cursors, its low watermark; read without loading it.
 
-Belongs here: reading what ``rules.py`` judges. Not here: the rules (``rules.py``), and what is in the entries.
+Belongs here: reading what ``cut_rules.py`` judges. Not here: the rules (``cut_rules.py``), and what is in the entries.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.partition import Extent, PartitionView
-from pulsar_lifecycle.delete_records.rules import Refusal
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused, Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo

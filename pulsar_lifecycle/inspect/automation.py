@@ -3,8 +3,8 @@
 # pyarrow has no types.
 """What would be applied by itself now, kind by kind, and approving a plan.
 
-Belongs here: the newest plan of each kind and what is known of it. Not here: the rule (``runs/automation.py``), the
-launch, which is Dagster's (``orchestration/automatic/automation.py``). Looks at the lake alone: no server is asked.
+Belongs here: the newest plan of each kind and what is known of it. Not here: the rule (``runs/automation_rule.py``),
+the launch, which is Dagster's (``orchestration/automatic/automation.py``). Looks at the lake alone: no server is asked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.deletion_plan import digest as digest_of_orphans
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
 from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.runs.automation import Approval, AutomationCode, Candidate, Decision, decide, grew_too_much
+from pulsar_lifecycle.runs.automation_rule import Approval, AutomationCode, Candidate, Decision, decide, grew_too_much
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import within
 from pulsar_lifecycle.tiered.buckets import bucket_rules

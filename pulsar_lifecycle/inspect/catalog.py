@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from pulsar_lifecycle.delayed_index.stored.tables import (
+from pulsar_lifecycle.delayed_index.stored.index_tables import (
     DELAYED_INDEX_BUCKETS,
     DELAYED_INDEX_FINDINGS,
     DELAYED_MESSAGES_DUE,
 )
-from pulsar_lifecycle.lifecycle.activity.tables import CURSOR_ACTIVITY, TOPIC_ACTIVITY
+from pulsar_lifecycle.lifecycle.activity.activity_tables import CURSOR_ACTIVITY, TOPIC_ACTIVITY
 from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK
 from pulsar_lifecycle.lifecycle.reasons import LEDGER_REASONS
 from pulsar_lifecycle.lifecycle.storage import STORAGE_REPORT

@@ -1,6 +1,6 @@
 """The delayed index of one topic as plain values for JSON: buckets, findings, messages due by hour.
 
-Not here: judging (``delayed_index/stored/findings.py``), printing.
+Not here: judging (``delayed_index/stored/index_findings.py``), printing.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pulsar_lifecycle.delayed_index.stored.check_run import BUCKETS, DUE, FINDINGS, judged
-from pulsar_lifecycle.delayed_index.stored.reading import index_ports
+from pulsar_lifecycle.delayed_index.stored.index_reading import index_ports
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Topic
 

@@ -16,8 +16,8 @@ from typing import Any
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound
 from pulsar_lifecycle.formats import bookie_info, ledger_metadata, ledger_path, managed_ledger, schema
 from pulsar_lifecycle.formats import cursor as cursor_format
-from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.formats.plain_data import describe
 from pulsar_lifecycle.inspect import explain
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows

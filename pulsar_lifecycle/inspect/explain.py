@@ -23,8 +23,8 @@ from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
-from pulsar_lifecycle.inspect.answers import Answer, ExplainCode, Verdict
-from pulsar_lifecycle.inspect.history import History
+from pulsar_lifecycle.inspect.explain_codes import Answer, ExplainCode, Verdict
+from pulsar_lifecycle.inspect.ledger_history import History
 from pulsar_lifecycle.journal.in_doubt import ARCHIVE, JOURNAL_COLUMNS, WITHIN_MS, deletions_in_doubt, lost_copies
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.metastore import bookkeeper_ledgers

@@ -2,7 +2,7 @@
 # pyarrow.compute makes its functions at import.
 """Approvals of plans, and which plans were applied, as the journal has them.
 
-Not here: what an approval is worth (``runs/automation.py``), who may give one.
+Not here: what an approval is worth (``runs/automation_rule.py``), who may give one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.ports import JournalReader, JournalRow
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.runs.automation import Approval
+from pulsar_lifecycle.runs.automation_rule import Approval
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 
 APPLIED_WITHIN_MS = 30 * 86_400_000

@@ -17,13 +17,13 @@ from pulsar_lifecycle.ports.brokers import (
 )
 from pulsar_lifecycle.ports.journal import (
     Archived,
+    ArchivedSnapshot,
     Clock,
     Counting,
     Ids,
     Journal,
     JournalReader,
     JournalRow,
-    KeptSnapshot,
 )
 from pulsar_lifecycle.ports.lake import Lake
 from pulsar_lifecycle.ports.ledgers import (
@@ -74,6 +74,7 @@ __all__ = [
     "Acknowledged",
     "Alerts",
     "Archived",
+    "ArchivedSnapshot",
     "BookieAdmin",
     "BookieStatus",
     "BrokerAdmin",
@@ -92,7 +93,6 @@ __all__ = [
     "Journal",
     "JournalReader",
     "JournalRow",
-    "KeptSnapshot",
     "Lake",
     "LedgerDirectory",
     "LedgerReader",

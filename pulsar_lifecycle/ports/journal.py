@@ -62,7 +62,7 @@ class Archived:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSnapshot:
+class ArchivedSnapshot:
     """The snapshot of a delayed-index bucket as it was when its cursor ceased to name it: enough to write it anew.
 
     ``metadata``: its ledger's z-node; ``entries``: all of the ledger's.
@@ -90,7 +90,7 @@ class Journal(Protocol):
         """Store z-nodes about to be deleted as one closed object; returns its location."""
         ...
 
-    def keep_snapshots(self, snapshots: Sequence[KeptSnapshot]) -> str:
+    def archive_snapshots(self, snapshots: Sequence[ArchivedSnapshot]) -> str:
         """Store snapshots whose keys are about to go as one closed object; returns its location."""
         ...
 
@@ -124,7 +124,7 @@ class JournalReader(Protocol):
         ...
 
     def find_snapshots(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Snapshots that were kept; :class:`KeptSnapshot`."""
+        """Snapshots that were kept; :class:`ArchivedSnapshot`."""
         ...
 
     def counted(self, counting: Counting, now: int) -> pa.Table:

@@ -2,7 +2,7 @@
 
 Belongs here: the codes, a code with its sentence (:class:`Why`), refusing what is none. Not here: what became of it
 (``outcomes.py``), nor the sentences: each is made where its code is chosen, and stands in column ``reason``. Some rows
-have a code of another enumeration, which stands where the choice is made: ``cli/journal_words.py`` lists them.
+have a code of another enumeration, which stands where the choice is made: ``cli/journal_codes.py`` lists them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
 from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.history import WHAT_TO_DO, Marks, went_back
+from pulsar_lifecycle.records.store_history import WHAT_TO_DO, Marks, went_back
 from pulsar_lifecycle.records.tables import Problem, stored_name
 
 SHOWN = 1_000

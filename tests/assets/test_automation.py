@@ -22,7 +22,7 @@ from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.records.outcomes import Waiting
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.automation import AutomationCode
+from pulsar_lifecycle.runs.automation_rule import AutomationCode
 from pulsar_lifecycle.runs.caps import Lowered, automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import load_settings

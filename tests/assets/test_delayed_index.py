@@ -16,7 +16,7 @@ from assets.delayed_index import ALL_READ, IN_TIME
 from assets.late_messages import LATE, late_messages_check, late_result
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
-from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan
+from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.journal.index_metrics import PREFIX
 from pulsar_lifecycle.runs.cluster import Cluster

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from assets.lifecycle.held import backlog_shown, open_shown
-from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.lifecycle.held.held_run import build_held
 from pulsar_lifecycle.lifecycle.storage_run import build_storage_report
 from pulsar_lifecycle.model import Position
@@ -33,7 +33,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ActivityScene:
 
 
 def built(scene: ActivityScene) -> str:
-    epoch = scan_run.scan(scene.cluster, "run")
+    epoch = judged_scan.scan(scene.cluster, "run")
     build_storage_report(scene.cluster, epoch)
     build_held(scene.cluster, epoch)
     return epoch.epoch_id

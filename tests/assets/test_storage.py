@@ -13,7 +13,7 @@ import pytest
 
 from assets.lifecycle.storage import check_result, report_shown
 from assets.pages.plots import storage_over_time
-from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK
 from pulsar_lifecycle.lifecycle.disk_run import TABLE, look
 from pulsar_lifecycle.lifecycle.placement import Placement
@@ -32,7 +32,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
 
 
 def report(scene: RetentionScene) -> dict[str, Any]:
-    epoch = scan_run.scan(scene.cluster, "run")
+    epoch = judged_scan.scan(scene.cluster, "run")
     rows, problems = build_storage_report(scene.cluster, epoch)
     assert check_result(totals(rows), scanned(scene.cluster, epoch.epoch_id)).passed
     return report_shown(scene.cluster, epoch.epoch_id, rows, problems)
@@ -93,7 +93,7 @@ def test_the_command_shows_what_the_bookies_said_last(
 ) -> None:
     assert run("bookies") == 1
     assert "report_storage" in capsys.readouterr().err
-    epoch = scan_run.scan(scene.cluster, "run")
+    epoch = judged_scan.scan(scene.cluster, "run")
     disks = look(FakeBookieAdmin("bookie-1:3181"), Placement({}), lambda: scene.now)
     rows = pa.RecordBatch.from_pylist([one.row() for one in disks], BOOKIE_DISK)
     scene.cluster.store(epoch.epoch_id, TABLE, BOOKIE_DISK, lambda _: [rows], [None])

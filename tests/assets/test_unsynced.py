@@ -22,7 +22,7 @@ from assets.metastore import metastore_assets
 from assets.names import FINDINGS, METASTORE, key
 from assets.pages import versions
 from assets.references import coverage_asset, references_asset
-from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -53,7 +53,7 @@ def findings(cluster: str) -> dg.AssetsDefinition:
     def judged(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[Any]:
         where = lifecycle.cluster()
         epoch_id, _ = where.lake.open_epoch(context.run.run_id)
-        scan_run.judge(where, epoch_id)
+        judged_scan.judge(where, epoch_id)
         ids = [
             i
             for b in where.lake.batches(where.parts(epoch_id, "findings"), ["ledger_id", "finding"])

@@ -12,11 +12,11 @@ from typing import Any
 import pulsar
 
 from pulsar_lifecycle.delayed_index.bookkeeper_storage import BookKeeperBucketStorage
-from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan
+from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
 from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair
 from pulsar_lifecycle.delayed_index.stored import check_run
 from pulsar_lifecycle.delayed_index.stored.check_run import check_delayed_indexes
-from pulsar_lifecycle.delayed_index.stored.codes import IndexFinding
+from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.bookkeeper.writer import BookieWriter

@@ -17,7 +17,8 @@ from uuid import uuid4
 
 from kazoo.client import KazooClient
 
-from pulsar_lifecycle.deletion import deletion_run, scan_run
+from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.workers import OutcomeCount
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
@@ -123,7 +124,7 @@ class Pipeline:
 
     def scan(self) -> Epoch:
         """One epoch, from listing BookKeeper to findings."""
-        return scan_run.scan(self.where, uuid4().hex)
+        return judged_scan.scan(self.where, uuid4().hex)
 
     def plan(self, epoch: Epoch) -> Planned:
         summary, rows = deletion_run.make_plan(self.where, epoch)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pulsar
 import pytest
 
-from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan
+from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair, undo_repair
-from pulsar_lifecycle.delayed_index.stored.codes import IndexFinding
+from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from pulsar_lifecycle.delayed_index.repair.edit import Edit, Edited, write_keys
-from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan
-from pulsar_lifecycle.delayed_index.stored.codes import IndexFinding
+from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
+from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import Node
 from sandbox import znodes

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
-from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.tracking.merging import MergeRule
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
 from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker

@@ -18,7 +18,7 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.delete_records.apply_run import NO_PATIENCE, Patience, apply_delete_records
-from pulsar_lifecycle.delete_records.planning import plan_delete_records
+from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import END, PLAIN, DeleteRecordsResult, Offset, Options
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, topics_of
 from pulsar_lifecycle.errors import LifecycleError

@@ -10,9 +10,9 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.lifecycle.activity.activity_run import TOPIC_TABLE, ActivityReport, build_activity
+from pulsar_lifecycle.lifecycle.activity.activity_tables import Evidence
 from pulsar_lifecycle.lifecycle.activity.cursor_run import delete_subscriptions
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
-from pulsar_lifecycle.lifecycle.activity.tables import Evidence
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.outcomes import Outcome

@@ -8,9 +8,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.lifecycle.activity.history import Clients, cursor_activity
-from pulsar_lifecycle.lifecycle.activity.rules import Choice, inactive_cursors
-from pulsar_lifecycle.lifecycle.activity.tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY
+from pulsar_lifecycle.lifecycle.activity.activity_tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY
+from pulsar_lifecycle.lifecycle.activity.inactive_rules import Choice, inactive_cursors
+from pulsar_lifecycle.lifecycle.activity.last_use import Clients, cursor_activity
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER
 
 HOUR = 3_600_000

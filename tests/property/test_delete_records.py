@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.delete_records import rules
+from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.partition import Extent, PartitionView
 from pulsar_lifecycle.delete_records.request import END, Options
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
@@ -38,9 +38,9 @@ def messages(view: PartitionView) -> list[MessagePosition]:
 def test_no_message_at_or_above_the_low_watermark_goes(
     view: PartitionView, asked: MessagePosition | int, exact: bool
 ) -> None:
-    if isinstance(asked, MessagePosition) and rules.misplaced(view, asked):
+    if isinstance(asked, MessagePosition) and cut_rules.misplaced(view, asked):
         return
-    cut = rules.cut_at(view, asked, Options(exact=exact))
+    cut = cut_rules.cut_at(view, asked, Options(exact=exact))
     ids = [extent.ledger_id for extent in view.extents]
     assert list(cut.ledgers) == ids[: len(cut.ledgers)]
     assert len(cut.ledgers) < len(ids) or cut.rolls
@@ -55,23 +55,23 @@ def test_no_message_at_or_above_the_low_watermark_goes(
 
 @given(views(), positions | st.just(END))
 def test_the_low_watermark_never_moves_back(view: PartitionView, asked: MessagePosition | int) -> None:
-    if isinstance(asked, MessagePosition) and rules.misplaced(view, asked):
+    if isinstance(asked, MessagePosition) and cut_rules.misplaced(view, asked):
         return
-    cut = rules.cut_at(view, asked, Options())
+    cut = cut_rules.cut_at(view, asked, Options())
     assert view.watermark is None or cut.low_watermark >= view.watermark
-    again = rules.cut_at(replace(view, watermark=cut.low_watermark), asked, Options())
+    again = cut_rules.cut_at(replace(view, watermark=cut.low_watermark), asked, Options())
     assert again.low_watermark == cut.low_watermark
 
 
 @given(views(), positions)
 def test_a_cursor_that_has_yet_to_read_something_below_is_named(view: PartitionView, asked: MessagePosition) -> None:
-    if rules.misplaced(view, asked):
+    if cut_rules.misplaced(view, asked):
         return
-    cut = rules.cut_at(view, asked, Options())
+    cut = cut_rules.cut_at(view, asked, Options())
     behind = dict(cut.moved)
     for name, at in view.positions.items():
         unread = [one for one in messages(view) if at < one.entry < cut.low_watermark.entry]
         assert (name in behind) or not unread
-        assert rules.entries_behind(view, at, cut.low_watermark) >= len(unread)
+        assert cut_rules.entries_behind(view, at, cut.low_watermark) >= len(unread)
     past = view.last_below(cut.low_watermark)
     assert not [one for one in messages(view) if past < one.entry < cut.low_watermark.entry]

@@ -22,7 +22,7 @@ from pulsar_lifecycle.formats import (
     schema,
 )
 from pulsar_lifecycle.formats import entry as bookkeeper_entry
-from pulsar_lifecycle.formats.describe import FORMATS, describe
+from pulsar_lifecycle.formats.plain_data import FORMATS, describe
 from tests.golden.files import GOLDEN, entries, matching
 from tests.kit.torn import mutated
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_data, offload_index
 from pulsar_lifecycle.formats import offload_object as names
-from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.offload_block import BlockReader
 from pulsar_lifecycle.formats.offload_data import DataObjectBuilder, DataObjectReader
+from pulsar_lifecycle.formats.plain_data import describe
 from tests.golden.files import GOLDEN, matching
 
 LEDGER = replace(

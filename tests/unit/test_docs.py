@@ -21,7 +21,7 @@ import yaml
 
 from docs import generate
 from orchestration.definitions import UNCONFIGURED, build_defs
-from pulsar_lifecycle.cli import app, journal_words
+from pulsar_lifecycle.cli import app, journal_codes
 from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings
 
@@ -117,9 +117,9 @@ NO_CODES = {
 
 
 def test_every_enumeration_of_the_page_is_asked_of_the_journal_or_never_in_it() -> None:
-    """A new one is named in ``journal_words.CODES`` or here: `journal --code` must not refuse a code that a row has."""
+    """A new one is named in ``journal_codes.CODES`` or here: `journal --code` must not refuse a code that a row has."""
     page = {name.rpartition(".")[2] for _, name in generate.ENUMS}
-    assert {codes.__name__ for codes in journal_words.CODES} == page - NO_CODES
+    assert {codes.__name__ for codes in journal_codes.CODES} == page - NO_CODES
     assert page >= NO_CODES
 
 

@@ -12,13 +12,13 @@ import typer
 
 from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.look.inspect import MAX_LEDGER_ID
+from pulsar_lifecycle.cli.options import AsJson, cluster_of
 from pulsar_lifecycle.cli.plans import condition
-from pulsar_lifecycle.cli.session import AsJson, cluster_of
 from pulsar_lifecycle.errors import UsageError
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.inspect.explain import Explanation
-    from pulsar_lifecycle.inspect.history import History
+    from pulsar_lifecycle.inspect.ledger_history import History
     from pulsar_lifecycle.settings import Settings
 
 _STYLES = {"in_use": "bold green", "may_go": "bold yellow", "kept": "bold green", "dangling": "bold red"}
@@ -45,9 +45,9 @@ def explain(
     ledger_id = int(what)
     if ledger_id > MAX_LEDGER_ID:
         raise UsageError(f"{what} is no ledger id: the highest is {MAX_LEDGER_ID}")
-    from pulsar_lifecycle.inspect.answers import Verdict
     from pulsar_lifecycle.inspect.explain import explain as explain_ledger
-    from pulsar_lifecycle.inspect.history import history_of
+    from pulsar_lifecycle.inspect.explain_codes import Verdict
+    from pulsar_lifecycle.inspect.ledger_history import history_of
     from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 
     where = cluster_of(context)
@@ -258,7 +258,7 @@ def _plans(found: Explanation, settings: Settings, now: int) -> list[str] | None
 
 def _next(found: Explanation) -> str | None:
     """What to do, where there is something to do."""
-    from pulsar_lifecycle.inspect.answers import Verdict
+    from pulsar_lifecycle.inspect.explain_codes import Verdict
     from pulsar_lifecycle.journal.intents import IntentState
 
     history = found.history

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import brokers_of
+from pulsar_lifecycle.cli.options import brokers_of
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.inspect.explain_topic import HeldLedger, TopicExplanation

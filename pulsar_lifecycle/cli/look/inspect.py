@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, brokers_of, cluster_of
+from pulsar_lifecycle.cli.options import AsJson, brokers_of, cluster_of
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.model import Topic

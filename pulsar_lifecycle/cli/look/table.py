@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, cluster_of
+from pulsar_lifecycle.cli.options import AsJson, cluster_of
 
 ROWS = 50
 NEWEST = "newest"

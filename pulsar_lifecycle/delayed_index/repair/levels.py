@@ -11,9 +11,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
-from pulsar_lifecycle.delayed_index.stored.codes import IndexFinding
-from pulsar_lifecycle.delayed_index.stored.findings import Found
+from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
+from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
+from pulsar_lifecycle.delayed_index.stored.index_findings import Found
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredBucket, StoredSubscription
 from pulsar_lifecycle.delayed_index.tracking.sealing import Snapshot, seal
 from pulsar_lifecycle.formats.delayed_indexes import Indexes

@@ -4,9 +4,9 @@
 """Applying a plan of repairs, and undoing one: snapshots are written, then one cursor's properties are exchanged.
 
 Belongs here: whether the plan may be applied, whether a subscription is as planned, the order of note, snapshots, edit.
-Not here: making the plan (``planning.py``), the edit itself and why it is safe (``edit.py``). Nothing is deleted but
-new snapshots that no cursor came to name: old ones are left to the plan of orphans. The lake keeps what they hold
-(``keeping.py``): an undo writes anew those that are gone.
+Not here: making the plan (``repair_planning.py``), the edit itself and why it is safe (``edit.py``). Nothing is deleted
+but new snapshots that no cursor came to name: old ones are left to the plan of orphans. The lake keeps what they hold
+(``archived_snapshots.py``): an undo writes anew those that are gone.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.delayed_index.bookkeeper_storage import BookKeeperBucketStorage
+from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
+from pulsar_lifecycle.delayed_index.repair.archived_snapshots import NewLedger, had, keep, kept_of
+from pulsar_lifecycle.delayed_index.repair.begun_snapshots import SNAPSHOT, Begun, NewSnapshot, settle, unsettled
 from pulsar_lifecycle.delayed_index.repair.edit import Edit, Edited, Keys, write_keys
-from pulsar_lifecycle.delayed_index.repair.keeping import NewLedger, had, keep, kept_of
 from pulsar_lifecycle.delayed_index.repair.levels import RepairLevel, wanted
-from pulsar_lifecycle.delayed_index.repair.settling import SNAPSHOT, Begun, NewSnapshot, settle, unsettled
-from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
-from pulsar_lifecycle.delayed_index.stored.findings import judge
-from pulsar_lifecycle.delayed_index.stored.reading import (
+from pulsar_lifecycle.delayed_index.stored.index_findings import judge
+from pulsar_lifecycle.delayed_index.stored.index_reading import (
     IndexPorts,
     StoredTopic,
     index_ports,
@@ -42,7 +42,7 @@ from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, LedgerMet
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import JournalReader, KeptSnapshot, LedgerWriter, Node
+from pulsar_lifecycle.ports import ArchivedSnapshot, JournalReader, LedgerWriter, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
@@ -233,7 +233,7 @@ class _Repair:
             keys = kept | {new.key: "(new)" for new in goal.new}
             return self._said(subject, Outcome.GOES, Why(Code.MAY_GO, "it is to be repaired"), keys)
         gone = [bucket for bucket in one.buckets if kept.get(bucket.key) != bucket.value]
-        about = KeptSnapshot(
+        about = ArchivedSnapshot(
             self.journal.run_id, self.journal.cluster, str(subject.topic), subject.cursor, "", -1, b"", (), now
         )
         keep(self.ports.journal, self.reading, self.run.ledgers_root, gone, about)
@@ -368,7 +368,7 @@ class _Repair:
             self.settle([Begun(one, subject.topic, subject.cursor) for one in ledgers], lambda _: False)
 
     def settle(self, begun: Sequence[Begun], is_loaded: Callable[[Topic], bool]) -> None:
-        """Find out, and say, what became of new snapshots; see ``settling.py``."""
+        """Find out, and say, what became of new snapshots; see ``begun_snapshots.py``."""
         if begun and self.guard:
             self.guard.check(self.ports.store)
             for one, outcome, why in settle(

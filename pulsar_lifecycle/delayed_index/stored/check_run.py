@@ -4,8 +4,8 @@
 # pyarrow has no types.
 """Check the delayed indexes of a scan's subscriptions in bulk: read, judge, store the tables of the epoch.
 
-Belongs here: which topics, spreading them over tasks, storing. Not here: the rule (``findings.py``), reading
-(``reading.py``). Loads no topic, and writes nothing to the cluster.
+Belongs here: which topics, spreading them over tasks, storing. Not here: the rule (``index_findings.py``), reading
+(``index_reading.py``). Loads no topic, and writes nothing to the cluster.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.delayed_index.stored import rows, tables
-from pulsar_lifecycle.delayed_index.stored.codes import HARM, RED, Harm, IndexFinding
-from pulsar_lifecycle.delayed_index.stored.findings import Found, judge
-from pulsar_lifecycle.delayed_index.stored.reading import IndexPorts, index_ports, read_entries, read_topic
+from pulsar_lifecycle.delayed_index.stored import index_tables, rows
+from pulsar_lifecycle.delayed_index.stored.index_codes import HARM, RED, Harm, IndexFinding
+from pulsar_lifecycle.delayed_index.stored.index_findings import Found, judge
+from pulsar_lifecycle.delayed_index.stored.index_reading import IndexPorts, index_ports, read_entries, read_topic
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET
 from pulsar_lifecycle.io.connect import Connect
@@ -33,9 +33,9 @@ from pulsar_lifecycle.settings import Settings
 
 BUCKETS, FINDINGS, DUE = "delayed_index_buckets", "delayed_index_findings", "delayed_messages_due"
 SCHEMAS = {
-    BUCKETS: tables.DELAYED_INDEX_BUCKETS,
-    FINDINGS: tables.DELAYED_INDEX_FINDINGS,
-    DUE: tables.DELAYED_MESSAGES_DUE,
+    BUCKETS: index_tables.DELAYED_INDEX_BUCKETS,
+    FINDINGS: index_tables.DELAYED_INDEX_FINDINGS,
+    DUE: index_tables.DELAYED_MESSAGES_DUE,
 }
 _PIECES_PER_TASK = 4
 """More pieces than tasks at once, as topics differ."""

@@ -2,7 +2,7 @@
 # pyarrow has no types.
 """What was read of a topic's delayed indexes as rows of the tables: pure.
 
-Not here: reading (``reading.py``), the schemas (``tables.py``).
+Not here: reading (``index_reading.py``), the schemas (``index_tables.py``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pulsar_lifecycle.delayed_index.stored.codes import HARM
-from pulsar_lifecycle.delayed_index.stored.findings import Found
+from pulsar_lifecycle.delayed_index.stored.index_codes import HARM
+from pulsar_lifecycle.delayed_index.stored.index_findings import Found
 from pulsar_lifecycle.delayed_index.stored.subscription import (
     Places,
     StoredBucket,

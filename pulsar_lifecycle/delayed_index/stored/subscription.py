@@ -1,6 +1,6 @@
 """A subscription's delayed index as values: where it stands, its buckets, which messages of its topic are delayed.
 
-Not here: reading any of it (``reading.py``), judging it (``findings.py``). Times are milliseconds.
+Not here: reading any of it (``index_reading.py``), judging it (``index_findings.py``). Times are milliseconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsar_lifecycle.delayed_index.stored.codes import BucketProblem
+from pulsar_lifecycle.delayed_index.stored.index_codes import BucketProblem
 from pulsar_lifecycle.formats.cursor import LedgerBits, MessageRange
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
 from pulsar_lifecycle.formats.delayed_metadata import SegmentTable

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsar_lifecycle.delayed_index.keys import bucket_key
+from pulsar_lifecycle.delayed_index.tracking.due_queue import Place
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet, Mask
-from pulsar_lifecycle.delayed_index.tracking.queue import Place
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import TypeVar
 
-from pulsar_lifecycle.delayed_index.storage import BucketKeys, BucketSnapshotStorage
+from pulsar_lifecycle.delayed_index.snapshot_storage import BucketKeys, BucketSnapshotStorage
 from pulsar_lifecycle.errors import NotFound, StoreError, Unavailable
 
 T = TypeVar("T")

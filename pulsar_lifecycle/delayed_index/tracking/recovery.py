@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
-from pulsar_lifecycle.delayed_index.storage import BucketSnapshotStorage
+from pulsar_lifecycle.delayed_index.snapshot_storage import BucketSnapshotStorage
 from pulsar_lifecycle.delayed_index.tracking.buckets import Bucket
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
 from pulsar_lifecycle.errors import CorruptFormat, NotFound

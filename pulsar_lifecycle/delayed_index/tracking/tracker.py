@@ -20,14 +20,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
-from pulsar_lifecycle.delayed_index.storage import BucketKeys, BucketSnapshotStorage
+from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
+from pulsar_lifecycle.delayed_index.snapshot_storage import BucketKeys, BucketSnapshotStorage
 from pulsar_lifecycle.delayed_index.tracking import merging
 from pulsar_lifecycle.delayed_index.tracking.buckets import Bucket, BucketMap, held
+from pulsar_lifecycle.delayed_index.tracking.due_queue import LAST, Place, TimeQueue
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet, Mask
 from pulsar_lifecycle.delayed_index.tracking.merging import MergeRule
 from pulsar_lifecycle.delayed_index.tracking.outside import Operation, Outside, State
-from pulsar_lifecycle.delayed_index.tracking.queue import LAST, Place, TimeQueue
 from pulsar_lifecycle.delayed_index.tracking.recovery import Dropped, recover
 from pulsar_lifecycle.delayed_index.tracking.sealing import Snapshot, seal
 from pulsar_lifecycle.errors import CorruptFormat, NotFound, StoreError, Unavailable

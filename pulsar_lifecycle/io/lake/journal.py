@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.lake import counts
-from pulsar_lifecycle.ports import Archived, Counting, JournalRow, KeptSnapshot
+from pulsar_lifecycle.ports import Archived, ArchivedSnapshot, Counting, JournalRow
 
 JOURNAL = "journal"
 ARCHIVE = "archive"
@@ -103,7 +103,7 @@ class FileJournal:
         """Store z-nodes as one object and return its location, like :meth:`record`."""
         return self._store(ARCHIVE, ARCHIVE_SCHEMA, nodes)
 
-    def keep_snapshots(self, snapshots: Sequence[KeptSnapshot]) -> str:
+    def archive_snapshots(self, snapshots: Sequence[ArchivedSnapshot]) -> str:
         """Store snapshots as one object and return its location, like :meth:`record`."""
         return self._store(SNAPSHOTS, SNAPSHOT_SCHEMA, snapshots)
 
@@ -147,7 +147,7 @@ class FileJournal:
             raise StoreError(f"{where}: cannot be read: {error}") from error
 
     def _store(
-        self, kind: str, schema: pa.Schema, rows: Sequence[JournalRow] | Sequence[Archived] | Sequence[KeptSnapshot]
+        self, kind: str, schema: pa.Schema, rows: Sequence[JournalRow] | Sequence[Archived] | Sequence[ArchivedSnapshot]
     ) -> str:
         if not rows:
             return ""

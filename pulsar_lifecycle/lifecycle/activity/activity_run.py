@@ -3,8 +3,8 @@
 # pyarrow has no types.
 """Keep the history of topics and subscriptions that are used or not, and report the inactive ones: tables of an epoch.
 
-Belongs here: the order of steps, which earlier history counts, storing. Not here: the rules (``history.py``,
-``rules.py``, ``partitions.py``). Loads no topic, and writes nothing to the cluster.
+Belongs here: the order of steps, which earlier history counts, storing. Not here: the rules (``last_use.py``,
+``inactive_rules.py``, ``partition_check.py``). Loads no topic, and writes nothing to the cluster.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.io.connect import Connect
-from pulsar_lifecycle.lifecycle.activity.history import Clients, cursor_activity, topic_activity
-from pulsar_lifecycle.lifecycle.activity.partitions import PARTITION_FINDINGS, partition_findings, partitioned_topic
-from pulsar_lifecycle.lifecycle.activity.rules import (
+from pulsar_lifecycle.lifecycle.activity.activity_tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY
+from pulsar_lifecycle.lifecycle.activity.inactive_rules import (
     PARTITION,
     Choice,
     inactive_cursors,
@@ -31,7 +30,12 @@ from pulsar_lifecycle.lifecycle.activity.rules import (
     with_partitioned_subscriptions,
     with_partitions,
 )
-from pulsar_lifecycle.lifecycle.activity.tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY
+from pulsar_lifecycle.lifecycle.activity.last_use import Clients, cursor_activity, topic_activity
+from pulsar_lifecycle.lifecycle.activity.partition_check import (
+    PARTITION_FINDINGS,
+    partition_findings,
+    partitioned_topic,
+)
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, REPLICATOR, monitors_in_force
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import (

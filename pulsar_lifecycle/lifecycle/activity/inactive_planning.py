@@ -3,8 +3,8 @@
 # pyarrow has no types.
 """Plans of the inactive topics and subscriptions that may be deleted, of a stored report.
 
-Belongs here: whether they may be applied, storing them. Not here: which are inactive (``rules.py``), deleting topics
-(``trimming/inactive_run.py``).
+Belongs here: whether they may be applied, storing them. Not here: which are inactive (``inactive_rules.py``), deleting
+topics (``trimming/inactive_run.py``).
 """
 
 from __future__ import annotations

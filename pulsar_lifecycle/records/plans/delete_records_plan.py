@@ -4,7 +4,7 @@
 """A plan to delete records: of each partition the low watermark that it gets, what goes for it, or why nothing does.
 
 Belongs here: rows, digest, and the codes of what stays; the summary is a ``PlanSummary``, whose ``ledgers`` count
-partitions. Not here: the rules (``delete_records/rules.py``). Source: KIP-107, "DeleteDataResult".
+partitions. Not here: the rules (``delete_records/cut_rules.py``). Source: KIP-107, "DeleteDataResult".
 """
 
 from __future__ import annotations

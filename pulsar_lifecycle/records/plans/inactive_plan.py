@@ -4,7 +4,7 @@
 """Plans of inactive topics and of inactive subscriptions: rows, digests, and the codes of what stays.
 
 The summary is a ``PlanSummary``, whose ``ledgers`` count topics or subscriptions, and whose bytes are of one copy.
-Not here: which are inactive (``lifecycle/activity/rules.py``).
+Not here: which are inactive (``lifecycle/activity/inactive_rules.py``).
 """
 
 from __future__ import annotations

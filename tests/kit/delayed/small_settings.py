@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
+from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 
 SMALL_SETTINGS = st.builds(
     DelayedIndexSettings,

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.lake.journal import ARCHIVE_SCHEMA, JOURNAL_SCHEMA, SNAPSHOT_SCHEMA
-from pulsar_lifecycle.ports import Archived, Counting, JournalRow, KeptSnapshot
+from pulsar_lifecycle.ports import Archived, ArchivedSnapshot, Counting, JournalRow
 from tests.kit.fakes.tables import Tables, days_of
 
 
@@ -20,7 +20,7 @@ class FakeJournal:
     def __init__(self) -> None:
         self.rows: list[JournalRow] = []
         self.nodes: list[Archived] = []
-        self.snapshots: list[KeptSnapshot] = []
+        self.snapshots: list[ArchivedSnapshot] = []
         self.failure: LifecycleError | None = None
         self._objects = 0
         self._journal, self._archive = _Table(JOURNAL_SCHEMA), _Table(ARCHIVE_SCHEMA)
@@ -32,7 +32,7 @@ class FakeJournal:
     def archive(self, nodes: Sequence[Archived]) -> str:
         return self._store(self.nodes, nodes)
 
-    def keep_snapshots(self, snapshots: Sequence[KeptSnapshot]) -> str:
+    def archive_snapshots(self, snapshots: Sequence[ArchivedSnapshot]) -> str:
         return self._store(self.snapshots, snapshots)
 
     def find(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:

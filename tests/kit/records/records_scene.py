@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pulsar_lifecycle.delete_records.apply_run import NO_PATIENCE, Patience, apply_delete_records
-from pulsar_lifecycle.delete_records.planning import plan_delete_records
+from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, parse_offset
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger

@@ -14,9 +14,9 @@ from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
-from pulsar_lifecycle.inspect.answers import Verdict
 from pulsar_lifecycle.inspect.explain import Explanation, explain
-from pulsar_lifecycle.inspect.history import History
+from pulsar_lifecycle.inspect.explain_codes import Verdict
+from pulsar_lifecycle.inspect.ledger_history import History
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.deletion import deletion_run, scan_run
+from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Decision, Run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
@@ -132,7 +133,7 @@ def where(cluster: SimulatedCluster, policy: Policy | None, lake: FakeLake, **in
 def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequence[Scan] = ()) -> Scan:
     """A scan by a control plane whose lake holds ``previous``."""
     lake = lake_of(*previous)
-    return scan_of(lake, scan_run.scan(where(cluster, policy, lake), "scan").epoch_id)
+    return scan_of(lake, judged_scan.scan(where(cluster, policy, lake), "scan").epoch_id)
 
 
 def scan_of(lake: FakeLake, epoch_id: str) -> Scan:

@@ -18,7 +18,7 @@ from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.deletion.run_evidence import Evidence
 from pulsar_lifecycle.deletion.undo import undo_run as undoing
 from pulsar_lifecycle.errors import OutcomeUnknown
-from pulsar_lifecycle.inspect import history
+from pulsar_lifecycle.inspect import ledger_history
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, NodeDeletion, Received, ReplicaCheck, Unread
 from pulsar_lifecycle.ports.bundle import Ports
@@ -299,8 +299,8 @@ def redrive_unsaid() -> Iterator[None]:
 @contextmanager
 def _explained_by(change: Callable[[Evidence], Evidence]) -> Iterator[None]:
     """What ``explain`` goes by is not what a deletion run goes by."""
-    real = history.evidence_at
-    with patch.object(history, "evidence_at", lambda *given: change(real(*given))):
+    real = ledger_history.evidence_at
+    with patch.object(ledger_history, "evidence_at", lambda *given: change(real(*given))):
         yield
 
 

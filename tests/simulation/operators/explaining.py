@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from pulsar_lifecycle.deletion.planning.orphans import NEEDS_OWNER
-from pulsar_lifecycle.inspect.answers import Verdict
 from pulsar_lifecycle.inspect.explain import Explanation, explain
-from pulsar_lifecycle.inspect.history import history_of
+from pulsar_lifecycle.inspect.explain_codes import Verdict
+from pulsar_lifecycle.inspect.ledger_history import history_of
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.findings import Finding

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from pulsar_lifecycle.cli.plan_kinds import kind_of
 from pulsar_lifecycle.cli.plans import refusal_of
-from pulsar_lifecycle.deletion import deletion_run, scan_run
+from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion import redrive as redriving
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.redrive import LetterFilter
 from pulsar_lifecycle.deletion.undo import undo_run as undoing
 from pulsar_lifecycle.deletion.workers import OutcomeCount, RunEnd, _Worker
@@ -131,7 +132,7 @@ class Operator:
         """One scan; ``noted`` is told of it as soon as its epoch is closed."""
         kept = set(self.lake.finished_epochs())
         try:
-            epoch = scan_run.scan(cluster, self._run_id("scan"))
+            epoch = judged_scan.scan(cluster, self._run_id("scan"))
         finally:
             for epoch_id in set(self.lake.finished_epochs()) - kept:
                 noted(self.lake.epoch(epoch_id))

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 
 from pulsar_lifecycle.delete_records.apply_run import apply_delete_records
-from pulsar_lifecycle.delete_records.planning import plan_delete_records
+from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Offset
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, LedgerInfo

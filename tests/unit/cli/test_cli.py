@@ -12,10 +12,10 @@ from uuid import UUID
 
 import pytest
 
-from pulsar_lifecycle.cli import journal_words, main, show
+from pulsar_lifecycle.cli import journal_codes, main, show
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
+from pulsar_lifecycle.formats.plain_data import describe
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
@@ -287,9 +287,9 @@ def test_an_unknown_word_of_the_journal_is_told_those_near_it(
     assert near in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("code", [code for codes in journal_words.CODES for code in codes])
+@pytest.mark.parametrize("code", [code for codes in journal_codes.CODES for code in codes])
 def test_every_code_that_a_row_may_have_can_be_asked_for(code: str) -> None:
-    journal_words.check(code, None)
+    journal_codes.check(code, None)
 
 
 def test_what_a_cluster_holds_cannot_steer_the_terminal(

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.repair.levels import RepairLevel, level_of, mergeable, rebuilt, wanted
-from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
-from pulsar_lifecycle.delayed_index.stored.codes import IndexFinding
-from pulsar_lifecycle.delayed_index.stored.findings import judge
+from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
+from pulsar_lifecycle.delayed_index.stored.index_findings import judge
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription, TopicEntries
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
 from pulsar_lifecycle.model import Position

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_lifecycle.delayed_index.repair.planning import make_repair_plan
+from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
 from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, undo_repair
 from pulsar_lifecycle.errors import LifecycleError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
+from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
 from pulsar_lifecycle.delayed_index.tracking.shared import Acknowledged, SharedIndex
 from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.keys import bucket_key
-from pulsar_lifecycle.delayed_index.settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.tracking.buckets import Bucket
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
 from pulsar_lifecycle.delayed_index.tracking.merging import MergeRule, choose

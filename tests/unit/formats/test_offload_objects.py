@@ -12,10 +12,10 @@ import pytest
 from pulsar_lifecycle.errors import CorruptFormat, Refused, UnsupportedFormat
 from pulsar_lifecycle.formats import crc32c, ledger_metadata, managed_ledger, message, offload_data, offload_index
 from pulsar_lifecycle.formats import offload_object as names
-from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerState
 from pulsar_lifecycle.formats.offload_data import DataObjectBuilder, DataObjectReader
 from pulsar_lifecycle.formats.offload_index import IndexEntry
+from pulsar_lifecycle.formats.plain_data import describe
 from tests.golden.files import GOLDEN, entries, matching
 
 FOLDERS = [path.parent for path in matching("offload/*/object_data.bin")]

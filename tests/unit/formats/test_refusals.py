@@ -12,8 +12,8 @@ from pulsar_lifecycle._pb import pulsar_mldata_pb2 as mldata
 from pulsar_lifecycle.errors import CorruptFormat, UnsupportedFormat, UsageError
 from pulsar_lifecycle.formats import bookie_info, cursor, entry, ledger_metadata, ledger_path, managed_ledger
 from pulsar_lifecycle.formats.compression import MAX_UNCOMPRESSED, Compression, compress, decompress, unwrap, wrap
-from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.ledger_metadata import DigestType
+from pulsar_lifecycle.formats.plain_data import describe
 from tests.golden.files import GOLDEN, matching
 
 LEDGER = (GOLDEN / "offload/g-tiny/zk_bkledger_L14.bin").read_bytes()

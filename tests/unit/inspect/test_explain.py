@@ -10,8 +10,8 @@ from pulsar_lifecycle.formats import cursor, managed_ledger, schema
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
-from pulsar_lifecycle.inspect.answers import ExplainCode, Verdict
-from pulsar_lifecycle.inspect.history import History
+from pulsar_lifecycle.inspect.explain_codes import ExplainCode, Verdict
+from pulsar_lifecycle.inspect.ledger_history import History
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
-from pulsar_lifecycle.inspect.answers import ExplainCode, Verdict
-from pulsar_lifecycle.inspect.history import History
+from pulsar_lifecycle.inspect.explain_codes import ExplainCode, Verdict
+from pulsar_lifecycle.inspect.ledger_history import History
 from pulsar_lifecycle.journal.in_doubt import WITHIN_MS
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.records.codes import Code

@@ -14,7 +14,7 @@ from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, OffloadContext
-from pulsar_lifecycle.inspect.answers import ExplainCode, Verdict
+from pulsar_lifecycle.inspect.explain_codes import ExplainCode, Verdict
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Released, Verified
 from pulsar_lifecycle.records.findings import Finding

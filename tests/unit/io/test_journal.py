@@ -19,7 +19,7 @@ from pulsar_lifecycle.journal.queries import (
     journal_rows,
     rows_of_phase,
 )
-from pulsar_lifecycle.ports import Archived, JournalRow, KeptSnapshot
+from pulsar_lifecycle.ports import Archived, ArchivedSnapshot, JournalRow
 from pulsar_lifecycle.records.codes import Code
 from tests.kit.builders import NODE, NOON, ROW
 from tests.kit.fakes.journal import FakeJournal
@@ -54,13 +54,13 @@ def test_rows_and_nodes_read_back_as_they_were(journal):
     assert archived_nodes(journal, run_id="none").num_rows == 0
 
 
-def test_kept_snapshots_read_back_as_they_were(journal):
-    kept = KeptSnapshot("run-1", "sandbox", "t", "s", "key_1_2", 7, b"\x00metadata", (b"", b"\xff" * 10), NOON)
-    assert journal.keep_snapshots([]) == ""
-    assert journal.keep_snapshots([kept])
-    journal.keep_snapshots([replace(kept, ledger_id=8)])
+def test_archived_snapshots_read_back_as_they_were(journal):
+    kept = ArchivedSnapshot("run-1", "sandbox", "t", "s", "key_1_2", 7, b"\x00metadata", (b"", b"\xff" * 10), NOON)
+    assert journal.archive_snapshots([]) == ""
+    assert journal.archive_snapshots([kept])
+    journal.archive_snapshots([replace(kept, ledger_id=8)])
     (row,) = journal.find_snapshots(pc.field("ledger_id") == 7).to_pylist()
-    assert KeptSnapshot(**row | {"entries": tuple(row["entries"])}) == kept
+    assert ArchivedSnapshot(**row | {"entries": tuple(row["entries"])}) == kept
     assert journal.find_snapshots(columns=["ledger_id"]).num_rows == 2
     assert archived_nodes(journal).num_rows == 0
 
@@ -68,7 +68,7 @@ def test_kept_snapshots_read_back_as_they_were(journal):
 def test_the_schemas_have_the_columns_of_the_ports():
     assert JOURNAL_SCHEMA.names == list(JournalRow.__dataclass_fields__)
     assert ARCHIVE_SCHEMA.names == list(Archived.__dataclass_fields__)
-    assert SNAPSHOT_SCHEMA.names == list(KeptSnapshot.__dataclass_fields__)
+    assert SNAPSHOT_SCHEMA.names == list(ArchivedSnapshot.__dataclass_fields__)
 
 
 def test_an_empty_lake_has_empty_tables(journal):

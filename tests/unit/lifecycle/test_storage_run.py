@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
@@ -39,7 +39,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
 
 def report(scene: RetentionScene) -> dict[tuple[str, str], int]:
     """How many ledgers by the last part of the topic's name and reason; the sums are those of the scan."""
-    epoch = scan_run.scan(scene.cluster, "run")
+    epoch = judged_scan.scan(scene.cluster, "run")
     rows, problems = build_storage_report(scene.cluster, epoch)
     assert not problems
     assert stored_report(scene.lake, epoch.epoch_id).equals(rows)
@@ -173,7 +173,7 @@ def test_policies_that_nobody_tells_leave_what_hangs_on_them_unjudged(
 ) -> None:
     ids = scene.topic("a", 100, 90, 80, cursor=1)
     scene.servers.wait(1)
-    epoch = scan_run.scan(scene.cluster, "run")
+    epoch = judged_scan.scan(scene.cluster, "run")
 
     def silent(*_: object) -> Mapping[str, Any]:
         raise Unavailable("the brokers do not answer")

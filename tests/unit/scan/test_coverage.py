@@ -11,7 +11,7 @@ import pytest
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.history import Marks
+from pulsar_lifecycle.records.store_history import Marks
 from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan.coverage import broken_history, prove, take_census
 

@@ -12,8 +12,8 @@ from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import cursor, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.activity.activity_run import brokers_answered, build_activity
-from pulsar_lifecycle.lifecycle.activity.partitions import PartitionFinding, partition_findings
-from pulsar_lifecycle.lifecycle.activity.tables import Evidence
+from pulsar_lifecycle.lifecycle.activity.activity_tables import Evidence
+from pulsar_lifecycle.lifecycle.activity.partition_check import PartitionFinding, partition_findings
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.errors import NotFound, Unavailable
 from pulsar_lifecycle.lifecycle.held.backlog import BacklogEnds
 from pulsar_lifecycle.lifecycle.held.held_run import BACKLOG_TABLE, OPEN_TABLE, build_held, held_rows, newest_held
@@ -36,7 +36,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ActivityScene:
 
 def built(scene: ActivityScene, table: str) -> dict[str, dict[str, Any]]:
     """Rows by topic, or by topic and cursor, of a new scan's report."""
-    epoch = scan_run.scan(scene.cluster, "run")
+    epoch = judged_scan.scan(scene.cluster, "run")
     build_storage_report(scene.cluster, epoch)
     build_held(scene.cluster, epoch)
     assert newest_held(scene.lake, "test") == epoch
@@ -169,7 +169,7 @@ def test_a_loaded_topics_broker_ends_it(scene: ActivityScene) -> None:
 def test_brokers_that_are_silent_leave_it_unknown(scene: ActivityScene) -> None:
     ids = scene.topic("a", 300, 200)
     scene.at("a", "s", Position(ids[0], -1))
-    epoch = scan_run.scan(scene.cluster, "run")
+    epoch = judged_scan.scan(scene.cluster, "run")
     build_storage_report(scene.cluster, epoch)
     scene.servers.admin.failure = Unavailable("no broker")
     assert build_held(scene.cluster, epoch) == ("no broker",)
@@ -180,7 +180,7 @@ def test_brokers_that_are_silent_leave_it_unknown(scene: ActivityScene) -> None:
 
 def test_without_a_storage_report_there_is_nothing_to_read(scene: ActivityScene) -> None:
     scene.topic("a", 300)
-    epoch = scan_run.scan(scene.cluster, "run")
+    epoch = judged_scan.scan(scene.cluster, "run")
     with pytest.raises(NotFound):
         build_held(scene.cluster, epoch)
     with pytest.raises(NotFound):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadCode
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -44,7 +44,7 @@ class Offloading:
 
     def planned(self, **order: Any) -> list[int]:
         """The ledgers that a plan of a new scan offloads."""
-        epoch = scan_run.scan(self.cluster, "run")
+        epoch = judged_scan.scan(self.cluster, "run")
         self.epoch_id = epoch.epoch_id
         plan, rows = make_offload_plan(self.cluster, epoch, **order)
         assert rows.num_rows == plan.ledgers + plan.released
@@ -118,7 +118,7 @@ def test_what_is_no_order_is_refused_by_name(offloading: Offloading, order: dict
 
 def test_a_cluster_where_no_namespace_has_an_offload_policy_has_an_empty_plan(scene: RetentionScene) -> None:
     scene.topic("a", 9, 8)
-    plan, rows = make_offload_plan(scene.cluster, scan_run.scan(scene.cluster, "run"))
+    plan, rows = make_offload_plan(scene.cluster, judged_scan.scan(scene.cluster, "run"))
     assert (rows.num_rows, plan.ledgers, plan.released) == (0, 0, 0)
 
 
@@ -126,7 +126,7 @@ def test_the_command_plans_by_order(offloading: Offloading, capsys: pytest.Captu
     ids = offloading.scene.topic("a", 9, 8, 7)
     config = Path(offloading.cluster.settings.lake.path).parent / "lifecycle.toml"
     command = command_of(offloading, config)
-    scan_run.scan(offloading.cluster, "run")
+    judged_scan.scan(offloading.cluster, "run")
     assert command("--topic", f"{OWN}a", "--upto", f"{ids[1]}:0", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert ([row["ledger_id"] for row in shown["rows"]], shown["gaps"]) == (ids[:1], [])

@@ -2,7 +2,8 @@
 # pyarrow has no types.
 """What is kept over scans of topics and subscriptions that are used or not: codes and tables.
 
-Not here: how rows come about (``history.py``), which of them are inactive (``rules.py``). Times are milliseconds.
+Not here: how rows come about (``last_use.py``), which of them are inactive (``inactive_rules.py``). Times are
+milliseconds.
 """
 
 from __future__ import annotations

@@ -13,37 +13,41 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.delayed_index.stored.codes import BucketProblem
-from pulsar_lifecycle.delayed_index.stored.reading import IndexPorts, read_buckets, snapshot_entries
+from pulsar_lifecycle.delayed_index.stored.index_codes import BucketProblem
+from pulsar_lifecycle.delayed_index.stored.index_reading import IndexPorts, read_buckets, snapshot_entries
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredBucket
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, Refused, StoreError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.ledger_path import ledger_path
-from pulsar_lifecycle.ports import Journal, JournalReader, KeptSnapshot, Node, Unread
+from pulsar_lifecycle.ports import ArchivedSnapshot, Journal, JournalReader, Node, Unread
 
 AT_ONCE = 32 << 20
 """Bytes of entries that one object of the lake has, or one snapshot more."""
 _NOTHING_THERE = frozenset({BucketProblem.BAD_KEY, BucketProblem.NO_LEDGER, BucketProblem.NOT_CLOSED})
 
 
-def keep(journal: Journal, ports: IndexPorts, root: str, buckets: Iterable[StoredBucket], about: KeptSnapshot) -> None:
+def keep(
+    journal: Journal, ports: IndexPorts, root: str, buckets: Iterable[StoredBucket], about: ArchivedSnapshot
+) -> None:
     """Keep the snapshots of ``buckets``, durably; ``about`` is what they have in common.
 
     What has no closed ledger, or one that cannot be read for good, is passed over: there is nothing to write anew.
     Raises what may be read another time.
     """
-    batch: list[KeptSnapshot] = []
+    batch: list[ArchivedSnapshot] = []
     for one in _read(ports, root, buckets, about):
         batch.append(one)
         if sum(sum(map(len, kept.entries)) for kept in batch) >= AT_ONCE:
-            journal.keep_snapshots(batch)
+            journal.archive_snapshots(batch)
             batch = []
-    journal.keep_snapshots(batch)
+    journal.archive_snapshots(batch)
 
 
-def _read(ports: IndexPorts, root: str, buckets: Iterable[StoredBucket], about: KeptSnapshot) -> Iterator[KeptSnapshot]:
+def _read(
+    ports: IndexPorts, root: str, buckets: Iterable[StoredBucket], about: ArchivedSnapshot
+) -> Iterator[ArchivedSnapshot]:
     for bucket in buckets:
         if bucket.problem in _NOTHING_THERE:
             continue
@@ -57,7 +61,7 @@ def _read(ports: IndexPorts, root: str, buckets: Iterable[StoredBucket], about: 
             if bucket.problem is BucketProblem.UNDECODABLE and _for_good(error):
                 continue
             raise
-        yield KeptSnapshot(
+        yield ArchivedSnapshot(
             about.run_id, about.cluster, about.topic, about.subscription, bucket.key, bucket.ledger_id,
             node.data, tuple(entries), about.at,
         )  # fmt: skip
@@ -65,7 +69,7 @@ def _read(ports: IndexPorts, root: str, buckets: Iterable[StoredBucket], about: 
 
 def kept_of(
     journal: JournalReader, cluster: str, topic: str, subscription: str, keys: Mapping[str, str]
-) -> dict[tuple[str, int], KeptSnapshot]:
+) -> dict[tuple[str, int], ArchivedSnapshot]:
     """The newest kept snapshot of a subscription for each bucket key and ledger, of those that properties name."""
     condition = (
         (pc.field("cluster") == cluster)
@@ -74,7 +78,7 @@ def kept_of(
         & pc.field("ledger_id").isin(sorted(map(int, filter(_is_id, keys.values()))))
     )
     rows = journal.find_snapshots(condition).sort_by("at").to_pylist() if keys else []
-    found = [KeptSnapshot(**row | {"entries": tuple(row["entries"])}) for row in rows]
+    found = [ArchivedSnapshot(**row | {"entries": tuple(row["entries"])}) for row in rows]
     return {(one.bucket_key, one.ledger_id): one for one in found}
 
 
@@ -85,7 +89,7 @@ NewLedger = tuple[str, Sequence[bytes], tuple[int, int, int]]
 def had(
     ports: IndexPorts,
     root: str,
-    kept: Mapping[tuple[str, int], KeptSnapshot],
+    kept: Mapping[tuple[str, int], ArchivedSnapshot],
     before: Mapping[str, str],
     current: Mapping[str, str],
     after: Mapping[str, str],
@@ -112,7 +116,7 @@ def had(
     return goal, new
 
 
-def _holding(ports: IndexPorts, root: str, kept: KeptSnapshot, *ledgers: str) -> str:
+def _holding(ports: IndexPorts, root: str, kept: ArchivedSnapshot, *ledgers: str) -> str:
     """The first of these ledgers that has, closed, what was kept; empty if none has."""
     try:
         read_whole(kept.entries)
@@ -121,7 +125,7 @@ def _holding(ports: IndexPorts, root: str, kept: KeptSnapshot, *ledgers: str) ->
     return next((one for one in ledgers if _is_id(one) and _has(ports, root, int(one), kept)), "")
 
 
-def _has(ports: IndexPorts, root: str, ledger_id: int, kept: KeptSnapshot) -> bool:
+def _has(ports: IndexPorts, root: str, ledger_id: int, kept: ArchivedSnapshot) -> bool:
     (node,) = ports.store.read([ledger_path(ledger_id, root)])
     if isinstance(node, Unread):
         raise Unavailable(f"{node.path}: {node.reason}")

@@ -13,8 +13,8 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, wait_until_gone
+from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition, failed
-from pulsar_lifecycle.delete_records.rules import Refusal
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.journal.archive import last_archived

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pulsar_lifecycle.delayed_index.settings import BUCKET_FACTORY, IN_MEMORY_FACTORY, DelayedIndexSettings
+from pulsar_lifecycle.delayed_index.broker_settings import BUCKET_FACTORY, IN_MEMORY_FACTORY, DelayedIndexSettings
 from pulsar_lifecycle.errors import ConfigError
 
 PIP_195 = {

@@ -1,7 +1,7 @@
 """Deleting the records of one partition: cursors move, its current ledger rolls, ledgers go, its low watermark rises.
 
-Belongs here: the effects, their order, and that they repeat harmlessly. Not here: the rules (``rules.py``), who is
-asked for which partition (``apply_run.py``), and when a partition is answered (``answers.py``).
+Belongs here: the effects, their order, and that they repeat harmlessly. Not here: the rules (``cut_rules.py``), who is
+asked for which partition (``apply_run.py``), and when a partition is answered (``partition_answers.py``).
 
 Order: judge anew, move cursors, roll, judge again, then one compare-and-set that takes the ledgers off the list and
 raises the low watermark, a message for each ledger before it (``trimming/trim.py``). Where no ledger goes the low
@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pulsar_lifecycle.delete_records import rules
+from pulsar_lifecycle.delete_records import cut_rules
+from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.request import END, Options
-from pulsar_lifecycle.delete_records.rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
 from pulsar_lifecycle.errors import LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, ManagedLedgerInfo
@@ -128,13 +128,13 @@ class PartitionDeletion:
         if isinstance(read, Refusal):
             return read
         at_end = self._row["rolls"] and self._mark == read.view.end
-        cut = rules.cut_at(read.view, END if at_end else self._mark, replace(self._options, exact=False))
+        cut = cut_rules.cut_at(read.view, END if at_end else self._mark, replace(self._options, exact=False))
         planned = {text.rpartition(" ")[0] for text in self._row["moved_cursors"]}
         if new := sorted(name for name, _ in cut.moved if name not in planned):
             text = f"subscription {new[0]} stands below {self._mark}, and is not of the plan"
             return Refusal(RecordsError.CURSOR_BELOW, Why(RecordsError.CHANGED, text))
         writes = self._run.writes_loaded(self._topic)
-        refusal = rules.refuse(read.view, cut, self._options, self._run.context, may_write_loaded=writes)
+        refusal = cut_rules.refuse(read.view, cut, self._options, self._run.context, may_write_loaded=writes)
         return refusal or (read, cut)
 
     def _move(self, read: Read, cut: Cut, name: str, at: Position) -> None:

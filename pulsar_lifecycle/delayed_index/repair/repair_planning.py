@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.delayed_index.repair.levels import level_of
 from pulsar_lifecycle.delayed_index.stored.check_run import BUCKETS, FINDINGS
-from pulsar_lifecycle.delayed_index.stored.codes import IndexFinding
+from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.delayed_index.stored.rows import WAITING
 from pulsar_lifecycle.model import Namespace
 from pulsar_lifecycle.records import plans

@@ -10,7 +10,7 @@ import dagster as dg
 from assets.names import key
 
 
-def kept_assets(cluster: str) -> list[dg.AssetSpec]:
+def lasting_assets(cluster: str) -> list[dg.AssetSpec]:
     """``trimmed_ledgers``, ``journal`` and ``archive``."""
 
     def spec(name: str, description: str, deps: list[str]) -> dg.AssetSpec:

@@ -4,7 +4,7 @@
 """Which topics and cursors are inactive, and what keeps some of them from being deleted.
 
 Belongs here: the rule, as codes. Pure: rows of ``TOPIC_ACTIVITY`` and ``CURSOR_ACTIVITY`` in, rows of
-``INACTIVE_TOPICS`` and ``INACTIVE_CURSORS`` out. Not here: when something was used last (``history.py``).
+``INACTIVE_TOPICS`` and ``INACTIVE_CURSORS`` out. Not here: when something was used last (``last_use.py``).
 
 Inactive is what nobody used for the whole period, all of which our own history covers, by two scans at least.
 """

@@ -2,8 +2,9 @@
 # pyarrow has no types.
 """What deleting records of some partitions comes to: their low watermarks, what goes, or why nothing does.
 
-Belongs here: the order of steps, the rows of the plan. Not here: the rules (``rules.py``), acting (``effects.py``).
-Writes nothing, and loads no topic. Source: KIP-107, "How to delete data before a given offset".
+Belongs here: the order of steps, the rows of the plan. Not here: the rules (``cut_rules.py``), acting
+(``partition_effects.py``). Writes nothing, and loads no topic. Source: KIP-107, "How to delete data before a given
+offset".
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.delete_records import rules
+from pulsar_lifecycle.delete_records import cut_rules
+from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.leftovers import add_leftovers
 from pulsar_lifecycle.delete_records.offsets import counts_between, out_of_order, read_offsets
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, PLAIN, Offset, Options, Timestamp, TopicPartition
-from pulsar_lifecycle.delete_records.rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.times.time_offsets import Resolved
 from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
@@ -125,7 +126,7 @@ class _Planning:
         """What a partition's offset cuts off it, and why it is not cut."""
         if isinstance(read, Refusal):
             return None, read
-        if isinstance(offset, MessagePosition) and (misplaced := rules.misplaced(read.view, offset)):
+        if isinstance(offset, MessagePosition) and (misplaced := cut_rules.misplaced(read.view, offset)):
             return None, misplaced
         if isinstance(answer, Refusal):
             return None, answer
@@ -134,9 +135,9 @@ class _Planning:
             asked = (answer.position if answer else None) or END
         if isinstance(asked, Timestamp):
             raise TypeError(asked)
-        cut = rules.cut_at(read.view, asked, self._options)
+        cut = cut_rules.cut_at(read.view, asked, self._options)
         delivery = (answer.latest_deliver_at or 0) if answer else 0
-        refusal = rules.refuse(
+        refusal = cut_rules.refuse(
             read.view,
             cut,
             self._options,
@@ -144,7 +145,7 @@ class _Planning:
             may_write_loaded=self._run.writes_loaded(topic),
             latest_delivery=delivery if delivery > self._run.now else 0,
         )
-        refusal = refusal or rules.unreplicated(read.view, self.replicated.get(topic.namespace, 0))
+        refusal = refusal or cut_rules.unreplicated(read.view, self.replicated.get(topic.namespace, 0))
         if refusal is None and isinstance(offset, Timestamp) and answer and not self._options.any_order:
             refusal = out_of_order(answer)
         return cut, refusal

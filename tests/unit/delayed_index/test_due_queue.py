@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pulsar_lifecycle.delayed_index.tracking.queue import LAST, TimeQueue
+from pulsar_lifecycle.delayed_index.tracking.due_queue import LAST, TimeQueue
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
 
 

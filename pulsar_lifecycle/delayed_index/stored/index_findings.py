@@ -1,7 +1,7 @@
 """What is wrong with the index of a subscription: a pure rule over what is stored and what its topic holds.
 
-Belongs here: the rule, over arrays. Not here: reading (``reading.py``), what brokers hold in memory, which no finding
-speaks of: an index that lacks messages may be whole in a broker's memory, until it loads the topic anew.
+Belongs here: the rule, over arrays. Not here: reading (``index_reading.py``), what brokers hold in memory, which no
+finding speaks of: an index that lacks messages may be whole in a broker's memory, until it loads the topic anew.
 Source: BucketDelayedDeliveryTracker and ImmutableBucket, pulsar-broker 4.0.7.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from pulsar_lifecycle.delayed_index.stored.codes import BucketProblem, IndexFinding
+from pulsar_lifecycle.delayed_index.stored.index_codes import BucketProblem, IndexFinding
 from pulsar_lifecycle.delayed_index.stored.subscription import (
     Places,
     StoredBucket,

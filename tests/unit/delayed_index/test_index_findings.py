@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pulsar_lifecycle.delayed_index.stored.codes import BucketProblem, IndexFinding
-from pulsar_lifecycle.delayed_index.stored.findings import judge
+from pulsar_lifecycle.delayed_index.stored.index_codes import BucketProblem, IndexFinding
+from pulsar_lifecycle.delayed_index.stored.index_findings import judge
 from pulsar_lifecycle.delayed_index.stored.subscription import (
     StoredBucket,
     StoredSubscription,

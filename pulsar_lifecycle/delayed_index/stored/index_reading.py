@@ -1,7 +1,7 @@
 """Reads the delayed index of a topic and the entries behind it, through ports; loads no topic, recovers no ledger.
 
 Belongs here: z-nodes and ledgers as the values of ``subscription.py``; what cannot be read, as values too. Not here:
-judging (``findings.py``), which topics (``check_run.py``).
+judging (``index_findings.py``), which topics (``check_run.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location, open_offloaded
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
-from pulsar_lifecycle.delayed_index.stored.codes import BucketProblem
+from pulsar_lifecycle.delayed_index.stored.index_codes import BucketProblem
 from pulsar_lifecycle.delayed_index.stored.subscription import (
     StoredBucket,
     StoredSubscription,

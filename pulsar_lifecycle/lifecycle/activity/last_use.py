@@ -4,7 +4,7 @@
 """When topics and cursors were used last: what a scan sees of them, beside what the scan before saw.
 
 Belongs here: the rule of evidence. Pure: tables in, rows of ``TOPIC_ACTIVITY`` and ``CURSOR_ACTIVITY`` out. Not here:
-reading (``activity_run.py``), what is inactive (``rules.py``).
+reading (``activity_run.py``), what is inactive (``inactive_rules.py``).
 
 What cannot be ruled out counts as use, at the time of the look. A z-node of another creation, or of a lower version, is
 another topic or cursor: its history starts anew. A load is no use, by whomever: a broker that takes a bundle loads all
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.lifecycle.activity.tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY, Evidence
+from pulsar_lifecycle.lifecycle.activity.activity_tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY, Evidence
 from pulsar_lifecycle.lifecycle.load.monitors import is_subscription
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.records.topic_load import LoadReason, LoadState

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation, Window
-from pulsar_lifecycle.runs.automation import Approval, AutomationCode, Candidate, decide
+from pulsar_lifecycle.runs.automation_rule import Approval, AutomationCode, Candidate, decide
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000

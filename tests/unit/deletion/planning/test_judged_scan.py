@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.errors import Failed
 from pulsar_lifecycle.metastore.reading import TABLES
 from pulsar_lifecycle.model import Topic
@@ -40,7 +40,7 @@ def test_a_scan_lists_bookkeeper_first_and_reads_references_second() -> None:
         yield
 
     lake = FakeLake()
-    epoch = scan_run.scan(where_of(SimulatedCluster(), settings_of(Policy()), lake), "run", step)
+    epoch = judged_scan.scan(where_of(SimulatedCluster(), settings_of(Policy()), lake), "run", step)
     assert steps == [*TABLES, "ledger_references", "coverage", "findings"]
     assert steps[0] == "bookkeeper_ledgers"
     assert lake.epochs() == [epoch]

@@ -1,6 +1,6 @@
 """What may be wrong with a delayed index, by code, and what that does to messages.
 
-Not here: how it is found (``findings.py``).
+Not here: how it is found (``index_findings.py``).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pulsar_lifecycle.deletion.deletion_run import evidence_at, valid_marks
 from pulsar_lifecycle.deletion.run_evidence import Evidence
 from pulsar_lifecycle.errors import NotFound
-from pulsar_lifecycle.inspect.answers import ExplainCode
+from pulsar_lifecycle.inspect.explain_codes import ExplainCode
 from pulsar_lifecycle.inspect.settled import settled_plans
 from pulsar_lifecycle.journal.archive import archived_nodes
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers

@@ -1,7 +1,7 @@
 """What a position cuts off a partition, and what keeps it from being cut there.
 
-Belongs here: the rules, pure. Not here: reading (``topic_view.py``), acting (``effects.py``). Source: KIP-107,
-"Proposed Changes"; the ledgers are those that trimming would let go (``trimming/trim_rules.py``).
+Belongs here: the rules, pure. Not here: reading (``topic_view.py``), acting (``partition_effects.py``). Source:
+KIP-107, "Proposed Changes"; the ledgers are those that trimming would let go (``trimming/trim_rules.py``).
 """
 
 from __future__ import annotations

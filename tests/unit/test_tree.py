@@ -1,0 +1,37 @@
+"""The tree is one that a reader finds his way in: short modules, small folders, a name for one thing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("pulsar_lifecycle", "assets", "orchestration", "resources", "sandbox", "bench", "docs")
+CODECS = "pulsar_lifecycle/formats"
+"""The one large folder: small modules, each of one form of bytes."""
+CALLED_AS_ANOTHER = ("pulsar_lifecycle/cli", "pulsar_lifecycle/io")
+"""A command's module is called as what it shows, an adapter's as its port."""
+
+
+def modules() -> list[Path]:
+    """The modules of the product, from the root, without packages' own and what is made from ``proto/``."""
+    found = (path for room in ROOMS for path in (ROOT / room).rglob("*.py") if path.name != "__init__.py")
+    return [path.relative_to(ROOT) for path in found if not path.parent.name.endswith("_pb")]
+
+
+def test_no_module_is_long() -> None:
+    assert {str(path) for path in modules() if len((ROOT / path).read_text().splitlines()) > 450} == set()
+
+
+def test_no_folder_is_crowded() -> None:
+    counts = Counter(str(path.parent) for path in modules())
+    assert {folder for folder, count in counts.items() if count > 14} - {CODECS, "sandbox"} == set()
+
+
+def test_no_two_modules_of_the_library_have_one_name() -> None:
+    names = Counter(
+        path.name
+        for path in modules()
+        if path.parts[0] == "pulsar_lifecycle" and not str(path).startswith(CALLED_AS_ANOTHER)
+    )
+    assert {name for name, count in names.items() if count > 1} == set()
