@@ -10,7 +10,7 @@ import dagster as dg
 import pyarrow as pa
 
 from assets.findings import COLUMNS
-from assets.names import EPOCH, key, namespace_partitions
+from assets.names import EPOCH, key, namespace_partitions, pool
 from assets.pages import lineage, plots, show
 from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.deletion import deletion_run
@@ -136,7 +136,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         f"journalled, acknowledged. Only job `{DELETING}` makes one: materializing this asset does nothing.",
         deps=[key(cluster, "ledger_deletion_topic"), key(cluster, "scan_coverage")],
         kinds={"pyspark"},
-        pool="deletion",
+        pool=pool(cluster, "deletion"),
         output_required=False,
     )
     def ledger_deletions(

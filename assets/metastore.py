@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.names import METASTORE, key, namespace_partitions
+from assets.names import METASTORE, key, namespace_partitions, pool
 from assets.pages import show, versions
 from assets.pages.epochs import epoch_to_write
 from pulsar_lifecycle.deletion.planning import judged_scan
@@ -43,7 +43,7 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
         description=_DESCRIPTIONS[table],
         deps=[key(cluster, s) for s in sources] + ([] if first else [key(cluster, METASTORE[0])]),
         kinds={"pyspark", "parquet"},
-        pool="zookeeper",
+        pool=pool(cluster, "zookeeper"),
     )
     def body(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.cluster()

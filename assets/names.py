@@ -24,6 +24,11 @@ def key(cluster: str, name: str) -> dg.AssetKey:
     return dg.AssetKey([cluster, name])
 
 
+def pool(cluster: str, name: str) -> str:
+    """The pool in which runs of one cluster wait for each other: what reads ZooKeeper, deletes, offloads."""
+    return f"{name}_{cluster}"
+
+
 def namespace_partitions(cluster: str) -> dg.DynamicPartitionsDefinition:
     """The cluster's namespaces, for what is rolled back and shown per namespace."""
     return dg.DynamicPartitionsDefinition(name=f"namespaces_{cluster}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import dagster as dg
 import pyarrow.compute as pc
 
-from assets.names import EPOCH, FINDINGS, METASTORE, key
+from assets.names import EPOCH, FINDINGS, METASTORE, key, pool
 from assets.pages import show, versions
 from assets.pages.epochs import epoch_to_read, epoch_to_write
 from pulsar_lifecycle.deletion.planning import judged_scan
@@ -40,7 +40,7 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
                 description="Was everything that can refer to a ledger read? If not, plans are report-only.",
             )
         ],
-        pool="zookeeper",
+        pool=pool(cluster, "zookeeper"),
     )
     def ledger_references(
         context: dg.AssetExecutionContext, lifecycle: LifecycleResource

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from assets.backfills import NO_MORE, partitions_to_do
-from assets.names import key, namespace_partitions
+from assets.names import key, namespace_partitions, pool
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
@@ -150,7 +150,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
         partitions_def=namespace_partitions(cluster),
         backfill_policy=dg.BackfillPolicy.single_run(),
         kinds={"pyspark", "s3"},
-        pool="offload",
+        pool=pool(cluster, "offload"),
         output_required=False,
     )
     def offloaded_ledgers(

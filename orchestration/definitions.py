@@ -32,7 +32,7 @@ from assets.tiered import offload_assets
 from orchestration.automatic.alerts import failed_runs_sensor, read_only_sensor
 from orchestration.automatic.automation import FOLLOWS, approve_job, automation_sensor, following_sensor, follows_scan
 from orchestration.automatic.consumed_records import consumed_records_schedule, keep_consumed_records_job
-from orchestration.automatic.schedules import dead_letter_sensor, looking_schedules, queue_sensors, scan_schedule
+from orchestration.automatic.schedules import dead_letter_sensor, looking_schedules, queue_sensors
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
 from orchestration.delayed_index import check_delayed_index_job, repair_delayed_index_job
 from orchestration.delete_records import delete_records_job
@@ -71,6 +71,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
     conditions = {
         name: follows_scan(cluster, getattr(automation, kind) if kind else None) for name, kind in FOLLOWS.items()
     }
+    offload = offload_job(cluster)
     report_storage, inventory, reconcile, watch = (
         report_storage_job(cluster),
         inventory_objects_job(cluster),
@@ -92,8 +93,8 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             keep_consumed_records_job,
             reconcile,
             plan_offload_job(cluster),
-            offload_job,
-            revert_job,
+            offload,
+            revert_job(cluster),
             inventory,
             sweep_objects_job,
             plan_retention_job(cluster),
@@ -110,22 +111,26 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             check_delayed_index_job(cluster),
             repair_delayed_index_job,
         ],
-        schedules=[scan_schedule(scan), *looking_schedules(inventory, reconcile, watch), consumed_records_schedule],
+        schedules=[
+            *looking_schedules(automation.schedules, scan, inventory, reconcile, watch),
+            consumed_records_schedule,
+        ],
         sensors=[
-            *queue_sensors(delete_pending, cluster),
+            *queue_sensors(delete_pending, cluster, automation.look_every),
             dead_letter_sensor(cluster),
             automation_sensor(
                 cluster,
                 [
                     apply_plan_job,
                     apply_retention_job,
-                    offload_job,
+                    offload,
                     sweep_objects_job,
                     collect_bookies_job,
                     repair_delayed_index_job,
                 ],
+                automation.look_every,
             ),
-            following_sensor(cluster),
+            following_sensor(cluster, automation.look_every),
             failed_runs_sensor(cluster),
             read_only_sensor(cluster, report_storage),
         ],

@@ -4,7 +4,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
-from assets.names import key
+from assets.names import key, pool
 from assets.pages import lineage
 from assets.tiered import check_done, counted, outcomes_shown, proofs_evaluated, said
 from orchestration.automatic.failures import wrong_configuration_fails
@@ -48,14 +48,8 @@ class OffloadRunConfig(dg.Config):
         return OffloadOrder(self.plan_id, self.digest, self.limit, tuple(self.namespaces), only)
 
 
-@dg.op(
-    name="offload_ledgers",
-    description="Copy each planned ledger to the object store, read it back whole, compare every entry, then write it "
-    "into its topic's metadata; release copies in BookKeeper that are due.",
-    pool="offload",
-)
 @wrong_configuration_fails()
-def offload_ledgers_op(
+def offload_ledgers(
     context: dg.OpExecutionContext, config: OffloadRunConfig, lifecycle: LifecycleResource
 ) -> dict[str, int]:
     """Ledgers by outcome. Refuses a stale, report-only or foreign plan; a rerun finishes what was interrupted."""
@@ -79,14 +73,8 @@ class RevertConfig(dg.Config):
     dry_run: bool = True
 
 
-@dg.op(
-    name="revert",
-    description="Let a topic read offloaded ledgers from BookKeeper again, where its bookies have them whole: for "
-    "objects that are damaged or gone. The objects stay, named by nothing.",
-    pool="offload",
-)
 @wrong_configuration_fails()
-def revert_op(context: dg.OpExecutionContext, config: RevertConfig, lifecycle: LifecycleResource) -> None:
+def revert(context: dg.OpExecutionContext, config: RevertConfig, lifecycle: LifecycleResource) -> None:
     """Refused for what BookKeeper does not have whole, or was released there."""
     topic, ledgers = topic_of("topic", config.topic), sorted(ledgers_of("ledger_ids", config.ledger_ids))
     where = lifecycle.cluster()
@@ -102,21 +90,41 @@ def revert_op(context: dg.OpExecutionContext, config: RevertConfig, lifecycle: L
     context.add_output_metadata(metadata)
 
 
-@dg.job(
-    name="revert_offloads",
-    executor_def=dg.in_process_executor,
-    description="Undo the offload of some ledgers while BookKeeper has them whole. Dry run by default.",
-)
-def revert_job() -> None:
-    """One op."""
-    revert_op()
+def revert_job(cluster: str) -> dg.JobDefinition:
+    """Job ``revert_offloads``: one op."""
+    op = dg.op(
+        name="revert",
+        description="Let a topic read offloaded ledgers from BookKeeper again, where its bookies have them whole: for "
+        "objects that are damaged or gone. The objects stay, named by nothing.",
+        pool=pool(cluster, "offload"),
+    )(revert)
+
+    @dg.job(
+        name="revert_offloads",
+        executor_def=dg.in_process_executor,
+        description="Undo the offload of some ledgers while BookKeeper has them whole. Dry run by default.",
+    )
+    def job() -> None:
+        op()
+
+    return job
 
 
-@dg.job(
-    name="offload",
-    executor_def=dg.in_process_executor,
-    description="Apply an offload plan. Interrupted, it is launched again with the same or a newer plan.",
-)
-def offload_job() -> None:
-    """One op."""
-    offload_ledgers_op()
+def offload_job(cluster: str) -> dg.JobDefinition:
+    """Job ``offload``: one op."""
+    op = dg.op(
+        name="offload_ledgers",
+        description="Copy each planned ledger to the object store, read it back whole, compare every entry, then write "
+        "it into its topic's metadata; release copies in BookKeeper that are due.",
+        pool=pool(cluster, "offload"),
+    )(offload_ledgers)
+
+    @dg.job(
+        name="offload",
+        executor_def=dg.in_process_executor,
+        description="Apply an offload plan. Interrupted, it is launched again with the same or a newer plan.",
+    )
+    def job() -> None:
+        op()
+
+    return job

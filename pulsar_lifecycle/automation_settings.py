@@ -140,6 +140,25 @@ class KindAutomation(Section):
         return owner_names(value)
 
 
+class Schedules(Section):
+    """When Dagster's schedules ring, in UTC: five fields as in crontab(5), numbers only. They ship stopped."""
+
+    scan: str = "7 * * * *"
+    """Schedule ``hourly_scan``. Keep ``catalog.scan_fresh_for`` longer than the time between two scans."""
+    queue: str = "*/10 * * * *"
+    """Schedule ``queue_watch``."""
+    inventory: str = "41 3 * * *"
+    """Schedule ``nightly_inventory``."""
+    reconcile: str = "11 4 * * *"
+    """Schedule ``nightly_reconcile``."""
+
+    @field_validator("scan", "queue", "inventory", "reconcile")
+    @classmethod
+    def _five_fields(cls, value: str) -> str:
+        parse_cron(value)
+        return value
+
+
 class AutomationSettings(Section):
     """What goes by itself, by kind. A word alone is its mode: ``automation.retention = "approve"``.
 
@@ -162,6 +181,12 @@ class AutomationSettings(Section):
     messages of all topics that have buckets. Its ledgers are subscriptions."""
     bookies: KindAutomation = KindAutomation()
     """Having bookies collect, once in each window: job ``collect_bookies``. There is no plan to approve."""
+    schedules: Schedules = Schedules()
+    """When scans, inventories and looks at the queue are made."""
+    look_every: Seconds = Field(default=60.0, ge=5)
+    """How often the sensors ``automation``, ``deletion_queue`` and ``deletion_retry`` look, and ``after_scan``, if that
+    is more often than every 30 seconds. A look reads the lake and the queue; a deletion run begins at most every fifth
+    time."""
     approval_valid_for: Seconds = Field(default=43_200.0, gt=0)
     """How long an approval holds; its plan may expire before (``orphans.plan_valid_for``)."""
     alert_webhook: SecretRef | None = None

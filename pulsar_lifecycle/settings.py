@@ -230,11 +230,11 @@ class CatalogSettings(Section):
 
     owners: tuple[str, ...] = ()
     """``team:NAME`` or e-mail addresses."""
-    scan_fresh_for: Seconds = Field(default=5_400.0, ge=60)
+    scan_fresh_for: Seconds = Field(default=5_400.0, ge=75)
     """A scan, and the plan of orphans; the hourly schedule makes one in time, two missed ones are too old."""
-    queue_fresh_for: Seconds = Field(default=3_600.0, ge=60)
+    queue_fresh_for: Seconds = Field(default=3_600.0, ge=75)
     """The look at the deletion queue."""
-    inventory_fresh_for: Seconds = Field(default=2 * 86_400.0, ge=60)
+    inventory_fresh_for: Seconds = Field(default=2 * 86_400.0, ge=75)
     """The inventory of the buckets."""
 
     @field_validator("owners")

@@ -82,13 +82,13 @@ _LEASES = {"offload": "offload", "revert_offloads": "offload", "collect_bookies"
 """By job; all others need that of deletions."""
 
 
-def automation_sensor(cluster: str, jobs: list[Any]) -> dg.SensorDefinition:
+def automation_sensor(cluster: str, jobs: list[Any], look_every: float) -> dg.SensorDefinition:
     """The one switch of everything that changes the cluster by itself."""
 
     @dg.sensor(
         name="automation",
         jobs=jobs,
-        minimum_interval_seconds=60,
+        minimum_interval_seconds=int(look_every),
         default_status=dg.DefaultSensorStatus.STOPPED,
         description="Applies plans by itself, as far as `[automation]` of the settings file lets it: each tick says "
         "by a code what becomes of the newest plan of each kind. Silent while the cluster is paused.",
@@ -220,14 +220,14 @@ def follows_scan(cluster: str, kind: KindAutomation | None) -> dg.AutomationCond
     ).with_label("after each covered scan")
 
 
-def following_sensor(cluster: str) -> dg.AutomationConditionSensorDefinition:
+def following_sensor(cluster: str, look_every: float) -> dg.AutomationConditionSensorDefinition:
     """Makes what follows a scan; changes nothing of the cluster."""
     keys = [dg.AssetKey([cluster, name]) for name in FOLLOWS]
     return dg.AutomationConditionSensorDefinition(
         name="after_scan",
         target=dg.AssetSelection.assets(*keys),
         default_status=dg.DefaultSensorStatus.STOPPED,
-        minimum_interval_seconds=30,
+        minimum_interval_seconds=int(min(30, look_every)),
         run_tags={READER: cluster},
         description="Makes the tables and plans that follow a scan, once it has ended and is covered. Changes nothing "
         "of the cluster.",

@@ -15,6 +15,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets import dead_letters
 from assets.dead_letters import PartialReader, open_reader
 from assets.names import CLUSTER, key
+from pulsar_lifecycle.automation_settings import Schedules
 from pulsar_lifecycle.deletion.redrive import letters_of
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
 from pulsar_lifecycle.errors import LifecycleError
@@ -26,10 +27,10 @@ from pulsar_lifecycle.runs.control import LEASE, check_not_paused, holder_of
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
 from resources.lifecycle import LifecycleResource
 
-RING_EVERY_SECONDS = 300
-"""A failed run key never rings again, so keys change with time."""
+RING_EVERY_LOOKS = 5
+"""A failed run key never rings again, so keys change with time: after so many looks."""
 
-RING_AGAIN_SECONDS = 1200
+RING_AGAIN_LOOKS = 20
 """While as many messages wait as at the last ring: they cannot be decided yet, and every ring scans."""
 
 DEAD_AFTER_SECONDS = 6 * 3600
@@ -46,37 +47,33 @@ _ACTIVE = [
 ]
 
 
-def scan_schedule(job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
-    """Every hour."""
-    return dg.ScheduleDefinition(
-        name="hourly_scan", job=job, cron_schedule="7 * * * *", default_status=dg.DefaultScheduleStatus.STOPPED
-    )
-
-
-def looking_schedules(inventory: Any, reconcile: Any, watch: Any) -> list[dg.ScheduleDefinition]:
+def looking_schedules(
+    crons: Schedules, scan: Any, inventory: Any, reconcile: Any, watch: Any
+) -> list[dg.ScheduleDefinition]:
     """What looks at times of its own; none of them changes the cluster."""
     return [
         dg.ScheduleDefinition(
             name=name, job=job, cron_schedule=cron, default_status=dg.DefaultScheduleStatus.STOPPED, description=text
         )
         for name, job, cron, text in (
-            ("nightly_inventory", inventory, "41 3 * * *", "Lists the buckets every night. Changes nothing."),
-            ("nightly_reconcile", reconcile, "11 4 * * *", "Derives all intents again, as a dry run."),
-            ("queue_watch", watch, "*/10 * * * *", "Looks at the deletion queue every ten minutes. Takes nothing."),
+            ("hourly_scan", scan, crons.scan, "Scans, judges and plans what nothing refers to. Changes nothing."),
+            ("nightly_inventory", inventory, crons.inventory, "Lists the buckets. Changes nothing."),
+            ("nightly_reconcile", reconcile, crons.reconcile, "Derives all intents again, as a dry run."),
+            ("queue_watch", watch, crons.queue, "Looks at the deletion queue. Takes nothing."),
         )
     ]
 
 
-def queue_sensors(job: UnresolvedAssetJobDefinition, cluster: str) -> list[dg.SensorDefinition]:
-    """One doorbell at the deletion topic, one at the retry topic."""
+def queue_sensors(job: UnresolvedAssetJobDefinition, cluster: str, look_every: float) -> list[dg.SensorDefinition]:
+    """One doorbell at the deletion topic, one at the retry topic; they look every so many seconds."""
     return [
-        _doorbell("deletion_queue", DELETION_TOPIC, job, cluster, "an intent of the deletion topic"),
-        _doorbell("deletion_retry", RETRY_TOPIC, job, cluster, "a retry"),
+        _doorbell("deletion_queue", DELETION_TOPIC, job, cluster, "an intent of the deletion topic", int(look_every)),
+        _doorbell("deletion_retry", RETRY_TOPIC, job, cluster, "a retry", int(look_every)),
     ]
 
 
 def _doorbell(
-    name: str, topic: Topic, job: UnresolvedAssetJobDefinition, cluster: str, what: str
+    name: str, topic: Topic, job: UnresolvedAssetJobDefinition, cluster: str, what: str, look_every: int
 ) -> dg.SensorDefinition:
     """Rings while a message of a topic is due and no run is at the queue.
 
@@ -88,7 +85,7 @@ def _doorbell(
     @dg.sensor(
         name=name,
         job=job,
-        minimum_interval_seconds=60,
+        minimum_interval_seconds=look_every,
         default_status=dg.DefaultSensorStatus.STOPPED,
         description=f"Starts `{job.name}` when {what} is due: published, and its delay has passed. Takes nothing.",
     )
@@ -118,7 +115,7 @@ def _doorbell(
             dead = f"run {run.run_id} is taken for dead: it has said nothing for long, and nobody has the lease"
             context.log.warning(dead)
             context.instance.report_run_failed(run, dead)
-        every = RING_AGAIN_SECONDS if watch.rung == total else RING_EVERY_SECONDS
+        every = look_every * (RING_AGAIN_LOOKS if watch.rung == total else RING_EVERY_LOOKS)
         watch.rung = total
         bucket = f"{every}-{now // (every * 1000)}"
         return dg.SensorResult(

@@ -30,9 +30,9 @@ def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
 
 
-def definitions(tmp_path: Path, cluster: str) -> dg.Definitions:
+def definitions(tmp_path: Path, cluster: str, more: str = "") -> dg.Definitions:
     file = tmp_path / f"{cluster}.toml"
-    file.write_text(SETTINGS.format(cluster=cluster, lake=tmp_path / "lake"))
+    file.write_text(SETTINGS.format(cluster=cluster, lake=tmp_path / "lake") + more)
     return build_defs(str(file))
 
 
@@ -87,18 +87,39 @@ def test_every_job_sensor_and_schedule_ships_with_words_and_stopped() -> None:
     assert {sensor.default_status for sensor in repository.sensor_defs} == {dg.DefaultSensorStatus.STOPPED}
 
 
-def test_two_clusters_share_no_key_and_no_partition_set(tmp_path: Path) -> None:
+def test_two_clusters_share_no_key_no_partition_set_and_no_pool(tmp_path: Path) -> None:
     def names(cluster: str) -> set[str]:
-        found = described(definitions(tmp_path, cluster))["assets"]
+        defs = definitions(tmp_path, cluster)
+        found = described(defs)["assets"]
         partitions = {f"partitions:{asset['partitions']}" for asset in found.values() if asset["partitions"]}
         assert all(name.startswith(f"{cluster}/") for name in found)
-        return set(found) | partitions
+        pools = {
+            pool
+            for job in defs.get_repository_def().get_all_jobs()
+            for node in job.nodes
+            for pool in node.definition.pools
+        }
+        assert len(pools) == 3
+        return set(found) | partitions | {f"pool:{pool}" for pool in pools}
 
     assert not names("east") & names("west")
 
 
 def test_without_settings_it_loads_under_a_name_that_says_so() -> None:
     assert all(name.startswith(f"{UNCONFIGURED}/") for name in described(build_defs())["assets"])
+
+
+def test_the_settings_say_when_what_rings_by_itself_rings(tmp_path: Path) -> None:
+    more = '[automation]\nlook_every = "5s"\nschedules = { scan = "*/15 * * * *" }\n[catalog]\nscan_fresh_for = "75s"\n'
+    found = described(definitions(tmp_path, "east", more))
+    assert found["schedules"]["hourly_scan"][1] == "*/15 * * * *"
+    assert {name: found["sensors"][name][1] for name in ("automation", "deletion_queue", "after_scan")} == {
+        "automation": 5,
+        "deletion_queue": 5,
+        "after_scan": 5,
+    }
+    with pytest.raises(ConfigError, match=r"automation\.schedules\.queue"):
+        definitions(tmp_path, "west", '[automation.schedules]\nqueue = "61 * * * *"\n')
 
 
 def test_wrong_settings_name_the_key(tmp_path: Path) -> None:

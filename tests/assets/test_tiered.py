@@ -59,7 +59,7 @@ def launched(
     config = {"ops": {"offload_ledgers": {"config": {"plan_id": "p", "digest": "d"}}}}
     resources = {"lifecycle": LifecycleResource()}
     with dg.DagsterInstance.ephemeral() as instance:
-        result = tiered.offload_job.execute_in_process(
+        result = tiered.offload_job("pulsar").execute_in_process(
             run_config=config, resources=resources, raise_on_error=False, instance=instance
         )
         logs = instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
