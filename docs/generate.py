@@ -50,8 +50,11 @@ TABLES = {
     "inactive_topics, in a scan's folder of the lake": "records.plans.inactive_plan.INACTIVE_TOPICS",
     "inactive_cursors, in a scan's folder of the lake": "records.plans.inactive_plan.INACTIVE_CURSORS",
     "delayed_index_buckets": "delayed_index.stored.index_tables.DELAYED_INDEX_BUCKETS",
-    "delayed_index_findings": "delayed_index.stored.index_tables.DELAYED_INDEX_FINDINGS",
-    "delayed_messages_due": "delayed_index.stored.index_tables.DELAYED_MESSAGES_DUE",
+    "delayed_index_messages": "delayed_index.stored.index_tables.DELAYED_INDEX_MESSAGES",
+    "delayed_index_findings, in a scan's folder of the lake": (
+        "delayed_index.stored.index_tables.DELAYED_INDEX_FINDINGS"
+    ),
+    "delayed_messages_due, in a scan's folder of the lake": "delayed_index.stored.index_tables.DELAYED_MESSAGES_DUE",
     "bookkeeper_entries, pulsar_offload": "sources.entry_tables.ENTRIES",
     "bookkeeper_entries, pulsar_offload as messages": "sources.messages.MESSAGES",
 }
@@ -62,6 +65,7 @@ SOURCES = (
     "pulsar_lifecycle.sources.entry_tables",
     "pulsar_lifecycle.sources.entries",
     "pulsar_lifecycle.sources.offloaded",
+    "pulsar_lifecycle.sources.index_sources",
 )
 """The modules whose docstrings say which options the data sources have."""
 

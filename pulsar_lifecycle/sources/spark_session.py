@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 import pulsar_lifecycle
 from pulsar_lifecycle.metastore import sources
 from pulsar_lifecycle.sources.entries import BookKeeperEntries
+from pulsar_lifecycle.sources.index_sources import DelayedIndexBuckets, DelayedIndexMessages
 from pulsar_lifecycle.sources.offloaded import PulsarOffload
 
 CONF = {
@@ -38,7 +39,7 @@ def prepare(spark: SparkSession) -> SparkSession:
         spark.conf.set("spark.pulsarLifecycle.shipped", pyspark.__version__)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")  # else the metastore's sources refuse to read
     sources.register(spark)
-    for source in (BookKeeperEntries, PulsarOffload):
+    for source in (BookKeeperEntries, PulsarOffload, DelayedIndexBuckets, DelayedIndexMessages):
         spark.dataSource.register(source)
     return spark
 

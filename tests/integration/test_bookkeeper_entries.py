@@ -6,6 +6,7 @@ A cluster of its own: a bookie is killed.
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pulsar_lifecycle.errors import Unavailable
-from pulsar_lifecycle.formats import message
+from pulsar_lifecycle.formats import managed_ledger, message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.setting_types import Tls
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.sources import closed_ledgers
-from sandbox import servers
+from sandbox import servers, topics
 from sandbox.cluster import Cluster
 from tests.integration.pipeline import Pipeline, settings_file
 
@@ -100,9 +102,9 @@ class Written:
                 for one in batch.payloads
             ]
 
-    def table(self, **options: str) -> DataFrame:
+    def table(self, name: str = "bookkeeper_entries", **options: str) -> DataFrame:
         spark: SparkSession = Pipeline(self.settings).spark_cluster.spark
-        return spark.read.format("bookkeeper_entries").options(settings=str(self.settings), **options).load()
+        return spark.read.format(name).options(settings=str(self.settings), **options).load()
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +117,29 @@ def written(spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
         made.client.close()
     finally:
         cluster.stop(purge=True)
+
+
+def test_delayed_indexes_are_tables(written: Written) -> None:
+    written.namespace("delayed", 2, 2)
+    topic = "persistent://public/delayed/t"
+    contents = topics.payloads(MESSAGES)
+    due = [int(time.time() + 86_400 + number % 7) * 1000 for number in range(MESSAGES)]
+    buckets = topics.delayed_backlog(written.cluster, written.client, topic, "s", contents, due)
+
+    options = {"namespaces": "public/delayed", "partitions": "2"}
+    (table, found) = (
+        written.table(name, **options).collect() for name in ("delayed_index_buckets", "delayed_index_messages")
+    )
+    assert sorted((row.ledger_id, row.state) for row in table) == [(one, "waiting") for one in sorted(buckets)]
+    with KazooStore(load_settings(written.settings).zookeeper, read_only=True) as store:
+        (node,) = store.read([f"/managed-ledgers/{Topic.parse(topic).managed_ledger}"])
+    assert isinstance(node, Node)
+    listed = [one.ledger_id for one in managed_ledger.decode(node.data).ledgers]
+    known = {(listed.index(row.ledger_id), row.entry_id): row.due for row in found}
+    assert len(found) == sum(row.messages for row in table) == len(known) == 100
+    first = min(ledger for ledger, _ in known)
+    assert known == {(first + n // 50, n % 50): due[n] for n in range(100)}
+    assert {(row.topic, row.subscription, row.acknowledged) for row in found} == {(topic, "s", False)}
 
 
 def test_every_compression_in_batches_is_a_row_per_message(written: Written) -> None:

@@ -37,6 +37,23 @@ DELAYED_INDEX_BUCKETS = pa.schema(
 due; ``messages_waiting``: those that are not. ``state``: the ``BucketProblem`` why it cannot be read, ``passed`` once
 all are due, else ``waiting``."""
 
+DELAYED_INDEX_MESSAGES = pa.schema(
+    [
+        *_OWNER,
+        pa.field("bucket_key", pa.string()),
+        pa.field("snapshot_ledger_id", pa.int64()),
+        pa.field("segment", pa.int32()),
+        pa.field("ledger_id", pa.int64()),
+        pa.field("entry_id", pa.int64()),
+        pa.field("due", pa.int64()),
+        pa.field("acknowledged", pa.bool_()),
+        pa.field("problem", pa.string()),
+    ]
+)
+"""One row per message of a bucket: in which ``segment`` it is (an entry of ledger ``snapshot_ledger_id``), where the
+message is, when it is ``due``, and whether the subscription's stored state has it ``acknowledged``. ``problem``: why a
+bucket or a cursor cannot be read; all after ``subscription`` is null then. Null for all others."""
+
 DELAYED_INDEX_FINDINGS = pa.schema(
     [
         *_OWNER,
