@@ -51,10 +51,8 @@ TABLES = {
     "inactive_cursors, in a scan's folder of the lake": "records.plans.inactive_plan.INACTIVE_CURSORS",
     "delayed_index_buckets": "delayed_index.stored.index_tables.DELAYED_INDEX_BUCKETS",
     "delayed_index_messages": "delayed_index.stored.index_tables.DELAYED_INDEX_MESSAGES",
-    "delayed_index_findings, in a scan's folder of the lake": (
-        "delayed_index.stored.index_tables.DELAYED_INDEX_FINDINGS"
-    ),
-    "delayed_messages_due, in a scan's folder of the lake": "delayed_index.stored.index_tables.DELAYED_MESSAGES_DUE",
+    "delayed_index_findings, of a scan in the lake": "delayed_index.stored.index_tables.DELAYED_INDEX_FINDINGS",
+    "delayed_messages_due, of a scan in the lake": "delayed_index.stored.index_tables.DELAYED_MESSAGES_DUE",
     "bookkeeper_entries, pulsar_offload": "sources.entry_tables.ENTRIES",
     "bookkeeper_entries, pulsar_offload as messages": "sources.messages.MESSAGES",
 }

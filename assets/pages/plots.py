@@ -66,6 +66,7 @@ def deletions_over_time(intervals: Sequence[Interval]) -> dg.MetadataValue:
 _LAYERS = {
     Reason.RETAINED: "#2a78b8",
     Reason.BACKLOG: "#6fa8d6",
+    Reason.PINNED: "#4d4f9e",
     Reason.LAST_LEDGER: "#b5d0e8",
     Reason.EXPIRED: "#c2342b",
     Reason.EXPIRED_OPEN: "#e0776f",

@@ -37,6 +37,9 @@ class Reason(StrEnum):
     """It holds the compacted view of a topic."""
     DELAYED_INDEX = "delayed_index"
     """It holds a snapshot of a delayed index."""
+    PINNED = "pinned_by_delayed_message"
+    """A durable cursor of its topic stands in it, or before it, and the first message that this one has not
+    acknowledged is delayed: until that is due it keeps every later ledger, whatever consumers do."""
     BACKLOG = "backlog"
     """A durable cursor of its topic stands in it, or before it."""
     RETAINED = "retained"
@@ -103,15 +106,29 @@ _REASONS = tuple(Reason)
 _NUMBER = {reason: number for number, reason in enumerate(_REASONS)}
 
 
+def with_backlog(verdicts: pa.Table, topics: int) -> Any:
+    """Which of ``topics`` topics have a ledger that a cursor keeps; ``verdicts`` as :func:`of_topics` takes them."""
+    kept = np.asarray(pc.equal(whole(verdicts.column("alone")).cast(pa.string()), str(RetentionVerdict.CURSOR)))
+    topic = np.asarray(whole(verdicts.column("managed_ledger")).indices)
+    return np.bincount(topic[kept], minlength=topics) > 0
+
+
 def of_topics(
-    verdicts: pa.Table, listed: pa.Table, inputs: pa.Table, bookkeeper: pa.Table, idle: Any, now: int
+    verdicts: pa.Table,
+    listed: pa.Table,
+    inputs: pa.Table,
+    bookkeeper: pa.Table,
+    idle: Any,
+    now: int,
+    pins: pa.Table | None = None,
 ) -> pa.Table:
     """Rows of :data:`LEDGER_REASONS`, one for each ledger that topics list, in the order of ``verdicts``.
 
     ``verdicts`` (``RETENTION_VERDICTS``) were given on ``inputs`` (``RETENTION_TOPICS``) at ``now`` (ms); ``listed``
     (``tables.MANAGED_LEDGERS``) are the same topics in the same order. ``bookkeeper`` (``tables.BOOKKEEPER_LEDGERS``)
-    has the last ledger of each. ``idle``: managed ledgers that no broker lists and whose last ledger is not closed. A
-    shadow topic's list says only that its source's ledgers are there.
+    has the last ledger of each. ``idle``: managed ledgers that no broker lists and whose last ledger is not closed.
+    ``pins``: what is pinned by delayed messages (``delayed_pins.PINS``), None where nobody looked. A shadow topic's
+    list says only that its source's ledgers are there.
     """
     topic = np.asarray(whole(verdicts.column("managed_ledger")).indices)
     alone = whole(verdicts.column("alone"))
@@ -122,6 +139,10 @@ def of_topics(
     ]
     reason = np.array([_NUMBER[one] for one in meant], np.int8)[np.asarray(alone.indices)]
     last = np.append(topic[1:] != topic[:-1], True)[: len(topic)]
+    if pins is not None:
+        first = _first_pinned(listed, pins)
+        pinned = np.asarray(whole(verdicts.column("ledger_id"))) >= first[topic]
+        reason[pinned & (reason == _NUMBER[Reason.BACKLOG])] = _NUMBER[Reason.PINNED]
     expired = reason == _NUMBER[Reason.EXPIRED]
     kept_before = np.bincount(topic[~expired & ~last], minlength=listed.num_rows) > 0
     reason[last & expired] = _NUMBER[Reason.LAST_LEDGER]
@@ -143,6 +164,14 @@ def of_topics(
     reason[shadow[topic]] = _NUMBER[Reason.UNJUDGED]
     names = (whole(listed.column(name)).take(pa.array(topic)) for name in ("namespace", "topic"))
     return pa.table([ids, _texts(reason), *names], schema=LEDGER_REASONS)
+
+
+def _first_pinned(listed: pa.Table, pins: pa.Table) -> Any:
+    """By topic, the first ledger that a delayed message keeps; beyond all of them for none."""
+    first = np.full(listed.num_rows, np.iinfo(np.int64).max)
+    row = pc.index_in(whole(pins.column("managed_ledger")), whole(listed.column("managed_ledger")))
+    np.minimum.at(first, np.asarray(row, np.int64), np.asarray(whole(pins.column("ledger_id")), np.int64))
+    return first
 
 
 def of_references(references: pa.Table, foreign: Collection[str] = ()) -> pa.Table:

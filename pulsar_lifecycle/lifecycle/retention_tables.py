@@ -121,12 +121,16 @@ class RetentionTables:
         listed = with_shadow_sources(listed, self.shadows)
         unloaded = managed_ledgers_where(self.lake, self.topics, _UNLOADED)
         loaded = listed.filter(pc.invert(pc.is_in(listed.column("managed_ledger"), unloaded))).column("topic")
-        own = pc.field("path").isin(whole(listed.column("path"))) | pc.field("ledger_id").is_null()
-        positions = self._table(self.positions, POSITIONS, POSITIONS.names, own | pc.field("entry_id").is_null())
+        unknown = pc.field("ledger_id").is_null() | pc.field("entry_id").is_null()
+        positions = self._table(self.positions, POSITIONS, POSITIONS.names, _of(listed) | unknown)
         asked = pc.field("ledger_id").isin(asked_of_bookkeeper(listed))
         ledgers = self._table(self.ledgers, BOOKKEEPER_LEDGERS, _OF_LEDGER, asked)
         inputs = retention_topics(listed, positions, ledgers, self.policies, self.context, loaded.to_pylist())
         return listed, inputs, ledgers
+
+    def positions_of(self, listed: pa.Table) -> pa.Table:
+        """Where the durable cursors of topics (rows with ``path``) stand (``POSITIONS``)."""
+        return self._table(self.positions, POSITIONS, POSITIONS.names, _of(listed))
 
     def copies(self, ids: Any) -> pa.Table:
         """What BookKeeper has of these ledgers (:data:`OF_COPY`)."""
@@ -135,3 +139,7 @@ class RetentionTables:
     def _table(self, parts: Sequence[str], schema: pa.Schema, names: Sequence[str], where: Any) -> pa.Table:
         some = pa.schema([schema.field(name) for name in names])
         return pa.Table.from_batches(list(self.lake.batches(parts, names, where)), some)
+
+
+def _of(listed: pa.Table) -> Any:
+    return pc.field("path").isin(whole(listed.column("path")))

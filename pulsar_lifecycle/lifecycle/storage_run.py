@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.io.connect import Connect
+from pulsar_lifecycle.lifecycle.held.delayed_pins import PINS, delayed_pins, first_messages
 from pulsar_lifecycle.lifecycle.reasons import (
     LEDGER_REASONS,
     OF_FINDING,
@@ -24,6 +27,7 @@ from pulsar_lifecycle.lifecycle.reasons import (
     of_findings,
     of_references,
     of_topics,
+    with_backlog,
 )
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
@@ -40,6 +44,7 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, FINDINGS, REFERENCES, Problem
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
+from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import RetentionNow, retention_now
 from pulsar_lifecycle.topics.snapshot import ShadowSources
@@ -69,7 +74,8 @@ def build_storage_report(cluster: Cluster, epoch: Epoch) -> tuple[pa.Table, tupl
     topics = cluster.parts(epoch_id, "managed_ledgers")
     own = namespaces_of(lake, topics)
     in_force = _policies(cluster, own)
-    reading = CursorPositions(share_of(cluster.tasks, cluster.settings), lake, cluster.connect, named=True)
+    share = share_of(cluster.tasks, cluster.settings)
+    reading = CursorPositions(share, lake, cluster.connect, named=True)
     cluster.store(epoch_id, POSITIONS_TABLE, NAMED_POSITIONS, reading.rows, cluster.parts(epoch_id, "managed_cursors"))
     now = cluster.clock.now_ms()
     loads = cluster.parts(epoch_id, "topics")
@@ -78,7 +84,7 @@ def build_storage_report(cluster: Cluster, epoch: Epoch) -> tuple[pa.Table, tupl
     positions = cluster.parts(epoch_id, POSITIONS_TABLE)
     shadows, unread = _shadows(cluster)
     tables = RetentionTables(lake, in_force.policies, context, shadows, loads, positions, ledgers)
-    judging = _Reasons(tables, context.shared_namespaces - own, epoch.covered, now)
+    judging = _Reasons(tables, share, cluster.connect, context.shared_namespaces - own, epoch.covered, now)
     pieces = [
         _Piece(table, part)
         for table in ("managed_ledgers", "references", "findings")
@@ -188,6 +194,8 @@ class _Reasons:
     """The reasons that one file says; runs in a task. ``foreign``: namespaces that only another cluster has."""
 
     tables: RetentionTables
+    settings: Settings
+    connect: Connect
     foreign: frozenset[str]
     covered: bool
     now: int
@@ -196,7 +204,9 @@ class _Reasons:
         """Rows of :data:`LEDGER_REASONS`."""
         if piece.table == "managed_ledgers":
             listed, inputs, ledgers = self.tables.of(piece.part)
-            yield from of_topics(judge(inputs, self.now), listed, inputs, ledgers, self._idle(), self.now).to_batches()
+            verdicts = judge(inputs, self.now)
+            pins = self._pins(listed, inputs, with_backlog(verdicts, listed.num_rows))
+            yield from of_topics(verdicts, listed, inputs, ledgers, self._idle(), self.now, pins).to_batches()
         elif piece.table == "references":
             kinds = sorted(OF_KIND) if not self.foreign else ["R1", *sorted(OF_KIND)]
             named = pc.field("ledger_id").is_valid() & pc.field("kind").isin(kinds)
@@ -206,6 +216,15 @@ class _Reasons:
             known = pc.field("finding").isin([str(one) for one in OF_FINDING])
             for some in self._batches(piece.part, FINDINGS, ("ledger_id", "finding", "namespace", "topic"), known):
                 yield from of_findings(some, covered=self.covered).to_batches()
+
+    def _pins(self, listed: pa.Table, inputs: pa.Table, topics: Any) -> pa.Table:
+        """What delayed messages pin of the topics of this mask (``PINS``)."""
+        if not topics.any():
+            return PINS.empty_table()
+        messages = first_messages(listed, inputs, self.tables.positions_of(listed.filter(pa.array(topics))), topics)
+        root = self.settings.bookkeeper.ledgers_root
+        with self.connect(self.settings, read_only=True) as ports:
+            return delayed_pins(ports.store, ports.reader, ports.objects_if_set, listed, messages, root, self.now)
 
     def _idle(self) -> pa.Array:
         """Managed ledgers that no broker lists and whose last ledger is not closed."""

@@ -90,6 +90,13 @@ class LedgerReader(Protocol):
         """:meth:`last_entry` of many ledgers in few round trips, in order; what it would raise stands in the list."""
         ...
 
+    def read_each(self, wanted: Sequence[tuple[int, LedgerMetadata, int]]) -> list[Entry | LifecycleError]:
+        """One entry each of many ledgers (id, metadata, entry id) in few round trips, in order.
+
+        What :meth:`read` would raise stands in the list.
+        """
+        ...
+
     def read(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> list[Entry]:
         """Entries first..last, both inclusive. Raises NotFound, StoreError, Unavailable, CorruptFormat."""
         ...

@@ -117,6 +117,7 @@ def test_a_storage_report_gives_each_ledger_its_reason_and_adds_up_to_bookkeeper
         expected[Reason.BACKLOG] = set(ids[read][2:])
         expected[Reason.RETAINED] = set(ids[own])
         with sandbox.metadata() as zk:
+            expected[Reason.PINNED] = set(znodes.listed_ledgers(zk, later)[:-1])
             expected[Reason.CURSOR] = {znodes.read_cursor(zk, later, "s").cursorsLedgerId} - {-1}
         since = time.time()
         close_earlier(sandbox, [read])

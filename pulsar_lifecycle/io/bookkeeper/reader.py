@@ -75,15 +75,13 @@ class BookieReader:
                 wanted[i] = self._read(ledger_id, metadata, found, found)
             else:
                 results[i] = found
-        for stream in wanted.values():
-            stream.start()  # all of them before the first is waited for
-        for i, stream in wanted.items():
-            try:
-                (batch,) = stream
-                results[i] = Entry(ledgers[i][0], batch.first, batch.payloads[0])
-            except LifecycleError as error:
-                results[i] = error
+        for i, entry in zip(wanted, _single([(ledgers[i][0], one) for i, one in wanted.items()]), strict=True):
+            results[i] = entry
         return results
+
+    def read_each(self, wanted: Sequence[tuple[int, LedgerMetadata, int]]) -> list[Entry | LifecycleError]:
+        """One entry each of many ledgers in few round trips, in order; what :meth:`read` would raise is in the list."""
+        return _single([(ledger_id, self._read(ledger_id, known, at, at)) for ledger_id, known, at in wanted])
 
     def read(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> list[Entry]:
         """Entries first..last, both inclusive. Each is verified; another replica is asked where one fails.
@@ -140,3 +138,17 @@ class BookieReader:
             if self._pace is not None:
                 self._pace(sum(map(len, batch.payloads)))
             yield batch
+
+
+def _single(streams: Sequence[tuple[int, LedgerStream]]) -> list[Entry | LifecycleError]:
+    """The only entry of each stream, with its ledger's id."""
+    for _, stream in streams:
+        stream.start()  # all of them before the first is waited for
+    found: list[Entry | LifecycleError] = []
+    for ledger_id, stream in streams:
+        try:
+            (batch,) = stream
+            found.append(Entry(ledger_id, batch.first, batch.payloads[0]))
+        except LifecycleError as error:
+            found.append(error)
+    return found

@@ -46,6 +46,15 @@ class FakeLedgerReader:
                 results.append(error)
         return results
 
+    def read_each(self, wanted: Sequence[tuple[int, LedgerMetadata, int]]) -> list[Entry | LifecycleError]:
+        results: list[Entry | LifecycleError] = []
+        for ledger_id, metadata, at in wanted:
+            try:
+                results += self.read(ledger_id, metadata, at, at)
+            except LifecycleError as error:
+                results.append(error)
+        return results
+
     def read(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> list[Entry]:
         if first > last:
             return []

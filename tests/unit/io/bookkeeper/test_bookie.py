@@ -252,6 +252,19 @@ def test_many_last_entries_at_once_each_with_its_own_outcome(cluster: ThreeBooki
     assert results[901:] == [None, expected(4, 4, 0)[0]]
 
 
+def test_single_entries_of_many_ledgers_are_read_in_few_round_trips(cluster: ThreeBookies) -> None:
+    closed, still_open = cluster.metadata(2, 2, 2, last=4), cluster.metadata(3, 2, 2)
+    wanted: list[tuple[int, LedgerMetadata, int]] = []
+    for ledger_id in range(0, 600, 2):
+        for i, metadata in enumerate((closed, still_open)):
+            cluster.fill(metadata, 5, ledger_id=ledger_id + i)
+            wanted.append((ledger_id + i, metadata, ledger_id % 5))
+    found = cluster.reader.read_each([*wanted, (9000, closed, 0), (1, still_open, 7)])
+    assert found[:600] == [expected(at, at, ledger_id)[0] for ledger_id, _, at in wanted]
+    assert isinstance(found[600], NotFound)
+    assert isinstance(found[601], LifecycleError)
+
+
 def test_tls_with_certificates_that_cannot_be_loaded_is_refused_by_name() -> None:
     settings = BookKeeperSettings.model_validate({"tls": {"ca_file": "/nonexistent/ca.pem"}})
     with pytest.raises(ConfigError, match=r"bookkeeper\.tls"):
