@@ -1,21 +1,24 @@
 """Delayed indexes: what buckets hold, what is wrong with them, how many messages are due when, and the plan of repairs.
 
 Source of truth: cursors' properties and snapshot ledgers, against the entries of their topics. Job
-``repair_delayed_index`` applies the plan.
+``repair_delayed_index`` applies the plan. ``namespace_delayed_index`` does all of it for chosen namespaces.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from assets.names import EPOCH, key
-from assets.pages import show
-from assets.pages.epochs import epoch_to_read
+from assets.backfills import NO_MORE, partitions_to_do
+from assets.names import EPOCH, key, namespace_partitions
+from assets.pages import lineage, show
+from assets.pages.epochs import epoch_to_read, fingerprint_of
 from assets.pages.plots import messages_due
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan, run_config
+from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair
 from pulsar_lifecycle.delayed_index.stored.check_run import (
     BUCKETS,
     DUE,
@@ -23,12 +26,15 @@ from pulsar_lifecycle.delayed_index.stored.check_run import (
     SCHEMAS,
     Checked,
     check_delayed_indexes,
+    chosen,
 )
 from pulsar_lifecycle.delayed_index.stored.rows import BYTES_IN_MEMORY
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
+from pulsar_lifecycle.scan.evidence import newest_epoch
 from resources.lifecycle import LifecycleResource
 
 IN_TIME, ALL_READ = "delayed_messages_in_time", "delayed_indexes_read"
@@ -104,6 +110,73 @@ def delayed_index_assets(cluster: str) -> dg.AssetsDefinition:
     return delayed_index
 
 
+class NamespaceConfig(dg.Config):
+    """As it ships, a backfill only looks and makes the plan."""
+
+    dry_run: bool = True
+
+
+def namespace_delayed_index_asset(cluster: str) -> dg.AssetsDefinition:
+    """``namespace_delayed_index``, partitioned by namespace."""
+
+    @dg.asset(
+        key=key(cluster, "namespace_delayed_index"),
+        group_name="delayed_index",
+        description="Delayed indexes of the chosen namespaces, by the newest scan: every subscription's delayed "
+        "messages, also of those without buckets, and one plan of repairs for any selection. As it ships it only makes "
+        "the plan: set `dry_run` to false to have it applied.",
+        deps=[key(cluster, "journal")],
+        partitions_def=namespace_partitions(cluster),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        kinds={"pyspark"},
+        output_required=False,
+    )
+    def namespace_delayed_index(
+        context: dg.AssetExecutionContext, config: NamespaceConfig, lifecycle: LifecycleResource
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        names = partitions_to_do(context)
+        if not names:
+            return
+        where = lifecycle.cluster()
+        epoch = newest_epoch(where, fingerprint_of(where))
+        with reporting(context.log.info, of_stages(where.spark)):
+            check_delayed_indexes(where, epoch.epoch_id, names)
+        summary, rows = make_repair_plan(where, epoch, names)
+        order = Order(summary.plan_id, summary.digest)
+        done: list[Repaired] = []
+        try:
+            with lineage.noted(context, where, summary.plan_id, dry_run=config.dry_run):
+                repair(where, context.run.run_id, order, dry_run=config.dry_run, report=done.extend)
+        finally:
+            for name in names:
+                page = {
+                    EPOCH: epoch.epoch_id,
+                    "plan id": summary.plan_id,
+                    "dry run": config.dry_run,
+                    **namespace_shown(where, epoch.epoch_id, name, rows, done),
+                }
+                context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=page))
+        yield from NO_MORE
+
+    return namespace_delayed_index
+
+
+def namespace_shown(
+    where: Cluster, epoch_id: str, name: str, rows: pa.Table, done: Sequence[Repaired]
+) -> dict[str, Any]:
+    """The page of one namespace: findings by code, what is due when, which repairs are planned, what became of them."""
+    mine = [row for row in rows.to_pylist() if row["namespace"] == name]
+    outcomes = Counter((one.level, one.outcome.value) for one in done if f"://{name}/" in one.topic)
+    return {
+        **findings_shown(where, epoch_id, name),
+        "messages due": sum(row["messages"] for row in _rows(where, epoch_id, DUE, name)),
+        "repairs planned": len(mine),
+        "by outcome": dg.MetadataValue.md(
+            show.markdown(["level", "outcome", "subscriptions"], [(*k, n) for k, n in outcomes.most_common()])
+        ),
+    }
+
+
 def check_results(cluster: str, checked: Checked) -> list[dg.AssetCheckResult]:
     """Both checks."""
     red = [(code.value, count) for code, count in sorted(checked.red.items())]
@@ -163,9 +236,9 @@ def buckets_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
     }
 
 
-def findings_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
-    """Findings by code, and a sample of the worst first."""
-    rows = list(_rows(where, epoch_id, FINDINGS))
+def findings_shown(where: Cluster, epoch_id: str, namespace: str = "") -> dict[str, Any]:
+    """Findings by code, and a sample of the worst first; of a ``namespace`` what was found when it was chosen."""
+    rows = list(_rows(where, epoch_id, FINDINGS, namespace))
     counts = Counter((row["code"], row["harm"]) for row in rows)
     messages: Counter[tuple[str, str]] = Counter()
     for row in rows:
@@ -219,6 +292,8 @@ def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
     }
 
 
-def _rows(where: Cluster, epoch_id: str, table: str) -> Iterator[dict[str, Any]]:
-    for batch in where.lake.batches(where.lake.parts(epoch_id, table), SCHEMAS[table].names):
+def _rows(where: Cluster, epoch_id: str, table: str, namespace: str = "") -> Iterator[dict[str, Any]]:
+    parts = where.lake.parts(epoch_id, chosen(table) if namespace else table)
+    only = pc.field("namespace") == namespace if namespace else None
+    for batch in where.lake.batches(parts, SCHEMAS[table].names, only):
         yield from batch.to_pylist()

@@ -11,7 +11,7 @@ from dagster_pyspark import LazyPySparkResource
 
 from assets.buckets import object_assets
 from assets.dead_letters import dead_letters_asset
-from assets.delayed_index import delayed_index_assets
+from assets.delayed_index import delayed_index_assets, namespace_delayed_index_asset
 from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
@@ -160,6 +160,7 @@ def _assets(cluster: str) -> list[dg.AssetsDefinition | dg.AssetSpec]:
         held_assets(cluster),
         activity_assets(cluster),
         delayed_index_assets(cluster),
+        namespace_delayed_index_asset(cluster),
     ]
 
 

@@ -319,6 +319,10 @@ class DelayedIndexRepairs(Section):
 
     namespaces: tuple[str, ...] = ()
     """Namespaces whose subscriptions a plan may have; empty: all."""
+    whole_backlogs: tuple[str, ...] = ()
+    """Namespaces whose topics `check_delayed_index` reads from their slowest subscription on, whether a subscription
+    has buckets or not: so it finds delayed messages that brokers have in memory alone. Of others it reads only topics
+    of which a subscription has buckets."""
     loaded_topics: StrictBool | tuple[str, ...] = False
     """Repair subscriptions of topics that a broker has, which is made to unload them first: all, none, or those of
     these tenants, namespaces and topics."""

@@ -16,11 +16,14 @@ _PARTS = {BUCKETS: "buckets", FINDINGS: "findings", DUE: "due"}
 
 
 def delayed_index(
-    ports: Connections, topic: Topic, root: str, now: int, subscription: str = ""
+    ports: Connections, topic: Topic, root: str, now: int, subscription: str = "", sealed_at: int | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Of all subscriptions that have buckets, or of one; what cannot be read is a finding. Loads no topic."""
+    """Of all subscriptions that have buckets, or of one; what cannot be read is a finding. Loads no topic.
+
+    ``sealed_at``: brokers seal a bucket of so many messages; with it, those that have no buckets are read, too.
+    """
     document: dict[str, list[dict[str, Any]]] = {part: [] for part in _PARTS.values()}
-    for table, rows in judged(index_ports(ports), topic, root, now, subscription):
+    for table, rows in judged(index_ports(ports), topic, root, now, subscription, sealed_at):
         document[_PARTS[table]] += [
             {name: value for name, value in row.items() if name not in ("topic", "namespace")} for row in rows
         ]

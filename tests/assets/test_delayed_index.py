@@ -12,8 +12,9 @@ import dagster as dg
 import pytest
 from prometheus_client.parser import text_fd_to_metric_families
 
-from assets.delayed_index import ALL_READ, IN_TIME
+from assets.delayed_index import ALL_READ, IN_TIME, namespace_delayed_index_asset
 from assets.late_messages import LATE, late_messages_check, late_result
+from assets.names import namespace_partitions
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
@@ -22,6 +23,7 @@ from pulsar_lifecycle.journal.index_metrics import PREFIX
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
+from tests.kit.scenes.retention_scene import NAMESPACE
 
 RESOURCES = {"lifecycle": LifecycleResource()}
 
@@ -251,3 +253,43 @@ def test_the_late_ones_turn_red_by_time_alone(scene: DelayedScene, instance: dg.
     result = done.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
     (late,) = result.get_asset_check_evaluations()
     assert (late.passed, late.metadata["findings"].value >= 1) == (False, True)
+
+
+def of_namespace(scene: DelayedScene, instance: dg.DagsterInstance, *, dry_run: bool) -> dict[str, Any]:
+    """The page of the scene's namespace after a run of its partition."""
+    asset = namespace_delayed_index_asset("test")
+    names = namespace_partitions("test").name
+    assert names is not None
+    instance.add_dynamic_partitions(names, [NAMESPACE])
+    done = dg.materialize(
+        [asset],
+        instance=instance,
+        partition_key=NAMESPACE,
+        run_config={"ops": {asset.node_def.name: {"config": {"dry_run": dry_run}}}},
+        resources=RESOURCES,
+    )
+    assert done.success
+    (record,) = instance.fetch_materializations(asset.key, limit=1).records
+    assert record.asset_materialization is not None
+    return {name: value.value for name, value in record.asset_materialization.metadata.items()}
+
+
+def test_a_chosen_namespace_is_checked_whole_and_repaired_once_that_is_asked_for(
+    scene: DelayedScene, instance: dg.DagsterInstance
+) -> None:
+    first, *_ = scene.backlog("a")
+    scene.name_bucket("a", first, scene.snapshot("a", first, without=1))
+    scene.backlog("bare", cursors=())
+    scene.servers.cursor(scene.named("bare"), "s", at=first)
+    scene.scan()
+    broken = scene.keys("a")
+
+    page = of_namespace(scene, instance, dry_run=True)
+    assert (page["repairs planned"], page["messages due"]) == (1, 6 * COUNT)
+    assert "| no_buckets | memory | 1 | 150 |" in page["by code"]
+    assert "| rebuild | goes | 1 |" in page["by outcome"]
+    assert scene.keys("a") == broken
+
+    page = of_namespace(scene, instance, dry_run=False)
+    assert "| rebuild | done | 1 |" in page["by outcome"]
+    assert set(scene.keys("a").values()).isdisjoint(broken.values())

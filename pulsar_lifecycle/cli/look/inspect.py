@@ -103,19 +103,24 @@ def delayed(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="persistent://tenant/namespace/topic, or tenant/namespace/topic.")],
     subscription: Annotated[str, typer.Option(help="Only this one. [default: all]", show_default=False)] = "",
+    whole: Annotated[bool, typer.Option("--whole", help="Subscriptions that have no buckets, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """The delayed index of a topic: its buckets, what is wrong with them, how many messages are due when.
 
-    Reads the topic's entries from where the slowest subscription with buckets stands. Exit code 1 for a finding.
+    Reads the topic's entries from where the slowest of these subscriptions stands. Exit code 1 for a finding.
     """
+    from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
     from pulsar_lifecycle.inspect.delayed import delayed_index
 
     subject = topic_named(name)
     where = cluster_of(context)
     with where.ports(read_only=True) as ports:
         now = ports.clock.now_ms()
-        document = delayed_index(ports, subject, where.settings.bookkeeper.ledgers_root, now, subscription)
+        root = where.settings.bookkeeper.ledgers_root
+        broker = DelayedIndexSettings.from_broker_conf(where.settings.delayed_index.brokers)
+        sealed_at = broker.delayed_delivery_min_index_count_per_bucket if whole else None
+        document = delayed_index(ports, subject, root, now, subscription, sealed_at)
     if as_json:
         show.json_document(document)
     else:

@@ -49,10 +49,13 @@ DROPPED = frozenset({IndexFinding.KEY_WITHOUT_LEDGER, IndexFinding.UNDECODABLE})
 """Findings for which a bucket is dropped."""
 
 
-def level_of(codes: Collection[IndexFinding], small_buckets: int, merge_above: int) -> RepairLevel | None:
+def level_of(
+    codes: Collection[IndexFinding], small_buckets: int, merge_above: int, *, read_by_brokers: bool = False
+) -> RepairLevel | None:
     """The repair that findings of one subscription ask for; None for none, or where something could not be read.
 
     ``small_buckets``: how many of its buckets a merge would take; it is merged if those are more than ``merge_above``.
+    ``read_by_brokers``: their tracker is known to be the one of buckets; without that, none are made where none are.
     """
     if IndexFinding.UNREAD in codes:
         return None
@@ -60,6 +63,8 @@ def level_of(codes: Collection[IndexFinding], small_buckets: int, merge_above: i
         return RepairLevel.REBUILD
     if not DROPPED.isdisjoint(codes):
         return RepairLevel.DROP
+    if read_by_brokers and IndexFinding.NO_BUCKETS in codes:
+        return RepairLevel.REBUILD
     if small_buckets > merge_above > 0:
         return RepairLevel.MERGE
     return RepairLevel.DELETE if IndexFinding.PASSED in codes else None

@@ -9,15 +9,17 @@ Belongs here: from stored tables to a stored plan. Not here: the rule (``levels.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
 
+from pulsar_lifecycle.delayed_index.broker_settings import BUCKET_FACTORY, DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.repair.levels import level_of
-from pulsar_lifecycle.delayed_index.stored.check_run import BUCKETS, FINDINGS
+from pulsar_lifecycle.delayed_index.stored.check_run import BUCKETS, FINDINGS, chosen
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.delayed_index.stored.rows import WAITING
-from pulsar_lifecycle.model import Namespace
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.plans import delayed_index_plan
@@ -27,27 +29,40 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
 
 
-def make_repair_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
-    """The plan of an epoch that was checked (``check_delayed_indexes``); NotFound where it was not. Stored."""
+def make_repair_plan(
+    cluster: Cluster, epoch: Epoch, namespaces: Collection[str] | None = None
+) -> tuple[PlanSummary, pa.Table]:
+    """The plan of an epoch that was checked (``check_delayed_indexes``); NotFound where it was not. Stored.
+
+    With ``namespaces`` of what was checked of them alone, and only of them.
+    """
     now, lake, epoch_id = cluster.clock.now_ms(), cluster.lake, epoch.epoch_id
     settings = cluster.settings.delayed_index
+    limits = [set(some) for some in (settings.namespaces, namespaces) if some]
+    broker = DelayedIndexSettings.from_broker_conf(settings.brokers)
+    by_buckets = broker.delayed_delivery_tracker_factory_class_name == BUCKET_FACTORY
+    findings, named_buckets = ((t if namespaces is None else chosen(t)) for t in (FINDINGS, BUCKETS))
     codes: dict[tuple[str, str], set[IndexFinding]] = defaultdict(set)
-    for batch in lake.batches(cluster.parts(epoch_id, FINDINGS), ["topic", "subscription", "code"]):
+    waiting: dict[tuple[str, str], int] = {}
+    for batch in lake.batches(cluster.parts(epoch_id, findings), ["topic", "subscription", "code", "messages"]):
         for row in batch.to_pylist():
             codes[row["topic"], row["subscription"]].add(IndexFinding(row["code"]))
+            if row["code"] == IndexFinding.NO_BUCKETS:
+                waiting[row["topic"], row["subscription"]] = row["messages"]
     buckets: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    columns = ["topic", "namespace", "subscription", "bucket_key", "ledger_id", "bytes", "messages", "state"]
-    for batch in lake.batches(cluster.parts(epoch_id, BUCKETS), columns):
+    buckets.update({key: [] for key in waiting})
+    columns = ["topic", "subscription", "bucket_key", "ledger_id", "bytes", "messages", "state"]
+    for batch in lake.batches(cluster.parts(epoch_id, named_buckets), columns):
         for row in batch.to_pylist():
             buckets[row["topic"], row["subscription"]].append(row)
     found: list[dict[str, Any]] = []
     for key, named in sorted(buckets.items()):
-        namespace = Namespace.parse(named[0]["namespace"])
-        if settings.namespaces and str(namespace) not in settings.namespaces:
+        namespace = Topic.parse(key[0]).namespace
+        if any(str(namespace) not in some for some in limits):
             continue
         unread = IndexFinding.UNREAD in codes.get((key[0], ""), ())
         small = [row for row in named if row["state"] == WAITING and row["messages"] < settings.merge_below]
-        level = None if unread else level_of(codes[key], len(small), settings.merge_above)
+        level = None if unread else level_of(codes[key], len(small), settings.merge_above, read_by_brokers=by_buckets)
         if level is not None:
             found.append(
                 {
@@ -58,7 +73,7 @@ def make_repair_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Ta
                     "level": level.value,
                     "codes": sorted(code.value for code in codes[key]),
                     "buckets": sorted(f"{row['bucket_key']}={row['ledger_id']}" for row in named),
-                    "messages": sum(row["messages"] for row in named),
+                    "messages": sum(row["messages"] for row in named) or waiting.get(key, 0),
                     "bytes": sum(row["bytes"] for row in named),
                 }
             )

@@ -214,7 +214,9 @@ class _Repair:
 
     def _repaired(self, subject: _Subject) -> Repaired:
         self.ports.store.sync("/")
-        stored = read_topic(self.reading, subject.topic, self.run.ledgers_root, subject.cursor)
+        stored = read_topic(
+            self.reading, subject.topic, self.run.ledgers_root, subject.cursor, unbucketed=not subject.before
+        )
         if why := self._kept(subject, stored):
             return self._said(subject, Outcome.LEFT, why)
         one = stored.subscriptions[0]
@@ -269,7 +271,8 @@ class _Repair:
         if stored.unread:
             return Why(Code.UNREAD, next(iter(stored.unread.values())))
         if not stored.subscriptions:
-            return Why(Code.NOT_THERE, "it has no buckets any more")
+            text = "it has no buckets any more" if subject.before else "it is gone"
+            return Why(Code.NOT_THERE, text)
         current = {bucket.key: bucket.value for bucket in stored.subscriptions[0].buckets}
         if current != dict(subject.before):
             return Why(Code.CHANGED_MEANWHILE, "it has other buckets than the plan says")

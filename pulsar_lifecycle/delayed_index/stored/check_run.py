@@ -11,13 +11,14 @@ Belongs here: which topics, spreading them over tasks, storing. Not here: the ru
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.stored import index_tables, rows
 from pulsar_lifecycle.delayed_index.stored.index_codes import HARM, RED, Harm, IndexFinding
 from pulsar_lifecycle.delayed_index.stored.index_findings import Found, judge
@@ -59,29 +60,57 @@ class Checked:
         return sum(count for code, count in self.findings.items() if HARM[code] is Harm.UNKNOWN)
 
 
-def check_delayed_indexes(cluster: Cluster, epoch_id: str) -> Checked:
-    """Read and judge every subscription that has buckets by a scan; stores the three tables over earlier ones of it."""
+def check_delayed_indexes(cluster: Cluster, epoch_id: str, namespaces: Collection[str] | None = None) -> Checked:
+    """Read and judge every subscription that has buckets by a scan; stores the three tables over earlier ones of it.
+
+    Of the topics of ``delayed_index.whole_backlogs`` every subscription, with buckets or not. Of ``namespaces``, if
+    they are given, everything and of others nothing: then it is the tables of :func:`chosen` that are stored.
+    """
     lake, now = cluster.lake, cluster.clock.now_ms()
-    topics = topics_with_buckets(cluster, epoch_id)
+    whole = cluster.settings.delayed_index.whole_backlogs if namespaces is None else namespaces
+    topics = topics_to_read(cluster, epoch_id, whole)
+    unnamed = unnamed_ledgers(cluster, epoch_id)
+    if namespaces is not None:
+        topics = [one for one in topics if one.whole]
+        unnamed = [row for row in unnamed if row["namespace"] in namespaces]
     size = max(1, -(-len(topics) // (cluster.tasks.at_once * _PIECES_PER_TASK)))
     pieces = [topics[at : at + size] for at in range(0, len(topics), size)]
-    work = _Check(lake, epoch_id, share_of(cluster.tasks, cluster.settings), cluster.connect, now)
-    parts = [*cluster.tasks.map(work.write, pieces), work.store({FINDINGS: unnamed_ledgers(cluster, epoch_id)})]
-    for table in SCHEMAS:
-        lake.publish(epoch_id, table, [part[table] for part in parts])
+    settings = share_of(cluster.tasks, cluster.settings)
+    names = {table: table if namespaces is None else chosen(table) for table in SCHEMAS}
+    work = _Check(lake, epoch_id, settings, cluster.connect, now, names)
+    parts = [*cluster.tasks.map(work.write, pieces), work.store({FINDINGS: unnamed})]
+    for table, name in names.items():
+        lake.publish(epoch_id, name, [part[table] for part in parts])
     counts: Counter[IndexFinding] = Counter()
-    for batch in lake.batches(cluster.parts(epoch_id, FINDINGS), ["code"]):
+    for batch in lake.batches(cluster.parts(epoch_id, names[FINDINGS]), ["code"]):
         counts.update(map(IndexFinding, batch.column("code").to_pylist()))
     return Checked(len(topics), counts)
 
 
-def topics_with_buckets(cluster: Cluster, epoch_id: str) -> list[str]:
-    """Full names of the topics of which a cursor names a bucket, or cannot be read, sorted."""
-    found: set[str] = set()
-    named = (pc.list_value_length(pc.field("buckets")) > 0) | (pc.field("problem") == "corrupt")
-    for batch in cluster.lake.batches(cluster.parts(epoch_id, "managed_cursors"), ["topic"], named):
-        found.update(topic for topic in batch.column("topic").to_pylist() if topic)
-    return sorted(found)
+def chosen(table: str) -> str:
+    """The name under which a table of chosen namespaces is stored, beside that of all."""
+    return f"chosen_{table}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicToRead:
+    """A topic by its full name; ``whole``: with the subscriptions that have no buckets."""
+
+    name: str
+    whole: bool
+
+
+def topics_to_read(cluster: Cluster, epoch_id: str, whole: Collection[str] = ()) -> list[TopicToRead]:
+    """The topics of which a cursor names a bucket, or cannot be read, and those of the namespaces ``whole``, sorted."""
+    found: dict[str, bool] = {}
+    there = (pc.list_value_length(pc.field("buckets")) > 0) | (pc.field("problem") == "corrupt")
+    there |= pc.field("namespace").isin(pa.array(sorted(whole), pa.string()))
+    for batch in cluster.lake.batches(cluster.parts(epoch_id, "managed_cursors"), ["topic", "namespace"], there):
+        names = (batch.column(name).to_pylist() for name in ("topic", "namespace"))
+        for topic, namespace in zip(*names, strict=True):
+            if topic:
+                found[topic] = namespace in whole
+    return [TopicToRead(name, whole) for name, whole in sorted(found.items())]
 
 
 def unnamed_ledgers(cluster: Cluster, epoch_id: str) -> list[rows.Row]:
@@ -120,13 +149,19 @@ class _Check:
     settings: Settings
     connect: Connect
     now: int
+    names: Mapping[str, str]
+    """Under which name each table is stored."""
 
-    def write(self, topics: Sequence[str]) -> dict[str, str]:
+    def write(self, topics: Sequence[TopicToRead]) -> dict[str, str]:
         """The parts that have the rows of these topics, by table."""
         found: dict[str, list[rows.Row]] = {table: [] for table in SCHEMAS}
+        broker = DelayedIndexSettings.from_broker_conf(self.settings.delayed_index.brokers)
+        least = broker.delayed_delivery_min_index_count_per_bucket
         with self.connect(self.settings, read_only=True) as ports:
-            for name in topics:
-                for table, some in judged(index_ports(ports), Topic.parse(name), self._root, self.now):
+            for one in topics:
+                sealed_at = least if one.whole else None
+                reading = index_ports(ports)
+                for table, some in judged(reading, Topic.parse(one.name), self._root, self.now, sealed_at=sealed_at):
                     found[table] += some
         return self.store(found)
 
@@ -134,7 +169,10 @@ class _Check:
         """One part for each table."""
         return {
             table: self.lake.write_part(
-                self.epoch_id, table, schema, [pa.RecordBatch.from_pylist(list(found.get(table, ())), schema)]
+                self.epoch_id,
+                self.names[table],
+                schema,
+                [pa.RecordBatch.from_pylist(list(found.get(table, ())), schema)],
             )
             for table, schema in SCHEMAS.items()
         }
@@ -145,11 +183,14 @@ class _Check:
 
 
 def judged(
-    ports: IndexPorts, topic: Topic, root: str, now: int, only: str = ""
+    ports: IndexPorts, topic: Topic, root: str, now: int, only: str = "", sealed_at: int | None = None
 ) -> Iterator[tuple[str, list[dict[str, Any] | rows.Row]]]:
-    """The rows of a topic's subscriptions, or of the ``only`` one, by table. What cannot be read is a finding."""
+    """The rows of a topic's subscriptions, or of the ``only`` one, by table. What cannot be read is a finding.
+
+    ``sealed_at``: as ``index_findings.judge`` takes it; with it, subscriptions without buckets are read, too.
+    """
     try:
-        stored = read_topic(ports, topic, root, only)
+        stored = read_topic(ports, topic, root, only, unbucketed=sealed_at is not None)
         for cursor, why in stored.unread.items():
             yield FINDINGS, [rows.finding_row(topic, cursor, Found(IndexFinding.UNREAD, detail=why))]
         if not stored.subscriptions:
@@ -160,5 +201,5 @@ def judged(
         return
     for one in stored.subscriptions:
         yield BUCKETS, [rows.bucket_row(topic, one.cursor, bucket, now) for bucket in one.buckets]
-        yield FINDINGS, [rows.finding_row(topic, one.cursor, found) for found in judge(one, entries, now)]
+        yield FINDINGS, [rows.finding_row(topic, one.cursor, found) for found in judge(one, entries, now, sealed_at)]
         yield DUE, list(rows.due_rows(topic, one, entries, now))

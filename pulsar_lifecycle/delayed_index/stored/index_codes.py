@@ -34,6 +34,9 @@ class IndexFinding(StrEnum):
     NOT_INDEXED = "not_indexed"
     """Delayed, not acknowledged, of a ledger that is sealed, and in no bucket: a broker that loads the topic reads them
     one by one and keeps them in memory."""
+    NO_BUCKETS = "no_buckets"
+    """Delayed messages enough for buckets, and the subscription has none: a broker that loads the topic reads all of
+    them one by one and keeps them in memory. So does the tracker in memory, and one that fell back to it."""
     DUPLICATE = "duplicate"
     """Indexed more than once: in two buckets, or twice in one."""
     WRONG_TIME = "wrong_time"
@@ -83,6 +86,7 @@ HARM = {
     IndexFinding.LOST: Harm.LOST,
     IndexFinding.MERGED_AND_LOST: Harm.LOST,
     IndexFinding.NOT_INDEXED: Harm.MEMORY,
+    IndexFinding.NO_BUCKETS: Harm.MEMORY,
     IndexFinding.DUPLICATE: Harm.MEMORY,
     IndexFinding.WRONG_TIME: Harm.LATE,
     IndexFinding.POINTS_NOWHERE: Harm.MEMORY,

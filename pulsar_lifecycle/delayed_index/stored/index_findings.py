@@ -21,6 +21,7 @@ from pulsar_lifecycle.delayed_index.stored.subscription import (
     StoredSubscription,
     TopicEntries,
     acknowledged,
+    outstanding,
 )
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
 
@@ -42,8 +43,15 @@ class Found:
     detail: str = ""
 
 
-def judge(subscription: StoredSubscription, entries: TopicEntries, now: int) -> list[Found]:
-    """Everything that is wrong, at ``now`` (ms). ``entries`` are the topic's from the subscription's position on."""
+def judge(
+    subscription: StoredSubscription, entries: TopicEntries, now: int, sealed_at: int | None = None
+) -> list[Found]:
+    """Everything that is wrong, at ``now`` (ms). ``entries`` are the topic's from the subscription's position on.
+
+    ``sealed_at``: brokers seal a bucket of so many messages; None: that a subscription has no buckets is not judged.
+    """
+    if not subscription.buckets:
+        return [] if sealed_at is None else list(_without_buckets(subscription, entries, now, sealed_at))
     found = [*_unreadable(subscription.buckets), *_overlapping(subscription.buckets)]
     found += [
         Found(IndexFinding.UNREAD, detail=f"ledger {ledger} of the topic: {why}")
@@ -158,6 +166,17 @@ def _against_entries(
     sealed = max((bucket.end for bucket in subscription.buckets), default=-1)
     rest = missing & ~lost & ~merged & (truth.ledgers <= sealed)
     yield from _missing(IndexFinding.NOT_INDEXED, subscription.buckets, truth, rest)
+
+
+def _without_buckets(
+    subscription: StoredSubscription, entries: TopicEntries, now: int, sealed_at: int
+) -> Iterator[Found]:
+    """Too many messages for no bucket; a bucket is sealed once one of a later ledger is delayed, too."""
+    waiting = outstanding(subscription, entries)
+    waiting = waiting[waiting.timestamps > now]
+    sealed = waiting[waiting.ledgers < waiting.ledgers.max()] if len(waiting) else waiting
+    if len(sealed) and len(sealed) >= sealed_at:
+        yield _about(IndexFinding.NO_BUCKETS, None, waiting)
 
 
 def _repeated(at: Longs) -> NDArray[np.bool_]:

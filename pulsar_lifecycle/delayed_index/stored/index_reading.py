@@ -50,7 +50,7 @@ def index_ports(ports: Connections) -> IndexPorts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTopic:
-    """A topic, and each of its subscriptions that has buckets; ``unread``: by cursor, why it could not be read."""
+    """A topic, and each of its subscriptions that has buckets, or all; ``unread``: why one could not be, by cursor."""
 
     topic: Topic
     node: Node
@@ -59,8 +59,15 @@ class StoredTopic:
     unread: Mapping[str, str]
 
 
-def read_topic(ports: IndexPorts, topic: Topic, root: str, only: str = "") -> StoredTopic:
-    """The stored indexes of a topic's subscriptions, or of the ``only`` one. Raises Refused for what is no topic."""
+SYSTEM_CURSORS = (stored_references.COMPACTION_CURSOR, "pulsar.dedup")
+REPLICATOR = "pulsar.repl."
+
+
+def read_topic(ports: IndexPorts, topic: Topic, root: str, only: str = "", *, unbucketed: bool = False) -> StoredTopic:
+    """The stored indexes of a topic's subscriptions, or of the ``only`` one. Raises Refused for what is no topic.
+
+    ``unbucketed``: subscriptions that have no buckets, too; not cursors of brokers' own.
+    """
     node, info = snapshot.topic_node(ports.store, topic)
     listing = ports.store.children([node.path])[0]
     if listing is None or isinstance(listing, Unread):
@@ -73,7 +80,7 @@ def read_topic(ports: IndexPorts, topic: Topic, root: str, only: str = "") -> St
             unread[cursor_name(name)] = cursor.reason
         elif cursor is not None:
             try:
-                one = _subscription(ports, cursor, root)
+                one = _subscription(ports, cursor, root, unbucketed=unbucketed and not _of_brokers(name))
             except LifecycleError as error:
                 unread[cursor_name(name)] = str(error)
             else:
@@ -81,10 +88,14 @@ def read_topic(ports: IndexPorts, topic: Topic, root: str, only: str = "") -> St
     return StoredTopic(topic, node, info, tuple(sorted(found, key=lambda one: one.cursor)), unread)
 
 
-def _subscription(ports: IndexPorts, node: Node, root: str) -> StoredSubscription | None:
+def _of_brokers(name: str) -> bool:
+    return name in SYSTEM_CURSORS or name.startswith(REPLICATOR)
+
+
+def _subscription(ports: IndexPorts, node: Node, root: str, *, unbucketed: bool) -> StoredSubscription | None:
     info = cursor_format.decode(node.data)
     keys = {k: v for k, v in info.cursor_properties.items() if k.startswith(cursor_format.BUCKET_PREFIX)}
-    if not keys:
+    if not keys and not unbucketed:
         return None
     position, ranges, bits = info.mark_delete, info.individual_deleted, ()
     if info.cursors_ledger_id >= 0:

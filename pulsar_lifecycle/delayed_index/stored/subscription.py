@@ -46,7 +46,7 @@ class StoredBucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredSubscription:
-    """A subscription with buckets: its persisted position, what is acknowledged beyond it, its cursor's z-node."""
+    """A subscription and its buckets: its persisted position, what is acknowledged beyond it, its cursor's z-node."""
 
     cursor: str
     path: str

@@ -35,7 +35,7 @@ REPAIRS = pa.schema(
 """One row per subscription whose index is to be repaired. ``ledger_id``: its newest snapshot's ledger, -1 if no
 property says one. ``level``: the ``RepairLevel``; ``codes``: the ``IndexFinding`` codes that ask for it. ``buckets``:
 its bucket properties, ``KEY=VALUE``; a cursor that has others when the plan is applied is left alone. ``messages`` and
-``bytes`` of its snapshots."""
+``bytes`` of its snapshots; of a subscription without any, the messages that are delayed."""
 
 _FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
 

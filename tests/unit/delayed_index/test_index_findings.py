@@ -128,3 +128,15 @@ def test_random_omissions_are_found_to_the_last_message() -> None:
         missing = sum(one[1] <= sealed for one in triples) - len(kept)
         expected = {IndexFinding.NOT_INDEXED: missing} if missing else {}
         assert codes(subscription(*some), entries(3, 5, 9)) == expected
+
+
+def test_enough_for_buckets_and_none_is_found_only_where_a_later_ledger_follows() -> None:
+    def found(*ledgers: int, sealed_at: int | None) -> list[tuple[IndexFinding, int, int | None]]:
+        said = judge(subscription(), entries(*ledgers), NOW, sealed_at)
+        return [(one.code, one.messages, one.ledger) for one in said]
+
+    assert found(3, 5, sealed_at=COUNT) == [(IndexFinding.NO_BUCKETS, 2 * COUNT, 3)]
+    assert found(3, 5, sealed_at=COUNT + 1) == []
+    assert found(3, sealed_at=1) == []
+    assert found(3, 5, sealed_at=None) == []
+    assert found(sealed_at=1) == []
