@@ -1,16 +1,35 @@
 """A backfill as one run: Dagster makes a run of each contiguous range of partitions, the first of them does all.
 
-Belongs here: which partitions a run works on. Not here: what it does with them. Runs of one backfill are told apart by
-its tag alone, so that a run that is launched again does what it did before.
+Belongs here: how such an asset is declared, which partitions a run works on. Not here: what it does with them. Runs of
+one backfill are told apart by its tag alone, so that a run that is launched again does what it did before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import dagster as dg
 from dagster._core.storage.tags import BACKFILL_ID_TAG
 
+from assets.names import key, namespace_partitions
+
 NO_MORE: tuple[dg.MaterializeResult, ...] = ()  # type: ignore[type-arg]
 """What the body of such an asset yields: it wrote the events of its partitions itself, for those of other runs too."""
+
+
+def by_namespace(cluster: str, name: str, **about: Any) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
+    """Declares an asset of a cluster that is partitioned by namespace; ``about`` is what :func:`dagster.asset` takes.
+
+    Its body does :func:`partitions_to_do`, writes the event of each of them, and yields :data:`NO_MORE`.
+    """
+    return dg.asset(
+        key=key(cluster, name),
+        partitions_def=namespace_partitions(cluster),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        output_required=False,
+        **about,
+    )
 
 
 def partitions_to_do(context: dg.AssetExecutionContext) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import dagster as dg
 
-from assets.backfills import NO_MORE, partitions_to_do
+from assets.backfills import NO_MORE, by_namespace, partitions_to_do
 from assets.findings import COLUMNS
-from assets.names import key, namespace_partitions
+from assets.names import key
 from assets.pages import lineage, show
 from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
 from pulsar_lifecycle.journal.intents import IntentState, NamespaceIntents
@@ -30,17 +30,15 @@ class SendConfig(dg.Config):
 def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
     """``namespace_reconciliation``, partitioned by namespace."""
 
-    @dg.asset(
-        key=key(cluster, RECONCILIATION),
+    @by_namespace(
+        cluster,
+        RECONCILIATION,
         group_name="deletion",
         description="Per namespace: intents in flight by the journal, settled ones, dead letters, confirmed orphans. "
         "For backfills after a rollback of brokers or a restore of ZooKeeper: one run for any selection of namespaces. "
         "Changes nothing, unless `dry_run` is false: then it sends the intents, under the caps of the settings.",
         deps=[key(cluster, "journal")],
-        partitions_def=namespace_partitions(cluster),
-        backfill_policy=dg.BackfillPolicy.single_run(),
         kinds={"parquet"},
-        output_required=False,
     )
     def namespace_reconciliation(
         context: dg.AssetExecutionContext, config: SendConfig, lifecycle: LifecycleResource

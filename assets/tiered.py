@@ -18,8 +18,8 @@ from pydantic import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from assets.backfills import NO_MORE, partitions_to_do
-from assets.names import key, namespace_partitions, pool
+from assets.backfills import NO_MORE, by_namespace, partitions_to_do
+from assets.names import key, pool
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
@@ -141,17 +141,15 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
             data_version=dg.DataVersion(plan.digest),
         )
 
-    @dg.asset(
-        key=key(cluster, "offloaded_ledgers"),
+    @by_namespace(
+        cluster,
+        "offloaded_ledgers",
         group_name="tiered_storage",
         description="Offload everything eligible of the chosen namespaces, whatever the thresholds, in one run. As it "
         "ships it only makes the plan: set `dry_run` to false to do it. What is offloaded already is never repeated.",
         deps=[key(cluster, "object_store")],
-        partitions_def=namespace_partitions(cluster),
-        backfill_policy=dg.BackfillPolicy.single_run(),
         kinds={"pyspark", "s3"},
         pool=pool(cluster, "offload"),
-        output_required=False,
     )
     def offloaded_ledgers(
         context: dg.AssetExecutionContext, config: OffloadConfig, lifecycle: LifecycleResource
@@ -258,8 +256,8 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
         "bytes to release": plan.released_bytes,
         "of these left to brokers": plan.left_to_broker,
         "bytes left to brokers": plan.left_to_broker_bytes,
-        "not released beside brokers": plan.withheld,
-        "bytes not released beside brokers": plan.withheld_bytes,
+        "not released beside brokers": plan.brokers_release,
+        "bytes not released beside brokers": plan.brokers_release_bytes,
         "warnings": dg.MetadataValue.md("\n".join(f"- {one}" for one in plan.warnings[:50]) or "none"),
         "how to apply": dg.MetadataValue.md(how),
         "oldest": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),

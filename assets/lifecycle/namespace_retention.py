@@ -10,8 +10,8 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from assets.backfills import NO_MORE, partitions_to_do
-from assets.names import EPOCH, key, namespace_partitions
+from assets.backfills import NO_MORE, by_namespace, partitions_to_do
+from assets.names import EPOCH, key
 from assets.pages import lineage, show
 from assets.pages.epochs import fingerprint_of
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
@@ -33,17 +33,15 @@ class RetainConfig(dg.Config):
 def namespace_retention_asset(cluster: str) -> dg.AssetsDefinition:
     """``namespace_retention``, partitioned by namespace."""
 
-    @dg.asset(
-        key=key(cluster, "namespace_retention"),
+    @by_namespace(
+        cluster,
+        "namespace_retention",
         group_name="lifecycle",
         description="Retention of the chosen namespaces: one plan of the newest scan for any selection, such as after "
         "a rollback of brokers or a restore of ZooKeeper. As it ships it only makes the plan: set `dry_run` to false "
         "to have its ledgers leave their topics.",
         deps=[key(cluster, "journal")],
-        partitions_def=namespace_partitions(cluster),
-        backfill_policy=dg.BackfillPolicy.single_run(),
         kinds={"pyspark"},
-        output_required=False,
     )
     def namespace_retention(
         context: dg.AssetExecutionContext, config: RetainConfig, lifecycle: LifecycleResource

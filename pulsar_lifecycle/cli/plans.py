@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pulsar_lifecycle.cli.plan_kinds import PlanKind
-    from pulsar_lifecycle.ports import Lake
+    from pulsar_lifecycle.ports import JournalReader, Lake
     from pulsar_lifecycle.records.codes import Why
     from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
     from pulsar_lifecycle.settings import Settings
@@ -151,6 +151,8 @@ def journal(
         return
     if not rows.num_rows:
         show.text("the journal has nothing of that")
+        if code is not None and outcome is not None:
+            _say_what_there_is(journal, settings.cluster, code, outcome)
         return
     kinds = ["action", "phase", "outcome", "code", "reason"]
     shown = rows.slice(max(0, rows.num_rows - JOURNAL_ROWS)).to_pylist()
@@ -173,6 +175,18 @@ def journal(
         "plan",
     ]
     show.table(columns, [_journal_line(row) for row in shown])
+
+
+def _say_what_there_is(journal: JournalReader, cluster: str, code: str, outcome: str) -> None:
+    """No row has both: which codes the outcome has in this journal, and which outcomes the code has."""
+    from pulsar_lifecycle.journal.queries import having
+
+    codes = journal.find(having({"cluster": cluster, "outcome": outcome}), ["code"])
+    outcomes = journal.find(having({"cluster": cluster, "code": code}), ["outcome"])
+    for what, found in ((f"outcome {outcome}, by code", codes), (f"code {code or '(none)'}, by outcome", outcomes)):
+        names = Counter(found.column(0).to_pylist()).most_common()
+        counts = ", ".join(f"{name or '(none)'} {count}" for name, count in names)
+        show.text(f"{what}: {counts or 'no row'}")
 
 
 def condition(summary: PlanSummary, settings: Settings, now: int, settled: Collection[str] = ()) -> str:

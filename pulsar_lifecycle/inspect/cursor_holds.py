@@ -33,14 +33,14 @@ class CursorHold(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CursorHolds:
     """``holds`` of a cursor, and what it acknowledged behind its position: ``ranges`` of messages, or single ones."""
 
     holds: tuple[CursorHold, ...] = ()
     ranges: int = 0
 
 
-def standings(store: MetadataStore, reader: LedgerReader, path: str, root: str) -> dict[str, Standing]:
+def cursor_holds(store: MetadataStore, reader: LedgerReader, path: str, root: str) -> dict[str, CursorHolds]:
     """By shown name, the cursors of the topic at ``path``; one that cannot be read is missing. Writes nothing."""
     try:
         infos = snapshot.cursors(store, path)
@@ -58,16 +58,16 @@ def standings(store: MetadataStore, reader: LedgerReader, path: str, root: str) 
                 states[name] = cursor_format.decode_position(entry.payload)
             except CorruptFormat:
                 continue
-    return {cursor_name(name): _standing(state, infos[name]) for name, state in states.items() if state is not None}
+    return {cursor_name(name): _holds(state, infos[name]) for name, state in states.items() if state is not None}
 
 
-def _standing(state: ManagedCursorInfo | PositionInfo, info: ManagedCursorInfo) -> Standing:
+def _holds(state: ManagedCursorInfo | PositionInfo, info: ManagedCursorInfo) -> CursorHolds:
     ranges = len(state.individual_deleted)
     if not ranges and isinstance(state, PositionInfo):
         ranges = sum(any(bits.words) for bits in state.deleted_bits)
     delayed = bool(cursor_format.bucket_ledgers(info.cursor_properties))
     held = {CursorHold.HOLE: ranges > 0, CursorHold.DELAYED: delayed}
-    return Standing(tuple(code for code, holds in held.items() if holds), ranges)
+    return CursorHolds(tuple(code for code, holds in held.items() if holds), ranges)
 
 
 def pinned_until(

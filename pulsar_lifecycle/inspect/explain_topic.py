@@ -18,7 +18,7 @@ import pyarrow as pa
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.inspect.cursor_holds import CursorHold, Standing, pinned_until, standings
+from pulsar_lifecycle.inspect.cursor_holds import CursorHold, CursorHolds, cursor_holds, pinned_until
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics, with_shadow_sources
@@ -162,7 +162,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         info = managed_ledger.decode(node.data)
         ids = sorted(item.ledger_id for item in info.ledgers)
         rows = snapshot.ledger_rows(store, ids, root)
-        standing = standings(store, ports.reader, path, root)
+        holds = cursor_holds(store, ports.reader, path, root)
         opened = _opened(store, ports.reader, rows, root)
         pins = [pinned_until(store, ports.reader, ids, one, root, now) for one in positions.to_pylist()]
     load = _load(node, info, rows.get(ids[-1]) if ids else None, brokers, str(subject), now)
@@ -194,7 +194,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         policies.of(subject) if known else None,
         protection.topic_rule(subject, listed.column("shadow_source")[0].as_py() or "", context),
         held,
-        _cursors(cursors, positions, held, standing, pins),
+        _cursors(cursors, positions, held, holds, pins),
         tuple(warnings),
         epochs[-1].epoch_id,
         _causes(opened, inputs, load, Rollover.of(layers.brokers)),
@@ -281,7 +281,7 @@ def _cursors(
     cursors: pa.Table,
     positions: pa.Table,
     ledgers: Sequence[HeldLedger],
-    standing: Mapping[str, Standing],
+    holds: Mapping[str, CursorHolds],
     pins: Sequence[int | None],
 ) -> tuple[HeldBy, ...]:
     found: list[HeldBy] = []
@@ -293,7 +293,7 @@ def _cursors(
         behind = [_behind(one, position) for one in ledgers] if position else []
         size = sum(one or 0 for one in behind) if position else None
         name = cursor_name(path.rpartition("/")[2])
-        own = standing.get(name, Standing())
+        own = holds.get(name, CursorHolds())
         found.append(HeldBy(name, position, size, behind.count(None), active, own.holds, own.ranges, pin))
     return tuple(sorted(found, key=lambda one: (one.position is not None, one.position or Position(-1, -1), one.name)))
 

@@ -243,7 +243,7 @@ class _Deletion:
 
     def _changed(self, node: Node, row: Mapping[str, Any]) -> Why | None:
         if (node.stat.czxid, node.stat.version) != (row["czxid"], row["version"]):
-            return Why(InactiveKept.CHANGED_SINCE_PLAN, "its z-node was written since: it was loaded, at least")
+            return Why(Code.CHANGED_SINCE_PLAN, "its z-node was written since: it was loaded, at least")
         store, root = self.ports.store, self.run.ledgers_root
         listed = managed_ledger.decode(node.data).ledgers
         ledgers = snapshot.ledger_rows(store, [item.ledger_id for item in listed], root)
@@ -253,7 +253,7 @@ class _Deletion:
                     InactiveKept.LEDGER_OPEN, f"its ledger {ledger_id} is not closed: nobody knows what it holds"
                 )
         if listed and row["ledger_id"] not in self.closed:
-            return Why(InactiveKept.CHANGED_SINCE_PLAN, "its last ledger was not closed when scanned: it was in use")
+            return Why(Code.CHANGED_SINCE_PLAN, "its last ledger was not closed when scanned: it was in use")
         cursors = snapshot.cursors(store, node.path)
         if COMPACTION_CURSOR in cursors:
             return Why(InactiveKept.COMPACTED, "it is compacted: readers of its compacted view need no subscription")
@@ -262,7 +262,7 @@ class _Deletion:
         positions = snapshot.positions(self.ports, root, cursors)
         now = sorted(position_text(name, at.ledger_id, at.entry_id) for name, at in positions.items())
         if now != row["positions"]:
-            return Why(InactiveKept.CHANGED_SINCE_PLAN, "its subscriptions are others than the plan's, or have moved")
+            return Why(Code.CHANGED_SINCE_PLAN, "its subscriptions are others than the plan's, or have moved")
         copies = {i: BookKeeperCopy(i, ledger) for i, ledger in ledgers.items()}
         for name, at in positions.items():
             if not all(acknowledged(item, copies[item.ledger_id], at) for item in listed):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.plans import retention_plan
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -80,13 +80,14 @@ class PoliciesInForce:
         def changed() -> Why | None:
             policies, problems = self._now(str(topic.namespace))
             if problems:
-                return Why(Stays.POLICY, "; ".join(problems))
+                return Why(Stays.UNKNOWN_POLICY, "; ".join(problems))
             policy = policies.of(topic) if str(topic.namespace) in policies.by_namespace else None
             if policy is None:
-                return Why(Stays.POLICY, "the retention in force is not known by now")
+                return Why(Stays.UNKNOWN_POLICY, "the retention in force is not known by now")
             if (policy.minutes, policy.megabytes) == (minutes, mb):
                 return None
-            return Why(Stays.POLICY, f"the retention in force is another one than the plan's by now: {policy}")
+            text = f"the retention in force is another one than the plan's by now: {policy}"
+            return Why(Code.CHANGED_SINCE_PLAN, text)
 
         return changed
 

@@ -154,7 +154,7 @@ def test_a_subscription_that_changed_since_is_left_with_its_code(
     scene.name_bucket("a", second, scene.snapshot("a", second))
     before = scene.keys("a")
     done = repair(scene, instance, pages["delayed_index_plan"], dry_run=False)
-    assert "| drop | left | changed_meanwhile | 1 |" in said(done)
+    assert "| drop | left | changed_since_plan | 1 |" in said(done)
     assert scene.keys("a") == before
 
 

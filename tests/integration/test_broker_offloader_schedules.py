@@ -104,12 +104,12 @@ def test_a_copy_that_we_refuse_to_release_is_released_by_no_broker(
     before = written(offloading, topic)
     pipeline = operator()
     plan, rows = planned(pipeline, namespace)
-    said = offload(pipeline, plan, "withheld") if rows else {}
+    said = offload(pipeline, plan, "brokers-release") if rows else {}
     assert not is_loaded(offloading, topic), said
     assert written(offloading, topic) == before, said
     assert existing(offloading, [damaged, sound]) == {damaged, sound}
     assert [row for row in rows if row["action"] == "release"] == []
-    assert plan.withheld == 2
+    assert plan.brokers_release == 2
     assert any(namespace in warned for warned in plan.warnings), plan.warnings
 
     # with brokers that give nothing up the sound one goes, and the damaged one stays, whatever comes out

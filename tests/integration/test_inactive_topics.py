@@ -140,7 +140,7 @@ def test_what_nobody_uses_is_reported_and_goes_by_plan_and_nothing_else_does(
         order = Order(plan.plan_id, plan.digest)
         dry = delete_inactive(pipeline.where, "dry", order, dry_run=True)
         found = {one.topic: one.why.code for one in dry if one.ledger_id < 0 and namespace in one.topic}
-        listed_or_not = (Protection.LOADED, InactiveKept.CHANGED_SINCE_PLAN)  # by the broker that loaded it
+        listed_or_not = (Protection.LOADED, Code.CHANGED_SINCE_PLAN)  # by the broker that loaded it
         assert found.pop(changed) in listed_or_not
         assert found == {old: Code.MAY_GO}
         assert there(sandbox, old)
@@ -163,14 +163,12 @@ def test_what_nobody_uses_is_reported_and_goes_by_plan_and_nothing_else_does(
         consumer = client.subscribe(open_, "s")
         first_one = unsubscribed(pipeline, order, namespace)
         assert first_one[unread] == InactiveKept.NOT_LOADED
-        assert first_one[open_] in (InactiveKept.USED_LATELY, InactiveKept.CHANGED_SINCE_PLAN)
+        assert first_one[open_] in (InactiveKept.USED_LATELY, Code.CHANGED_SINCE_PLAN)
         assert subscribed(sandbox, open_)
         consumer.close()
         admin.topic("GET", unread, "/stats")  # loads it
         wait_listed(sandbox, unread)
-        assert (
-            unsubscribed(pipeline, order, namespace)[unread] == InactiveKept.CHANGED_SINCE_PLAN
-        )  # nobody knows by whom
+        assert unsubscribed(pipeline, order, namespace)[unread] == Code.CHANGED_SINCE_PLAN  # nobody knows by whom
         topics.publish(client, unread, contents[:20])
         fourth, report = reported(pipeline)
         _, (subscriptions, _) = make_inactive_plans(pipeline.where, fourth, report)

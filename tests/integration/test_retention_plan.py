@@ -12,6 +12,7 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, run_config
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
@@ -146,7 +147,7 @@ def test_what_expired_while_unloaded_goes_and_no_topic_is_loaded(
         said = {one.ledger_id: (one.outcome, one.why.code) for one in found if one.topic in ids}
         assert {said[i][0] for i in ids[read][:2]} <= {Outcome.REMOVED, Outcome.NOTHING}
         assert {said[i] for i in ids[alone][:-1]} == {(Outcome.NOTHING, Stays.NOT_LISTED)}
-        assert {said[i] for i in ids[changed][:-1]} == {(Outcome.REFUSED, Stays.POLICY)}
+        assert {said[i] for i in ids[changed][:-1]} == {(Outcome.REFUSED, Code.CHANGED_SINCE_PLAN)}
         assert listed(sandbox, read) == ids[read][2:]
         assert listed(sandbox, own) == ids[own]
         assert listed(sandbox, changed) == ids[changed]

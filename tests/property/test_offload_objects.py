@@ -20,6 +20,7 @@ from pulsar_lifecycle.formats.offload_block import BlockReader
 from pulsar_lifecycle.formats.offload_data import DataObjectBuilder, DataObjectReader
 from pulsar_lifecycle.formats.plain_data import describe
 from tests.golden.files import GOLDEN, matching
+from tests.kit.torn import mutated
 
 LEDGER = replace(
     ledger_metadata.decode((GOLDEN / "offload/g-tiny/zk_bkledger_L14.bin").read_bytes()), origin=b"", ctime=1
@@ -204,27 +205,6 @@ def test_keys_and_halves_round_trip(uuid, ledger_id):
 def test_a_key_is_parsed_only_if_it_is_written_that_way(key):
     found = names.parse_key(key)
     assert found is None or str(found) == key
-
-
-def mutated(data, rng):
-    """``data`` with bytes changed, cut, taken out or put in; 64-bit numbers moved by a little too."""
-    out = bytearray(data)
-    for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(len(out) + 1)
-        match rng.randrange(6):
-            case 0 if at < len(out):
-                out[at] = rng.randrange(256)
-            case 1:
-                del out[at:]
-            case 2:
-                del out[at : at + rng.randint(1, 8)]
-            case 3:
-                out[at:at] = rng.randbytes(rng.randint(1, 8))
-            case 4 if at < len(out):
-                out[at] = (out[at] + rng.choice([-1, 1])) % 256
-            case _:
-                out[at:at] = out[at : at + 20]
-    return bytes(out)
 
 
 @given(SIZES, st.integers(0, 300), st.integers(1, 250), st.data())

@@ -7,6 +7,7 @@ Belongs here: the pages. Not here: making a report, which is the Dagster job ``r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,8 +18,10 @@ from pulsar_lifecycle.cli.options import AsJson, cluster_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pulsar_lifecycle.records.epoch import Epoch
-    from pulsar_lifecycle.runs.cluster import Cluster
+Row = dict[str, Any]
+Rows = Sequence[Row]
+Columns = Mapping[str, Callable[[Row, int], Any]]
+"""How a cell is made of a row, at a time (ms), by the column's head."""
 
 TOPICS = 20
 _SIZES = ("free", "total", "bytes_placed", "bytes_to_collect", "bytes_to_compact")
@@ -83,28 +86,18 @@ def open_ledgers(
     """Last ledgers that were never closed, the largest first, and which settings of rollover leave them open."""
     from pulsar_lifecycle.lifecycle.held.held_run import OPEN_TABLE
 
-    where = cluster_of(context)
-    epoch, rows = _rows(where, OPEN_TABLE)
-    rows = [row for row in rows if row["expired"] or not expired]
-    if as_json:
-        show.json_document({"epoch_id": epoch.epoch_id, "rows": rows})
-        return
-    now = where.clock.now_ms()
-    total = show.size(sum(row["bytes"] or 0 for row in rows))
-    _head(f"{show.counted(len(rows), 'open ledger')}, {total}", epoch, now)
-    cells = (
-        (
-            row["topic"],
-            row["ledger_id"],
-            f"{show.span(max(0, now - row['made_at']))} ago",
-            row["problem"] if row["bytes"] is None else show.size(row["bytes"]),
-            "yes" if row["expired"] else None,
-            ", ".join(row["causes"]),
-        )
-        for row in rows[:TOPICS]
-    )
-    show.table(["topic", "ledger", "made", "bytes", "expired", "causes"], cells)
-    _more(rows)
+    def head(rows: Rows) -> str:
+        return f"{show.counted(len(rows), 'open ledger')}, {show.size(sum(row['bytes'] or 0 for row in rows))}"
+
+    columns: Columns = {
+        "topic": lambda row, _: row["topic"],
+        "ledger": lambda row, _: row["ledger_id"],
+        "made": lambda row, now: f"{show.span(max(0, now - row['made_at']))} ago",
+        "bytes": lambda row, _: row["problem"] if row["bytes"] is None else show.size(row["bytes"]),
+        "expired": lambda row, _: "yes" if row["expired"] else None,
+        "causes": lambda row, _: ", ".join(row["causes"]),
+    }
+    _show_held(context, OPEN_TABLE, lambda row: row["expired"] or not expired, head, columns, as_json=as_json)
 
 
 def backlog(
@@ -115,25 +108,21 @@ def backlog(
     """What durable cursors have not acknowledged, the most first, and what takes it away."""
     from pulsar_lifecycle.lifecycle.held.held_run import BACKLOG_TABLE
 
-    where = cluster_of(context)
-    epoch, rows = _rows(where, BACKLOG_TABLE)
-    rows = [row for row in rows if row["expired_bytes"] or not expired]
-    if as_json:
-        show.json_document({"epoch_id": epoch.epoch_id, "rows": rows})
-        return
-    _head(show.counted(len(rows), "cursor"), epoch, where.clock.now_ms())
-    cells = (
-        (
-            row["topic"],
-            row["cursor"],
-            "not known" if row["bytes"] is None else show.size(row["bytes"]),
-            show.size(row["expired_bytes"]) if row["expired_bytes"] else None,
-            row["ends"],
-        )
-        for row in rows[:TOPICS]
+    columns: Columns = {
+        "topic": lambda row, _: row["topic"],
+        "cursor": lambda row, _: row["cursor"],
+        "unacknowledged": lambda row, _: "not known" if row["bytes"] is None else show.size(row["bytes"]),
+        "past its TTL": lambda row, _: show.size(row["expired_bytes"]) if row["expired_bytes"] else None,
+        "ends by": lambda row, _: row["ends"],
+    }
+    _show_held(
+        context,
+        BACKLOG_TABLE,
+        lambda row: row["expired_bytes"] or not expired,
+        lambda rows: show.counted(len(rows), "cursor"),
+        columns,
+        as_json=as_json,
     )
-    show.table(["topic", "cursor", "unacknowledged", "past its TTL", "ends by"], cells)
-    _more(rows)
 
 
 def bookies(context: typer.Context, as_json: AsJson = False) -> None:
@@ -204,17 +193,26 @@ def _room(row: dict[str, Any]) -> float:
     return row["free"] / row["total"] if row["free"] is not None and row["total"] else 0.0
 
 
-def _rows(where: Cluster, table: str) -> tuple[Epoch, list[dict[str, Any]]]:
+def _show_held(
+    context: typer.Context,
+    table: str,
+    wanted: Callable[[Row], Any],
+    head: Callable[[Rows], str],
+    columns: Columns,
+    *,
+    as_json: bool,
+) -> None:
+    """The newest report of what is held: its wanted rows, of which a table has the first."""
     from pulsar_lifecycle.lifecycle.held.held_run import held_rows, newest_held
 
+    where = cluster_of(context)
     epoch = newest_held(where.lake, where.settings.cluster)
-    return epoch, held_rows(where.lake, epoch.epoch_id, table).to_pylist()
-
-
-def _head(what: str, epoch: Epoch, now: int) -> None:
-    show.text(f"{what}, by scan {epoch.epoch_id}, {show.span(now - epoch.started_at)} ago")
-
-
-def _more(rows: list[dict[str, Any]]) -> None:
+    rows = [row for row in held_rows(where.lake, epoch.epoch_id, table).to_pylist() if wanted(row)]
+    if as_json:
+        show.json_document({"epoch_id": epoch.epoch_id, "rows": rows})
+        return
+    now = where.clock.now_ms()
+    show.text(f"{head(rows)}, by scan {epoch.epoch_id}, {show.span(now - epoch.started_at)} ago")
+    show.table([*columns], ([cell(row, now) for cell in columns.values()] for row in rows[:TOPICS]))
     if len(rows) > TOPICS:
         show.text(f"... {len(rows) - TOPICS} more; --json has all of them")

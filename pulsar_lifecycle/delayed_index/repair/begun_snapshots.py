@@ -49,10 +49,10 @@ class NewSnapshot:
 
 
 SNAPSHOT = Step(Action.WRITE_SNAPSHOT, Phase.WRITE_SNAPSHOT)
-Settled = tuple[Begun, Outcome, Why]
+Resolved = tuple[Begun, Outcome, Why]
 
 
-def unsettled(journal: JournalReader, cluster: str) -> list[Begun]:
+def left_begun(journal: JournalReader, cluster: str) -> list[Begun]:
     """The snapshots that runs of a cluster began, and of which the journal does not say what became of them, by id."""
     mine = (pc.field("cluster") == cluster) & (pc.field("action") == Action.WRITE_SNAPSHOT.value)
     rows = journal.find(mine, ["ledger_id", "topic", "outcome", "detail", "at"]).to_pylist()
@@ -68,13 +68,13 @@ def unsettled(journal: JournalReader, cluster: str) -> list[Begun]:
     return [one for _, one in sorted(found.items())]
 
 
-def settle(
+def resolve(
     store: MetadataStore,
     root: str,
     begun: Iterable[Begun],
     guard: tuple[str, int],
     is_loaded: Callable[[Topic], bool],
-) -> Iterator[Settled]:
+) -> Iterator[Resolved]:
     """What became of each, where that is known; a ledger that nothing ever named is deleted, under the lease.
 
     Only a ledger that is tagged with the topic and cursor that the journal says. Raises LeaseLost and what the store

@@ -71,21 +71,21 @@ def level_of(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
+class Goal:
     """What the buckets of a subscription are to be: those that stay, by key, and new ones."""
 
     kept: tuple[StoredBucket, ...]
     new: tuple[Snapshot, ...]
 
 
-def wanted(
+def goal_of(
     level: RepairLevel,
     subscription: StoredSubscription,
     found: Sequence[Found],
     waiting: Indexes,
     settings: DelayedIndexSettings,
     now: int,
-) -> Wanted:
+) -> Goal:
     """The buckets after a repair. ``waiting``: the delayed messages not acknowledged, by (ledger, entry).
 
     A rebuild takes those that are not due at ``now`` (ms): the broker reads the others anyway.
@@ -93,13 +93,13 @@ def wanted(
     bad = {one.key for one in found if one.code in DROPPED}
     passed = {one.key for one in found if one.code is IndexFinding.PASSED}
     if level is RepairLevel.REBUILD:
-        return Wanted((), tuple(rebuilt(waiting[waiting.timestamps > now], settings)))
+        return Goal((), tuple(rebuilt(waiting[waiting.timestamps > now], settings)))
     left = [bucket for bucket in subscription.buckets if bucket.key not in bad | passed]
     if level is not RepairLevel.MERGE:
-        return Wanted(tuple(left), ())
+        return Goal(tuple(left), ())
     groups = mergeable(left, settings)
     merged = {bucket.key for group in groups for bucket in group}
-    return Wanted(
+    return Goal(
         tuple(bucket for bucket in left if bucket.key not in merged),
         tuple(_merged(group, settings) for group in groups),
     )

@@ -23,9 +23,9 @@ from pulsar_lifecycle.delayed_index.bookkeeper_storage import BookKeeperBucketSt
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
 from pulsar_lifecycle.delayed_index.repair.archived_snapshots import NewLedger, had, keep, kept_of
-from pulsar_lifecycle.delayed_index.repair.begun_snapshots import SNAPSHOT, Begun, NewSnapshot, settle, unsettled
+from pulsar_lifecycle.delayed_index.repair.begun_snapshots import SNAPSHOT, Begun, NewSnapshot, left_begun, resolve
 from pulsar_lifecycle.delayed_index.repair.edit import Edit, Edited, Keys, write_keys
-from pulsar_lifecycle.delayed_index.repair.levels import RepairLevel, wanted
+from pulsar_lifecycle.delayed_index.repair.levels import RepairLevel, goal_of
 from pulsar_lifecycle.delayed_index.stored.index_findings import judge
 from pulsar_lifecycle.delayed_index.stored.index_reading import (
     IndexPorts,
@@ -169,7 +169,7 @@ def _running(cluster: Cluster, run_id: str, plan_id: str, *, dry_run: bool) -> I
         journal = Writer(run_id, settings.cluster, plan_id)
         one = _Repair(run, ports, index_ports(opened), opened.writer, broker, journal, cluster.journal_reader, guard)
         if guard:
-            one.settle(unsettled(cluster.journal_reader, settings.cluster), one.is_loaded)
+            one.resolve(left_begun(cluster.journal_reader, settings.cluster), one.is_loaded)
         yield one
 
 
@@ -227,7 +227,7 @@ class _Repair:
             return self._said(subject, Outcome.LEFT, Why(Code.UNREAD, f"its topic cannot be read whole: {why}"))
         now = self.ports.clock.now_ms()
         found = judge(one, entries, now)
-        goal = wanted(level, one, found, outstanding(one, entries), self.broker, now)
+        goal = goal_of(level, one, found, outstanding(one, entries), self.broker, now)
         kept = {bucket.key: bucket.value for bucket in goal.kept}
         if not goal.new and kept == dict(subject.before):
             return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "by now it needs no repair"))
@@ -275,7 +275,7 @@ class _Repair:
             return Why(Code.NOT_THERE, text)
         current = {bucket.key: bucket.value for bucket in stored.subscriptions[0].buckets}
         if current != dict(subject.before):
-            return Why(Code.CHANGED_MEANWHILE, "it has other buckets than the plan says")
+            return Why(Code.CHANGED_SINCE_PLAN, "it has other buckets than the plan says")
         return self._protected(subject, stored)
 
     def _protected(self, subject: _Subject, stored: StoredTopic) -> Why | None:
@@ -366,15 +366,15 @@ class _Repair:
         return self._said(subject, Outcome.LEFT, why, edit=edit)
 
     def _discard(self, subject: _Subject, ledgers: Sequence[int]) -> None:
-        """Delete new snapshots that no cursor came to name; what cannot be deleted now, the next run settles."""
+        """Delete new snapshots that no cursor came to name; what cannot be deleted now, the next run resolves."""
         with contextlib.suppress(LifecycleError):
-            self.settle([Begun(one, subject.topic, subject.cursor) for one in ledgers], lambda _: False)
+            self.resolve([Begun(one, subject.topic, subject.cursor) for one in ledgers], lambda _: False)
 
-    def settle(self, begun: Sequence[Begun], is_loaded: Callable[[Topic], bool]) -> None:
+    def resolve(self, begun: Sequence[Begun], is_loaded: Callable[[Topic], bool]) -> None:
         """Find out, and say, what became of new snapshots; see ``begun_snapshots.py``."""
         if begun and self.guard:
             self.guard.check(self.ports.store)
-            for one, outcome, why in settle(
+            for one, outcome, why in resolve(
                 self.ports.store, self.run.ledgers_root, begun, self.guard.guard, is_loaded
             ):
                 self._snapshot_row(one, outcome, why)

@@ -73,7 +73,7 @@ class TimeQueue:
         """Take out, in order, at most ``limit`` messages of those up to ``until``, inclusive."""
         parts: list[Indexes] = []
         if self._fresh_first <= until[0]:
-            self._settle()
+            self._sort_fresh()
         while limit > 0:
             if not len(self._front) and not self._refill(until[0], limit):
                 break
@@ -91,7 +91,7 @@ class TimeQueue:
     def due(self, time: int) -> int:
         """How many messages are due by ``time``, inclusive."""
         if self._fresh_first <= time:
-            self._settle()
+            self._sort_fresh()
         runs = (self._front, *self._later) if time > self._horizon else (self._front,)
         return sum(int(np.searchsorted(run.timestamps, time, "right")) for run in runs)
 
@@ -104,18 +104,18 @@ class TimeQueue:
 
     def select(self, wanted: Callable[[Indexes], Mask]) -> Indexes:
         """The messages that ``wanted`` picks, in no particular order; they stay."""
-        self._settle()
+        self._sort_fresh()
         return Indexes.concatenate([part[wanted(part)] for part in (self._front, *self._later)])
 
     def remove(self, unwanted: Callable[[Indexes], Mask]) -> None:
         """Take out the messages that ``unwanted`` picks."""
-        self._settle()
+        self._sort_fresh()
         self._front = self._front[~unwanted(self._front)]
         kept = [part[~unwanted(part)] for part in self._later]
         self._later = [part for part in kept if len(part)]
         self._size = len(self._front) + sum(map(len, self._later))
 
-    def _settle(self) -> None:
+    def _sort_fresh(self) -> None:
         """Sort what is fresh, and put it where it belongs."""
         parts = [*self._fresh, *([Indexes.of(self._single)] if self._single else [])]
         self._fresh, self._single, self._fresh_first = [], [], LAST

@@ -344,14 +344,14 @@ class BucketTracker:
 
     def _load_due(self, cutoff: int, limit: int) -> None:
         """Load, bucket by bucket, what will be needed if no more than ``limit`` messages are due: many at a time."""
-        while (spare := limit - self._shared.due(cutoff)) > 0:
+        while (room := limit - self._shared.due(cutoff)) > 0:
             waiting = [one for one in self._buckets if one.last_loaded[0] <= cutoff and one.loaded < one.segments]
             if not waiting:
                 return
             for bucket in waiting:
                 due = bisect_right(bucket.first_times, cutoff) - bucket.loaded
                 in_segment = bucket.messages // bucket.segments + 1
-                few = spare // (in_segment * len(waiting))
+                few = room // (in_segment * len(waiting))
                 if not self._load_next(bucket, max(min(due, few), 1)):
                     return
 

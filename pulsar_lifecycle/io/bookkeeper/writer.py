@@ -213,9 +213,9 @@ class _Adding:
         """Wait until at most so many bytes are not confirmed; raises as :meth:`add`."""
         while self._bytes > most:
             self._bookies.wait()
-            self._settle()
+            self._take_confirmed()
             while self._replaced():
-                self._settle()
+                self._take_confirmed()
 
     @property
     def _first_pending(self) -> int:
@@ -245,7 +245,7 @@ class _Adding:
         else:
             self._failed.setdefault(bookie, answers.refusal(answer.code))
 
-    def _settle(self) -> None:
+    def _take_confirmed(self) -> None:
         """Take what is confirmed off the list, the first entries first; raises what ends the ledger."""
         if self._ended is not None:
             raise self._ended

@@ -220,7 +220,7 @@ class _Deletion:
 
     def _changed(self, node: Any, row: Mapping[str, Any]) -> Why | None:
         if not isinstance(node, Node) or node.stat.czxid != row["czxid"]:
-            return Why(InactiveKept.CHANGED_SINCE_PLAN, "it is another one than the plan's, or cannot be read")
+            return Why(Code.CHANGED_SINCE_PLAN, "it is another one than the plan's, or cannot be read")
         info = cursor_format.decode(node.data)
         position, last = info.mark_delete, None
         if info.cursors_ledger_id >= 0:
@@ -229,13 +229,13 @@ class _Deletion:
                 self.ports.store, self.ports.reader, [info.cursors_ledger_id], root
             )
             if isinstance(entry, LifecycleError) and not stored_references.never_written(metadata, entry):
-                return Why(InactiveKept.CHANGED_SINCE_PLAN, f"its cursor ledger cannot be read: {entry}")
+                return Why(Code.CHANGED_SINCE_PLAN, f"its cursor ledger cannot be read: {entry}")
             if entry is not None and not isinstance(entry, LifecycleError):
                 position, last = cursor_format.decode_position(entry.payload).mark_delete, entry.entry_id
         at = (position.ledger_id, position.entry_id) if position else (None, None)
         names = ("ledger_id", "entry_id", "cursors_ledger_id", "cursors_entry_id")
         if (*at, info.cursors_ledger_id, last) != tuple(row[name] for name in names):
-            return Why(InactiveKept.CHANGED_SINCE_PLAN, "its persisted state is another one than the plan's")
+            return Why(Code.CHANGED_SINCE_PLAN, "its persisted state is another one than the plan's")
         return None
 
     def _at_broker(self, topic: Topic, node: Node, row: Mapping[str, Any], last_ledger: int) -> Why | None:
@@ -248,12 +248,12 @@ class _Deletion:
             return Why(InactiveKept.NOT_LOADED, "its last ledger is closed: its broker has unloaded it")
         if last_ledger != row["last_ledger_id"] and not admin.internal_stats(topic).loaded_since(row["last_ledger_id"]):
             text = "its topic has a new ledger, perhaps from a load since the scan: nobody knows what was read before"
-            return Why(InactiveKept.CHANGED_SINCE_PLAN, text)
+            return Why(Code.CHANGED_SINCE_PLAN, text)
         names = [cursor_name(name) for name in snapshot.cursors(self.ports.store, node.path.rpartition("/")[0])]
         if row["cursor"] in monitors.system_cursors:
             return Why(InactiveKept.SYSTEM_CURSOR, "additionalSystemCursorNames names it by now")
         if monitors.replicator is None:
-            return Why(InactiveKept.POLICY_UNKNOWN, "no broker says how replicators' cursors begin (replicatorPrefix)")
+            return Why(InactiveKept.UNKNOWN_POLICY, "no broker says how replicators' cursors begin (replicatorPrefix)")
         if row["cursor"].startswith(monitors.replicator):
             return Why(InactiveKept.REPLICATOR_CURSOR, "a replicator reads by it")
         deletion = monitors.deletion.of(topic) if str(topic.namespace) in monitors.deletion.by_namespace else None

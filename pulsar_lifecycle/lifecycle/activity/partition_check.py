@@ -22,9 +22,11 @@ class PartitionFinding(StrEnum):
     """How a partitioned topic's metadata and its partitions disagree."""
 
     NO_PARTITIONS = "no_partitions"
-    """Its metadata is there, and none of its partitions: nobody ever used it, or they were deleted one by one."""
+    """Its metadata is there, and none of its partitions: nobody ever used it, or they were deleted one by one.
+    `pulsar-admin topics delete-partitioned-topic` takes it away."""
     NO_METADATA = "no_metadata"
-    """It has partitions and no metadata: clients of the partitioned topic do not reach them."""
+    """It has partitions and no metadata: clients of the partitioned topic do not reach them. Look
+    who made them."""
     BEYOND_METADATA = "beyond_metadata"
     """It has partitions of a higher number than its metadata says."""
 

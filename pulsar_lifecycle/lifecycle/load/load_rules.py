@@ -59,8 +59,6 @@ class LoadKept(StrEnum):
     LITTLE_TO_FREE = "little_to_free"
     """A load would free less than `load.min_bytes`."""
 
-    CHANGED_SINCE_PLAN = "changed_since_plan"
-    """Its ledgers, its cursors or the policies in force are others than when the plan was made. Only at apply."""
     BUNDLE_SHARED = "bundle_shared"
     """No broker owns its bundle: who takes it loads all its topics, and not all of them may be loaded. At apply."""
     BUNDLE_TOO_LARGE = "bundle_too_large"

@@ -249,11 +249,11 @@ class _LoadRun:
     ) -> Why | None:
         planned = self.planned[topic]
         if row is None or now is None:
-            return Why(LoadKept.CHANGED_SINCE_PLAN, "it needs no broker any more, is gone, or cannot be read")
+            return Why(Code.CHANGED_SINCE_PLAN, "it needs no broker any more, is gone, or cannot be read")
         changed = [name for name in SAME if row[name] != planned[name]]
         if changed:
             said = ", ".join(f"{name} is {row[name]}, was {planned[name]}" for name in changed)
-            return Why(LoadKept.CHANGED_SINCE_PLAN, said)
+            return Why(Code.CHANGED_SINCE_PLAN, said)
         if row["kept"]:
             return Why(_code(row["kept"]), f"kept by {row['kept']}")
         if differing:

@@ -63,7 +63,7 @@ class RecordsError(StrEnum):
     NOT_UNLOADED = "not_unloaded"
     """Its broker did not do what it was asked: to unload it, to move a cursor, to keep the low watermark."""
     CHANGED = "changed_since_plan"
-    """It is not as it was when the plan was made. Only at apply."""
+    """It is not as it was when the plan was made, or at the last of several tries to write it. Only at apply."""
 
 
 RECORDS = pa.schema(

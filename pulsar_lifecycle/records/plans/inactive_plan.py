@@ -34,7 +34,7 @@ class InactiveKept(StrEnum):
     broker would not delete it either. `delete_topics` does."""
     REPLICATED = "replicated"
     """Its topic is replicated to another cluster."""
-    POLICY_UNKNOWN = "policy_unknown"
+    UNKNOWN_POLICY = "unknown_policy"
     """What retention or the brokers' configuration says is not known."""
     RETAINED = "retained"
     """The retention in force keeps its data."""
@@ -57,8 +57,6 @@ class InactiveKept(StrEnum):
     BUNDLE_SHARED = "bundle_shared"
     """Nobody owns its bundle, or that of topics that brokers read along: who takes it to delete the topic loads others.
     Only at apply."""
-    CHANGED_SINCE_PLAN = "changed_since_plan"
-    """It, or its topic, is not as it was when the plan was made. Only at apply."""
     LEDGER_OPEN = "ledger_open"
     """A ledger of it was never closed, as its broker died: what is in it is not known. Only at apply."""
     USED_LATELY = "used_lately"

@@ -24,8 +24,8 @@ class OffloadChoice(StrEnum):
     """Copy the ledger to the object store."""
     RELEASE = "release"
     """Release its copy in BookKeeper."""
-    WITHHELD = "release-withheld"
-    """Its copy in BookKeeper is due to go, but brokers give such copies up by themselves: set their deletion lag to -1.
+    BROKERS_RELEASE = "release-by-brokers"
+    """Its copy in BookKeeper is due to go, but brokers release such copies by themselves: set their deletion lag to -1.
     """
     DONE = "done"
     """It is offloaded, and nothing more is to be done now."""
@@ -119,7 +119,7 @@ class OffloadPlan:
 
     The rows are those of :data:`CANDIDATES` that are to be offloaded or released. ``actionable`` is false for a
     report-only plan; ``gaps`` then says what was missing. ``warnings`` stop nothing. ``left_to_broker`` of the rows are
-    left if their topics stay loaded; ``withheld`` ledgers are not among the rows.
+    left if their topics stay loaded; ``brokers_release`` ledgers are not among the rows.
     """
 
     plan_id: str
@@ -136,8 +136,8 @@ class OffloadPlan:
     released_bytes: int
     left_to_broker: int
     left_to_broker_bytes: int
-    withheld: int
-    withheld_bytes: int
+    brokers_release: int
+    brokers_release_bytes: int
     digest: str
 
     def to_json(self) -> dict[str, Any]:

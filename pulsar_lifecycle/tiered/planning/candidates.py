@@ -87,7 +87,7 @@ def judge(
     return found[::-1]
 
 
-_DOING = (OffloadChoice.OFFLOAD, OffloadChoice.RELEASE, OffloadChoice.WITHHELD)
+_DOING = (OffloadChoice.OFFLOAD, OffloadChoice.RELEASE, OffloadChoice.BROKERS_RELEASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ def _of_release(
         return _Said(OffloadChoice.DONE, OffloadCode.BROKERS_RELEASE, text)
     if why := competing(policy):
         text = f"{said.text}; its copy in BookKeeper is not released by us: {why}"
-        return _Said(OffloadChoice.WITHHELD, OffloadCode.BROKERS_RELEASE, text)
+        return _Said(OffloadChoice.BROKERS_RELEASE, OffloadCode.BROKERS_RELEASE, text)
     bucket = item["offload_bucket"]
     if bucket and bucket in buckets:
         return said

@@ -152,9 +152,11 @@ def make_offload_plan(
     named = rows.filter(pc.not_equal(rows.column("warning"), "")).select(["namespace", "warning"])
     warned = sorted({f"{row['namespace']}: {row['warning']}" for row in named.to_pylist()})
     kept = cluster.lake.batches(
-        cluster.parts(epoch.epoch_id, TABLE), ["bytes", "action"], pc.field("action") == OffloadChoice.WITHHELD
+        cluster.parts(epoch.epoch_id, TABLE), ["bytes", "action"], pc.field("action") == OffloadChoice.BROKERS_RELEASE
     )
-    withheld = pa.Table.from_batches(list(kept), pa.schema([CANDIDATES.field("bytes"), CANDIDATES.field("action")]))
+    brokers_release = pa.Table.from_batches(
+        list(kept), pa.schema([CANDIDATES.field("bytes"), CANDIDATES.field("action")])
+    )
     plan = OffloadPlan(
         plan_id=f"offload-{epoch.epoch_id}-{cluster.ids.token(2)}",
         cluster=epoch.cluster,
@@ -165,19 +167,19 @@ def make_offload_plan(
         gaps=tuple(gaps),
         warnings=(*policies.warnings, *warned),
         digest="",
-        **totals(rows, withheld),
+        **totals(rows, brokers_release),
     )
     plan = replace(plan, digest=offload_plan.digest(rows, plan.to_json()))
     cluster.lake.store_offload_plan(plan, rows)
     return plan, rows
 
 
-def totals(rows: pa.Table, withheld: pa.Table) -> dict[str, int]:
-    """Ledgers and bytes of a plan's rows, by what is to be done, and of those that are withheld."""
+def totals(rows: pa.Table, brokers_release: pa.Table) -> dict[str, int]:
+    """Ledgers and bytes of a plan's rows, by what is to be done, and of those that brokers would release."""
     going = rows.filter(pc.equal(rows.column("action"), OffloadChoice.OFFLOAD))
     leaving = rows.filter(pc.equal(rows.column("action"), OffloadChoice.RELEASE))
     waiting = rows.filter(pc.equal(rows.column("outlook"), Outcome.LEFT_TO_BROKER))
-    counted = {"": going, "released": leaving, "left_to_broker": waiting, "withheld": withheld}
+    counted = {"": going, "released": leaving, "left_to_broker": waiting, "brokers_release": brokers_release}
     found: dict[str, int] = {}
     for name, some in counted.items():
         found[name or "ledgers"] = some.num_rows

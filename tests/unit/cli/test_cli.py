@@ -265,6 +265,10 @@ def test_the_journal_is_asked_by_ledger_run_or_plan(settings_file: Path, capsys:
     assert asked("--run", "run-2", "--ledger", "8") == [(8, "kept")]
     assert asked("--code", "twin") == asked("--outcome", "kept") == [(8, "kept")]
     assert asked("--run", "run-3") == asked("--code", "twin", "--outcome", "sent") == []
+    assert run("journal", "--code", "twin", "--outcome", "sent") == 0
+    out = capsys.readouterr().out
+    assert "outcome sent, by code: (none) 1" in out
+    assert "code twin, by outcome: kept 1" in out
     assert run("journal", "--ledger", "7") == 0
     out = capsys.readouterr().out
     assert "deleted" in out

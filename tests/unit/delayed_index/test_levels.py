@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
-from pulsar_lifecycle.delayed_index.repair.levels import RepairLevel, level_of, mergeable, rebuilt, wanted
+from pulsar_lifecycle.delayed_index.repair.levels import RepairLevel, goal_of, level_of, mergeable, rebuilt
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.delayed_index.stored.index_findings import judge
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription, TopicEntries
@@ -71,7 +71,7 @@ def test_what_is_rebuilt_or_merged_has_no_finding() -> None:
     assert [[b.start for b in group] for group in mergeable(buckets, SMALL)] == [[3, 5], [6, 8]]
 
     for level in (RepairLevel.MERGE, RepairLevel.REBUILD):
-        goal = wanted(level, one, judge(one, entries, NOW), truth, SMALL, NOW)
+        goal = goal_of(level, one, judge(one, entries, NOW), truth, SMALL, NOW)
         assert goal.kept == ()
         assert [(new.start_ledger_id, new.end_ledger_id) for new in goal.new] == [(3, 5), (6, 8)]
         assert sum(len(new.indexes) for new in goal.new) == len(truth)

@@ -164,7 +164,7 @@ def test_what_a_killed_repair_left_the_next_one_settles(scene: DelayedScene, ste
     now = scene.keys("a")
     found = repaired(scene, order)
     if step is NAMED:
-        assert (found.outcome, found.why.code) == (Outcome.LEFT, Code.CHANGED_MEANWHILE)
+        assert (found.outcome, found.why.code) == (Outcome.LEFT, Code.CHANGED_SINCE_PLAN)
         assert scene.keys("a") == now
         assert left <= scene.servers.ledger_ids()
         assert {(one, "done") for one in left} <= set(written(scene))

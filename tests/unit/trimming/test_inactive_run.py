@@ -23,7 +23,6 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
-from pulsar_lifecycle.trimming.trim_rules import Stays
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.scenes.activity_scene import ActivityScene, kept
 from tests.kit.scenes.retention_scene import NAMESPACE
@@ -155,14 +154,14 @@ def _not_chosen(scene: ActivityScene) -> None:
     ("change", "expected"),
     [
         (_loaded, Protection.LOADED),
-        (_written, InactiveKept.CHANGED_SINCE_PLAN),
-        (_read, InactiveKept.CHANGED_SINCE_PLAN),
-        (_subscribed, InactiveKept.CHANGED_SINCE_PLAN),
-        (_created_anew, InactiveKept.CHANGED_SINCE_PLAN),
+        (_written, Code.CHANGED_SINCE_PLAN),
+        (_read, Code.CHANGED_SINCE_PLAN),
+        (_subscribed, Code.CHANGED_SINCE_PLAN),
+        (_created_anew, Code.CHANGED_SINCE_PLAN),
         (_connected, InactiveKept.USED_LATELY),
         (_listed, Protection.LOADED),
         (_reopened, InactiveKept.LEDGER_OPEN),
-        (_retained, Stays.POLICY),
+        (_retained, Code.CHANGED_SINCE_PLAN),
         (_held, Code.TOPIC_PROTECTED),
         (_not_chosen, InactiveKept.NOT_CHOSEN),
         (_named_kept, InactiveKept.NAMED_KEPT),
@@ -205,7 +204,7 @@ def test_a_topic_that_changes_between_the_messages_and_the_request_stays(scene: 
     scene.open_queue = sending
     found = apply(scene, made)
     assert found["a"][0] in (Outcome.FAILED, Outcome.REFUSED)
-    assert found["a"][1] == InactiveKept.CHANGED_SINCE_PLAN
+    assert found["a"][1] == Code.CHANGED_SINCE_PLAN
     assert there(scene, "a")
 
 
@@ -219,7 +218,7 @@ def test_partitions_go_together_or_not_at_all(scene: ActivityScene) -> None:
     stays = (Outcome.LEFT, InactiveKept.PARTITION_STAYS)
     assert apply(scene, made) == {
         "p-partition-0": stays,
-        "p-partition-1": (Outcome.REFUSED, InactiveKept.CHANGED_SINCE_PLAN),
+        "p-partition-1": (Outcome.REFUSED, Code.CHANGED_SINCE_PLAN),
         "p-partition-2": stays,
         "b": (Outcome.REMOVED, Code.TOPIC_DELETED),
     }

@@ -82,7 +82,7 @@ def test_a_policy_that_changed_keeps_all(scene: RetentionScene, minutes: int) ->
     plan = planned(scene)
     scene.retention(minutes, -1)
     (one,) = applied(scene, plan)
-    assert (one.ledger_id, one.outcome, one.why.code) == (ids[0], Outcome.REFUSED, Stays.POLICY)
+    assert (one.ledger_id, one.outcome, one.why.code) == (ids[0], Outcome.REFUSED, Code.CHANGED_SINCE_PLAN)
     assert f"{minutes} minutes" in one.reason or minutes == -1
     assert scene.listed("a") == ids
 
@@ -91,7 +91,7 @@ def test_a_policy_that_is_not_known_any_more_keeps_all(scene: RetentionScene) ->
     ids = scene.topic("a", 100, 90)
     plan = planned(scene)
     scene.servers.put(f"/admin/policies/{NAMESPACE}", b"{}")
-    assert said(applied(scene, plan)) == {ids[0]: (Outcome.REFUSED, Stays.POLICY)}
+    assert said(applied(scene, plan)) == {ids[0]: (Outcome.REFUSED, Stays.UNKNOWN_POLICY)}
 
 
 def test_a_policy_that_changes_while_messages_are_sent_keeps_all(scene: RetentionScene) -> None:
@@ -109,7 +109,7 @@ def test_a_policy_that_changes_while_messages_are_sent_keeps_all(scene: Retentio
             return sent
 
     scene.open_queue = Sending
-    assert said(applied(scene, plan)) == {ids[0]: (Outcome.REFUSED, Stays.POLICY)}
+    assert said(applied(scene, plan)) == {ids[0]: (Outcome.REFUSED, Code.CHANGED_SINCE_PLAN)}
     assert scene.listed("a") == ids
 
 

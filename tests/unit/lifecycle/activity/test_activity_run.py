@@ -350,7 +350,7 @@ def test_a_cursor_that_its_name_keeps_keeps_its_topic(
     ("prefix", "topic", "subscription"),
     [
         ("geo", InactiveKept.REPLICATED, InactiveKept.REPLICATOR_CURSOR),
-        (None, InactiveKept.POLICY_UNKNOWN, InactiveKept.POLICY_UNKNOWN),
+        (None, InactiveKept.UNKNOWN_POLICY, InactiveKept.UNKNOWN_POLICY),
     ],
 )
 def test_the_brokers_say_how_replicators_begin(
@@ -409,8 +409,8 @@ def test_nothing_goes_while_the_brokers_configuration_is_not_known(scene: Activi
     scene.servers.admin.broker_ids = ["a:1", "b:1"]
     scene.servers.admin.configuration = {"a:1": {"additionalSystemCursorNames": "[x]"}}
     report = scene.report()
-    assert kept(report.topics) == {"old": InactiveKept.POLICY_UNKNOWN}
-    assert kept(report.cursors) == {"old/s": InactiveKept.POLICY_UNKNOWN}
+    assert kept(report.topics) == {"old": InactiveKept.UNKNOWN_POLICY}
+    assert kept(report.cursors) == {"old/s": InactiveKept.UNKNOWN_POLICY}
     assert report.problems
 
 

@@ -151,15 +151,15 @@ def _alone(scene: ActivityScene) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (_moved, InactiveKept.CHANGED_SINCE_PLAN),
-        (_moved_back, InactiveKept.CHANGED_SINCE_PLAN),
-        (_acknowledged, InactiveKept.CHANGED_SINCE_PLAN),
-        (_created_anew, InactiveKept.CHANGED_SINCE_PLAN),
+        (_moved, Code.CHANGED_SINCE_PLAN),
+        (_moved_back, Code.CHANGED_SINCE_PLAN),
+        (_acknowledged, Code.CHANGED_SINCE_PLAN),
+        (_created_anew, Code.CHANGED_SINCE_PLAN),
         (_connected, InactiveKept.USED_LATELY),
         (_used, InactiveKept.USED_LATELY),
         (_unloaded, InactiveKept.NOT_LOADED),
         (_unloaded_and_still_listed, InactiveKept.NOT_LOADED),
-        (_loaded_anew, InactiveKept.CHANGED_SINCE_PLAN),
+        (_loaded_anew, Code.CHANGED_SINCE_PLAN),
         (_held, Protection.LEGAL_HOLD),
         (_named_kept, InactiveKept.NAMED_KEPT),
         (_system, InactiveKept.SYSTEM_CURSOR),
@@ -195,7 +195,7 @@ def test_a_rollover_is_told_from_a_load_by_what_the_broker_counts(
     scene.servers.admin.internals[topic] = TopicInternals(
         "LedgerOpened", tuple(entries), {}, {}, None, (), entries=entries, added=added
     )
-    expected = GONE if goes else (Outcome.LEFT, InactiveKept.CHANGED_SINCE_PLAN)
+    expected = GONE if goes else (Outcome.LEFT, Code.CHANGED_SINCE_PLAN)
     assert apply(scene, made) == dict.fromkeys("st", expected)
 
 

@@ -143,21 +143,21 @@ def test_a_policy_that_changed_keeps_the_topic(scene: LoadScene) -> None:
     expired(scene)
     plan = planned(scene, "a")
     scene.retention(59, -1)
-    assert kept(scene, plan) is LoadKept.CHANGED_SINCE_PLAN
+    assert kept(scene, plan) is Code.CHANGED_SINCE_PLAN
 
 
 def test_a_ttl_that_changed_keeps_the_topic(scene: LoadScene) -> None:
     expired(scene)
     plan = planned(scene, "a")
     scene.namespace(message_ttl_in_seconds=1)
-    assert kept(scene, plan) is LoadKept.CHANGED_SINCE_PLAN
+    assert kept(scene, plan) is Code.CHANGED_SINCE_PLAN
 
 
 def test_a_cursor_that_moved_back_keeps_the_topic(scene: LoadScene) -> None:
     ids = expired(scene)
     plan = planned(scene, "a")
     scene.position("a", Position(ids[0], 0))
-    assert kept(scene, plan) is LoadKept.CHANGED_SINCE_PLAN
+    assert kept(scene, plan) is Code.CHANGED_SINCE_PLAN
 
 
 def test_a_topic_that_is_gone_is_left(scene: LoadScene) -> None:
@@ -167,7 +167,7 @@ def test_a_topic_that_is_gone_is_left(scene: LoadScene) -> None:
     path = scene.servers.topic_path(A)
     for child in [f"{path}/s", path]:
         store.delete(child, -1)
-    assert kept(scene, plan) is LoadKept.CHANGED_SINCE_PLAN
+    assert kept(scene, plan) is Code.CHANGED_SINCE_PLAN
 
 
 def test_a_topic_that_somebody_has_loaded_is_left_to_him(scene: LoadScene) -> None:

@@ -68,7 +68,7 @@ def test_a_plan_counts_what_a_run_would_leave_to_brokers() -> None:
     found = totals(table, pa.table({"bytes": [8]}))
     assert (found["ledgers"], found["bytes"], found["released"], found["released_bytes"]) == (2, 3, 1, 4)
     assert (found["left_to_broker"], found["left_to_broker_bytes"]) == (2, 6)
-    assert (found["withheld"], found["withheld_bytes"]) == (1, 8)
+    assert (found["brokers_release"], found["brokers_release_bytes"]) == (1, 8)
 
 
 # ------------------------------------------------------------------------------------------- what the brokers read from

@@ -47,7 +47,7 @@ def test_nothing_is_released_where_brokers_release_by_themselves(lag: int | None
     """They prove nothing, and do it while we refuse: only a report is made, and the plan says why."""
     policy = replace(POLICY, deletion_lag_ms=lag)
     for item in (complete(1), complete(1, bookkeeper_deleted=True)):
-        assert one(item, policy, leftovers={1}) == (OffloadChoice.WITHHELD, OffloadCode.BROKERS_RELEASE)
+        assert one(item, policy, leftovers={1}) == (OffloadChoice.BROKERS_RELEASE, OffloadCode.BROKERS_RELEASE)
     assert one(complete(1, offloaded_at=NOW), policy)[0] == OffloadChoice.DONE
     assert one(ledger(1), policy)[0] == OffloadChoice.OFFLOAD
 

@@ -162,9 +162,9 @@ def planned(ledger_id: int, action: str) -> dict[str, Any]:
         (replace(POLICY, tiered_first=False), None, True, [1], Code.BOOKKEEPER_FIRST),
         (replace(POLICY, deletion_lag_ms=0), None, True, [1], Code.BROKERS_RELEASE),
         (replace(POLICY, deletion_lag_ms=None), None, True, [1], Code.BROKERS_RELEASE),
-        (replace(POLICY, bucket="c"), None, True, [2], Code.PLAN_OUTDATED),
-        (replace(POLICY, driver="filesystem"), None, True, [], Code.PLAN_OUTDATED),
-        (replace(POLICY, endpoint="https://elsewhere"), None, True, [], Code.PLAN_OUTDATED),
+        (replace(POLICY, bucket="c"), None, True, [2], Code.CHANGED_SINCE_PLAN),
+        (replace(POLICY, driver="filesystem"), None, True, [], Code.CHANGED_SINCE_PLAN),
+        (replace(POLICY, endpoint="https://elsewhere"), None, True, [], Code.CHANGED_SINCE_PLAN),
         (None, None, True, [], Code.NAMESPACE_GONE),
     ],
 )

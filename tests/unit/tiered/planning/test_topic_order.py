@@ -154,6 +154,6 @@ def test_nothing_is_done_from_the_position_on_and_all_before_it_as_without(
     items = [(complete if done else ledger)(n, size=size) for n, (done, size) in enumerate(found)]
     whole = judged(state(*items, LAST), everything=True)
     asked = judged(state(*items, LAST), everything=True, upto=upto)
-    doing = (OffloadChoice.OFFLOAD, OffloadChoice.RELEASE, OffloadChoice.WITHHELD)
+    doing = (OffloadChoice.OFFLOAD, OffloadChoice.RELEASE, OffloadChoice.BROKERS_RELEASE)
     assert {i: row for i, row in asked.items() if i < upto} == {i: row for i, row in whole.items() if i < upto}
     assert not [i for i, row in asked.items() if i >= upto and row["action"] in doing]
