@@ -26,8 +26,8 @@ from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.settings import ObjectStoreSettings, PulsarSettings
 from sandbox.cluster import Cluster
 from tests.integration import pipeline as driving
-from tests.integration.offloads import s3_client
 from tests.integration.pipeline import Pipeline
+from tests.integration.tiered.offloads import s3_client
 from tests.kit.contracts.object_contract import BUCKET, GONE_BUCKET
 
 LONG = (
@@ -46,7 +46,7 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Parallel workers take modules in this order."""
     order = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
+    items.sort(key=lambda item: (order.get(item.path.stem, len(LONG)), item.path.stem))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """BookKeeper's entries in memory: ``ports.LedgerReader`` and ``ports.LedgerWriter``.
 
-They pass tests/integration/test_bookie_reader.py and test_ledger_writer.py.
+They pass tests/integration/contracts/test_bookie_reader.py and test_ledger_writer.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ZooKeeper in memory: one tree, many sessions; passes tests/integration/test_zk_contract.py.
+"""ZooKeeper in memory: one tree, many sessions; passes tests/integration/contracts/test_zk_contract.py.
 
 ``FakeZooKeeper`` is the server, ``FakeStore`` one session on it and ``ports.MetadataStore``. Faults are injected with
 ``before`` and ``after``: callables that get every :class:`Operation` and may raise. OutcomeUnknown raised ``before``

@@ -32,7 +32,6 @@ from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from tests.integration.killed_run import Step, strike
-from tests.integration.offloads import keys, offload, planned, s3_client, with_bucket
 from tests.integration.pipeline import (
     Pipeline,
     drain,
@@ -43,6 +42,7 @@ from tests.integration.pipeline import (
     wait_unlisted,
     wait_until_unloaded_counts,
 )
+from tests.integration.tiered.offloads import keys, offload, planned, s3_client, with_bucket
 
 pytestmark = pytest.mark.integration
 

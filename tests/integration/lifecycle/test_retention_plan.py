@@ -24,6 +24,7 @@ from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from tests.integration.jobs import Jobs
 from tests.integration.killed_run import Step, strike
+from tests.integration.lifecycle.retention import ROOTS, backlog, close_earlier, loaded, retention
 from tests.integration.pipeline import (
     Pipeline,
     at_rest,
@@ -34,7 +35,6 @@ from tests.integration.pipeline import (
     wait_unlisted,
     wait_until_unloaded_counts,
 )
-from tests.integration.retention import ROOTS, backlog, close_earlier, loaded, retention
 from tests.kit.command import run
 
 pytestmark = pytest.mark.integration

@@ -22,6 +22,7 @@ from pulsar_lifecycle.trimming.retention_run import apply_retention
 from sandbox import plant, topics
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from tests.integration.lifecycle.retention import close_earlier, loaded, retention
 from tests.integration.pipeline import (
     Pipeline,
     existing,
@@ -29,7 +30,6 @@ from tests.integration.pipeline import (
     settings_file,
     wait_until_unloaded_counts,
 )
-from tests.integration.retention import close_earlier, loaded, retention
 
 pytestmark = pytest.mark.integration
 

@@ -18,10 +18,10 @@ from pulsar_lifecycle.ports import Node
 from sandbox import znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from tests.integration.delayed import BROKERS, checked, forged, keys_of, planted, set_key, unloaded
+from tests.integration.contracts.zk_nodes import settings
+from tests.integration.delayed_index.delayed import BROKERS, checked, forged, keys_of, planted, set_key, unloaded
 from tests.integration.killed_run import Step, strike
 from tests.integration.pipeline import Pipeline, new_namespace
-from tests.integration.zk_nodes import settings
 
 pytestmark = pytest.mark.integration
 

@@ -22,10 +22,10 @@ from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from sandbox import topics
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster
-from tests.integration import offloads
 from tests.integration.killed_run import EXECUTOR, EXECUTORS, RUN, Step, strike
-from tests.integration.offloads import check_finished, check_ledgers, contexts, messages, planned
 from tests.integration.pipeline import Pipeline, drain, existing, new_namespace, settings_file, waiting
+from tests.integration.tiered import offloads
+from tests.integration.tiered.offloads import check_finished, check_ledgers, contexts, messages, planned
 
 pytestmark = pytest.mark.integration
 

@@ -27,8 +27,8 @@ from pulsar_lifecycle.settings import BookKeeperSettings
 from sandbox import topics, znodes
 from sandbox.clients import Admin
 from sandbox.cluster import Cluster
+from tests.integration.contracts.zk_nodes import settings
 from tests.integration.pipeline import Pipeline, wait_unlisted, wait_until_unloaded_counts
-from tests.integration.zk_nodes import settings
 
 MESSAGES = 170
 """Three snapshots: one for each of the topic's ledgers of 50 messages but the last."""

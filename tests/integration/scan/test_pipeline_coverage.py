@@ -28,7 +28,7 @@ from pulsar_lifecycle.scan.epochs import _other_roots
 from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from tests.integration import forgery
+from tests.integration.deletion import forgery
 from tests.integration.pipeline import (
     Pipeline,
     emptied,

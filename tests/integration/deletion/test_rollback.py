@@ -26,7 +26,7 @@ from sandbox import plant, topics, verify, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.seed import Live
-from tests.integration.forgery import forged
+from tests.integration.deletion.forgery import forged
 from tests.integration.pipeline import (
     Pipeline,
     drain,

@@ -25,9 +25,9 @@ from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from tests.integration import offloads
-from tests.integration.offloads import check_finished, check_ledgers, contexts, keys, messages, planned
 from tests.integration.pipeline import Pipeline, drain, existing, new_namespace, settings_file
+from tests.integration.tiered import offloads
+from tests.integration.tiered.offloads import check_finished, check_ledgers, contexts, keys, messages, planned
 from tests.kit.fakes.http_proxy import Answer, CutAnswer, CutRequest, Fault, FaultyHttpProxy, Hang, Replace
 
 pytestmark = pytest.mark.integration

@@ -24,7 +24,7 @@ from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.topics.protection import Protection
 from sandbox import plant, verify, znodes
 from sandbox.cluster import Cluster
-from tests.integration import forgery
+from tests.integration.deletion import forgery
 from tests.integration.pipeline import (
     Pipeline,
     Planned,
@@ -37,7 +37,7 @@ from tests.integration.pipeline import (
     wait_until_unloaded_counts,
     waiting,
 )
-from tests.integration.planted import World, ids_of, plant_world
+from tests.integration.scan.planted import World, ids_of, plant_world
 from tests.kit.fakes.cutting_proxy import CuttingProxy
 
 pytestmark = pytest.mark.integration

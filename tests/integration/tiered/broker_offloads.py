@@ -15,8 +15,8 @@ import pulsar
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import BUCKET, Cluster
-from tests.integration.offloads import contexts, with_bucket
 from tests.integration.pipeline import wait_unlisted, wait_until_unloaded_counts
+from tests.integration.tiered.offloads import contexts, with_bucket
 
 MAX_BLOCK = 5 << 20
 """Bytes; the smallest blocks that offloaders write."""

@@ -29,8 +29,8 @@ from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.state import CLUSTER
-from tests.integration.offloads import with_bucket
 from tests.integration.pipeline import new_namespace, settings_file
+from tests.integration.tiered.offloads import with_bucket
 
 pytestmark = pytest.mark.integration
 

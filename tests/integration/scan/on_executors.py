@@ -44,5 +44,5 @@ def main(path: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.path.insert(0, str(Path(__file__).parents[3]))
     print(json.dumps(main(sys.argv[1])))

@@ -20,6 +20,7 @@ from pulsar_lifecycle.lifecycle.storage_run import REASONS_TABLE, build_storage_
 from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from tests.integration.lifecycle.retention import HOUR, ROOTS, backlog, close_earlier, loaded, retention
 from tests.integration.pipeline import (
     Pipeline,
     at_rest,
@@ -29,7 +30,6 @@ from tests.integration.pipeline import (
     wait_unlisted,
     wait_until_unloaded_counts,
 )
-from tests.integration.retention import HOUR, ROOTS, backlog, close_earlier, loaded, retention
 
 pytestmark = pytest.mark.integration
 

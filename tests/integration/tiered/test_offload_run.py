@@ -32,7 +32,6 @@ from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.seed import transactional
-from tests.integration.offloads import contexts, keys, messages, offload, planned, s3_client, with_bucket
 from tests.integration.pipeline import (
     Pipeline,
     drain,
@@ -41,6 +40,7 @@ from tests.integration.pipeline import (
     wait_unlisted,
     wait_until_unloaded_counts,
 )
+from tests.integration.tiered.offloads import contexts, keys, messages, offload, planned, s3_client, with_bucket
 
 pytestmark = pytest.mark.integration
 

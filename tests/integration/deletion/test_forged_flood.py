@@ -15,7 +15,7 @@ from sandbox import plant, topics, verify, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.seed import Live
-from tests.integration import forgery
+from tests.integration.deletion import forgery
 from tests.integration.pipeline import (
     Pipeline,
     emptied,

@@ -23,8 +23,8 @@ from pulsar_lifecycle.topics.policies import NamespacePolicies
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import BUCKET, Cluster
-from tests.integration.offloads import with_bucket
 from tests.integration.pipeline import new_namespace, settings_file
+from tests.integration.tiered.offloads import with_bucket
 
 pytestmark = pytest.mark.integration
 

@@ -46,8 +46,8 @@ from pulsar_lifecycle.topics.retention_policy import policies_in_force
 from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
-from tests.integration.broker_offloads import begin_offload, offload_status
 from tests.integration.pipeline import settings_file
+from tests.integration.tiered.broker_offloads import begin_offload, offload_status
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import Deletion, Node
-from tests.integration.zk_nodes import exists, fill, remove, settings
+from tests.integration.contracts.zk_nodes import exists, fill, remove, settings
 from tests.kit.fakes.cutting_proxy import CuttingProxy
 
 MULTI = 14

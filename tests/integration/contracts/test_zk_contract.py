@@ -18,7 +18,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import Children, Deletion, MetadataStore, Node, Unread
-from tests.integration.zk_nodes import exists, fill, remove, settings
+from tests.integration.contracts.zk_nodes import exists, fill, remove, settings
 from tests.kit.fakes.metadata_store import FakeZooKeeper
 
 

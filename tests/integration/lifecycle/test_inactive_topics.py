@@ -23,6 +23,7 @@ from pulsar_lifecycle.trimming.inactive_run import delete_inactive
 from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from tests.integration.lifecycle.retention import ROOTS, backlog
 from tests.integration.pipeline import (
     Pipeline,
     at_rest,
@@ -33,7 +34,6 @@ from tests.integration.pipeline import (
     wait_unlisted,
     wait_until_unloaded_counts,
 )
-from tests.integration.retention import ROOTS, backlog
 
 pytestmark = pytest.mark.integration
 

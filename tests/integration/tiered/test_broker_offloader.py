@@ -12,7 +12,8 @@ from sandbox import topics
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
 from sandbox.toolchain import SandboxError
-from tests.integration.broker_offloads import (
+from tests.integration.pipeline import Pipeline, existing, new_namespace, settings_file
+from tests.integration.tiered.broker_offloads import (
     MAX_BLOCK,
     begin_offload,
     misbehaving,
@@ -24,8 +25,7 @@ from tests.integration.broker_offloads import (
     trim,
     with_offloader,
 )
-from tests.integration.offloads import check_ledgers, contexts, keys, messages, offload, planned, s3_client
-from tests.integration.pipeline import Pipeline, existing, new_namespace, settings_file
+from tests.integration.tiered.offloads import check_ledgers, contexts, keys, messages, offload, planned, s3_client
 
 pytestmark = pytest.mark.integration
 

@@ -31,6 +31,7 @@ from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from tests.integration.killed_run import Step, strike
+from tests.integration.lifecycle.retention import close_earlier, loaded, retention
 from tests.integration.pipeline import (
     STATS_INTERVAL,
     Pipeline,
@@ -40,7 +41,6 @@ from tests.integration.pipeline import (
     wait_unlisted,
     wait_until_unloaded_counts,
 )
-from tests.integration.retention import close_earlier, loaded, retention
 
 pytestmark = pytest.mark.integration
 

@@ -21,7 +21,8 @@ from pulsar_lifecycle.trimming.trim import TrimOrder
 from sandbox import topics, znodes
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
-from tests.integration.broker_offloads import (
+from tests.integration.pipeline import Pipeline, existing, new_namespace, settings_file, transactions
+from tests.integration.tiered.broker_offloads import (
     begin_offload,
     misbehaving,
     offload_status,
@@ -32,8 +33,7 @@ from tests.integration.broker_offloads import (
     unload,
     with_offloader,
 )
-from tests.integration.offloads import contexts, flip, keys, object_file, offload, planned, s3_client
-from tests.integration.pipeline import Pipeline, existing, new_namespace, settings_file, transactions
+from tests.integration.tiered.offloads import contexts, flip, keys, object_file, offload, planned, s3_client
 
 pytestmark = pytest.mark.integration
 

@@ -18,8 +18,8 @@ from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from tests.integration.jobs import Jobs
+from tests.integration.lifecycle.retention import close_earlier, loaded, retention
 from tests.integration.pipeline import Pipeline, new_namespace, wait_unlisted, wait_until_unloaded_counts
-from tests.integration.retention import close_earlier, loaded, retention
 
 pytestmark = pytest.mark.integration
 

@@ -31,10 +31,10 @@ from pulsar_lifecycle.tiered.buckets.bucket_runs import TABLE, rows_to_sweep, sw
 from sandbox import znodes
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.state import CLUSTER
-from tests.integration import offloads
 from tests.integration import pipeline as driving
 from tests.integration.jobs import Jobs
 from tests.integration.pipeline import NO_CAPS, Pipeline, new_namespace
+from tests.integration.tiered import offloads
 
 pytestmark = pytest.mark.integration
 

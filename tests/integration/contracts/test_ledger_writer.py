@@ -22,7 +22,7 @@ from pulsar_lifecycle.ports import LedgerReader, LedgerShape, LedgerWriter, Meta
 from pulsar_lifecycle.settings import BookKeeperSettings
 from sandbox.cluster import Cluster
 from sandbox.toolchain import find_tools
-from tests.integration.zk_nodes import settings
+from tests.integration.contracts.zk_nodes import settings
 from tests.kit.fakes.ledger_reader import FakeLedgerReader, FakeLedgerWriter
 from tests.kit.fakes.metadata_store import FakeZooKeeper
 

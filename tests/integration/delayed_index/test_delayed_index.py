@@ -17,7 +17,7 @@ from pulsar_lifecycle.runs.caps import Order
 from sandbox import znodes
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster
-from tests.integration.delayed import (
+from tests.integration.delayed_index.delayed import (
     BROKERS,
     FALLBACK,
     applied,
