@@ -143,9 +143,9 @@ def _demo(cluster: Cluster, begun: float) -> int:
 
 
 def _tier(jobs: _Jobs, lake: Lake, settings: Settings) -> None:
-    """Offload the archive's sealed ledgers, release their copies in BookKeeper, and delete those through the queue."""
+    """Offload the archive's closed ledgers, release their copies in BookKeeper, and delete those through the queue."""
     ops = {"sandbox_offload_plan": {"config": {"namespaces": [tiered.NAMESPACE], "everything": True}}}
-    jobs.run("plan_offload", "offload plan: which sealed ledgers go to the bucket", ops)
+    jobs.run("plan_offload", "offload plan: which closed ledgers go to the bucket", ops)
     jobs.offload(lake.offload_plans()[-1], "offloading: copy, read back whole, compare every entry, commit")
     time.sleep(UNLOADED_AFTER)  # a topic whose z-node was just written counts as loaded
     jobs.run("scan", "scan: what is offloaded now")
@@ -176,7 +176,7 @@ def _tiered_verdicts(
     unread = tiered.read_back(jobs.spark, config, archive)
     return [
         Verdict(
-            "every sealed ledger of the archive is offloaded, and nothing else is in the bucket",
+            "every closed ledger of the archive is offloaded, and nothing else is in the bucket",
             not wrong,
             "; ".join(wrong[:3]) or f"{count} ledgers; the interrupted attempt is finished, what was leaked is gone",
         ),

@@ -40,7 +40,7 @@ _SIZES = {"invoices": 230, "clicks": 130}
 
 @dataclass(frozen=True)
 class Tiered:
-    """A topic whose sealed ledgers are to go: how many messages each holds, and their digest, oldest first."""
+    """A topic whose closed ledgers are to go: how many messages each holds, and their digest, oldest first."""
 
     topic: str
     ledgers: dict[str, int]
@@ -48,7 +48,7 @@ class Tiered:
 
     @property
     def ids(self) -> list[int]:
-        """The sealed ledgers."""
+        """The closed ledgers."""
         return sorted(map(int, self.ledgers))
 
 
@@ -65,9 +65,9 @@ def seed(cluster: Cluster, settings: Settings) -> list[Tiered]:
             payloads = topics.payloads(count, name)
             ledgers = topics.publish(client, topic, payloads)
             admin.unload(topic)
-            sealed = [ledger for ledger in ledgers if ledger != ledgers[-1]]
-            counts = {str(ledger): sealed.count(ledger) for ledger in dict.fromkeys(sealed)}
-            made.append(Tiered(topic, counts, digest(payloads[: len(sealed)])))
+            closed = [ledger for ledger in ledgers if ledger != ledgers[-1]]
+            counts = {str(ledger): closed.count(ledger) for ledger in dict.fromkeys(closed)}
+            made.append(Tiered(topic, counts, digest(payloads[: len(closed)])))
     _interrupted_attempt(settings, made[0])
     _leak(cluster, settings, made[1])
     record.write_text(json.dumps([asdict(one) for one in made]))
@@ -117,7 +117,7 @@ def _leak(cluster: Cluster, settings: Settings, tiered: Tiered) -> None:
 
 
 def offloaded(cluster: Cluster, settings: Settings, tiered: list[Tiered]) -> list[str]:
-    """Where metadata and bucket do not say that every sealed ledger is offloaded, and nothing else is left."""
+    """Where metadata and bucket do not say that every closed ledger is offloaded, and nothing else is left."""
     assert settings.object_store is not None
     wrong: list[str] = []
     with Connections(settings) as ports:
@@ -140,7 +140,7 @@ def offloaded(cluster: Cluster, settings: Settings, tiered: list[Tiered]) -> lis
 
 
 def in_bookkeeper(cluster: Cluster, tiered: list[Tiered]) -> list[int]:
-    """The sealed ledgers that BookKeeper still has."""
+    """The closed ledgers that BookKeeper still has."""
     with cluster.metadata() as zk:
         return [ledger for one in tiered for ledger in one.ids if zk.exists(znodes.ledger_znode(ledger))]
 
