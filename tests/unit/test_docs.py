@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -51,6 +52,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = build(ROOT / "mkdocs.yml", folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def test_every_module_with_servers_is_named_where_it_says_what_it_proves() -> None:
+    named = re.findall(r"`(test_[a-z_*]+)`", (ROOT / "docs/testing.md").read_text())
+    modules = {path.stem for path in (ROOT / "tests/integration").rglob("test_*.py")}
+    assert {module for module in modules if not any(fnmatchcase(module, name) for name in named)} == set()
 
 
 def test_the_site_builds_without_a_warning(site: Path) -> None:
