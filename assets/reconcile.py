@@ -142,7 +142,7 @@ def reconciled_shown(found: Reconciled) -> Mapping[str, Any]:
         "plan id": found.summary.plan_id,
         "digest": found.summary.digest,
         "actionable": found.summary.actionable,
-        "missing": dg.MetadataValue.md("\n".join(f"- {gap}" for gap in found.summary.gaps[:50]) or "nothing"),
+        "missing": show.bullets(found.summary.gaps),
         "namespaces": dg.MetadataValue.md(show.markdown(headers, lines)),
         "sample": show.table(found.rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
     }

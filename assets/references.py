@@ -72,7 +72,7 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
                     severity=dg.AssetCheckSeverity.ERROR,
                     description="everything was read" if epoch.covered else in_words(epoch.gaps)[:4000],
                     metadata={
-                        "missing": dg.MetadataValue.md("\n".join(f"- {g}" for g in epoch.gaps[:100]) or "nothing"),
+                        "missing": show.bullets(epoch.gaps, 100),
                         EPOCH: epoch_id,
                     },
                 )
@@ -106,9 +106,8 @@ def coverage_asset(cluster: str) -> dg.AssetsDefinition:
     def scan_coverage(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.without_spark()
         epoch = where.lake.epoch(epoch_to_read(context, where))
-        gaps = dg.MetadataValue.md("\n".join(f"- {gap}" for gap in epoch.gaps[:100]) or show.NOTHING)
         return dg.MaterializeResult(
-            metadata={EPOCH: epoch.epoch_id, "covered": epoch.covered, "missing": gaps},
+            metadata={EPOCH: epoch.epoch_id, "covered": epoch.covered, "missing": show.bullets(epoch.gaps, 100)},
             data_version=versions.version_of(epoch.covered, sorted(gap.code for gap in epoch.gaps)),
             check_results=[
                 dg.AssetCheckResult(

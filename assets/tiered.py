@@ -44,8 +44,9 @@ COLUMNS = {
     "topic": "string",
     "entries": "int",
     "bytes": "int",
-    "reason": "string",
+    "code": "string",
 }
+"""Of a sample; reasons are sentences and stand in a table of ``offload_candidates``, one of each code."""
 
 Outcomes = Sequence[OffloadOutcome]
 
@@ -258,7 +259,7 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
         "bytes left to brokers": plan.left_to_broker_bytes,
         "not released beside brokers": plan.brokers_release,
         "bytes not released beside brokers": plan.brokers_release_bytes,
-        "warnings": dg.MetadataValue.md("\n".join(f"- {one}" for one in plan.warnings[:50]) or "none"),
+        "warnings": show.bullets(plan.warnings),
         "how to apply": dg.MetadataValue.md(how),
         "oldest": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
     }

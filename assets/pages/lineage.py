@@ -98,11 +98,8 @@ def _observed(asset_key: dg.AssetKey, effects: Sequence[Effect], run_id: str) ->
     metadata: dict[str, Any] = {
         "run": dg.MetadataValue.dagster_run(run_id),
         "rows of the journal": sum(one.rows for one in effects),
-        "bytes": sum(one.bytes for one in effects),
         "outcomes": dg.MetadataValue.md(outcomes(effects)),
-        "plans": dg.MetadataValue.md(
-            "\n".join(f"- {show.applied_by(plan)}" for plan in plans[: show.SAMPLE]) or "none"
-        ),
+        "plans": show.bullets([show.applied_by(plan) for plan in plans]),
         "all of it": dg.MetadataValue.md(f"`pulsar-lifecycle journal --run {run_id}`"),
     }
     return dg.AssetObservation(asset_key, metadata=metadata | ({EPOCH: epochs[-1]} if epochs else {}))

@@ -49,7 +49,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> dg.M
     """A table of ``columns`` (name -> Dagster type), at most :data:`SAMPLE` rows; "nothing" where there is no row."""
     schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
     if not rows:
-        return dg.MetadataValue.md(NOTHING)
+        return dg.MetadataValue.text(NOTHING)
     records = [dg.TableRecord({n: _plain(row.get(n)) for n in columns}) for row in rows[:SAMPLE]]
     return dg.MetadataValue.table(records, schema=schema)
 
@@ -66,6 +66,12 @@ def markdown(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = ["| " + " | ".join(headers) + " |", "|" + " --- |" * len(headers)]
     lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def bullets(items: Sequence[object], most: int = SAMPLE) -> dg.MetadataValue:
+    """The first ``most`` of a list; the word "nothing" for an empty one, as text: it can be read without a click."""
+    lines = "\n".join(f"- {item}" for item in items[:most])
+    return dg.MetadataValue.md(lines) if lines else dg.MetadataValue.text(NOTHING)
 
 
 def applied_by(plan_id: str) -> str:
