@@ -121,7 +121,7 @@ class KindAutomation(Section):
     max_share: float = Field(default=0.01, gt=0, le=1)
     """Share of the cluster's ledgers."""
     max_bytes: int = Field(default=10 << 40, gt=0)
-    """On the bookies or in the bucket."""
+    """On the bookies' disks, with all replicas, or in the bucket."""
     max_ledgers_per_topic: int = Field(default=1_000, gt=0)
     """Ledgers of one topic."""
     max_growth: float = Field(default=10.0, ge=1)

@@ -127,7 +127,7 @@ class ApplySettings(Section):
     max_share: float = Field(default=0.05, gt=0, le=1)
     """Share of the cluster's ledgers."""
     max_bytes: int = Field(default=1 << 50, gt=0)
-    """On the bookies or in the bucket; of trimmed and deleted topics as written, before replication."""
+    """On the bookies' disks, with all replicas, or in the bucket."""
     max_ledgers_per_topic: int = Field(default=100_000, gt=0)
     """Ledgers of one topic."""
 

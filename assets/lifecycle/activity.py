@@ -37,6 +37,7 @@ COLUMNS = {
     "watched since": "string",
     "scans": "int",
     "bytes": "int",
+    "physical_bytes": "int",
     "kept": "string",
 }
 DISAGREEING = {"topic": "string", "code": "string", "partitions_said": "int", "partitions_there": "int"}
@@ -182,6 +183,7 @@ def inactive_shown(rows: pa.Table) -> dict[str, Any]:
     return {
         "dagster/row_count": rows.num_rows,
         "bytes": sum(sizes.values()),
+        "bytes on disk": sum(counted_once(rows, "physical_bytes").to_pylist()),
         "by what keeps them": dg.MetadataValue.md(show.markdown(["kept by", "how many", "bytes"], cells)),
         "largest": show.table(some, columns),
     }

@@ -101,8 +101,11 @@ class _OfLedgers:
     def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
         """How many go, of how many, and their bytes."""
         count = f"{show.counted(summary.ledgers, self.what)}, {share(summary)} of {summary.cluster_ledgers}"
-        sizes = f"{show.size(summary.physical_bytes)} on disk, {show.size(summary.logical_bytes)} logical"
-        return [("deletes", count), ("frees", sizes)]
+        return [("deletes", count), ("frees", _sizes(summary))]
+
+
+def _sizes(summary: PlanSummary) -> str:
+    return f"{show.size(summary.physical_bytes)} on disk, {show.size(summary.logical_bytes)} logical"
 
 
 class OrphanPlans(_OfLedgers):
@@ -186,7 +189,7 @@ class LoadPlans:
     job = "load_topics"
     needs_two_scans = False
     what = "topic"
-    columns = ("last ledger", "topic", "needs", "frees", "at once", "rest from")
+    columns = ("last ledger", "topic", "needs", "frees", "logical", "of these at once", "rest from")
 
     def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """From the lake."""
@@ -201,26 +204,25 @@ class LoadPlans:
         return load_planning.run_config(summary)
 
     def sized(self, rows: pa.Table) -> pa.Table:
-        """Bytes of one copy: how many there are the plan does not know."""
+        """What is in a bucket alone counts, too."""
         return load_plan.as_capped(rows)
 
     def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
         """How many topics, and what goes of them, sooner or later."""
-        size = f"{show.size(summary.logical_bytes)} logical, once for each copy"
-        return [("loads", show.counted(summary.ledgers, self.what)), ("frees", size)]
+        return [("loads", show.counted(summary.ledgers, self.what)), ("frees", _sizes(summary))]
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by need."""
-        listed = rows.select(["namespace", "needs", "bytes"]).to_pylist()
+        listed = rows.select(["namespace", "needs", "physical_bytes"]).to_pylist()
         return {
-            "namespace": _grouped((row["namespace"], row["bytes"]) for row in listed),
-            "needs": _grouped((", ".join(row["needs"]), row["bytes"]) for row in listed),
+            "namespace": _grouped((row["namespace"], row["physical_bytes"]) for row in listed),
+            "needs": _grouped((", ".join(row["needs"]), row["physical_bytes"]) for row in listed),
         }
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
-        """Last ledger, topic, needs, bytes, those at once, when the rest is due."""
+        """Last ledger, topic, needs, bytes on disk, logical ones, of these at once, when the rest is due."""
         rest = show.moment(row["second_visit_at"]) if row["second_visit_at"] else None
-        sizes = show.size(row["bytes"]), show.size(row["bytes_at_once"])
+        sizes = (show.size(row[name]) for name in ("physical_bytes", "bytes", "bytes_at_once"))
         return row["ledger_id"], row["topic"], ", ".join(row["needs"]), *sizes, rest
 
 
@@ -248,13 +250,13 @@ class InactivePlans:
         return inactive_planning.run_config(summary)
 
     def sized(self, rows: pa.Table) -> pa.Table:
-        """Bytes of one copy, of each topic once."""
+        """The bytes of each topic once; what is in a bucket alone counts, too."""
         return inactive_plan.as_capped(rows)
 
     def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
         """How many of how many topics; deleting a subscription frees nothing by itself."""
         topics = show.counted(len(rows.column("topic").unique()), "topic")
-        size = f"{show.size(summary.logical_bytes)} logical, once for each copy"
+        size = _sizes(summary)
         if not self._subscriptions:
             return [("deletes", topics), ("frees", size)]
         several = show.counted(summary.ledgers, self.what)
@@ -268,8 +270,8 @@ class InactivePlans:
         }
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
-        """Ledger, topic, subscription, since when, bytes."""
-        since, size = show.moment(row["inactive_since"]), show.size(row["bytes"])
+        """Ledger, topic, subscription, since when, bytes on disk."""
+        since, size = show.moment(row["inactive_since"]), show.size(row["physical_bytes"] or 0)
         return row["ledger_id"], row["topic"], row.get("cursor"), since, size
 
 

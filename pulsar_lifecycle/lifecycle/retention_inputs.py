@@ -99,8 +99,11 @@ def _position(metadata: LedgerMetadata | LifecycleError, entry: Entry | Lifecycl
         return None
 
 
-def _slowest(topics: pa.Table, positions: pa.Table) -> tuple[Any, Any, Any]:
-    """By topic: how many durable cursors, and the lowest position; null where one of them is unknown."""
+def slowest(topics: pa.Table, positions: pa.Table) -> tuple[Any, Any, Any]:
+    """By topic: how many durable cursors, and the lowest position; null where one of them is unknown.
+
+    ``topics``: rows of ``tables.MANAGED_LEDGERS``; ``positions``: of ``POSITIONS``, of these topics and others.
+    """
     row = pc.index_in(positions.column("path"), topics.column("path").combine_chunks())
     known = pc.and_(positions.column("ledger_id").is_valid(), positions.column("entry_id").is_valid())
     unknown = positions.filter(pc.or_(pc.is_null(row), pc.invert(known))).column("path").unique()
@@ -145,7 +148,7 @@ def retention_topics(
     """
     topics = managed_ledgers.filter(managed_ledgers.column("problem").is_null())
     minutes, mb, _ = policy_columns(topics, policies)
-    cursors, slowest_ledger, slowest_entry = _slowest(topics, positions)
+    cursors, slowest_ledger, slowest_entry = slowest(topics, positions)
     lists = whole(topics.column("ledgers"))
     columns = [
         topics.column("managed_ledger"),

@@ -31,7 +31,7 @@ from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.topics.listed_ledgers import kept_copies
+from pulsar_lifecycle.topics.listed_ledgers import kept_copies, on_disk
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import retention_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
@@ -118,7 +118,7 @@ def expired(
 ) -> pa.Table:
     """Rows of :data:`EXPIRED_LEDGERS`, of ``verdicts`` on the ledgers of ``topics`` (``tables.MANAGED_LEDGERS``).
 
-    ``copies``: what BookKeeper has of them (``retention_tables.OF_COPY``).
+    ``copies``: what BookKeeper has of them (``listed_ledgers.OF_COPY``).
     """
     rows = verdicts.filter(verdicts.column("expired_by").is_valid())
     row = whole(rows.column("managed_ledger")).indices
@@ -130,7 +130,7 @@ def expired(
         whole(topics.column("topic")).take(row),
         whole(topics.column("namespace")).take(row),
         rows.column("size").fill_null(0),
-        _on_disk(rows.column("ledger_id"), copies),
+        on_disk(rows.column("ledger_id"), copies),
         rows.column("expired_by").cast(pa.string()),
         rows.column("expires_at"),
         minutes,
@@ -139,11 +139,3 @@ def expired(
         pc.if_else(goes, pa.scalar(None, pa.string()), verdict),
     ]
     return pa.table(columns, schema=EXPIRED_LEDGERS)
-
-
-def _on_disk(ids: Any, copies: pa.Table) -> Any:
-    """Bytes times write quorum of ledgers, 0 where BookKeeper does not say."""
-    place = pc.index_in(ids, whole(copies.column("ledger_id")))
-    length, quorum = (copies.column(name).take(place) for name in ("length", "write_quorum"))
-    replicas = pc.max_element_wise(pc.fill_null(quorum, 1), 1).cast(pa.int64())
-    return pc.multiply(pc.fill_null(length, 0), replicas)

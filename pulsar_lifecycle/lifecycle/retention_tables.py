@@ -32,7 +32,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
 from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.topics.listed_ledgers import COPY_COLUMNS
+from pulsar_lifecycle.topics.listed_ledgers import OF_COPY
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 from pulsar_lifecycle.topics.snapshot import ShadowSources
@@ -44,9 +44,6 @@ _OF_CURSOR = (
 )
 _OF_LEDGER = ("ledger_id", "state", "entries", "length", "ctime", "mtime", "problem")
 
-
-OF_COPY = (*COPY_COLUMNS, "length", "write_quorum")
-"""What is read of the ledgers past their retention in BookKeeper."""
 _UNLOADED = pc.field("load_state") == "unloaded"
 IDLE = pc.field("load_reason") == str(LoadReason.LAST_LEDGER_NOT_CLOSED)
 """Rows of ``tables.TOPICS`` that no broker lists and whose last ledger is not closed."""
@@ -133,7 +130,7 @@ class RetentionTables:
         return self._table(self.positions, POSITIONS, POSITIONS.names, _of(listed))
 
     def copies(self, ids: Any) -> pa.Table:
-        """What BookKeeper has of these ledgers (:data:`OF_COPY`)."""
+        """What BookKeeper has of these ledgers (``listed_ledgers.OF_COPY``)."""
         return self._table(self.ledgers, BOOKKEEPER_LEDGERS, OF_COPY, pc.field("ledger_id").isin(ids))
 
     def _table(self, parts: Sequence[str], schema: pa.Schema, names: Sequence[str], where: Any) -> pa.Table:

@@ -29,7 +29,13 @@ from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.throttle import RateBudget
-from pulsar_lifecycle.topics.policies import NamespacePolicies, Unknown, Unreadable
+from pulsar_lifecycle.topics.policies import (
+    NamespacePolicies,
+    Unknown,
+    Unreadable,
+    kept_elsewhere,
+    topics_have_policies,
+)
 
 TRIES = 3
 """How often a topic is read anew that changed, or failed, while it was read."""
@@ -45,8 +51,17 @@ class _Offloaded(LifecycleError):
     """Some of it is only in a bucket."""
 
 
-def read_namespaces(cluster: Cluster, namespaces: Collection[str]) -> dict[str, NamespacePolicies]:
-    """The policies of the topics of these namespaces, within the budget for reading entries."""
+def read_namespaces(
+    cluster: Cluster, namespaces: Collection[str], brokers: Mapping[str, str]
+) -> dict[str, NamespacePolicies]:
+    """The policies of the topics of these namespaces, within the budget for reading entries.
+
+    ``brokers``: their configuration, which may say that topics have none, or that they are elsewhere.
+    """
+    if not topics_have_policies(brokers):
+        return {}
+    if unknown := kept_elsewhere(brokers):
+        return dict.fromkeys(namespaces, NamespacePolicies(unknown=unknown))
     settings = cluster.settings
     pace = RateBudget(settings.offload.read_bytes_per_second, cluster.clock).take
     with cluster.ports(read_only=True, pace=pace) as ports:

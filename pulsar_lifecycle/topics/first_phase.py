@@ -23,7 +23,10 @@ NOT_COUNTED = "could not go when this launch's caps were checked, and count in n
 
 @dataclass(frozen=True, slots=True)
 class LedgerOutcome:
-    """What became of one ledger of one topic, and why; ``ledger_id`` -1 speaks of the topic as a whole."""
+    """What became of one ledger of one topic, and why; ``ledger_id`` -1 speaks of the topic as a whole.
+
+    ``bytes`` as its topic lists them; ``on_disk``: of all its replicas in BookKeeper, 0 where nobody knows.
+    """
 
     topic: str
     ledger_id: int
@@ -31,6 +34,7 @@ class LedgerOutcome:
     why: Why
     bytes: int = 0
     component: str = ""
+    on_disk: int = 0
 
     @property
     def reason(self) -> str:

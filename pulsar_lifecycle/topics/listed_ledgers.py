@@ -23,6 +23,8 @@ from pulsar_lifecycle.records.codes import Code, Why
 
 COPY_COLUMNS = ("ledger_id", "application", "component", "managed_ledger", "cursor", "state", "problem")
 """The columns of ``tables.BOOKKEEPER_LEDGERS`` that :func:`kept_copies` needs."""
+OF_COPY = (*COPY_COLUMNS, "length", "write_quorum")
+"""The same with those that :func:`on_disk` needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,14 @@ def copies_of(
         else copy
         for i, copy in copies.items()
     }
+
+
+def on_disk(ids: Any, copies: pa.Table) -> Any:
+    """Bytes times write quorum of ledgers, by rows (:data:`OF_COPY`) that need not have all; 0 where nobody knows."""
+    place = pc.index_in(ids, copies.column("ledger_id").combine_chunks())
+    length, quorum = (copies.column(name).take(place) for name in ("length", "write_quorum"))
+    replicas = pc.max_element_wise(pc.fill_null(quorum, 1), 1).cast(pa.int64())
+    return pc.multiply(pc.fill_null(length, 0), replicas)
 
 
 def copy_rule(offload: OffloadContext, context: findings.Context) -> Why | None:

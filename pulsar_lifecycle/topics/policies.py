@@ -17,8 +17,10 @@ from pulsar_lifecycle.model import Topic
 
 T = TypeVar("T")
 
-TOPIC_POLICIES_ENABLED = "topicLevelPoliciesEnabled"
-"""The brokers' switch: where it is ``false``, topics have no policies of their own."""
+_ENABLED, _SYSTEM_TOPICS, _SERVICE = "topicLevelPoliciesEnabled", "systemTopicEnabled", "topicPoliciesServiceClassName"
+POLICY_SWITCHES = frozenset({_ENABLED, _SYSTEM_TOPICS, _SERVICE})
+"""What broker.conf calls what decides whether topics have policies of their own, and where these are."""
+_IN_CHANGE_EVENTS = "org.apache.pulsar.broker.service.SystemTopicBasedTopicPoliciesService"
 
 
 class Unreadable(StrEnum):
@@ -34,6 +36,8 @@ class Unreadable(StrEnum):
     """BookKeeper does not have all of it any more."""
     AMBIGUOUS = "ambiguous"
     """``__change_events`` is there as a topic and as a partitioned one."""
+    OTHER_SERVICE = "other_service"
+    """The brokers keep policies elsewhere than in ``__change_events``: ``topicPoliciesServiceClassName`` says where."""
     LEGACY = "legacy"
     """A V1 namespace: brokers file the policies of its topics under other names."""
 
@@ -47,6 +51,21 @@ class Unknown:
 
     def __str__(self) -> str:
         return f"the policies of its topics are not known ({self.code}): {self.detail}"
+
+
+def topics_have_policies(brokers: Mapping[str, str]) -> bool:
+    """Whether topics may have policies of their own, by the brokers' configuration.
+
+    Source: ``PulsarService.initTopicPoliciesService``.
+    """
+    ignored = brokers.get(_SYSTEM_TOPICS) == "false" and brokers.get(_SERVICE, _IN_CHANGE_EVENTS) == _IN_CHANGE_EVENTS
+    return brokers.get(_ENABLED) != "false" and not ignored
+
+
+def kept_elsewhere(brokers: Mapping[str, str]) -> Unknown | None:
+    """Why policies of topics cannot be known, by the brokers' configuration."""
+    service = brokers.get(_SERVICE, _IN_CHANGE_EVENTS)
+    return None if service == _IN_CHANGE_EVENTS else Unknown(Unreadable.OTHER_SERVICE, f"{_SERVICE} is {service}")
 
 
 @dataclass(frozen=True, slots=True)

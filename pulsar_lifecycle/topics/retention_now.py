@@ -5,13 +5,20 @@ Not here: the rule (``topics/retention_policy.py``), which ledgers it frees (``l
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.change_events import read_namespaces
-from pulsar_lifecycle.topics.policies import TOPIC_POLICIES_ENABLED, InForce, Layers, common_configuration
+from pulsar_lifecycle.topics.policies import (
+    POLICY_SWITCHES,
+    InForce,
+    Layers,
+    common_configuration,
+    kept_elsewhere,
+    topics_have_policies,
+)
 from pulsar_lifecycle.topics.retention_policy import BROKER_NAMES, RetentionPolicy, policies_in_force
 
 
@@ -40,9 +47,13 @@ def policies_now(
     with cluster.ports(read_only=True) as ports:
         configurations = ports.admin.configurations()
         documents = namespace_policies(ports.configuration)
-    said, differing = common_configuration(configurations, (*BROKER_NAMES, TOPIC_POLICIES_ENABLED, *more))
+    said, differing = common_configuration(configurations, (*BROKER_NAMES, *POLICY_SWITCHES, *more))
     agreed = {name: value for name, value in said.items() if all(c.get(name) == value for c in configurations.values())}
     layers = Layers(agreed, {name: documents[name] for name in namespaces if name in documents})
-    if agreed.get(TOPIC_POLICIES_ENABLED) != "false":
-        layers = replace(layers, topics=read_namespaces(cluster, layers.namespaces))
-    return layers, tuple(differing)
+    layers = replace(layers, topics=read_namespaces(cluster, layers.namespaces, agreed))
+    return layers, (*differing, *_elsewhere(agreed))
+
+
+def _elsewhere(brokers: Mapping[str, str]) -> tuple[str, ...]:
+    unknown = kept_elsewhere(brokers) if topics_have_policies(brokers) else None
+    return (str(unknown),) if unknown else ()

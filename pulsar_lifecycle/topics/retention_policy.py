@@ -16,7 +16,7 @@ from typing import Any
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
-from pulsar_lifecycle.topics.policies import TOPIC_POLICIES_ENABLED, InForce, Layers
+from pulsar_lifecycle.topics.policies import InForce, Layers, topics_have_policies
 
 BYTES_PER_MB = 1 << 20
 """``ManagedLedgerImpl.MegaByte``."""
@@ -133,7 +133,7 @@ def policies_in_force(layers: Layers) -> InForce[RetentionPolicy | None]:
     topics' policies could not be read all is unknown: a topic of it may have any.
     """
     found = layers.in_force(RETENTION_POLICIES, _known)
-    if layers.brokers.get(TOPIC_POLICIES_ENABLED) == "false":
+    if not topics_have_policies(layers.brokers):
         return found
     read = {name for name, own in layers.topics.items() if own.unknown is None}
     by_namespace = {name: policy if name in read else None for name, policy in found.by_namespace.items()}

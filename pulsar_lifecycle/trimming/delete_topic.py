@@ -68,10 +68,14 @@ def plan_topic_deletion(run: TopicRun, ports: Ports, topic: Topic, rule: Rule = 
         text = f"its broker is to delete it, and its ledgers at once; {_subscriptions(run, ports, node, named)}"
         alone = [one for one in managed_ledger.decode(node.data).ledgers if one.ledger_id not in named]
         data = LedgerComponent.MANAGED_LEDGER.value
+        rows = snapshot.ledger_rows(ports.store, [one.ledger_id for one in alone], run.ledgers_root)
+        stored = {i: BookKeeperCopy(i, row).on_disk for i, row in rows.items()}
         return [
             *_marked(topic, named, Outcome.GOES, Why(Code.MAY_GO, "its topic is to be deleted")),
             *(
-                LedgerOutcome(str(topic), one.ledger_id, Outcome.GOES, BROKER_ALONE, one.size or 0, data)
+                LedgerOutcome(
+                    str(topic), one.ledger_id, Outcome.GOES, BROKER_ALONE, one.size or 0, data, stored[one.ledger_id]
+                )
                 for one in alone
             ),
             of_topic(topic, Outcome.GOES, Code.MAY_GO, text),
@@ -218,8 +222,8 @@ def _named(run: TopicRun, ports: Ports, topic: Topic, rule: Rule) -> tuple[Node,
 
 def _marked(topic: Topic, named: Mapping[int, _Named], outcome: Outcome, why: Why) -> list[LedgerOutcome]:
     return [
-        LedgerOutcome(str(topic), i, outcome, why, length, messages[0].component.value)
-        for i, (_, messages, length) in named.items()
+        LedgerOutcome(str(topic), i, outcome, why, length, messages[0].component.value, BookKeeperCopy(i, row).on_disk)
+        for i, (row, messages, length) in named.items()
     ]
 
 

@@ -184,8 +184,9 @@ class _View:
         return [v.ledger_id for v in self.verdicts if v.goes]
 
     def marked(self, ledger_id: int, outcome: Outcome, why: Why) -> LedgerOutcome:
-        component = LedgerComponent.MANAGED_LEDGER.value
-        return LedgerOutcome(str(self.topic), ledger_id, outcome, why, self.length(ledger_id), component)
+        component, copy = LedgerComponent.MANAGED_LEDGER.value, self.copies.get(ledger_id)
+        sizes = {"bytes": self.length(ledger_id), "on_disk": copy.on_disk if copy else 0}
+        return LedgerOutcome(str(self.topic), ledger_id, outcome, why, component=component, **sizes)
 
     def length(self, ledger_id: int) -> int:
         """Bytes of a ledger; 0 where that is not known."""

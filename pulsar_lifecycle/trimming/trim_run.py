@@ -93,13 +93,14 @@ def check_caps(
 ) -> dict[str, frozenset[int]]:
     """By topic, the ledgers that were counted: only they may go, as each is judged anew when its turn comes.
 
+    A ledger weighs what its replicas take on the bookies' disks; one that is in a bucket alone as much as one copy.
     Raises Refused if they exceed the caps of one launch, before anything goes.
     """
     going = [one for one in planned if one.outcome == Outcome.GOES and one.ledger_id >= 0]
     rows = pa.table(
         {
             "topic": pa.array([one.topic for one in going], pa.string()),
-            "physical_bytes": pa.array([one.bytes for one in going], pa.int64()),
+            "physical_bytes": pa.array([max(one.bytes, one.on_disk) for one in going], pa.int64()),
         }
     )
     newest = cluster.lake.epochs(cluster=cluster.settings.cluster)[-1]

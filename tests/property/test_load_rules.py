@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.lifecycle.load.load_rules import Choice, LoadNeed, TopicTables, topics_to_load
-from pulsar_lifecycle.lifecycle.load.monitors import Monitors, TopicDeletion
+from pulsar_lifecycle.lifecycle.load.monitors import Monitors, Replication, TopicDeletion
+from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_TOPICS
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.topics.policies import InForce
 
 NOW = 1_700_000_000_000
 MINUTE = 60_000
-CURSORS = pa.schema([tables.MANAGED_CURSORS.field(name) for name in ("managed_ledger", "cursor", "last_active")])
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ def judged(made: list[Made], expiry: int) -> dict[int, dict[str, Any]]:
         inner = [{"ledger_id": i, "entries": e, "size": s, "closed_at": at} for i, (_, e, s), at in rows]
         ttl[f"t/{number}"] = one.ttl_minutes * 60
         plain = [{"ledger_id": row["ledger_id"]} for row in inner]
-        listed.append({"topic": name, "managed_ledger": managed, "namespace": f"t/{number}", "ledgers": plain})
+        path = f"/managed-ledgers/{managed}"
+        named = {"topic": name, "managed_ledger": managed, "namespace": f"t/{number}", "path": path}
+        listed.append({**named, "ledgers": plain})
         at = (ids[one.cursor[0]], one.cursor[1]) if one.cursor else (None, None)
         inputs.append(
             {
@@ -83,17 +85,23 @@ def judged(made: list[Made], expiry: int) -> dict[int, dict[str, Any]]:
         last.append({"ledger_id": ids[-1], "state": "CLOSED", "ctime": one.ends()[-1]})
         if one.cursor:
             active = None if one.active is None else NOW - one.active * MINUTE
-            cursors.append({"managed_ledger": managed, "cursor": "s", "last_active": active})
+            own = {"path": path, "managed_ledger": managed, "cursor": "s", "last_active": active}
+            cursors.append({**own, "ledger_id": at[0], "entry_id": at[1]})
+    all_ = [{**one, "length": one["size"], "write_quorum": 2} for row in inputs for one in row["ledgers"]]
+    stored = pa.Table.from_pylist(all_, tables.BOOKKEEPER_LEDGERS)
     seen = TopicTables(
         pa.Table.from_pylist(listed, tables.MANAGED_LEDGERS),
         pa.Table.from_pylist(inputs, RETENTION_TOPICS),
         pa.Table.from_pylist(last, tables.BOOKKEEPER_LEDGERS),
-        pa.Table.from_pylist(cursors, CURSORS),
+        pa.Table.from_pylist(cursors, NAMED_POSITIONS),
         pa.array([], pa.string()),
         pa.array(["namespace"] * len(made)),
+        lambda _: stored,
     )
     off: dict[str, TopicDeletion | None] = dict.fromkeys(ttl, TopicDeletion(False))
-    monitors = Monitors(InForce(ttl), InForce(off), dict.fromkeys(ttl, expiry), InForce(dict.fromkeys(ttl, False)))
+    here: dict[str, Replication | None] = dict.fromkeys(ttl, Replication())
+    holds: dict[str, bool | None] = dict.fromkeys(ttl, False)
+    monitors = Monitors(InForce(ttl), InForce(off), dict.fromkeys(ttl, expiry), InForce(holds), InForce(here))
     choice = Choice(frozenset(f"t/{number}" for number, one in enumerate(made) if one.named))
     rows = topics_to_load(seen, monitors, choice, NOW).to_pylist()
     return {row["ledger_id"] // 100: row for row in rows}
@@ -147,6 +155,7 @@ def test_the_rule_says_what_a_walk_says(made: list[Made]) -> None:
         assert (row is None) == (wanted is None)
         if row and wanted:
             assert (set(row["needs"]), row["bytes_at_once"], row["bytes"]) == wanted
+            assert row["physical_bytes"] == 2 * row["bytes"]
 
 
 @given(st.lists(topics(), min_size=1, max_size=5), st.sampled_from([0, 30]))

@@ -64,9 +64,11 @@ def inactive(
         return
     now = where.clock.now_ms()
     what = "subscription" if subscriptions else "topic"
-    total = show.size(pc.sum(counted_once(stored)).as_py() or 0)
+    total, disk = (show.size(pc.sum(counted_once(stored, n)).as_py() or 0) for n in ("bytes", "physical_bytes"))
     age = show.span(now - epoch.started_at)
-    show.text(f"{show.counted(len(rows), f'inactive {what}')}, {total}, by scan {epoch.epoch_id}, {age} ago")
+    show.text(
+        f"{show.counted(len(rows), f'inactive {what}')}, {total}, {disk} on disk, by scan {epoch.epoch_id}, {age} ago"
+    )
     if since is not None:
         show.text(
             f"our history begins {show.span(now - since)} ago; what nobody used for {show.span(period * 1000)} counts"

@@ -21,6 +21,8 @@ from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.activity.activity_tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY
+from pulsar_lifecycle.lifecycle.activity.held_bytes import on_bookies
+from pulsar_lifecycle.lifecycle.activity.in_force import InForceNow, in_force_now
 from pulsar_lifecycle.lifecycle.activity.inactive_rules import (
     PARTITION,
     Choice,
@@ -36,7 +38,7 @@ from pulsar_lifecycle.lifecycle.activity.partition_check import (
     partition_findings,
     partitioned_topic,
 )
-from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, REPLICATOR, monitors_in_force
+from pulsar_lifecycle.lifecycle.load.load_rules import by_topic
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import (
     POSITIONS,
@@ -57,9 +59,6 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import history_check
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.topics.policies import InForce
-from pulsar_lifecycle.topics.retention_now import policies_now
-from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
 
@@ -101,17 +100,16 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
         cluster.store(epoch_id, CLIENTS, CONNECTIONS, lambda one: one.to_batches(), [clients])
     elif stored(lake, epoch_id, CLIENTS):
         lake.publish(epoch_id, CLIENTS, [])
-    policies, system_cursors, replicator, unknown = _policies(cluster, namespaces_of(lake, parts))
+    said, unknown = in_force_now(cluster, namespaces_of(lake, parts))
     shadows, unread = _shadows(cluster)
     previous = previous_activity(cluster, epoch)
     reading = _Reading(
         share_of(cluster.tasks, cluster.settings),
         lake,
         cluster.connect,
-        policies,
+        said,
         owners_rules(cluster, epoch, now),
         shadows,
-        replicator,
         {name: tuple(cluster.parts(epoch_id, name)) for name in _READ},
         {name: _parts(lake, previous, name) for name in (TOPIC_TABLE, CURSORS)},
         tuple(cluster.parts(epoch_id, CLIENTS)) if clients is not None else None,
@@ -121,17 +119,17 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
     # A table's parts are in the order of their pieces.
     pieces = list(zip(parts, cluster.parts(epoch_id, CURSORS), strict=True))
     cluster.store(epoch_id, TOPIC_TABLE, TOPIC_ACTIVITY, reading.topics, pieces)
-    found = _inactive(cluster, epoch, pieces, choice_of(cluster.settings, system_cursors, replicator))
-    said, disagreeing = _partitions(cluster, epoch_id)
+    found = _inactive(cluster, epoch, pieces, choice_of(cluster.settings, said))
+    problems, disagreeing = _partitions(cluster, epoch_id)
     for name, rows in zip((IDLE_TOPICS, IDLE_CURSORS, DISAGREEING), (*found, disagreeing), strict=True):
         cluster.store(epoch_id, name, rows.schema, lambda one: one.to_batches(), [rows])
-    return ActivityReport(*found, disagreeing, previous, (*unreached, *unknown, *unread, *said))
+    return ActivityReport(*found, disagreeing, previous, (*unreached, *unknown, *unread, *problems))
 
 
 _READ = ("managed_cursors", "bookkeeper_ledgers", "topics")
 
 
-def choice_of(settings: Settings, system_cursors: frozenset[str] | None, replicator: str) -> Choice:
+def choice_of(settings: Settings, said: InForceNow) -> Choice:
     """The settings' word on what is inactive and what of it may be deleted."""
     own = settings.inactivity
     return Choice(
@@ -139,8 +137,8 @@ def choice_of(settings: Settings, system_cursors: frozenset[str] | None, replica
         frozenset(own.topics),
         frozenset(own.subscriptions),
         frozenset(own.kept_subscriptions),
-        system_cursors,
-        replicator,
+        said.system_cursors,
+        said.replicator,
     )
 
 
@@ -210,10 +208,9 @@ class _Reading:
     settings: Settings
     lake: Lake
     connect: Connect
-    policies: InForce[RetentionPolicy | None]
+    said: InForceNow
     context: Context
     shadows: ShadowSources
-    replicator: str
     files: dict[str, tuple[str, ...]]
     before: dict[str, tuple[str, ...]]
     clients: tuple[str, ...] | None
@@ -246,7 +243,11 @@ class _Reading:
         listed = listed.append_column("loaded_at", _made(listed, ledgers))
         before = self._before(TOPIC_TABLE, TOPIC_ACTIVITY, own)
         clients = self._clients(listed)
-        yield from topic_activity(listed, inputs, cursors, clients, before, self.now, self.replicator).to_batches()
+        replicated = by_topic(listed, self.said.replicated)
+        yield from topic_activity(
+            listed.append_column("replicated", pc.cast(replicated, pa.bool_())),
+            inputs, cursors, clients, before, self.now, self.said.replicator,
+        ).to_batches()  # fmt: skip
 
     def _listed(self, part: str) -> pa.Table:
         rows = _table(self.lake, [part], MANAGED_LEDGERS, _OF_TOPIC, pc.field("problem").is_null())
@@ -266,7 +267,7 @@ class _Reading:
     def _inputs(self, listed: pa.Table, positions: pa.Table) -> tuple[pa.Table, pa.Table]:
         asked = pc.field("ledger_id").isin(asked_of_bookkeeper(listed))
         ledgers = _table(self.lake, self.files["bookkeeper_ledgers"], BOOKKEEPER_LEDGERS, _OF_LEDGER, asked)
-        return retention_topics(listed, positions, ledgers, self.policies, self.context), ledgers
+        return retention_topics(listed, positions, ledgers, self.said.retention, self.context), ledgers
 
     def _clients(self, listed: pa.Table) -> Clients:
         names = whole(listed.column("topic"))
@@ -341,15 +342,17 @@ def _inactive(
     subscriptions = _partitioned_subscriptions(lake, [part for _, part in pieces])
     topics, cursors = [INACTIVE_TOPICS.empty_table()], [INACTIVE_CURSORS.empty_table()]
     own = cluster.parts(epoch.epoch_id, TOPIC_TABLE)
-    for (_, of_cursors), of_topics in zip(pieces, own, strict=True):
+    ledgers = cluster.parts(epoch.epoch_id, "bookkeeper_ledgers")
+    for (part, of_cursors), of_topics in zip(pieces, own, strict=True):
         activity = _table(lake, [of_topics], TOPIC_ACTIVITY, TOPIC_ACTIVITY.names)
         theirs = _table(lake, [of_cursors], CURSOR_ACTIVITY, CURSOR_ACTIVITY.names)
-        topics.append(inactive_topics(activity, theirs, choice, until))
-        cursors.append(inactive_cursors(theirs, activity, choice, until))
+        found = inactive_topics(activity, theirs, choice, until), inactive_cursors(theirs, activity, choice, until)
+        for tables, rows in zip((topics, cursors), found, strict=True):
+            tables.append(on_bookies(lake, rows, part, ledgers))
     order = [("ledger_id", "ascending"), ("topic", "ascending")]
-    found = with_partitions(pa.concat_tables(topics), partitions).sort_by(order)
+    unused = with_partitions(pa.concat_tables(topics), partitions).sort_by(order)
     idle = with_partitioned_subscriptions(pa.concat_tables(cursors), subscriptions)
-    return found, idle.sort_by([*order, ("cursor", "ascending")])
+    return unused, idle.sort_by([*order, ("cursor", "ascending")])
 
 
 def _partitioned_subscriptions(lake: Lake, parts: Sequence[str]) -> dict[tuple[str, str], int]:
@@ -389,22 +392,6 @@ def _clients(cluster: Cluster) -> tuple[pa.Table | None, tuple[str, ...]]:
         rows += [(topic, name, count, None) for name, count in one.consumers.items()]
     columns = zip(*rows, strict=True) if rows else [[] for _ in CONNECTIONS]
     return pa.table([list(column) for column in columns], schema=CONNECTIONS), ()
-
-
-def _policies(
-    cluster: Cluster, namespaces: set[str]
-) -> tuple[InForce[RetentionPolicy | None], frozenset[str] | None, str, tuple[str, ...]]:
-    """The retention in force; what brokers call cursors of their own (None: not known), how replicators' begin."""
-    try:
-        layers, differing = policies_now(cluster, namespaces, BROKER_NAMES)
-    except LifecycleError as error:
-        return InForce({}), None, REPLICATOR, (str(error),)
-    if differing:
-        return InForce({}), None, REPLICATOR, differing
-    monitors = monitors_in_force(layers)
-    if monitors.replicator is None:
-        return policies_in_force(layers), None, REPLICATOR, ("the brokers do not say their replicatorPrefix",)
-    return policies_in_force(layers), monitors.system_cursors, monitors.replicator, ()
 
 
 def _shadows(cluster: Cluster) -> tuple[ShadowSources, tuple[str, ...]]:

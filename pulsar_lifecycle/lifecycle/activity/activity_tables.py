@@ -111,5 +111,5 @@ TOPIC_ACTIVITY = pa.schema(
 ``end_entries``; null while it is open and may have any. ``loaded_at``: when its last ledger was made, as each load
 makes one; null without any. ``published``: messages since its load, null if no broker lists
 it. ``last_*`` (null: never) with their ``Evidence``. ``unread_subscriptions``: those with messages that are unread, or
-may be. ``replicated``: a replicator has a cursor on it. ``retention_*``: null where it is unknown. ``protection``: the
-``Protection`` of the topic, null for none."""
+may be. ``replicated``: a replicator has a cursor on it, or policies send it to other clusters; null where nobody knows.
+``retention_*``: null where it is unknown. ``protection``: the ``Protection`` of the topic, null for none."""

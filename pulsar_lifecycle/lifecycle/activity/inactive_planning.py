@@ -23,8 +23,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
 
-CAPPED = "physical_bytes"
-"""The column that the caps count."""
+_LOGICAL, _PHYSICAL = "bytes of each topic once", "physical bytes of each topic once"
 
 
 def make_inactive_plans(
@@ -55,8 +54,12 @@ def _plan(
 ) -> tuple[PlanSummary, pa.Table]:
     rows = inactive.filter(inactive.column("kept").is_null())
     token, now = cluster.ids.token(2), cluster.clock.now_ms()
-    once = inactive_plan.as_capped(rows)
-    summary = summary_of(kind, token, epoch, gaps, now, once, inactive_plan.digest, logical=CAPPED, physical=CAPPED)
+    sized = rows
+    for column, once in (("bytes", _LOGICAL), ("physical_bytes", _PHYSICAL)):
+        sized = sized.append_column(once, inactive_plan.counted_once(rows, column))
+    summary = summary_of(
+        kind, token, epoch, gaps, now, sized, inactive_plan.digest, logical=_LOGICAL, physical=_PHYSICAL
+    )
     cluster.lake.store_inactive_plan(summary, rows)
     return summary, rows
 

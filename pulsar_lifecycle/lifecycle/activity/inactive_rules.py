@@ -72,7 +72,8 @@ def inactive_topics(activity: pa.Table, cursors: pa.Table, choice: Choice, until
     kept = _first(
         some.column("protection"),
         *_kept_by_cursors(whole(some.column("topic")), cursors, choice),
-        (some.column("replicated"), InactiveKept.REPLICATED),
+        (pc.fill_null(some.column("replicated"), False), InactiveKept.REPLICATED),
+        (some.column("replicated").is_null(), InactiveKept.UNKNOWN_POLICY),
         (pa.array([choice.system_cursors is None] * some.num_rows, pa.bool_()), InactiveKept.UNKNOWN_POLICY),
         (pc.and_(has_data, minutes.is_null()), InactiveKept.UNKNOWN_POLICY),
         (pc.and_(has_data, pc.fill_null(retained, False)), InactiveKept.RETAINED),
@@ -81,7 +82,11 @@ def inactive_topics(activity: pa.Table, cursors: pa.Table, choice: Choice, until
         (_within(some.column("loaded_at"), choice.period, until), InactiveKept.LOADED_LATELY),
         (pc.invert(_chosen(some, choice.topics)), InactiveKept.NOT_CHOSEN),
     )
-    more = {"ledger_id": some.column("last_ledger_id"), "positions": _positions(whole(some.column("topic")), cursors)}
+    more = {
+        "ledger_id": some.column("last_ledger_id"),
+        "positions": _positions(whole(some.column("topic")), cursors),
+        "physical_bytes": _unsized(some),
+    }
     return _rows(some, kept, INACTIVE_TOPICS, more)
 
 
@@ -107,18 +112,20 @@ def inactive_cursors(activity: pa.Table, topics: pa.Table, choice: Choice, until
     some = some.filter(_inactive(some, choice.period, until))
     row = pc.index_in(some.column("topic"), whole(topics.column("topic")))
     names = whole(some.column("cursor"))
+    replicated = whole(topics.column("replicated")).take(whole(row))
     kept = _first(
         whole(topics.column("protection")).take(whole(row)),
         (pc.is_in(names, pa.array([COMPACTION, DEDUPLICATION])), InactiveKept.SYSTEM_CURSOR),
         (pc.starts_with(names, choice.replicator), InactiveKept.REPLICATOR_CURSOR),
         *_kept_by_name(names, choice),
-        (pc.fill_null(whole(topics.column("replicated")).take(whole(row)), True), InactiveKept.REPLICATED),
+        (pc.fill_null(replicated, False), InactiveKept.REPLICATED),
+        (replicated.is_null(), InactiveKept.UNKNOWN_POLICY),
         (pa.array([choice.system_cursors is None] * len(names), pa.bool_()), InactiveKept.UNKNOWN_POLICY),
         (_within(some.column("last_active"), choice.period, until), InactiveKept.LOADED_LATELY),
         (pc.invert(_chosen(some, choice.subscriptions)), InactiveKept.NOT_CHOSEN),
     )
     last = whole(topics.column("last_ledger_id")).take(whole(row))
-    return _rows(some, kept, INACTIVE_CURSORS, {"last_ledger_id": last})
+    return _rows(some, kept, INACTIVE_CURSORS, {"last_ledger_id": last, "physical_bytes": _unsized(some)})
 
 
 def with_partitioned_subscriptions(rows: pa.Table, there: Mapping[tuple[str, str], int]) -> pa.Table:
@@ -188,6 +195,11 @@ def _chosen(rows: pa.Table, names: frozenset[str]) -> Any:
     found = pc.or_(pc.is_in(topics, said), pc.is_in(parents_of(topics), said))
     tenants = pc.replace_substring_regex(namespaces, r"/.*$", "")
     return pc.or_(found, pc.or_(pc.is_in(namespaces, said), pc.is_in(tenants, said)))
+
+
+def _unsized(rows: pa.Table) -> Any:
+    """What :func:`~pulsar_lifecycle.lifecycle.activity.held_bytes.on_bookies` fills in."""
+    return pa.nulls(rows.num_rows, pa.int64())
 
 
 def _first(known: Any, *choices: tuple[Any, InactiveKept | Protection]) -> Any:

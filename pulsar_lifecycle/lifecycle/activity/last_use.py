@@ -154,8 +154,9 @@ def topic_activity(
 ) -> pa.Table:
     """Rows of ``TOPIC_ACTIVITY``, of rows of ``tables.MANAGED_LEDGERS`` and of ``RETENTION_TOPICS`` in the same order.
 
-    ``cursors``: rows of :func:`cursor_activity`, of these topics and others.
-    ``replicator``: how replicators' cursors begin.
+    ``listed`` has a column ``replicated``: whether policies send the topic to other clusters, null where that is not
+    known. ``cursors``: rows of :func:`cursor_activity`, of these topics and others. ``replicator``: how replicators'
+    cursors begin.
     """
     names = whole(listed.column("topic"))
     before, ends = _Before.of(listed, previous), _Ends.of(whole(inputs.column("ledgers")))
@@ -182,6 +183,7 @@ def topic_activity(
         **{name: listed.column(name) for name in TOPIC_ACTIVITY.names if name in listed.column_names},
         **before.watched(now),
         **read,
+        "replicated": pc.or_kleene(read["replicated"], whole(listed.column("replicated"))),
         "end_ledger_id": ends.ledger,
         "end_entries": pa.array(ends.entries, mask=ends.open),
         "published": published,

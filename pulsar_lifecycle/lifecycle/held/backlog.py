@@ -35,7 +35,10 @@ class BacklogEnds(StrEnum):
     NO_TTL = "no_ttl"
     """The TTL in force is 0: nothing expires."""
     NEVER = "never_expires"
-    """Brokers expire nothing of such a cursor: a replicator's, compaction's, one of `additionalSystemCursorNames`."""
+    """Brokers expire nothing of such a cursor: compaction's, one of `additionalSystemCursorNames`."""
+    REPLICATOR = "replicator"
+    """A replicator reads by it. What it has not sent when it is past the TTL is dropped once a broker has its topic
+    loaded; job `load_topics` loads no such topic."""
     UNKNOWN = "unknown"
     """Its position, or the TTL in force, is not known."""
 
@@ -81,18 +84,18 @@ def backlogs(
     size, unsized, expired = behind.sums(topic, at, entry)
     limits, limited = limit[topic], np.asarray(ttl.is_valid())[topic]
     names = whole(cursors.column("cursor")).dictionary_encode()
-    expires = np.array(
-        [monitors is not None and monitors.expires_messages(one) for one in names.dictionary.to_pylist()]
-    )
-    can = expires[np.asarray(names.indices)] if len(names) else np.zeros(0, bool)
+    distinct, place = names.dictionary.to_pylist(), np.asarray(names.indices)
+    sends = np.array([monitors is not None and monitors.replicates(one) for one in distinct], bool)[place]
+    can = np.array([monitors is not None and monitors.expires_messages(one) for one in distinct], bool)[place] | sends
     sure = known & limited & (monitors is not None)
     expired = np.where(sure & can & (limits > 0), expired, 0)
     ends = np.select(
-        [~sure, ~can, limits == 0, loaded[topic], expired > 0],
+        [~sure, ~can, limits == 0, loaded[topic], sends, expired > 0],
         [
             str(code)
             for code in (
-                BacklogEnds.UNKNOWN, BacklogEnds.NEVER, BacklogEnds.NO_TTL, BacklogEnds.BROKER, BacklogEnds.LOAD,
+                BacklogEnds.UNKNOWN, BacklogEnds.NEVER, BacklogEnds.NO_TTL, BacklogEnds.BROKER,
+                BacklogEnds.REPLICATOR, BacklogEnds.LOAD,
             )
         ],
         str(BacklogEnds.LATER),

@@ -19,7 +19,7 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.lifecycle.load.load_rules import TopicTables
 from pulsar_lifecycle.lifecycle.retention import judge
-from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, policy_columns, retention_topics
+from pulsar_lifecycle.lifecycle.retention_inputs import named_positions, policy_columns, retention_topics
 from pulsar_lifecycle.metastore import load_state, topics
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, Unit
@@ -52,11 +52,13 @@ class TopicNow:
 
 @dataclass(frozen=True, slots=True)
 class FreshTopics:
-    """What was read: each topic that there is and that can be read, and the tables of all of them."""
+    """What was read: each topic that there is and that can be read, and the tables of all of them.
+
+    ``positions``: rows of ``NAMED_POSITIONS``.
+    """
 
     topics: Mapping[Topic, TopicNow]
     listed: pa.Table
-    cursors: pa.Table
     positions: pa.Table
     bookkeeper: pa.Table
 
@@ -76,7 +78,10 @@ class FreshTopics:
                 idle.append(topic.managed_ledger)
         inputs = retention_topics(self.listed, self.positions, self.bookkeeper, policies, context, loaded)
         *_, level = policy_columns(self.listed, policies)
-        return TopicTables(self.listed, inputs, self.bookkeeper, self.cursors, pa.array(idle, pa.string()), level)
+        nobody = pa.array(idle, pa.string())
+        return TopicTables(
+            self.listed, inputs, self.bookkeeper, self.positions, nobody, level, lambda _: self.bookkeeper
+        )
 
     def trimmed_by_broker(
         self, policies: InForce[RetentionPolicy | None], context: Context, now: int
@@ -102,7 +107,7 @@ def read_now(ports: Ports, root: str, wanted: Collection[Topic]) -> FreshTopics:
     infos = {topic: managed_ledger.decode(node.data) for topic, node in nodes.items() if isinstance(node, Node)}
     units = [unit for topic, unit in zip(wanted, units, strict=True) if topic in infos]
     cursors = _table(topics.read_cursors(store, units), tables.MANAGED_CURSORS)
-    positions = persisted_positions(store, ports.reader, cursors, root)
+    positions = named_positions(store, ports.reader, cursors, root)
     ids = [item.ledger_id for info in infos.values() for item in info.ledgers]
     rows = snapshot.ledger_rows(store, ids, root)
     at_now = _cursor_positions(cursors, positions)
@@ -114,7 +119,7 @@ def read_now(ports: Ports, root: str, wanted: Collection[Topic]) -> FreshTopics:
         found[topic] = TopicNow(info, node, (last or {}).get("state") or "", own, at_now.get(str(topic), {}))
     bookkeeper = pa.Table.from_pylist([row for row in rows.values() if row], tables.BOOKKEEPER_LEDGERS)
     there = pa.array([name in found for name in names], pa.bool_())
-    return FreshTopics(found, listed.filter(there), cursors, positions, bookkeeper)
+    return FreshTopics(found, listed.filter(there), positions, bookkeeper)
 
 
 def _cursor_positions(cursors: pa.Table, positions: pa.Table) -> dict[str, dict[str, Position | None]]:

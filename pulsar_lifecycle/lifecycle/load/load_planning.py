@@ -9,7 +9,7 @@ topics. Loads no topic, and writes nothing to the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.lifecycle.load.load_rules import Choice, TopicTables, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.retention import whole
-from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS, policy_columns
+from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS, policy_columns
 from pulsar_lifecycle.lifecycle.retention_tables import (
     IDLE,
     CursorPositions,
@@ -33,7 +33,6 @@ from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
-from pulsar_lifecycle.records.tables import MANAGED_CURSORS
 from pulsar_lifecycle.run_settings import LoadSettings
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
@@ -46,8 +45,6 @@ TABLE = "topics_to_load"
 KIND = "load"
 """How the id of a plan begins."""
 POSITIONS_TABLE = "idle_cursor_positions"
-OF_CURSOR = ("managed_ledger", "cursor", "last_active")
-"""What the rule needs of ``tables.MANAGED_CURSORS``."""
 
 
 def choice_of(settings: LoadSettings) -> Choice:
@@ -72,8 +69,9 @@ def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     layers, differing = policies_now(cluster, namespaces_of(lake, parts), BROKER_NAMES)
     gaps += [Gap(GapCode.POLICIES_UNKNOWN, "", problem) for problem in differing]
     topics, cursors = cluster.parts(epoch_id, "topics"), cluster.parts(epoch_id, "managed_cursors")
-    reading = CursorPositions(share_of(cluster.tasks, cluster.settings), lake, cluster.connect, topics, idle=True)
-    cluster.store(epoch_id, POSITIONS_TABLE, POSITIONS, reading.rows, cursors)
+    share = share_of(cluster.tasks, cluster.settings)
+    reading = CursorPositions(share, lake, cluster.connect, topics, idle=True, named=True)
+    cluster.store(epoch_id, POSITIONS_TABLE, NAMED_POSITIONS, reading.rows, cursors)
     tables = RetentionTables(
         lake,
         policies_in_force(layers),
@@ -83,11 +81,13 @@ def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
         cluster.parts(epoch_id, POSITIONS_TABLE),
         cluster.parts(epoch_id, "bookkeeper_ledgers"),
     )
-    judging = _Judging(tables, cursors, monitors_in_force(layers), choice_of(cluster.settings.load), now)
+    judging = _Judging(tables, monitors_in_force(layers), choice_of(cluster.settings.load), now)
     cluster.store(epoch_id, TABLE, TOPICS_TO_LOAD, judging.rows, parts)
     going = lake.batches(cluster.parts(epoch_id, TABLE), TOPICS_TO_LOAD.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), TOPICS_TO_LOAD))
-    summary = summary_of(KIND, cluster.ids.token(2), epoch, gaps, now, rows, load_plan.digest)
+    summary = summary_of(
+        KIND, cluster.ids.token(2), epoch, gaps, now, rows, load_plan.digest, physical="physical_bytes"
+    )
     lake.store_load_plan(summary, rows)
     return summary, rows
 
@@ -100,10 +100,9 @@ def run_config(summary: PlanSummary) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Judging:
-    """The topics in one file that need a broker; runs in a task. ``cursors``: files of ``managed_cursors``."""
+    """The topics in one file that need a broker; runs in a task."""
 
     tables: RetentionTables
-    cursors: Sequence[str]
     monitors: Monitors
     choice: Choice
     now: int
@@ -111,10 +110,11 @@ class _Judging:
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`TOPICS_TO_LOAD`."""
         listed, inputs, ledgers = self.tables.of(part)
-        own = pc.field("managed_ledger").isin(whole(listed.column("managed_ledger")))
-        schema = pa.schema([MANAGED_CURSORS.field(name) for name in OF_CURSOR])
-        cursors = pa.Table.from_batches(self.tables.lake.batches(self.cursors, OF_CURSOR, own), schema)
+        owner = pc.field("managed_ledger")
+        own = owner.isin(whole(listed.column("managed_ledger"))) | owner.is_null()
+        found = self.tables.lake.batches(self.tables.positions, NAMED_POSITIONS.names, own)
+        cursors = pa.Table.from_batches(found, NAMED_POSITIONS)
         idle = managed_ledgers_where(self.tables.lake, self.tables.topics, IDLE)
         *_, level = policy_columns(listed, self.tables.policies)
-        seen = TopicTables(listed, inputs, ledgers, cursors, idle, level)
+        seen = TopicTables(listed, inputs, ledgers, cursors, idle, level, self.tables.copies)
         yield from topics_to_load(seen, self.monitors, self.choice, self.now).to_batches()

@@ -10,7 +10,7 @@ the last ledger becomes a closed one of that moment, whatever its age; messages 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,13 +19,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.lifecycle.load.monitors import REPLICATOR, Monitors, TopicDeletion, is_subscription
+from pulsar_lifecycle.lifecycle.load.monitors import Monitors, TopicDeletion, is_subscription
 from pulsar_lifecycle.lifecycle.reasons import Reason, of_topics
 from pulsar_lifecycle.lifecycle.retention import judge, whole
+from pulsar_lifecycle.lifecycle.retention_inputs import slowest
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.owner_names import holders
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.topics.listed_ledgers import on_disk
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
@@ -54,8 +56,16 @@ class LoadKept(StrEnum):
     BACKLOG_WOULD_BE_EVICTED = "backlog_would_be_evicted"
     """It has unread messages, its broker drops those beyond a backlog quota (`consumer_backlog_eviction`), and
     `load.backlog_eviction` does not name it."""
+    NOT_REPLICATED_HERE = "not_replicated_here"
+    """Its replication clusters leave this cluster out: its broker would delete it whole at once, whatever is unread.
+    No setting lifts this."""
+    REPLICATION_WOULD_EXPIRE = "replication_would_expire"
+    """A replicator has not sent all, and its broker drops what is past its TTL. No setting lifts this."""
+    REPLICATOR_WOULD_BE_DELETED = "replicator_would_be_deleted"
+    """Its broker would delete a replicator's cursor, with what that has not sent yet: its replication clusters do not
+    name that cluster any more. No setting lifts this."""
     MONITORS_UNKNOWN = "monitors_unknown"
-    """What its broker would do by TTL, subscription expiry, backlog quota and inactivity is not known."""
+    """What its broker would do by TTL, subscription expiry, backlog quota, inactivity and replication is not known."""
     LITTLE_TO_FREE = "little_to_free"
     """A load would free less than `load.min_bytes`."""
 
@@ -91,9 +101,10 @@ class TopicTables:
     """What the rule needs of some topics.
 
     ``listed`` (``tables.MANAGED_LEDGERS``) and ``inputs`` (``RETENTION_TOPICS``) are the same topics in the same order;
-    ``ledgers`` (``tables.BOOKKEEPER_LEDGERS``) has the last ledger of each. ``cursors`` are columns ``managed_ledger``,
-    ``cursor`` and ``last_active`` of ``tables.MANAGED_CURSORS``. ``idle``: managed ledgers that no broker lists and
-    whose last ledger is not closed. ``level``: where the retention of each topic is set, null where it is unknown.
+    ``ledgers`` (``tables.BOOKKEEPER_LEDGERS``) has the last ledger of each. ``cursors`` (``NAMED_POSITIONS``) are those
+    of these topics. ``idle``: managed ledgers that no broker lists and whose last ledger is not closed. ``level``:
+    where the retention of each topic is set, null where it is unknown. ``copies``: of ledger ids, what BookKeeper has
+    of them (``listed_ledgers.OF_COPY``).
     """
 
     listed: pa.Table
@@ -102,12 +113,13 @@ class TopicTables:
     cursors: pa.Table
     idle: Any
     level: Any
+    copies: Callable[[Any], pa.Table]
 
 
 def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now: int) -> pa.Table:
     """Rows of ``TOPICS_TO_LOAD`` for every topic that needs a broker at ``now`` (ms), loaded or kept by a code."""
     inputs = _with_idle(tables.inputs, tables.idle)
-    rows = _Ledgers.of(tables, inputs, monitors.ttl, now)
+    rows = _Ledgers.of(tables, inputs, monitors, now)
     minutes, mb = (whole(inputs.column(name)) for name in ("retention_minutes", "retention_mb"))
     limited = pc.or_(pc.greater_equal(minutes, 0), pc.greater_equal(mb, 0))
     needs = {
@@ -117,9 +129,16 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
     }
     subscribed = np.asarray(pc.fill_null(pc.greater(inputs.column("durable_cursors"), 0), True))
     unread = rows.any_of(rows.held) | (rows.any_of(rows.open_expired) & subscribed)
+    unsent = rows.any_of(rows.unsent)
     needed = np.flatnonzero(np.logical_or.reduce(list(needs.values())))
     later = rows.any_of(rows.last & (rows.due | rows.past_ttl | rows.open_expired) & ~rows.goes)
-    at_once, after = rows.sum_of(rows.freed), rows.sum_of(rows.last & ~rows.goes & (rows.due | rows.past_ttl))
+    after = rows.last & ~rows.goes & (rows.due | rows.past_ttl)
+    parts = rows.sum_of(rows.freed, rows.size), rows.sum_of(after, rows.size)
+    counted = (rows.freed | after) & np.isin(rows.topic, needed)
+    stored = np.zeros(len(counted), np.int64)
+    ids = pa.array(rows.id[counted], pa.int64())
+    stored[counted] = np.asarray(on_disk(ids, tables.copies(ids)), np.int64)
+    disk = rows.sum_of(counted, stored)
     place = pa.array(needed)
     listed, inputs = tables.listed.take(place), inputs.take(place)
     columns: dict[str, list[Any]] = {
@@ -132,12 +151,13 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
     }
     columns |= {"minutes": minutes.take(place).to_pylist(), "mb": mb.take(place).to_pylist()}
     columns |= {"level": tables.level.take(place).to_pylist(), "ttl": rows.ttl.take(place).to_pylist()}
-    subscriptions = _subscriptions(tables.cursors, columns["managed_ledger"], monitors.replicator or REPLICATOR)
+    cursors = _cursors(tables.cursors, columns["managed_ledger"])
     found: list[dict[str, Any]] = []
     for n, row in enumerate(needed.tolist()):
         one = {name: values[n] for name, values in columns.items()}
-        would = _monitored(one, subscriptions.get(one["managed_ledger"], {}), bool(unread[row]), monitors, now)
-        lengths = int(at_once[row]), int(after[row])
+        one |= {"unread": bool(unread[row]), "unsent": bool(unsent[row])}
+        would = _monitored(one, cursors.get(one["managed_ledger"], {}), monitors, now)
+        lengths = int(parts[0][row]), int(parts[1][row])
         unsized = bool(needs[LoadNeed.OPEN_EXPIRED][row])
         found.append(
             {
@@ -147,6 +167,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
                 "monitors": [str(code) for code in would],
                 "bytes": sum(lengths),
                 "bytes_at_once": lengths[0],
+                "physical_bytes": int(disk[row]),
                 "second_visit_at": _second_visit(one["minutes"], bool(later[row]), now),
                 "retention_minutes": one["minutes"],
                 "retention_mb": one["mb"],
@@ -161,19 +182,21 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
 class _Ledgers:
     """The ledgers of all topics as numpy arrays; ``ttl`` and ``last_id`` by topic.
 
-    ``held``: a subscription needs some of it.
-    ``due``: acknowledged, and past their retention now. ``past_ttl``: what a subscription needs of them is past the
-    TTL, and so is all before it. ``goes``: a broker that has loaded the topic and expired its messages trims them;
-    ``freed``: and we would not by metadata. ``kept_before``: a ledger before it in its topic is neither due nor empty.
+    ``held``: a cursor needs some of it. ``unsent``: that of a replicator does, or may. ``due``: acknowledged, and past
+    their retention now. ``past_ttl``: what subscriptions that we may expire need of them is past the TTL, and so is all
+    before it. ``goes``: a broker that has loaded the topic and expired its messages trims them; ``freed``: and we would
+    not by metadata. ``kept_before``: a ledger before it in its topic is neither due nor empty.
     """
 
     topic: Any
     topics: int
+    id: Any
     size: Any
     last: Any
     due: Any
     past_ttl: Any
     held: Any
+    unsent: Any
     open_expired: Any
     goes: Any
     freed: Any
@@ -182,7 +205,7 @@ class _Ledgers:
     last_id: Any
 
     @classmethod
-    def of(cls, tables: TopicTables, inputs: pa.Table, ttl: InForce[int | None], now: int) -> _Ledgers:
+    def of(cls, tables: TopicTables, inputs: pa.Table, monitors: Monitors, now: int) -> _Ledgers:
         verdicts = judge(inputs, now)
         topic = np.asarray(whole(verdicts.column("managed_ledger")).indices, np.int64)
         last = np.append(topic[1:] != topic[:-1], True)[: len(topic)]
@@ -193,15 +216,28 @@ class _Ledgers:
         empty = np.asarray(pc.equal(alone, str(RetentionVerdict.EMPTY)))
         due = np.asarray(whole(verdicts.column("expired_by")).is_valid()) & ~empty & ~held
 
-        seconds = by_topic(tables.listed, ttl)
+        names = tables.cursors.column("cursor")
+        distinct = names.unique().to_pylist()
+        ours = pa.array([one for one in distinct if one and monitors.expires_messages(one)], pa.string())
+        sending = pa.array([one for one in distinct if one and monitors.replicates(one)], pa.string())
+        expirable = pc.fill_null(pc.is_in(names, ours), False)
+        moving, fixed = (
+            _with_slowest(inputs, tables.listed, tables.cursors.filter(where))
+            for where in (expirable, pc.invert(expirable))
+        )
+        senders = _with_slowest(inputs, tables.listed, tables.cursors.filter(pc.is_in(names, sending)))
+        to_expire, unsent = _needed(moving, now), _needed(senders, now) | _doubtful(senders, now)
+
+        seconds = by_topic(tables.listed, monitors.ttl)
         limit = np.asarray(pc.fill_null(seconds, 0), np.int64)[topic] * 1000
         inner = whole(inputs.column("ledgers")).flatten()
         closed = inner.field("closed_at")
         dated = np.asarray(closed.is_valid())
         old = dated & (limit > 0) & (now - np.asarray(closed.fill_null(0), np.int64) > limit)
-        past_ttl = held & old & ~_before_or_at(held & ~old, topic)
-        moved = _expired(inputs, topic, ids, np.asarray(inner.field("entries").fill_null(0), np.int64), past_ttl)
-        goes = np.asarray(judge(moved, now).column("goes_when_loaded"))
+        past_ttl = to_expire & old & ~_before_or_at(to_expire & ~old, topic)
+        entries = np.asarray(inner.field("entries").fill_null(0), np.int64)
+        moved = _slower(_expired(moving, topic, ids, entries, past_ttl), fixed)
+        goes = np.asarray(judge(_where(past_ttl, topic, moved, inputs), now).column("goes_when_loaded"))
 
         reasons = of_topics(verdicts, tables.listed, inputs, tables.ledgers, tables.idle, now).column("reason")
         last_id = np.full(inputs.num_rows, -1, np.int64)
@@ -211,11 +247,13 @@ class _Ledgers:
         return cls(
             topic=topic,
             topics=inputs.num_rows,
+            id=ids,
             size=size,
             last=last,
             due=due,
             past_ttl=past_ttl,
             held=held,
+            unsent=unsent & (limit > 0),
             open_expired=np.asarray(pc.equal(reasons, str(Reason.EXPIRED_OPEN))),
             goes=goes,
             freed=goes & ~np.asarray(pc.is_in(verdicts.column("verdict").cast(pa.string()), _GOING)),
@@ -228,9 +266,9 @@ class _Ledgers:
         """By topic, whether one of its ledgers is one of ``these``."""
         return np.bincount(self.topic[these], minlength=self.topics) > 0
 
-    def sum_of(self, these: Any) -> Any:
-        """By topic, the bytes of ``these`` of its ledgers."""
-        return np.bincount(self.topic[these], weights=self.size[these], minlength=self.topics).astype(np.int64)
+    def sum_of(self, these: Any, amounts: Any) -> Any:
+        """By topic, the sum of the ``amounts`` of ``these`` of its ledgers."""
+        return np.bincount(self.topic[these], weights=amounts[these], minlength=self.topics).astype(np.int64)
 
 
 _GOING = pa.array(sorted(GOING), pa.string())
@@ -275,37 +313,91 @@ def _expired(inputs: pa.Table, topic: Any, ids: Any, entries: Any, past_ttl: Any
     return inputs
 
 
+def _with_slowest(inputs: pa.Table, listed: pa.Table, cursors: pa.Table) -> pa.Table:
+    """The topics as if these were all their cursors."""
+    for name, column in zip((_COUNT, *_SLOWEST), slowest(listed, cursors), strict=True):
+        inputs = inputs.set_column(inputs.schema.get_field_index(name), inputs.field(name), whole(column))
+    return inputs
+
+
+def _needed(inputs: pa.Table, now: int) -> Any:
+    """Whether a cursor needs some of a ledger."""
+    return np.asarray(pc.equal(judge(inputs, now).column("alone").cast(pa.string()), str(RetentionVerdict.CURSOR)))
+
+
+def _doubtful(inputs: pa.Table, now: int) -> Any:
+    """Whether a cursor may need some of a ledger, as the cursor or the ledger is not known."""
+    unknown = pa.array([str(RetentionVerdict.UNKNOWN_LEDGER), str(RetentionVerdict.UNKNOWN_CURSOR)])
+    doubtful = np.asarray(pc.is_in(judge(inputs, now).column("alone").cast(pa.string()), unknown))
+    there = np.asarray(pc.fill_null(pc.not_equal(inputs.column(_COUNT), 0), True))
+    counts = np.asarray(whole(inputs.column("ledgers")).value_lengths().fill_null(0), np.int64)
+    return doubtful & np.repeat(there, counts)
+
+
+def _slower(one: pa.Table, other: pa.Table) -> pa.Table:
+    """The topics with the cursors of both: the slower of their slowest positions."""
+    none, alone = (np.asarray(pc.equal(pc.fill_null(t.column(_COUNT), -1), 0)) for t in (one, other))
+    pairs = [[np.asarray(t.column(name).fill_null(-1), np.int64) for name in _SLOWEST] for t in (one, other)]
+    (ledger, entry), (at, then) = pairs
+    take_other = none | (~alone & ((at < ledger) | ((at == ledger) & (then < entry))))
+    for name in (_COUNT, *_SLOWEST):
+        column = pc.if_else(pa.array(take_other), whole(other.column(name)), whole(one.column(name)))
+        one = one.set_column(one.schema.get_field_index(name), one.field(name), column)
+    return one
+
+
+def _where(these: Any, topic: Any, changed: pa.Table, inputs: pa.Table) -> pa.Table:
+    """The cursors of ``changed`` where a topic has one of ``these`` ledgers, else those of ``inputs``."""
+    here = pa.array(np.bincount(topic[these], minlength=inputs.num_rows) > 0)
+    for name in (_COUNT, *_SLOWEST):
+        column = pc.if_else(here, whole(changed.column(name)), whole(inputs.column(name)))
+        inputs = inputs.set_column(inputs.schema.get_field_index(name), inputs.field(name), column)
+    return inputs
+
+
+_COUNT = "durable_cursors"
 _SLOWEST = ("slowest_ledger_id", "slowest_entry_id")
 
 
-def _subscriptions(cursors: pa.Table, wanted: Collection[str], replicator: str) -> dict[str, dict[str, int | None]]:
-    """By managed ledger, its subscriptions and when each was last active (ms)."""
+def _cursors(cursors: pa.Table, wanted: Collection[str]) -> dict[str, dict[str, int | None]]:
+    """By managed ledger, its cursors and when each was last active (ms)."""
     some = cursors.filter(pc.is_in(cursors.column("managed_ledger"), pa.array(list(wanted), pa.string())))
     found: dict[str, dict[str, int | None]] = {}
     names = ("managed_ledger", "cursor", "last_active")
     for owner, cursor, active in zip(*(some.column(name).to_pylist() for name in names), strict=True):
-        if cursor is None or is_subscription(cursor, replicator):
-            found.setdefault(owner, {})[cursor or ""] = active
+        found.setdefault(owner, {})[cursor or ""] = active
     return found
 
 
 def _monitored(
-    row: Mapping[str, Any], subscriptions: Mapping[str, int | None], unread: bool, monitors: Monitors, now: int
+    row: Mapping[str, Any], cursors: Mapping[str, int | None], monitors: Monitors, now: int
 ) -> list[LoadKept]:
     """What its broker would do to a topic that stays loaded, however short we mean to have it loaded.
 
-    ``unread``: a subscription has not acknowledged all of it, or may not have.
+    ``unread``: a cursor has not acknowledged all of it, or may not have. ``unsent``: that of a replicator has not, and
+    there is a TTL.
     """
     topic = Topic.parse(row["topic"])
     expiry = monitors.expiry.get(row["namespace"])
     known = row["namespace"] in monitors.deletion.by_namespace
     deletion: TopicDeletion | None = monitors.deletion.of(topic) if known else None
-    evicted = monitors.eviction.of(topic) if known and unread else False
-    if None in (expiry, deletion, evicted, row["ttl"], monitors.replicator) or expiry is None or deletion is None:
+    evicted = monitors.eviction.of(topic) if known and row["unread"] else False
+    replication, replicator = monitors.replication.of(topic) if known else None, monitors.replicator
+    if expiry is None or deletion is None or replication is None or replicator is None:
         return [LoadKept.MONITORS_UNKNOWN]
+    if evicted is None or row["ttl"] is None:
+        return [LoadKept.MONITORS_UNKNOWN]
+    subscriptions = {name: active for name, active in cursors.items() if is_subscription(name, replicator)}
+    sends = {name.rpartition(".")[2] for name in cursors if name.startswith(replicator)}
     limit = expiry * MS_PER_MINUTE
     stays = [name for name, active in subscriptions.items() if not limit or (active and now - active <= limit)]
-    found = [LoadKept.SUBSCRIPTION_WOULD_EXPIRE] if len(stays) < len(subscriptions) else []
+    found = [] if replication.here else [LoadKept.NOT_REPLICATED_HERE]
+    if row["unsent"]:
+        found.append(LoadKept.REPLICATION_WOULD_EXPIRE)
+    if not sends <= replication.elsewhere:
+        found.append(LoadKept.REPLICATOR_WOULD_BE_DELETED)
+    if len(stays) < len(subscriptions):
+        found.append(LoadKept.SUBSCRIPTION_WOULD_EXPIRE)
     if deletion.on and not (deletion.unsubscribed_only and stays):
         found.append(LoadKept.TOPIC_WOULD_BE_DELETED)
     if evicted:
@@ -327,11 +419,10 @@ def _kept(
         LoadKept.SUBSCRIPTION_WOULD_EXPIRE: choice.subscription_expiry,
         LoadKept.TOPIC_WOULD_BE_DELETED: choice.topic_deletion,
         LoadKept.BACKLOG_WOULD_BE_EVICTED: choice.backlog_eviction,
-        LoadKept.MONITORS_UNKNOWN: frozenset[str](),
     }
     if choice.load.isdisjoint(names):
         return str(LoadKept.WAY_IS_METADATA)
-    refused = next((code for code in would if ordered[code].isdisjoint(names)), None)
+    refused = next((code for code in would if ordered.get(code, frozenset[str]()).isdisjoint(names)), None)
     if refused:
         return str(refused)
     return None if unsized or nbytes >= choice.min_bytes else str(LoadKept.LITTLE_TO_FREE)

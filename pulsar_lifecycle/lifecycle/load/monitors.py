@@ -1,9 +1,9 @@
-"""What a broker does by itself to a topic that it has loaded: TTL, subscription expiry, backlog quota, inactive topics.
+"""What a broker does by itself to a topic that it has loaded: TTL, expiry, backlog quota, inactivity, replication.
 
 Belongs here: the policies in force by topic, namespace and brokers. Pure. Not here: reading them
 (``topics/retention_now.py``), which topics that concerns (``lifecycle/load/load_rules.py``). Upstream:
-``PersistentTopic.checkMessageExpiry``, ``checkInactiveSubscriptions`` and ``checkGC``, ``BrokerService``,
-``BacklogQuotaManager``, Pulsar 4.0.7.
+``PersistentTopic.checkMessageExpiry``, ``checkInactiveSubscriptions``, ``checkGC``, ``checkReplication`` and
+``removeOrphanReplicationCursors``, ``BrokerService``, ``BacklogQuotaManager``, Pulsar 4.0.7.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
-from pulsar_lifecycle.topics.policies import TOPIC_POLICIES_ENABLED, InForce, Layers
+from pulsar_lifecycle.topics.policies import InForce, Layers, topics_have_policies
 
 T = TypeVar("T")
 
@@ -29,10 +29,12 @@ _QUOTA_BYTES, _QUOTA_GB = "backlogQuotaDefaultLimitBytes", "backlogQuotaDefaultL
 _QUOTA_SECONDS = "backlogQuotaDefaultLimitSecond"
 _QUOTAS, _NAMESPACE_QUOTAS = "backLogQuotaMap", "backlog_quota_map"
 _EVICTS = "consumer_backlog_eviction"
+_CLUSTERS, _NAMESPACE_CLUSTERS, _ALLOWED = "replicationClusters", "replication_clusters", "allowed_clusters"
+_CLUSTER = "clusterName"
 BROKER_NAMES = frozenset(
     {
         *(_BROKER_TTL, _BROKER_EXPIRY, _BROKER_DELETES, _BROKER_MODE, _SYSTEM_CURSORS, _REPLICATOR),
-        *(_QUOTA_CHECKED, _QUOTA_POLICY, _QUOTA_BYTES, _QUOTA_GB, _QUOTA_SECONDS),
+        *(_QUOTA_CHECKED, _QUOTA_POLICY, _QUOTA_BYTES, _QUOTA_GB, _QUOTA_SECONDS, _CLUSTER),
     }
 )
 """What broker.conf calls all that brokers have a say in."""
@@ -50,6 +52,14 @@ class TopicDeletion:
 
 
 @dataclass(frozen=True, slots=True)
+class Replication:
+    """The clusters that a topic is replicated to beside this one, and whether this one may have it at all."""
+
+    elsewhere: frozenset[str] = frozenset()
+    here: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Monitors:
     """What counts by namespace and topic; None: unknown. ``ttl`` in seconds, ``expiry`` in minutes, both 0 for none.
 
@@ -62,6 +72,7 @@ class Monitors:
     deletion: InForce[TopicDeletion | None]
     expiry: Mapping[str, int | None]
     eviction: InForce[bool | None]
+    replication: InForce[Replication | None]
     system_cursors: frozenset[str] = frozenset()
     replicator: str | None = REPLICATOR
 
@@ -69,6 +80,10 @@ class Monitors:
         """Whether we may have the messages of a cursor expired: it is a subscription, and no system's."""
         known = self.replicator is not None and is_subscription(cursor, self.replicator)
         return known and cursor not in self.system_cursors
+
+    def replicates(self, cursor: str) -> bool:
+        """Whether a replicator reads by a cursor; brokers expire its messages, too."""
+        return self.replicator is not None and cursor.startswith(self.replicator)
 
 
 def is_subscription(cursor: str, replicator: str) -> bool:
@@ -84,6 +99,7 @@ def monitors_in_force(layers: Layers) -> Monitors:
         _known(layers, layers.in_force(_INACTIVE, _deletion)),
         {name: _expiry(said, layers.brokers) for name, said in layers.namespaces.items()},
         _known(layers, layers.in_force(_QUOTAS, _eviction)),
+        _known(layers, layers.in_force(_CLUSTERS, _replication)),
         frozenset(one.strip() for one in names.split(",") if one.strip()),
         f"{prefix}." if prefix else None,
     )
@@ -91,7 +107,7 @@ def monitors_in_force(layers: Layers) -> Monitors:
 
 def _known(layers: Layers, found: InForce[T | None]) -> InForce[T | None]:
     """Where the policies of a namespace's topics could not be read, a topic of it may have any."""
-    if layers.brokers.get(TOPIC_POLICIES_ENABLED) == "false":
+    if not topics_have_policies(layers.brokers):
         return found
     read = {name for name, own in layers.topics.items() if own.unknown is None}
     return InForce({name: one if name in read else None for name, one in found.by_namespace.items()}, found.by_topic)
@@ -178,3 +194,24 @@ def _over(kind: str, quota: Mapping[Any, Any]) -> bool | None:
     if type(limit) is not int:
         return None
     return limit > 0 if kind == "message_age" else limit >= 0
+
+
+def _replication(
+    topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]
+) -> Replication | None:
+    """A topic that names clusters, and not this one, brokers delete as soon as they load it. Naming none is no word."""
+    own, said = namespace or {}, topic.first(_CLUSTERS)
+    clusters, allowed = _names(own.get(_NAMESPACE_CLUSTERS) if said is None else said), _names(own.get(_ALLOWED))
+    here = broker.get(_CLUSTER)
+    if clusters is None or allowed is None or here is None:
+        return None
+    return Replication(clusters - {here}, not clusters or here in clusters | allowed)
+
+
+def _names(said: object) -> frozenset[str] | None:
+    """A list of texts; one that is not there is empty, anything else unknown."""
+    if said is None:
+        return frozenset()
+    if not isinstance(said, list) or not all(isinstance(one, str) for one in said):
+        return None
+    return frozenset(said)

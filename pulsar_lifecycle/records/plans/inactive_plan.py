@@ -3,7 +3,7 @@
 # pyarrow has no types.
 """Plans of inactive topics and of inactive subscriptions: rows, digests, and the codes of what stays.
 
-The summary is a ``PlanSummary``, whose ``ledgers`` count topics or subscriptions, and whose bytes are of one copy.
+The summary is a ``PlanSummary``, whose ``ledgers`` count topics or subscriptions.
 Not here: which are inactive (``lifecycle/activity/inactive_rules.py``).
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.plans import retention_plan
 
 
 class InactiveKept(StrEnum):
@@ -33,9 +34,9 @@ class InactiveKept(StrEnum):
     """It has a `__compaction` cursor: table views and readers read its compacted view, whatever retention says, and its
     broker would not delete it either. `delete_topics` does."""
     REPLICATED = "replicated"
-    """Its topic is replicated to another cluster."""
+    """Its topic is replicated to another cluster, or is to be once a broker loads it."""
     UNKNOWN_POLICY = "unknown_policy"
-    """What retention or the brokers' configuration says is not known."""
+    """What retention, replication or the brokers' configuration says is not known."""
     RETAINED = "retained"
     """The retention in force keeps its data."""
     UNREAD = "unread"
@@ -69,6 +70,7 @@ _USED = [
     pa.field("inactive_since", pa.int64()),
     pa.field("evidence", pa.string()),
     pa.field("bytes", pa.int64()),
+    pa.field("physical_bytes", pa.int64()),
     pa.field("kept", pa.string()),
 ]
 
@@ -93,7 +95,8 @@ INACTIVE_TOPICS = pa.schema(
 ``version`` of its z-node, messages ``published`` since its load (null: no broker lists it), the ``positions`` of its
 cursors as :func:`position_text` writes them, and its retention: what must be so still when it is deleted. ``last_*``
 (ms, null: never seen), of which ``inactive_since`` is the latest, by this ``Evidence``. ``watched_since``: since when
-our history of it has no gap, over so many ``scans``. ``bytes`` that it lists. ``kept``: the ``InactiveKept`` or
+our history of it has no gap, over so many ``scans``. ``bytes`` that it lists; ``physical_bytes``: what the replicas of
+these take on the bookies' disks, 0 where BookKeeper does not say. ``kept``: the ``InactiveKept`` or
 ``Protection`` by which it stays all the same; null for what may be deleted. A plan's rows are those with null."""
 
 INACTIVE_CURSORS = pa.schema(
@@ -134,9 +137,9 @@ def position_text(cursor: str, ledger_id: int | None, entry_id: int | None) -> s
     return f"{cursor} {ledger_id}:{entry_id}"
 
 
-def counted_once(rows: pa.Table) -> pa.Array:
+def counted_once(rows: pa.Table, column: str = "bytes") -> pa.Array:
     """The bytes of each row; of a topic's subscriptions only the most that one keeps, as it is the same data."""
-    sizes = rows.column("bytes").to_pylist()
+    sizes = rows.column(column).fill_null(0).to_pylist()
     most: dict[str, int] = {}
     for n, topic in enumerate(rows.column("topic").to_pylist()):
         if topic not in most or sizes[n] > sizes[most[topic]]:
@@ -146,8 +149,10 @@ def counted_once(rows: pa.Table) -> pa.Array:
 
 
 def as_capped(rows: pa.Table) -> pa.Table:
-    """The rows as the caps count them: scans know the bytes that topics list, before replication."""
-    return rows.append_column("physical_bytes", counted_once(rows))
+    """The rows as the caps count them (``retention_plan.as_capped``), the data of each topic once."""
+    weighed = retention_plan.as_capped(rows)
+    place = weighed.column_names.index("physical_bytes")
+    return weighed.set_column(place, "physical_bytes", counted_once(weighed, "physical_bytes"))
 
 
 def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:

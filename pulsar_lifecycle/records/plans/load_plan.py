@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.plans import retention_plan
 
 TOPICS_TO_LOAD = pa.schema(
     [
@@ -25,6 +26,7 @@ TOPICS_TO_LOAD = pa.schema(
         pa.field("monitors", pa.list_(pa.string())),
         pa.field("bytes", pa.int64()),
         pa.field("bytes_at_once", pa.int64()),
+        pa.field("physical_bytes", pa.int64()),
         pa.field("second_visit_at", pa.int64()),
         pa.field("retention_minutes", pa.int64()),
         pa.field("retention_mb", pa.int64()),
@@ -39,7 +41,8 @@ TOPICS_TO_LOAD = pa.schema(
 """One row per topic that needs a broker. ``ledger_id``: its last ledger, which tells the topic's rows apart. ``needs``:
 ``LoadNeed`` codes; ``monitors``: ``LoadKept`` codes of what the broker would do besides. ``bytes``: what goes sooner or
 later and cannot go by metadata now, as far as sizes are known; ``bytes_at_once``: of these, what the broker trims
-during the load. ``second_visit_at`` (ms): when the rest is past its retention again, had it been loaded when the plan
+during the load; ``physical_bytes``: what the replicas of all of it take on the bookies' disks, 0 where BookKeeper does
+not say. ``second_visit_at`` (ms): when the rest is past its retention again, had it been loaded when the plan
 was made; null without a rest. ``retention_*``, ``ttl_seconds``, ``durable_cursors`` and ``slowest_*``: what must be so
 still when the plan is applied. ``kept``: the ``LoadKept``, ``RetentionVerdict`` or ``Protection`` by which it is left
 alone; null for what is loaded. A plan's rows are those with null."""
@@ -53,5 +56,5 @@ def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
 
 
 def as_capped(rows: pa.Table) -> pa.Table:
-    """Rows as caps count them: a load knows logical bytes alone."""
-    return rows.append_column("physical_bytes", rows.column("bytes"))
+    """Rows as caps count them (``retention_plan.as_capped``)."""
+    return retention_plan.as_capped(rows)

@@ -55,7 +55,7 @@ from pulsar_lifecycle.topics.offload_policy import (
     of_layers,
 )
 from pulsar_lifecycle.topics.policies import (
-    TOPIC_POLICIES_ENABLED,
+    POLICY_SWITCHES,
     InForce,
     Layers,
     Unknown,
@@ -324,8 +324,7 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> P
     every = layers.in_force(OFFLOAD_POLICIES, of_layers).by_namespace
     found = {name for name, one in every.items() if name in asked or (one.driver and one.automatic)}
     layers = replace(layers, namespaces={name: one for name, one in layers.namespaces.items() if name in found})
-    if brokers.get(TOPIC_POLICIES_ENABLED) != "false":
-        layers = replace(layers, topics=read_namespaces(cluster, layers.namespaces))
+    layers = replace(layers, topics=read_namespaces(cluster, layers.namespaces, brokers))
     unknown = {name: one.unknown for name, one in layers.topics.items() if one.unknown}
     offloading = layers.in_force(OFFLOAD_POLICIES, of_layers)
     in_use = {name: one for name, one in {**offloading.by_namespace, **offloading.by_topic}.items() if one.acts}
@@ -348,7 +347,7 @@ def broker_layer(
     Brokers that differ in what decides about offloads are a problem; so is a setting that contradicts them, except on
     the sandbox, whose brokers have no offloader.
     """
-    about = ("offload", "retention", BROKER_READ_PRIORITY, TOPIC_POLICIES_ENABLED)
+    about = ("offload", "retention", BROKER_READ_PRIORITY, *POLICY_SWITCHES)
     brokers, problems = common_configuration(configurations, about)
     for name, value in settings.brokers.items():
         if brokers.get(name, value) != value and not sandbox:

@@ -6,7 +6,8 @@ product does with them (``pipeline.py``) and what a test expects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from pulsar_lifecycle.formats import cursor as cursor_format
@@ -158,6 +159,15 @@ class SimulatedCluster:
         self.put(self.path(self._last_id), ledger_metadata.encode(metadata))
         self.reader.payloads[self._last_id] = list(entries)
         return self._last_id
+
+    def replicate(self, ledgers: Iterable[int], copies: int, length: int) -> None:
+        """Let these ledgers have so many copies of so many bytes, by their z-nodes."""
+        for ledger_id in ledgers:
+            one = ledger_metadata.decode(self.zookeeper.data(self.path(ledger_id)))
+            quorums = dict.fromkeys(("ensemble_size", "write_quorum", "ack_quorum"), copies)
+            bookies = Segment(0, tuple(f"bookie-{n + 1}:3181" for n in range(copies)))
+            more = replace(one, **quorums, segments=(bookies,), length=length)
+            self.put(self.path(ledger_id), ledger_metadata.encode(more))
 
     @staticmethod
     @lru_cache

@@ -212,10 +212,11 @@ def test_a_load_plan_is_listed_and_shown_like_others(
         "monitors": [],
         "bytes": 1000,
         "bytes_at_once": 10,
+        "physical_bytes": 3000,
         "second_visit_at": 1_700_000_000_000,
     }
     rows = pa.Table.from_pylist([row], schema=TOPICS_TO_LOAD)
-    made = replace(plan, plan_id="load-1", logical_bytes=1000, physical_bytes=1000)
+    made = replace(plan, plan_id="load-1", logical_bytes=1000, physical_bytes=3000)
     made = replace(made, digest=load_plan.digest(rows, made.to_json()))
     FileLake(load_settings(settings_file).lake.path).store_load_plan(made, rows)
     assert run("plans", "--json") == 0

@@ -127,8 +127,9 @@ def test_the_brokers_policy_is_known_only_whole() -> None:
         assert policies_in_force(Layers(less, {"acme/unset": {}}, own)).by_namespace == {"acme/unset": None}
 
 
-def test_where_brokers_have_no_topic_policies_none_need_be_read() -> None:
-    layers = Layers({"topicLevelPoliciesEnabled": "false"}, {"acme/orders": JOURNAL_COLUMNS})
+@pytest.mark.parametrize("switch", ["topicLevelPoliciesEnabled", "systemTopicEnabled"])
+def test_where_brokers_have_no_topic_policies_none_need_be_read(switch: str) -> None:
+    layers = Layers({switch: "false"}, {"acme/orders": JOURNAL_COLUMNS})
     assert policies_in_force(layers).by_namespace == {"acme/orders": RetentionPolicy(5, 6, Level.NAMESPACE)}
 
 

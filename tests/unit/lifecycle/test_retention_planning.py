@@ -176,6 +176,26 @@ def test_policies_that_only_the_brokers_have_must_be_theirs_all(scene: Retention
     assert "the brokers differ in defaultRetentionTimeInMinutes" in summary.gaps[-1].text
 
 
+def test_policies_of_topics_that_are_kept_elsewhere_are_not_known(scene: RetentionScene) -> None:
+    scene.topic("a", 100, 90)
+    brokers = scene.servers.admin.broker_ids
+    scene.servers.admin.configuration = {one: {"topicPoliciesServiceClassName": "com.acme.Policies"} for one in brokers}
+    summary, rows = plan(scene)
+    assert rows == []
+    assert not summary.actionable
+    assert "com.acme.Policies" in summary.gaps[-1].text
+
+
+def test_policies_of_topics_that_brokers_do_not_read_do_not_count(scene: RetentionScene) -> None:
+    """Without system topics nobody reads ``__change_events``, whatever it says."""
+    scene.topic("a", 100, 90)
+    brokers = scene.servers.admin.broker_ids
+    scene.servers.admin.configuration = {one: {"systemTopicEnabled": "false"} for one in brokers}
+    scene.servers.put("/managed-ledgers/acme/orders/persistent/__change_events", b"no managed ledger")
+    summary, rows = plan(scene)
+    assert (len(rows), summary.actionable) == (1, True)
+
+
 def test_a_plan_on_a_scan_that_is_not_covered_is_report_only(scene: RetentionScene) -> None:
     first, _ = scene.topic("a", 100, 100)
     summary, rows = plan(scene, A_GAP)

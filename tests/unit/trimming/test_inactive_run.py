@@ -25,7 +25,7 @@ from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.scenes.activity_scene import ActivityScene, kept
-from tests.kit.scenes.retention_scene import NAMESPACE
+from tests.kit.scenes.retention_scene import MB, NAMESPACE
 
 
 class KilledError(BaseException):
@@ -320,6 +320,16 @@ def test_a_plan_is_refused_that_is_stale_or_paused_or_beyond_the_caps(scene: Act
     with pytest.raises(Refused):
         apply(scene, made)
     assert there(scene, "a")
+
+
+def test_the_cap_of_bytes_counts_every_replica(scene: ActivityScene) -> None:
+    scene.servers.replicate(scene.used("a"), 3, MB)
+    made = plan(scene, "a")
+    assert (made.logical_bytes, made.physical_bytes) == (2 * MB, 6 * MB)
+    caps = Lowered(max_bytes=6 * MB - 1)
+    with pytest.raises(Refused, match=f"max_bytes: {6 * MB} bytes"):
+        delete_inactive(scene.cluster, "run", Order(made.plan_id, made.digest, caps), dry_run=False)
+    assert apply(scene, made) == {"a": (Outcome.REMOVED, Code.TOPIC_DELETED)}
 
 
 def test_a_dry_run_counts_every_ledger_against_the_caps(scene: ActivityScene) -> None:

@@ -67,15 +67,15 @@ def test_what_the_newest_scan_found_open_is_known(tmp_path: Path) -> None:
         ({}, ""),
         ({"max_ledgers": 3}, "max_ledgers: 4 ledgers"),
         ({"max_ledgers_per_topic": 2}, "max_ledgers_per_topic: 3 ledgers of t1"),
-        ({"max_bytes": 39}, "max_bytes: 40 bytes"),
+        ({"max_bytes": 59}, "max_bytes: 60 bytes"),
         ({"max_share": 0.3}, "max_share: 40.0%"),
     ],
 )
 def test_the_caps_of_one_launch_hold_for_what_leaves_lists_too(caps: dict[str, Any], why: str) -> None:
     """What stays and what is of a topic as a whole does not count."""
     goes = [
-        LedgerOutcome(topic, ledger, Outcome.GOES, some_why(""), 10)
-        for topic, ledger in (("t1", 1), ("t1", 2), ("t1", 3), ("t2", 4))
+        LedgerOutcome(topic, ledger, Outcome.GOES, some_why(""), 10, on_disk=on_disk)
+        for topic, ledger, on_disk in (("t1", 1, 0), ("t1", 2, 30), ("t1", 3, 10), ("t2", 4, 10))
     ]
     others = [
         LedgerOutcome("t1", -1, Outcome.GOES, some_why("the topic")),

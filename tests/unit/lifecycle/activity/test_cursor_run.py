@@ -21,10 +21,10 @@ from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.scenes.activity_scene import ActivityScene
-from tests.kit.scenes.retention_scene import NAMESPACE
+from tests.kit.scenes.retention_scene import MB, NAMESPACE
 from tests.kit.simulated.cluster import data_tags
 
 
@@ -82,6 +82,15 @@ def test_inactive_subscriptions_of_a_plan_are_deleted_and_journalled(scene: Acti
     assert [row[:2] for row in rows] == [(Outcome.BEGUN, Code.ABOUT_TO), GONE] * 2
     assert len({row[2] for row in rows}) == 2
     assert set(apply(scene, made).values()) == {(Outcome.NOTHING, Code.NOT_THERE)}
+
+
+def test_the_cap_of_bytes_counts_every_replica_and_each_topic_once(scene: ActivityScene) -> None:
+    scene.servers.replicate(scene.listed("a")[:-1], 3, MB)
+    made = plan(scene)
+    assert made.physical_bytes == 6 * MB  # of the two closed ledgers, which both subscriptions keep
+    caps = Lowered(max_bytes=6 * MB - 1)
+    with pytest.raises(Refused, match=f"max_bytes: {6 * MB} bytes"):
+        delete_subscriptions(scene.cluster, "run", Order(made.plan_id, made.digest, caps), dry_run=False)
 
 
 def _moved(scene: ActivityScene) -> None:

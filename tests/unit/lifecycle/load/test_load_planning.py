@@ -18,6 +18,7 @@ from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from tests.kit.builders import A_GAP
 from tests.kit.scenes.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MB, MINUTE, NAMESPACE
+from tests.kit.simulated.cluster import data_tags
 
 OWN = f"persistent://{NAMESPACE}/"
 
@@ -54,6 +55,7 @@ def test_an_expired_last_ledger_goes_in_a_second_visit(scene: LoadScene) -> None
         "monitors": [],
         "bytes": 10,
         "bytes_at_once": 0,
+        "physical_bytes": 10,
         "second_visit_at": summary.created_at + 60 * MINUTE,
         "retention_minutes": 60,
         "retention_mb": -1,
@@ -185,6 +187,72 @@ def test_a_backlog_that_brokers_would_evict_keeps_its_topic_unless_ordered(
         scene.change(backlog_eviction=(NAMESPACE,))
         _, (row,) = plan(scene)
         assert (row["kept"], row["monitors"]) == (None, [expected])
+
+
+@pytest.mark.parametrize(
+    ("policies", "expected"),
+    [
+        ({}, None),
+        ({"replication_clusters": ["fake"]}, None),
+        ({"replication_clusters": ["far", "fake"]}, None),
+        ({"replication_clusters": ["far"]}, "not_replicated_here"),
+        ({"replication_clusters": ["far"], "allowed_clusters": ["fake"]}, None),
+        ({"replication_clusters": "far"}, "monitors_unknown"),
+    ],
+)
+def test_a_topic_that_is_not_replicated_here_is_not_loaded(
+    scene: LoadScene, policies: dict[str, Any], expected: str | None
+) -> None:
+    """Brokers delete it at once, with what is unread; no word of the settings lifts that."""
+    scene.change(topic_deletion=(NAMESPACE,))
+    scene.namespace(**policies)
+    assert kept(scene) == expected
+
+
+def stands_at_end(scene: LoadScene, ledger: int, cursor: str) -> None:
+    """A cursor of topic ``a`` has read this ledger, and all before it."""
+    tags = {**data_tags(Topic.parse(f"{OWN}a")), "pulsar/cursor": cursor}
+    position = scene.servers.ledger(tags, entries=[scene.servers.position_entry(at=ledger)])
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), cursor, ledger=position)
+
+
+@pytest.mark.parametrize(("sent", "expected"), [(0, "replication_would_expire"), (2, None)])
+def test_what_a_replicator_has_not_sent_keeps_its_topic(scene: LoadScene, sent: int, expected: str | None) -> None:
+    """Brokers expire its messages like those of clients; no word of the settings lifts that."""
+    ids = scene.topic("a", 330, 240, 180)
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), "s", at=ids[0])
+    stands_at_end(scene, ids[sent], "pulsar.repl.far")
+    scene.namespace(message_ttl_in_seconds=3600, replication_clusters=["fake", "far"])
+    plan(scene)
+    row = stored(scene)["a"]
+    assert (row["needs"], row["kept"]) == (["past_ttl"], expected)
+    assert row["bytes_at_once"] == (2 * MB if sent else MB)  # the last one becomes young
+
+
+def test_messages_that_a_system_cursor_holds_are_not_freed_by_their_ttl(scene: LoadScene) -> None:
+    scene.configure(additionalSystemCursorNames="[audit]")
+    ids = scene.topic("a", 330, 240, 0)
+    for name in ("s", "audit"):
+        scene.servers.cursor(Topic.parse(f"{OWN}a"), name, at=ids[0])
+    scene.namespace(message_ttl_in_seconds=3600)
+    plan(scene)
+    row = stored(scene)["a"]
+    assert (row["needs"], row["bytes_at_once"], row["kept"]) == (["past_ttl"], 0, "little_to_free")
+    scene.servers.remove(f"{scene.servers.topic_path(Topic.parse(f'{OWN}a'))}/audit")
+    plan(scene)
+    assert (stored(scene)["a"]["bytes_at_once"], stored(scene)["a"]["kept"]) == (2 * MB, None)
+
+
+@pytest.mark.parametrize(("clusters", "expected"), [(["fake", "far"], None), (["fake"], "replicator_would_be_deleted")])
+def test_a_replicator_whose_cluster_went_keeps_its_topic(
+    scene: LoadScene, clusters: list[str], expected: str | None
+) -> None:
+    (own,) = scene.topic("a", 100, cursor=0)
+    stands_at_end(scene, own, "pulsar.repl.far")
+    scene.namespace(replication_clusters=clusters)
+    scene.servers.wait(1)
+    plan(scene)
+    assert stored(scene)["a"]["kept"] == expected
 
 
 def test_a_quota_of_the_brokers_counts_where_nobody_says_more(scene: LoadScene) -> None:

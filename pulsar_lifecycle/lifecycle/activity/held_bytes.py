@@ -1,0 +1,61 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""What the data of inactive topics, and what inactive subscriptions keep, takes on the bookies' disks.
+
+Belongs here: which ledgers count, and reading them of a stored scan. Not here: which are inactive
+(``inactive_rules.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.lifecycle.retention import whole
+from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_LEDGERS
+from pulsar_lifecycle.topics.listed_ledgers import OF_COPY, on_disk
+
+
+def on_bookies(lake: Lake, rows: pa.Table, part: str, ledgers: Sequence[str]) -> pa.Table:
+    """Rows of ``INACTIVE_TOPICS`` or ``INACTIVE_CURSORS`` with their ``physical_bytes``.
+
+    ``part``: the file of ``managed_ledgers`` that has their topics; ``ledgers``: those of ``bookkeeper_ledgers``.
+    """
+    if not rows.num_rows:
+        return rows
+    names = whole(rows.column("topic"))
+    some = pa.schema([MANAGED_LEDGERS.field(name) for name in ("topic", "ledgers")])
+    batches = lake.batches([part], some.names, pc.field("topic").isin(names.unique()))
+    listed = pa.Table.from_batches(batches, some)
+    place = pc.index_in(names, whole(listed.column("topic")))
+    lists = whole(listed.column("ledgers")).take(place)
+    inner, counts = lists.flatten(), np.asarray(lists.value_lengths().fill_null(0), np.int64)
+    row = np.repeat(np.arange(rows.num_rows), counts)
+    kept = _kept(rows, inner, row)
+    ids = inner.field("ledger_id").filter(pa.array(kept))
+    copies = pa.schema([BOOKKEEPER_LEDGERS.field(name) for name in OF_COPY])
+    wanted = pc.field("ledger_id").isin(ids.unique())
+    stored = pa.Table.from_batches(lake.batches(ledgers, OF_COPY, wanted), copies)
+    sums = np.bincount(row[kept], np.asarray(on_disk(ids, stored), np.float64), rows.num_rows)
+    found = pa.array(sums.astype(np.int64))
+    return rows.set_column(rows.column_names.index("physical_bytes"), rows.field("physical_bytes"), found)
+
+
+def _kept(rows: pa.Table, inner: Any, row: Any) -> Any:
+    """All ledgers of a topic; those from a subscription's position on, its own unless that is read whole."""
+    if "entry_id" not in rows.column_names:
+        return np.ones(len(row), bool)
+    ids, entries = (_numbers(inner.field(name), unknown) for name, unknown in (("ledger_id", -1), ("entries", 0)))
+    at, entry = (_numbers(rows.column(name), -1)[row] for name in ("ledger_id", "entry_id"))
+    read_whole = (entries > 0) & (entry + 1 >= entries)
+    return (ids > at) | ((ids == at) & ~read_whole)
+
+
+def _numbers(column: Any, unknown: int) -> Any:
+    return np.asarray(pc.fill_null(whole(column), unknown), np.int64)
