@@ -144,7 +144,7 @@ def test_an_open_ledger_counts_as_bookies_have_it(scene: ActivityScene) -> None:
     [
         ("s", 0, BacklogEnds.NO_TTL),
         ("own", 3600, BacklogEnds.NEVER),
-        ("pulsar.repl.b", 3600, BacklogEnds.NEVER),
+        ("pulsar.repl.b", 3600, BacklogEnds.REPLICATOR),
         ("s", 3600, BacklogEnds.LOAD),
     ],
 )
