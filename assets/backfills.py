@@ -18,16 +18,21 @@ NO_MORE: tuple[dg.MaterializeResult, ...] = ()  # type: ignore[type-arg]
 """What the body of such an asset yields: it wrote the events of its partitions itself, for those of other runs too."""
 
 
-def by_namespace(cluster: str, name: str, **about: Any) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
+def by_namespace(
+    cluster: str, name: str, *, description: str, **about: Any
+) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Declares an asset of a cluster that is partitioned by namespace; ``about`` is what :func:`dagster.asset` takes.
 
-    Its body does :func:`partitions_to_do`, writes the event of each of them, and yields :data:`NO_MORE`.
+    ``description``: what it does where ``dry_run`` is false; how to say so is added. Its body does
+    :func:`partitions_to_do`, writes the event of each of them, and yields :data:`NO_MORE`.
     """
     return dg.asset(
         key=key(cluster, name),
         partitions_def=namespace_partitions(cluster),
         backfill_policy=dg.BackfillPolicy.single_run(),
         output_required=False,
+        description=f"{description} As it ships it is a dry run. To do it, the *Config* of the backfill is "
+        f"`{{ops: {{{cluster}__{name}: {{config: {{dry_run: false}}}}}}}}`.",
         **about,
     )
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from assets.names import EPOCH, key
+from assets.names import key
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
@@ -92,7 +92,7 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
         )
         yield dg.MaterializeResult(
             asset_key=orphans,
-            metadata={EPOCH: epoch_id, **plan_shown(summary, rows)},
+            metadata={**show.stored(where, epoch_id, TABLE), **plan_shown(summary, rows)},
             data_version=dg.DataVersion(summary.digest),
         )
 
@@ -183,6 +183,7 @@ def rows_shown(rows: pa.Table) -> dict[str, Any]:
     copies = rows.column("action").to_pylist().count(SweepAction.DELETE)
     headers = ["bucket", "kind", "entries", "objects", "bytes", "oldest"]
     return {
+        "rows of the table": "those whose `action` is not empty are the plan",
         "copies to delete": copies,
         "uploads to abort": rows.num_rows - copies,
         "what goes": dg.MetadataValue.md(show.markdown(headers, cells)),

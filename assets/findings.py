@@ -102,16 +102,17 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
             shown, version = _shown(wanted)
             yield dg.MaterializeResult(asset_key=key(cluster, name), metadata={**stored, **shown}, data_version=version)
         missing = rows.where(f.col("finding") == Finding.DANGLING.value).select("topic", f.col("reason").alias("why"))
-        yield _check(asset_key, NO_DANGLING, missing)
+        yield _check(asset_key, NO_DANGLING, missing, "references to ledgers that BookKeeper does not have")
         topics = where.table(epoch_id, "managed_ledgers").where(f.col("problem") == Problem.CORRUPT.value)
         why = f.coalesce("error", f.lit(""))
-        yield _check(asset_key, LOADABLE, topics.select(f.col("managed_ledger").alias("topic"), why.alias("why")))
+        broken = topics.select(f.col("managed_ledger").alias("topic"), why.alias("why"))
+        yield _check(asset_key, LOADABLE, broken, "topics whose z-node no broker can decode")
 
     return findings
 
 
-def _check(asset_key: dg.AssetKey, name: str, wrong: DataFrame) -> dg.AssetCheckResult:
-    """Passes where there are no such rows; ``wrong``: topic, why."""
+def _check(asset_key: dg.AssetKey, name: str, wrong: DataFrame, what: str) -> dg.AssetCheckResult:
+    """Passes where there are no such rows; ``wrong``: topic, why; ``what``: what they are, in words."""
     found, count = wrong.orderBy("topic").limit(NAMED).collect(), wrong.count()
     more = f", {NAMED} are named" if count > NAMED else ""
     return dg.AssetCheckResult(
@@ -119,7 +120,7 @@ def _check(asset_key: dg.AssetKey, name: str, wrong: DataFrame) -> dg.AssetCheck
         check_name=name,
         passed=not count,
         severity=dg.AssetCheckSeverity.WARN,
-        description=f"{count} rows{more}" if count else "",
+        description=f"{count or 'no'} {what}{more}",
         metadata={"topics": dg.MetadataValue.md(show.markdown(["topic", "why"], [tuple(row) for row in found]))},
     )
 

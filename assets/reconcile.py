@@ -35,8 +35,8 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
         RECONCILIATION,
         group_name="deletion",
         description="Per namespace: intents in flight by the journal, settled ones, dead letters, confirmed orphans. "
-        "For backfills after a rollback of brokers or a restore of ZooKeeper: one run for any selection of namespaces. "
-        "Changes nothing, unless `dry_run` is false: then it sends the intents, under the caps of the settings.",
+        "For backfills after a rollback of brokers or a restore of ZooKeeper: one run for any selection of namespaces, "
+        "which sends the intents, under the caps of the settings.",
         deps=[key(cluster, "journal")],
         kinds={"parquet"},
     )

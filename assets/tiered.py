@@ -146,8 +146,8 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
         cluster,
         "offloaded_ledgers",
         group_name="tiered_storage",
-        description="Offload everything eligible of the chosen namespaces, whatever the thresholds, in one run. As it "
-        "ships it only makes the plan: set `dry_run` to false to do it. What is offloaded already is never repeated.",
+        description="Offload everything eligible of the chosen namespaces, whatever the thresholds, in one run. What "
+        "is offloaded already is never repeated.",
         deps=[key(cluster, "object_store")],
         kinds={"pyspark", "s3"},
         pool=pool(cluster, "offload"),

@@ -112,7 +112,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             repair_delayed_index_job,
         ],
         schedules=[
-            *looking_schedules(automation.schedules, scan, inventory, reconcile, watch),
+            *looking_schedules(cluster, automation.schedules, scan, inventory, reconcile, watch),
             consumed_records_schedule,
         ],
         sensors=[

@@ -17,14 +17,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import dagster as dg
 import pyarrow as pa
+from dagster._core.storage.tags import REPOSITORY_LABEL_TAG
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from assets.names import key
+from assets.names import PLAN, key
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.errors import LifecycleError
@@ -52,6 +54,10 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 UNLOADED_AFTER = 7.0
 """Seconds: three of the sandbox brokers' statistics intervals, and one."""
+UI = "http://127.0.0.1:3000"
+"""Where ``make ui`` serves."""
+LABEL = "__repository__@pulsar-lifecycle"
+"""How Dagster calls the code location of ``workspace.yaml``: pages of jobs show runs with this label."""
 EXPIRED_BYTES = 140 << 20
 """What :mod:`sandbox.expired` plans to see freed."""
 
@@ -139,6 +145,7 @@ def _demo(cluster: Cluster, begun: float) -> int:
         *disk_verdicts,
     ]
     _report(lake, journal, summary, jobs.run_ids, verdicts)
+    _lead_on(settings.cluster, summary)
     return 0 if all(v.holds for v in verdicts) else 1
 
 
@@ -290,7 +297,10 @@ class _Jobs:
         quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
         with dg.DagsterInstance.get() as instance:
             result = self._defs.resolve_job_def(name).execute_in_process(
-                run_config={**quiet, **({"ops": ops} if ops else {})}, instance=instance, raise_on_error=False
+                run_config={**quiet, **({"ops": ops} if ops else {})},
+                instance=instance,
+                raise_on_error=False,
+                tags={REPOSITORY_LABEL_TAG: LABEL},
             )
         self.run_ids.append(result.run_id)
         if not result.success:
@@ -347,6 +357,21 @@ def _report(
     for verdict in verdicts:
         mark = "[green]yes[/green]" if verdict.holds else "[red]NO[/red] "
         console.print(f"{mark}  {verdict.what}  [dim]{verdict.detail}[/dim]")
+
+
+def _lead_on(cluster: str, summary: PlanSummary) -> None:
+    """Where to look at all of it, in the UI that ``make ui`` starts on what the demo left."""
+    console.print("\nSee it in the Dagster UI: run [bold]make ui[/bold], then open")
+    asset, runs = f"{UI}/assets/{cluster}", f"{UI}/runs"
+    for url, what in (
+        (f"{asset}/deletion_plan?view=events", "each plan: what it would delete, and why"),
+        (f"{runs}?q%5B0%5D={quote(f'tag:{PLAN}={summary.plan_id}', safe='')}", "the runs that applied this plan"),
+        (f"{asset}/ledger_deletions", "what was deleted, over time"),
+        (f"{asset}/storage_report", "where the disk goes, and why"),
+        (runs, "every run of this demo"),
+    ):
+        console.print(f"  {what}", style="dim")
+        console.print(f"  {url}", soft_wrap=True)
 
 
 def _grouped(rows: pa.Table, first: str, second: str, size: str) -> dict[tuple[str, str], tuple[int, int]]:

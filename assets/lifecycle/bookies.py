@@ -18,6 +18,8 @@ from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
 
 FULL_WITHIN_DAYS = 7
+NAMED = 3
+"""Bookies that the line of a check names; its table has all."""
 WRITABLE, COMPACTING, FORECAST = "bookies_writable", "compaction_not_suspended", "disks_not_full_soon"
 COLUMNS = {
     "bookie": "string",
@@ -95,18 +97,23 @@ def check_results(disks: Sequence[BookieDisk], days: Mapping[str, float]) -> lis
     suspended = [one for one in disks if one.verdict == DiskVerdict.SUSPENDED]
     soon = {bookie: left for bookie, left in days.items() if left < FULL_WITHIN_DAYS}
     return [
-        _check(WRITABLE, {one.bookie: one.detail or one.verdict.value for one in unwritable}),
-        _check(COMPACTING, {one.bookie: one.detail for one in suspended}),
-        _check(FORECAST, {bookie: f"{left:.1f} days" for bookie, left in soon.items()}),
+        _check(WRITABLE, {one.bookie: one.detail or one.verdict.value for one in unwritable}, "take no entries"),
+        _check(COMPACTING, {one.bookie: one.detail for one in suspended}, "have compaction suspended"),
+        _check(
+            FORECAST,
+            {bookie: f"{left:.1f} days" for bookie, left in soon.items()},
+            f"are full within {FULL_WITHIN_DAYS} days, as the last two weeks went",
+        ),
     ]
 
 
-def _check(name: str, wrong: Mapping[str, str]) -> dg.AssetCheckResult:
+def _check(name: str, wrong: Mapping[str, str], what: str) -> dg.AssetCheckResult:
+    first = ", ".join(sorted(wrong)[:NAMED])
     return dg.AssetCheckResult(
         check_name=name,
         passed=not wrong,
         severity=dg.AssetCheckSeverity.WARN,
-        description=f"{len(wrong)} bookies" if wrong else "",
+        description=f"{len(wrong) or 'no'} bookies {what}" + (f": {first}" if wrong else ""),
         metadata={"bookies": dg.MetadataValue.md(show.markdown(["bookie", "why"], sorted(wrong.items())))},
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.names import EPOCH, key
+from assets.names import key
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.lifecycle.held.held_run import BACKLOG_TABLE, OPEN_TABLE, build_held, held_rows
@@ -72,9 +72,9 @@ def held_assets(cluster: str) -> dg.AssetsDefinition:
         with reporting(context.log.info, of_stages(where.spark)):
             problems = build_held(where, where.lake.epoch(epoch_id))
         for asset_key, table, shown in ((opened, OPEN_TABLE, open_shown), (backlog, BACKLOG_TABLE, backlog_shown)):
-            uri = {"dagster/uri": where.lake.epoch_table(epoch_id, table)}
+            stored = show.stored(where, epoch_id, table)
             yield dg.MaterializeResult(
-                asset_key=asset_key, metadata={EPOCH: epoch_id, **uri, **shown(where, epoch_id), **_unknown(problems)}
+                asset_key=asset_key, metadata={**stored, **shown(where, epoch_id), **_unknown(problems)}
             )
 
     return held

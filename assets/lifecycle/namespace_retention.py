@@ -38,8 +38,7 @@ def namespace_retention_asset(cluster: str) -> dg.AssetsDefinition:
         "namespace_retention",
         group_name="lifecycle",
         description="Retention of the chosen namespaces: one plan of the newest scan for any selection, such as after "
-        "a rollback of brokers or a restore of ZooKeeper. As it ships it only makes the plan: set `dry_run` to false "
-        "to have its ledgers leave their topics.",
+        "a rollback of brokers or a restore of ZooKeeper, whose ledgers leave their topics.",
         deps=[key(cluster, "journal")],
         kinds={"pyspark"},
     )

@@ -14,7 +14,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets import dead_letters
 from assets.dead_letters import PartialReader, open_reader
-from assets.names import CLUSTER, key
+from assets.names import CLUSTER, READER, key
 from pulsar_lifecycle.automation_settings import Schedules
 from pulsar_lifecycle.deletion.redrive import letters_of
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
@@ -48,13 +48,11 @@ _ACTIVE = [
 
 
 def looking_schedules(
-    crons: Schedules, scan: Any, inventory: Any, reconcile: Any, watch: Any
+    cluster: str, crons: Schedules, scan: Any, inventory: Any, reconcile: Any, watch: Any
 ) -> list[dg.ScheduleDefinition]:
     """What looks at times of its own; none of them changes the cluster."""
     return [
-        dg.ScheduleDefinition(
-            name=name, job=job, cron_schedule=cron, default_status=dg.DefaultScheduleStatus.STOPPED, description=text
-        )
+        _looking(cluster, name, job, cron, text)
         for name, job, cron, text in (
             ("hourly_scan", scan, crons.scan, "Scans, judges and plans what nothing refers to. Changes nothing."),
             ("nightly_inventory", inventory, crons.inventory, "Lists the buckets. Changes nothing."),
@@ -62,6 +60,26 @@ def looking_schedules(
             ("queue_watch", watch, crons.queue, "Looks at the deletion queue. Takes nothing."),
         )
     ]
+
+
+def _looking(cluster: str, name: str, job: Any, cron: str, text: str) -> dg.ScheduleDefinition:
+    """A schedule that leaves a time out while the run that it started before waits or works: runs would pile up."""
+    active = dg.RunsFilter(job_name=job.name, statuses=_ACTIVE, tags={READER: cluster})
+
+    @dg.schedule(
+        name=name,
+        job=job,
+        cron_schedule=cron,
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+        description=f"{text} Leaves a time out while the run before it is not over.",
+    )
+    def ring(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        before = context.instance.get_runs(active, limit=1)
+        if before:
+            return dg.SkipReason(f"run {before[0].run_id}, which it started before, is not over")
+        return dg.RunRequest(tags={READER: cluster})
+
+    return ring
 
 
 def queue_sensors(job: UnresolvedAssetJobDefinition, cluster: str, look_every: float) -> list[dg.SensorDefinition]:

@@ -271,12 +271,16 @@ def to_compact(said: BookieStatus) -> int:
     return held - live if enough else 0
 
 
+SHORTEST_HISTORY_MS = 86_400_000
+"""What less than a day shows says nothing of the days to come: bookies collect and brokers shift load within hours."""
+
+
 def days_until_full(history: Sequence[tuple[int, int]]) -> float | None:
     """When a disk with these (time in ms, free bytes), oldest first, has none left: the line that fits them best.
 
     Counted from the last of them; None where free bytes do not shrink or too little is known.
     """
-    if len(history) < 2 or history[-1][0] <= history[0][0]:
+    if not history or history[-1][0] - history[0][0] < SHORTEST_HISTORY_MS:
         return None
     times = [(at - history[0][0]) / 86_400_000 for at, _ in history]
     slope, _ = linear_regression(times, [free for _, free in history])

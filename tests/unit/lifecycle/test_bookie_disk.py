@@ -124,6 +124,7 @@ def test_a_running_compaction_is_one_of_three_kinds():
         ([(0, 100), (DAY, 100)], None),
         ([(0, 90), (DAY, 100)], None),
         ([(0, 100), (0, 90)], None),
+        ([(0, 100), (DAY - 1, 90)], None),
         ([(0, 10), (DAY, 0)], 0.0),
     ],
 )
