@@ -55,8 +55,6 @@ COLUMNS = {
     "ledger_id": "int",
     "topic": "string",
     "component": "string",
-    "cursor": "string",
-    "entries": "int",
     "physical_bytes": "int",
     "finding": "string",
     "code": "string",

@@ -26,6 +26,8 @@ UI = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:3000"
 IMAGES = Path(__file__).parent / "images"
 CLUSTER = "sandbox"
 WINDOW: ViewportSize = {"width": 1500, "height": 1000}
+LONG = 180_000
+"""Milliseconds: a page takes its time on a busy machine."""
 
 
 def main() -> None:
@@ -36,28 +38,28 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         page = browser.new_page(viewport=WINDOW, color_scheme="light")
-        opened(page, "/asset-groups")
-        page.keyboard.press("Alt+KeyE")  # expand all groups
-        page.wait_for_timeout(3000)
-        page.set_viewport_size({"width": 1640, "height": 1240})
-        page.wait_for_timeout(3000)
-        take(page, "asset-graph")
+        page.set_viewport_size({"width": 1700, "height": 1240})
+        opened(page, f"/assets/{CLUSTER}/deletion_plan?view=lineage&lineageScope=upstream&lineageDepth=4", "zookeeper")
+        take(page, "lineage")
         page.set_viewport_size(WINDOW)
-        opened(page, f"/assets/{CLUSTER}/deletion_plan?view=events&asOf={largest_plan()}")
+        opened(page, f"/assets/{CLUSTER}/deletion_plan?view=events&time={largest_plan()}", "how to apply")
         page.evaluate(
             "document.querySelectorAll('tr').forEach(r => r.innerText.startsWith('dagster/uri') && r.remove())"
         )
         take(page, "deletion-plan")
-        opened(page, f"/assets/{CLUSTER}/ledger_deletion_topic?view=events")
+        opened(page, f"/assets/{CLUSTER}/ledger_deletion_topic?view=events", "all of it")
         take(page, "what-a-run-did")
-        opened(page, f"/runs/{newest_run('delete_pending')}")
-        take(page, "run")
+        opened(page, f"/assets/{CLUSTER}/ledger_deletions?view=events", "messages acknowledged")
+        take(page, "ledger-deletions")
         browser.close()
 
 
-def opened(page: Page, path: str) -> None:
-    """Go to a page of the UI, and wait until its parts, which load one after another, are there."""
+def opened(page: Page, path: str, shown: str = "") -> None:
+    """Go to a page of the UI, and wait until its parts, which load one after another, are there; ``shown`` is one."""
     page.goto(UI + path, wait_until="domcontentloaded")
+    if shown:
+        page.get_by_text(shown).first.wait_for(timeout=LONG)
+    page.wait_for_load_state("networkidle", timeout=LONG)
     page.wait_for_timeout(8000)
 
 
@@ -66,15 +68,6 @@ def take(page: Page, name: str) -> None:
     file = IMAGES / f"{name}.png"
     Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(128).save(file, optimize=True)
     print(f"{file.name}: {file.stat().st_size // 1024} KiB")
-
-
-def newest_run(job: str) -> str:
-    """The id of the newest successful run of a job."""
-    found = asked(
-        f'{{runsOrError(filter: {{pipelineName: "{job}", statuses: [SUCCESS]}}, limit: 1)'
-        " {... on Runs {results {runId}}}}"
-    )
-    return found["runsOrError"]["results"][0]["runId"]
 
 
 def largest_plan() -> str:

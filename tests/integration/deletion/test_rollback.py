@@ -180,7 +180,7 @@ def test_an_operator_reconciles_in_the_ui(sandbox: Cluster, pipelines: Callable[
         )
         (event,) = pending.get_asset_materialization_events()
         assert event.materialization.metadata["dagster/row_count"].value == 3
-        assert event.materialization.metadata["ledgers sent"].value == 6
+        assert event.materialization.metadata["ledgers sent so far"].value == 6
 
 
 def test_a_store_that_went_back_is_report_only_until_it_is_accepted(
