@@ -20,11 +20,13 @@ ledger whose closing time its z-node does not say for one of 1970, and one whose
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RETENTION_VERDICTS, RetentionVerdict
 from pulsar_lifecycle.topics.protection import Protection
@@ -233,3 +235,33 @@ def _numbers(column: Any) -> tuple[Any, Any]:
     """The numbers, 0 for null, and where they are known."""
     known = np.asarray(column.is_valid())
     return np.asarray(column.fill_null(0) if column.null_count else column, dtype=np.int64), known
+
+
+def slowest(topics: pa.Table, positions: pa.Table) -> tuple[Any, Any, Any]:
+    """By topic: how many durable cursors, and the lowest position; null where one of them is unknown.
+
+    ``topics``: rows of ``tables.MANAGED_LEDGERS``; ``positions``: of ``POSITIONS``, of these topics and others.
+    """
+    row = pc.index_in(positions.column("path"), topics.column("path").combine_chunks())
+    known = pc.and_(positions.column("ledger_id").is_valid(), positions.column("entry_id").is_valid())
+    unknown = positions.filter(pc.or_(pc.is_null(row), pc.invert(known))).column("path").unique()
+    there = positions.append_column("row", row).filter(row.is_valid())
+    ordered = there.sort_by([("row", "ascending"), ("ledger_id", "ascending"), ("entry_id", "ascending")])
+    rows = np.asarray(ordered.column("row"), np.int64)
+    first = np.flatnonzero(np.concatenate(([True], rows[1:] != rows[:-1]))) if len(rows) else rows
+    count = np.bincount(rows, minlength=topics.num_rows).astype(np.int32)
+    place = np.zeros(topics.num_rows, np.int64)
+    place[rows[first]] = first
+    lost = _at_or_below(topics.column("path"), unknown.to_pylist())
+    none = (count == 0) | lost
+    taken = pa.array(place, mask=none)
+    slowest = [ordered.column(name).take(taken) for name in ("ledger_id", "entry_id")]
+    return pa.array(count, mask=lost), slowest[0], slowest[1]
+
+
+def _at_or_below(paths: Any, tops: Collection[str]) -> Any:
+    """Whether a path is one of ``tops`` or below one; these are few."""
+    found = np.zeros(len(paths), bool)
+    for top in tops:
+        found |= np.asarray(pc.or_(pc.equal(paths, top), pc.starts_with(paths, f"{top}/")))
+    return found

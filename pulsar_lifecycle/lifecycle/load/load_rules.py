@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors, TopicDeletion, is_subscription
 from pulsar_lifecycle.lifecycle.reasons import Reason, of_topics
-from pulsar_lifecycle.lifecycle.retention import judge, whole
-from pulsar_lifecycle.lifecycle.retention_inputs import slowest
+from pulsar_lifecycle.lifecycle.retention import judge, slowest, whole
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.owner_names import holders
