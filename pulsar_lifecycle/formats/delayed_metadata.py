@@ -13,8 +13,9 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +27,14 @@ from pulsar_lifecycle.formats._wire import write_varint
 from pulsar_lifecycle.formats.delayed_bucket import WHAT_METADATA
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs, time_order
 
+T = TypeVar("T")
+
 MAX_ENTRY_ID = (1 << 32) - 1
 """The bitmaps hold 32 bits."""
 
 _ARRAY = struct.Struct("<IIHHI")  # SERIAL_COOKIE_NO_RUNCONTAINER, containers, key, cardinality - 1, offset
 _BITMAP = _ARRAY
+_FIRST_ARRAY = struct.pack("<IIH", 12346, 1, 0)  # a single container, of entries below 65,536
 _RUNS = struct.Struct("<HHBHHH")  # SERIAL_COOKIE, containers - 1, which are runs, key, cardinality - 1, runs
 _NO_RUNS, _SOME_RUNS = 12346, 12347
 _ARRAY_MAX = 4096  # ArrayContainer.DEFAULT_MAX_SIZE
@@ -52,9 +56,61 @@ class SegmentTable:
 
 def decode_table(data: bytes) -> SegmentTable:
     """Entry 0 of a snapshot ledger, without its BookKeeper header; raises CorruptFormat."""
+
+    def build(segments: Sequence[pb.SnapshotSegmentMetadata]) -> SegmentTable:
+        return SegmentTable(
+            tuple(one.min_schedule_timestamp for one in segments),
+            tuple(one.max_schedule_timestamp for one in segments),
+            tuple({ledger: _bitmap(raw) for ledger, raw in one.delayed_index_bit_map.items()} for one in segments),
+        )
+
+    return _decoded(data, build)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTable:
+    """Entry 0 as a broker takes it up at some time: when segments begin and end, and what those not passed have."""
+
+    minimums: tuple[int, ...]
+    maximums: tuple[int, ...]
+    passed: int
+    """How many segments come first whose messages are all due."""
+    bitmaps: dict[int, BitMap]
+    """The others' together, by topic ledger."""
+
+
+def decode_whole(data: bytes, cutoff_ms: int) -> WholeTable:
+    """As :func:`decode_table`, with one bitmap for each ledger: several times as fast.
+
+    Segments that ended by ``cutoff_ms`` are passed.
+    """
+
+    def build(segments: Sequence[pb.SnapshotSegmentMetadata]) -> WholeTable:
+        maximums = tuple(one.max_schedule_timestamp for one in segments)
+        passed = next((n for n, last in enumerate(maximums) if last > cutoff_ms), len(maximums))
+        arrays: dict[int, list[bytes]] = {}
+        others: dict[int, list[BitMap]] = {}
+        for number, one in enumerate(segments):
+            for ledger, raw in one.delayed_index_bit_map.items():
+                if raw[: len(_FIRST_ARRAY)] == _FIRST_ARRAY and _is_plain_array(raw):
+                    if number >= passed:
+                        arrays.setdefault(ledger, []).append(raw[_ARRAY.size :])
+                elif (bitmap := _bitmap(raw)) and number >= passed:
+                    others.setdefault(ledger, []).append(bitmap)
+        for ledger, parts in arrays.items():
+            entries = np.frombuffer(b"".join(parts), "<u2")
+            others.setdefault(ledger, []).append(bitmap_of(entries.astype(np.int64)))
+        found = {ledger: BitMap.union(*several) for ledger, several in others.items()}
+        return WholeTable(tuple(one.min_schedule_timestamp for one in segments), maximums, passed, found)
+
+    return _decoded(data, build)
+
+
+def _decoded(data: bytes, build: Callable[[Sequence[pb.SnapshotSegmentMetadata]], T]) -> T:
+    """What ``build`` makes of the segments; raises CorruptFormat, also where ``build`` raises MalformedError."""
     data = bytes(data)
 
-    def build(message: pb.SnapshotMetadata) -> SegmentTable:
+    def checked(message: pb.SnapshotMetadata) -> T:
         message.DiscardUnknownFields()
         if message.ByteSize() != len(data):  # some were, or a number is written longer than it need be
             message = pb.SnapshotMetadata.FromString(data)
@@ -63,13 +119,9 @@ def decode_table(data: bytes) -> SegmentTable:
         segments = message.metadata_list
         if any(one.min_schedule_timestamp > one.max_schedule_timestamp for one in segments):
             raise _wire.MalformedError("a segment whose first due time is not after its last")
-        return SegmentTable(
-            tuple(one.min_schedule_timestamp for one in segments),
-            tuple(one.max_schedule_timestamp for one in segments),
-            tuple({ledger: _bitmap(raw) for ledger, raw in one.delayed_index_bit_map.items()} for one in segments),
-        )
+        return build(segments)
 
-    return _wire.decode(pb.SnapshotMetadata, data, WHAT_METADATA, build)
+    return _wire.decode(pb.SnapshotMetadata, data, WHAT_METADATA, checked)
 
 
 def _bitmap(data: bytes) -> BitMap:

@@ -165,3 +165,29 @@ def test_a_bitmap_of_entries_in_any_order(few, start, count):
     values = np.concatenate((np.array(few, np.int64), dense))
     assert delayed_metadata.bitmap_of(values) == BitMap(values.tolist())
     assert delayed_metadata.bitmap_of(dense) == BitMap(dense.tolist())
+
+
+@given(
+    st.lists(TRIPLES.filter(bool), min_size=1, max_size=4),
+    st.integers(0, 1 << 32),
+    st.sampled_from([0, NOW_MS, 1 << 62]),
+)
+@settings(max_examples=300)
+def test_a_table_taken_up_whole_is_the_table_of_its_segments(buckets, seed, cutoff):
+    triples = sorted(
+        {(ledger, entry): (time, ledger, entry) for some in buckets for time, ledger, entry in some}.values()
+    )
+    indexes = Indexes.of(triples)
+    data = seal(indexes, 300_000, 7).entries[0]
+    for each in (data, mutated(data, random.Random(seed))):
+        table, refusal = attempt(delayed_metadata.decode_table, each)
+        whole, other = attempt(lambda data: delayed_metadata.decode_whole(data, cutoff), each)
+        assert refusal == other
+        if table is None:
+            continue
+        assert (whole.minimums, whole.maximums) == (table.minimums, table.maximums)
+        passed = next((n for n, last in enumerate(table.maximums) if last > cutoff), len(table))
+        assert whole.passed == passed
+        union = delayed_metadata.union_of(table.bitmaps[passed:])
+        if each is data:  # of a damaged array no two readers need say the same
+            assert whole.bitmaps == {ledger: bitmap for ledger, bitmap in union.items() if bitmap}

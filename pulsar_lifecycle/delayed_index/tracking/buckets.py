@@ -6,7 +6,7 @@ Upstream: ``ImmutableBucket``, and ``BucketDelayedDeliveryTracker.immutableBucke
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +60,36 @@ class Bucket:
         if within.any():
             within[within] = self.undelivered.contains(indexes.ledgers[within], indexes.entries[within])
         return within
+
+
+class Ahead:
+    """The segments of some buckets that are not loaded and begin by ``cutoff`` (ms), by when they begin."""
+
+    def __init__(self, buckets: Sequence[Bucket], cutoff: int) -> None:
+        """Each bucket has at least one such segment."""
+        times = [one.first_times[one.loaded : bisect_right(one.first_times, cutoff)] for one in buckets]
+        flat = np.concatenate([np.array(some, np.int64) for some in times])
+        sizes = np.repeat([one.messages // one.segments + 1 for one in buckets], list(map(len, times)))
+        order = np.argsort(flat, kind="stable")
+        self._times: list[int] = flat[order].tolist()
+        self._sizes: list[int] = np.cumsum(sizes[order]).tolist()
+        """About how many messages there are up to each."""
+
+    @property
+    def first(self) -> int:
+        """When the first of them begins (ms)."""
+        return self._times[0]
+
+    def enough(self, count: int, loaded: Callable[[int], int]) -> int:
+        """Until when segments must begin that have, with what is ``loaded`` by then, about ``count`` messages."""
+        low, high = 0, len(self._times) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._sizes[middle] + loaded(self._times[middle]) >= count:
+                high = middle
+            else:
+                low = middle + 1
+        return self._times[low]
 
 
 def held(buckets: Sequence[Bucket], indexes: Indexes) -> Mask:

@@ -6,6 +6,7 @@ Upstream: ``Bucket.delayedIndexBitMap``, pulsar-broker 4.0.7.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
@@ -160,13 +161,25 @@ def by_ledger(ledgers: Longs) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
 
 
 def _found(bitmap: BitMap, entries: Longs) -> Mask:
-    low, high = int(entries.min()), int(entries.max())
     if len(entries) <= _FEW:
         return np.fromiter((entry in bitmap for entry in entries.tolist()), np.bool_, len(entries))
+    if len(entries) * _SPARSE < len(bitmap):
+        asked = BitMap(array("I", entries.astype(np.uint32).tobytes()))
+        values = np.frombuffer((bitmap & asked).to_array(), np.uint32)
+        return _among(entries, values)
+    low, high = int(entries.min()), int(entries.max())
     values = np.frombuffer(bitmap.to_array(), np.uint32)
     values = values[np.searchsorted(values, np.uint32(low)) : np.searchsorted(values, np.uint32(high), "right")]
     if high - low > _SPARSE * len(entries):
-        return np.isin(entries, values)
+        return _among(entries, values)
     flags = np.zeros(high - low + 1, np.bool_)
     flags[values - np.uint32(low)] = True
     return flags[entries - low]
+
+
+def _among(entries: Longs, values: NDArray[np.uint32]) -> Mask:
+    """Which entries are among ascending values."""
+    if not len(values):
+        return np.zeros(len(entries), np.bool_)
+    sought = entries.astype(np.uint32)
+    return values[np.minimum(np.searchsorted(values, sought), len(values) - 1)] == sought

@@ -20,7 +20,7 @@ from pulsar_lifecycle.delayed_index.tracking.buckets import Bucket
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
 from pulsar_lifecycle.errors import CorruptFormat, NotFound
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, decode_segment
-from pulsar_lifecycle.formats.delayed_metadata import decode_table, union_of
+from pulsar_lifecycle.formats.delayed_metadata import decode_whole
 
 
 class DroppedReason(StrEnum):
@@ -83,24 +83,22 @@ def _take_up(
     start: int, end: int, bucket_id: int, storage: BucketSnapshotStorage, cutoff_ms: int
 ) -> tuple[Bucket, Indexes] | DroppedReason:
     try:
-        table = decode_table(storage.get_bucket_snapshot_metadata(bucket_id))
-        passed = next((n for n, last in enumerate(table.maximums) if last > cutoff_ms), len(table))
-        if passed == len(table):
+        table = decode_whole(storage.get_bucket_snapshot_metadata(bucket_id), cutoff_ms)
+        first = table.passed + 1
+        if table.passed == len(table.maximums):
             return DroppedReason.PASSED
-        (data,) = storage.get_bucket_snapshot_segments(bucket_id, passed + 1, passed + 1)
+        (data,) = storage.get_bucket_snapshot_segments(bucket_id, first, first)
         segment = decode_segment(data)
         length = storage.get_bucket_snapshot_length(bucket_id)
     except NotFound:
         return DroppedReason.NOT_FOUND
     except CorruptFormat:
         return DroppedReason.CORRUPT
-    undelivered = EntrySet(union_of(table.bitmaps[passed:]))
+    undelivered = EntrySet(table.bitmaps)
     if not len(segment) or min(undelivered.bitmaps, default=-1) < start or max(undelivered.bitmaps) > end:
         return DroppedReason.CORRUPT
     messages = len(undelivered)
-    bucket = Bucket(
-        start, end, bucket_id, undelivered, messages, table.minimums, passed + 1, segment.last_due(), length
-    )
+    bucket = Bucket(start, end, bucket_id, undelivered, messages, table.minimums, first, segment.last_due(), length)
     segment = segment[bucket.holds(segment)]
     if not len(segment):
         return DroppedReason.CORRUPT

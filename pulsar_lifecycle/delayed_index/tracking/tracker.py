@@ -23,7 +23,7 @@ import numpy.typing as npt
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.snapshot_storage import BucketKeys, BucketSnapshotStorage
 from pulsar_lifecycle.delayed_index.tracking import merging
-from pulsar_lifecycle.delayed_index.tracking.buckets import Bucket, BucketMap, held
+from pulsar_lifecycle.delayed_index.tracking.buckets import Ahead, Bucket, BucketMap, held
 from pulsar_lifecycle.delayed_index.tracking.due_queue import LAST, Place, TimeQueue
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet, Mask
 from pulsar_lifecycle.delayed_index.tracking.merging import MergeRule
@@ -343,16 +343,19 @@ class BucketTracker:
         return part
 
     def _load_due(self, cutoff: int, limit: int) -> None:
-        """Load, bucket by bucket, what will be needed if no more than ``limit`` messages are due: many at a time."""
-        while (room := limit - self._shared.due(cutoff)) > 0:
-            waiting = [one for one in self._buckets if one.last_loaded[0] <= cutoff and one.loaded < one.segments]
+        """Load what the first ``limit`` messages that are due may be in: many segments of a bucket at a time."""
+        while True:
+            waiting = [one for one in self._buckets if one.next_time is not None and one.next_time <= cutoff]
             if not waiting:
                 return
+            ahead = Ahead(waiting, cutoff)
+            if self._shared.due(ahead.first - 1) >= limit:
+                return
+            until = ahead.enough(limit, self._shared.due)
             for bucket in waiting:
-                due = bisect_right(bucket.first_times, cutoff) - bucket.loaded
-                in_segment = bucket.messages // bucket.segments + 1
-                few = room // (in_segment * len(waiting))
-                if not self._load_next(bucket, max(min(due, few), 1)):
+                if (count := bisect_right(bucket.first_times, until) - bucket.loaded) > 0 and not self._load_next(
+                    bucket, count
+                ):
                     return
 
     def _load_next(self, bucket: Bucket, count: int = 1) -> bool:
