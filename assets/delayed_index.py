@@ -21,6 +21,7 @@ from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_pl
 from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair
 from pulsar_lifecycle.delayed_index.stored.check_run import (
     BUCKETS,
+    CAPACITY,
     DUE,
     FINDINGS,
     SCHEMAS,
@@ -206,9 +207,6 @@ def buckets_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
         one.update(buckets=1, messages=row["messages"], waiting=row["messages_waiting"], bytes=row["bytes"])
         one["loaded"] += row["messages"] // max(1, row["segments"])
         states[row["state"]] += 1
-    shared: dict[str, int] = {}
-    for (topic, _), one in by_subscription.items():
-        shared[topic] = max(shared.get(topic, 0), one["messages"])
     total = sum((one for one in by_subscription.values()), Counter[str]())
     largest = sorted(by_subscription.items(), key=lambda item: -item[1]["messages"])[: show.SAMPLE]
     cells = [
@@ -229,10 +227,31 @@ def buckets_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
         "messages not due": total["waiting"],
         "bytes": total["bytes"],
         "bytes in brokers' memory, if all were there": total["messages"] * BYTES_IN_MEMORY,
-        "bytes that an index shared by a topic's subscriptions would save": total["bytes"]
-        - sum(shared[topic] * total["bytes"] // max(1, total["messages"]) for topic in shared),
+        **shared_shown(where, epoch_id),
         "by state": dg.MetadataValue.md(show.markdown(["state", "buckets"], states.most_common())),
         "largest": dg.MetadataValue.md(show.markdown(headers, cells)),
+    }
+
+
+def shared_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
+    """What one index for all subscriptions of a topic would save, and where most of it."""
+    rows = sorted(_rows(where, epoch_id, CAPACITY), key=lambda row: row["shared_memory_bytes"] - row["memory_bytes"])
+    saved = {name: sum(row[name] - row[f"shared_{name}"] for row in rows) for name in ("memory_bytes", "stored_bytes")}
+    cells = [
+        (
+            row["topic"],
+            row["subscriptions"],
+            row["messages"],
+            *(show.size(row[name]) for name in ("memory_bytes", "shared_memory_bytes")),
+            *(show.size(row[name]) for name in ("stored_bytes", "shared_stored_bytes")),
+        )
+        for row in rows[: show.SAMPLE]
+    ]
+    headers = ["topic", "subscriptions", "messages", "in memory", "if shared", "stored", "if shared"]
+    return {
+        "bytes in memory that an index shared by a topic's subscriptions would save": saved["memory_bytes"],
+        "bytes of snapshots that it would save": saved["stored_bytes"],
+        "if shared": dg.MetadataValue.md(show.markdown(headers, cells)),
     }
 
 

@@ -52,6 +52,7 @@ TABLES = {
     "delayed_index_buckets": "delayed_index.stored.index_tables.DELAYED_INDEX_BUCKETS",
     "delayed_index_messages": "delayed_index.stored.index_tables.DELAYED_INDEX_MESSAGES",
     "delayed_index_findings, of a scan in the lake": "delayed_index.stored.index_tables.DELAYED_INDEX_FINDINGS",
+    "delayed_index_capacity, of a scan in the lake": "delayed_index.stored.index_tables.DELAYED_INDEX_CAPACITY",
     "delayed_messages_due, of a scan in the lake": "delayed_index.stored.index_tables.DELAYED_MESSAGES_DUE",
     "bookkeeper_entries, pulsar_offload": "sources.entry_tables.ENTRIES",
     "bookkeeper_entries, pulsar_offload as messages": "sources.messages.MESSAGES",
@@ -256,9 +257,8 @@ def command_part(path: str, command: Any) -> str:
         if p.name != "help"
     ]
     said = "\n\n".join(text(part) for part in inspect.cleandoc(command.help or "").replace("\f", "").split("\n\n"))
-    return f"## {path}\n\n```\npulsar-lifecycle {path}{usage}\n```\n\n{said}\n\n" + (
-        table(("", ""), rows) if rows else ""
-    )
+    said += "\n\n" + (table(("", ""), rows) if rows else "")
+    return f"## {path}\n\n```\npulsar-lifecycle {path}{usage}\n```\n\n{said}"
 
 
 # --------------------------------------------------------------------------------------------------- jobs and assets

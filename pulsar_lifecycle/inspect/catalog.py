@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.delayed_index.stored.index_tables import (
     DELAYED_INDEX_BUCKETS,
+    DELAYED_INDEX_CAPACITY,
     DELAYED_INDEX_FINDINGS,
     DELAYED_MESSAGES_DUE,
 )
@@ -48,6 +49,7 @@ OF_A_SCAN: Mapping[str, pa.Schema] = {
     "delayed_index_buckets": DELAYED_INDEX_BUCKETS,
     "delayed_index_findings": DELAYED_INDEX_FINDINGS,
     "delayed_messages_due": DELAYED_MESSAGES_DUE,
+    "delayed_index_capacity": DELAYED_INDEX_CAPACITY,
 }
 """Tables of which every scan has one, by the name that the lake knows."""
 
@@ -163,6 +165,10 @@ WORDS: Mapping[str, str] = {
     "mark_delete_ledger_id": "ledger of that entry",
     "messages": "how many messages it is about",
     "messages_waiting": "messages that are not due yet",
+    "memory_bytes": "what an index for each subscription takes in a broker's memory",
+    "stored_bytes": "what their snapshots take",
+    "shared_memory_bytes": "what one index for all subscriptions would take in memory",
+    "shared_stored_bytes": "what its snapshots would take",
     "modified": "when the newer of its objects was written (ms)",
     "monitors": "what a broker would do to the topic besides, as codes",
     "mtime": "when its z-node was written last (ms)",

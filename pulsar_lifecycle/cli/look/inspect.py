@@ -119,8 +119,7 @@ def delayed(
         now = ports.clock.now_ms()
         root = where.settings.bookkeeper.ledgers_root
         broker = DelayedIndexSettings.from_broker_conf(where.settings.delayed_index.brokers)
-        sealed_at = broker.delayed_delivery_min_index_count_per_bucket if whole else None
-        document = delayed_index(ports, subject, root, now, subscription, sealed_at)
+        document = delayed_index(ports, subject, root, now, broker, subscription, whole=whole)
     if as_json:
         show.json_document(document)
     else:

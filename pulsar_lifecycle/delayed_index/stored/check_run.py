@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.stored import index_tables, rows
+from pulsar_lifecycle.delayed_index.stored.index_capacity import capacity
 from pulsar_lifecycle.delayed_index.stored.index_codes import HARM, RED, Harm, IndexFinding
 from pulsar_lifecycle.delayed_index.stored.index_findings import Found, judge
 from pulsar_lifecycle.delayed_index.stored.index_reading import IndexPorts, index_ports, read_entries, read_topic
@@ -33,10 +34,12 @@ from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.settings import Settings
 
 BUCKETS, FINDINGS, DUE = "delayed_index_buckets", "delayed_index_findings", "delayed_messages_due"
+CAPACITY = "delayed_index_capacity"
 SCHEMAS = {
     BUCKETS: index_tables.DELAYED_INDEX_BUCKETS,
     FINDINGS: index_tables.DELAYED_INDEX_FINDINGS,
     DUE: index_tables.DELAYED_MESSAGES_DUE,
+    CAPACITY: index_tables.DELAYED_INDEX_CAPACITY,
 }
 _PIECES_PER_TASK = 4
 """More pieces than tasks at once, as topics differ."""
@@ -61,7 +64,7 @@ class Checked:
 
 
 def check_delayed_indexes(cluster: Cluster, epoch_id: str, namespaces: Collection[str] | None = None) -> Checked:
-    """Read and judge every subscription that has buckets by a scan; stores the three tables over earlier ones of it.
+    """Read and judge every subscription that has buckets by a scan; stores the tables over earlier ones of it.
 
     Of the topics of ``delayed_index.whole_backlogs`` every subscription, with buckets or not. Of ``namespaces``, if
     they are given, everything and of others nothing: then it is the tables of :func:`chosen` that are stored.
@@ -156,12 +159,10 @@ class _Check:
         """The parts that have the rows of these topics, by table."""
         found: dict[str, list[rows.Row]] = {table: [] for table in SCHEMAS}
         broker = DelayedIndexSettings.from_broker_conf(self.settings.delayed_index.brokers)
-        least = broker.delayed_delivery_min_index_count_per_bucket
         with self.connect(self.settings, read_only=True) as ports:
             for one in topics:
-                sealed_at = least if one.whole else None
-                reading = index_ports(ports)
-                for table, some in judged(reading, Topic.parse(one.name), self._root, self.now, sealed_at=sealed_at):
+                about = judged(index_ports(ports), Topic.parse(one.name), self._root, self.now, broker, whole=one.whole)
+                for table, some in about:
                     found[table] += some
         return self.store(found)
 
@@ -183,14 +184,22 @@ class _Check:
 
 
 def judged(
-    ports: IndexPorts, topic: Topic, root: str, now: int, only: str = "", sealed_at: int | None = None
+    ports: IndexPorts,
+    topic: Topic,
+    root: str,
+    now: int,
+    broker: DelayedIndexSettings,
+    only: str = "",
+    *,
+    whole: bool = False,
 ) -> Iterator[tuple[str, list[dict[str, Any] | rows.Row]]]:
     """The rows of a topic's subscriptions, or of the ``only`` one, by table. What cannot be read is a finding.
 
-    ``sealed_at``: as ``index_findings.judge`` takes it; with it, subscriptions without buckets are read, too.
+    ``whole``: subscriptions without buckets, too. ``broker``: the settings by which brokers make theirs.
     """
+    sealed_at = broker.delayed_delivery_min_index_count_per_bucket if whole else None
     try:
-        stored = read_topic(ports, topic, root, only, unbucketed=sealed_at is not None)
+        stored = read_topic(ports, topic, root, only, unbucketed=whole)
         for cursor, why in stored.unread.items():
             yield FINDINGS, [rows.finding_row(topic, cursor, Found(IndexFinding.UNREAD, detail=why))]
         if not stored.subscriptions:
@@ -203,3 +212,5 @@ def judged(
         yield BUCKETS, [rows.bucket_row(topic, one.cursor, bucket, now) for bucket in one.buckets]
         yield FINDINGS, [rows.finding_row(topic, one.cursor, found) for found in judge(one, entries, now, sealed_at)]
         yield DUE, list(rows.due_rows(topic, one, entries, now))
+    if len(stored.subscriptions) > 1:
+        yield CAPACITY, [rows.capacity_row(topic, capacity(stored.subscriptions, entries, broker, now))]

@@ -71,6 +71,23 @@ DELAYED_INDEX_FINDINGS = pa.schema(
 """One row per ``IndexFinding`` and bucket. ``harm``: what it does to messages. ``messages``: how many it is about;
 ``ledger_id``, ``entry_id``, ``due``: the first of them."""
 
+DELAYED_INDEX_CAPACITY = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field("subscriptions", pa.int32()),
+        pa.field("messages", pa.int64()),
+        pa.field("memory_bytes", pa.int64()),
+        pa.field("stored_bytes", pa.int64()),
+        pa.field("shared_memory_bytes", pa.int64()),
+        pa.field("shared_stored_bytes", pa.int64()),
+    ]
+)
+"""One row per topic with several ``subscriptions`` that were read. ``messages`` that are delayed, each as often as a
+subscription waits for it. What their indexes take in a broker's memory and in snapshots, by the settings of
+``delayed_index.brokers``; and what one index for all of them would (PIP-195's ``delayedDeliverySharedIndexEnabled``,
+which no broker has)."""
+
 DELAYED_MESSAGES_DUE = pa.schema(
     [
         *_OWNER,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pulsar_lifecycle.delayed_index.stored.index_capacity import Capacity
 from pulsar_lifecycle.delayed_index.stored.index_codes import HARM
 from pulsar_lifecycle.delayed_index.stored.index_findings import Found
 from pulsar_lifecycle.delayed_index.stored.subscription import (
@@ -71,6 +72,20 @@ def finding_row(topic: Topic, cursor: str, found: Found) -> Row:
         "entry_id": found.entry,
         "due": found.due,
         "detail": found.detail or None,
+    }
+
+
+def capacity_row(topic: Topic, found: Capacity) -> Row:
+    """A row of ``DELAYED_INDEX_CAPACITY``."""
+    return {
+        "topic": str(topic),
+        "namespace": str(topic.namespace),
+        "subscriptions": found.subscriptions,
+        "messages": found.messages,
+        "memory_bytes": found.each.memory,
+        "stored_bytes": found.each.stored,
+        "shared_memory_bytes": found.shared.memory,
+        "shared_stored_bytes": found.shared.stored,
     }
 
 
