@@ -30,6 +30,7 @@ WHAT = "cursor z-node"
 WHAT_ENTRY = "cursor-ledger entry"
 NO_LEDGER = -1  # cursorsLedgerId: the position is in the z-node itself
 COMPACTED_LEDGER_PROPERTY = "CompactedTopicLedger"  # CompactedTopicImpl.COMPACTED_TOPIC_LEDGER_PROPERTY
+REPLICATED_PROPERTY = "pulsar.replicated.subscription"  # PersistentSubscription.REPLICATED_SUBSCRIPTION_PROPERTY
 INTERNAL_PREFIX = "#pulsar.internal."  # ManagedCursor.CURSOR_INTERNAL_PROPERTY_PREFIX
 BUCKET_PREFIX = INTERNAL_PREFIX + "delayed.bucket"  # BucketDelayedDeliveryTracker.DELAYED_BUCKET_KEY_PREFIX
 _BUCKET_KEY = re.compile(re.escape(BUCKET_PREFIX) + r"_(0|[1-9][0-9]*)_(0|[1-9][0-9]*)")

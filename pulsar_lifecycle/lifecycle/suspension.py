@@ -36,7 +36,7 @@ def suspend(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str) -> 
 
 
 def resume(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str) -> list[Told]:
-    """Have these bookies compact by themselves again. As :func:`suspend`."""
+    """Have these bookies compact by themselves again, paused or not. As :func:`suspend`."""
     return _tell(cluster, run_id, bookies, why, suspended=False)
 
 
@@ -48,7 +48,8 @@ def _tell(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str, *, su
     writer = Writer(run_id, cluster.settings.cluster)
     done: list[Told] = []
     with cluster.ports() as ports:
-        control.check_not_paused(ports.store)
+        if suspended:
+            control.check_not_paused(ports.store)
         registered = ports.bookies.bookies()
         if missing := [one for one in bookies if one not in registered]:
             raise UsageError(f"no bookie {missing[0]} is registered; there are {', '.join(sorted(registered))}")

@@ -222,7 +222,7 @@ class _Deletion:
         if not isinstance(node, Node) or node.stat.czxid != row["czxid"]:
             return Why(Code.CHANGED_SINCE_PLAN, "it is another one than the plan's, or cannot be read")
         info = cursor_format.decode(node.data)
-        position, last = info.mark_delete, None
+        position, last, properties = info.mark_delete, None, info.properties
         if info.cursors_ledger_id >= 0:
             root = self.run.ledgers_root
             ((metadata, entry),) = stored_references.last_entries_of(
@@ -231,11 +231,14 @@ class _Deletion:
             if isinstance(entry, LifecycleError) and not stored_references.never_written(metadata, entry):
                 return Why(Code.CHANGED_SINCE_PLAN, f"its cursor ledger cannot be read: {entry}")
             if entry is not None and not isinstance(entry, LifecycleError):
-                position, last = cursor_format.decode_position(entry.payload).mark_delete, entry.entry_id
+                stored = cursor_format.decode_position(entry.payload)
+                position, last, properties = stored.mark_delete, entry.entry_id, stored.properties
         at = (position.ledger_id, position.entry_id) if position else (None, None)
         names = ("ledger_id", "entry_id", "cursors_ledger_id", "cursors_entry_id")
         if (*at, info.cursors_ledger_id, last) != tuple(row[name] for name in names):
             return Why(Code.CHANGED_SINCE_PLAN, "its persisted state is another one than the plan's")
+        if cursor_format.REPLICATED_PROPERTY in properties:
+            return Why(InactiveKept.REPLICATED, "it is a replicated subscription: its consumers may be elsewhere")
         return None
 
     def _at_broker(self, topic: Topic, node: Node, row: Mapping[str, Any], last_ledger: int) -> Why | None:

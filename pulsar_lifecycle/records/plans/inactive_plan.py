@@ -34,7 +34,8 @@ class InactiveKept(StrEnum):
     """It has a `__compaction` cursor: table views and readers read its compacted view, whatever retention says, and its
     broker would not delete it either. `delete_topics` does."""
     REPLICATED = "replicated"
-    """Its topic is replicated to another cluster, or is to be once a broker loads it."""
+    """Its topic is replicated to another cluster, or is to be once a broker loads it; or it is a replicated
+    subscription, whose consumers may be elsewhere."""
     UNKNOWN_POLICY = "unknown_policy"
     """What retention, replication or the brokers' configuration says is not known."""
     RETAINED = "retained"

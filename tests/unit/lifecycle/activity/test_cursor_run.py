@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.errors import OutcomeUnknown, Refused
+from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.activity.cursor_run import delete_subscriptions
@@ -206,6 +207,15 @@ def test_a_rollover_is_told_from_a_load_by_what_the_broker_counts(
     )
     expected = GONE if goes else (Outcome.LEFT, Code.CHANGED_SINCE_PLAN)
     assert apply(scene, made) == dict.fromkeys("st", expected)
+
+
+def test_a_replicated_subscription_stays(scene: ActivityScene) -> None:
+    made = plan(scene)
+    info = cursor_format.decode(scene.servers.zookeeper.data(path(scene, "s")))
+    marked = replace(info, properties={**info.properties, cursor_format.REPLICATED_PROPERTY: 1})
+    scene.servers.put(path(scene, "s"), cursor_format.encode(marked))
+    assert apply(scene, made)["s"] == (Outcome.LEFT, InactiveKept.REPLICATED)
+    assert there(scene, "s")
 
 
 def test_the_last_subscription_stays_while_brokers_delete_inactive_topics(scene: ActivityScene) -> None:
