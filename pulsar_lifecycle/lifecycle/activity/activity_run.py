@@ -139,6 +139,7 @@ def choice_of(settings: Settings, said: InForceNow) -> Choice:
         frozenset(own.kept_subscriptions),
         said.system_cursors,
         said.replicator,
+        said.owners_keep,
     )
 
 
@@ -240,7 +241,7 @@ class _Reading:
         own = pc.field("managed_ledger").isin(whole(listed.column("managed_ledger")))
         cursors = _table(self.lake, [piece[1]], CURSOR_ACTIVITY, CURSOR_ACTIVITY.names)
         inputs, ledgers = self._inputs(listed, self._positions(cursors, own))
-        listed = listed.append_column("loaded_at", _made(listed, ledgers))
+        listed = listed.append_column("loaded_at", _last_had(listed, ledgers))
         before = self._before(TOPIC_TABLE, TOPIC_ACTIVITY, own)
         clients = self._clients(listed)
         replicated = by_topic(listed, self.said.replicated)
@@ -316,6 +317,16 @@ def _made(listed: pa.Table, ledgers: pa.Table) -> Any:
     """When the last ledger of each topic was made (ms), null without any."""
     last = _last_ids(whole(listed.column("ledgers")))
     return whole(ledgers.column("ctime")).take(pc.index_in(last, whole(ledgers.column("ledger_id"))))
+
+
+def _last_had(listed: pa.Table, ledgers: pa.Table) -> Any:
+    """When a broker had each topic for sure (ms), null without any ledger: it made the last one, or closed it.
+
+    Who unloads a topic writes that ledger's z-node in BookKeeper, and no other.
+    """
+    last = _last_ids(whole(listed.column("ledgers")))
+    place = pc.index_in(last, whole(ledgers.column("ledger_id")))
+    return pc.max_element_wise(*(whole(ledgers.column(name)).take(place) for name in ("ctime", "mtime")))
 
 
 def _parents(paths: Any) -> Any:

@@ -109,7 +109,8 @@ TOPIC_ACTIVITY = pa.schema(
 )
 """One row per topic that was read. ``end_ledger_id``: its last ledger with entries, -1 for none, with so many
 ``end_entries``; null while it is open and may have any. ``loaded_at``: when its last ledger was made, as each load
-makes one; null without any. ``published``: messages since its load, null if no broker lists
-it. ``last_*`` (null: never) with their ``Evidence``. ``unread_subscriptions``: those with messages that are unread, or
-may be. ``replicated``: a replicator has a cursor on it, or policies send it to other clusters; null where nobody knows.
-``retention_*``: null where it is unknown. ``protection``: the ``Protection`` of the topic, null for none."""
+makes one, or written last in BookKeeper, as an unload closes it; null without any. ``published``: messages since its
+load, null if no broker lists it. ``last_*`` (null: never) with their ``Evidence``. ``unread_subscriptions``: those with
+messages that are unread, or may be. ``replicated``: a replicator has a cursor on it, or policies send it to other
+clusters; null where nobody knows. ``retention_*``: null where it is unknown. ``protection``: the ``Protection`` of the
+topic, null for none."""

@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, REPLICATOR, Replication, monitors_in_force
+from pulsar_lifecycle.lifecycle.load.monitors import (
+    BROKER_NAMES,
+    REPLICATOR,
+    Replication,
+    monitors_in_force,
+    owners_keep,
+)
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import policies_now
@@ -20,12 +26,14 @@ class InForceNow:
     """What policies and brokers say. ``replicated``: 1 for topics that are to be sent elsewhere, else 0.
 
     ``system_cursors``: what brokers call cursors of their own; ``replicator``: how replicators' begin. None: not known.
+    ``owners_keep``: topics whose own policy says that they are not deleted while they are inactive.
     """
 
     retention: InForce[RetentionPolicy | None]
     replicated: InForce[int | None]
     system_cursors: frozenset[str] | None
     replicator: str
+    owners_keep: frozenset[str] = frozenset()
 
 
 def in_force_now(cluster: Cluster, namespaces: set[str]) -> tuple[InForceNow, tuple[str, ...]]:
@@ -38,7 +46,8 @@ def in_force_now(cluster: Cluster, namespaces: set[str]) -> tuple[InForceNow, tu
     if differing:
         return nothing, differing
     monitors = monitors_in_force(layers)
-    found = InForceNow(policies_in_force(layers), _sent(monitors.replication), monitors.system_cursors, REPLICATOR)
+    replicated, keep = _sent(monitors.replication), owners_keep(layers)
+    found = InForceNow(policies_in_force(layers), replicated, monitors.system_cursors, REPLICATOR, keep)
     if monitors.replicator is None:
         return replace(found, system_cursors=None), ("the brokers do not say their replicatorPrefix",)
     return replace(found, replicator=monitors.replicator), ()

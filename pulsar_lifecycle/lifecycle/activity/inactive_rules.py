@@ -34,6 +34,8 @@ from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 PARTITION = r"-partition-[0-9]+$"
 _FUNCTION = r"^[^/]+/[^/]+/[^/]+$"
 """Functions, sinks and sources subscribe as ``tenant/namespace/name`` (``FunctionCommon.getFullyQualifiedName``)."""
+_LETTERS = r"-(DLQ|RETRY)(-partition-[0-9]+)?$"
+"""How clients call the topics of dead letters, and of those to be delivered again (``RetryMessageUtil``)."""
 _NO_CODE = pa.scalar(None, pa.string())
 
 
@@ -42,7 +44,7 @@ class Choice:
     """The settings' word. ``period``: ms; ``topics`` and ``subscriptions``: tenants, namespaces and topics.
 
     ``system_cursors``: what brokers call their own beside the known ones; None: not known. ``replicator``:
-    how replicators' cursors begin.
+    how replicators' cursors begin. ``owners_keep``: topics whose own policy keeps them while they are inactive.
     """
 
     period: int
@@ -51,6 +53,7 @@ class Choice:
     kept_subscriptions: frozenset[str] = frozenset()
     system_cursors: frozenset[str] | None = frozenset()
     replicator: str = REPLICATOR
+    owners_keep: frozenset[str] = frozenset()
 
 
 def inactive_topics(activity: pa.Table, cursors: pa.Table, choice: Choice, until: int) -> pa.Table:
@@ -78,6 +81,8 @@ def inactive_topics(activity: pa.Table, cursors: pa.Table, choice: Choice, until
         (pc.and_(has_data, minutes.is_null()), InactiveKept.UNKNOWN_POLICY),
         (pc.and_(has_data, pc.fill_null(retained, False)), InactiveKept.RETAINED),
         (pc.greater(some.column("unread_subscriptions"), 0), InactiveKept.UNREAD),
+        (pc.and_(has_data, pc.match_substring_regex(whole(some.column("topic")), _LETTERS)), InactiveKept.DEAD_LETTERS),
+        (kept_by_owner(whole(some.column("topic")), choice), InactiveKept.OWNER_KEEPS),
         (some.column("published").is_valid(), Protection.LOADED),
         (_within(some.column("loaded_at"), choice.period, until), InactiveKept.LOADED_LATELY),
         (pc.invert(_chosen(some, choice.topics)), InactiveKept.NOT_CHOSEN),
@@ -88,6 +93,11 @@ def inactive_topics(activity: pa.Table, cursors: pa.Table, choice: Choice, until
         "physical_bytes": _unsized(some),
     }
     return _rows(some, kept, INACTIVE_TOPICS, more)
+
+
+def kept_by_owner(topics: Any, choice: Choice) -> Any:
+    """Whether the own policy of a topic, or of its partitioned one, keeps it."""
+    return pc.is_in(parents_of(topics), pa.array(sorted(choice.owners_keep), pa.string()))
 
 
 def with_partitions(rows: pa.Table, partitions: Mapping[str, int]) -> pa.Table:

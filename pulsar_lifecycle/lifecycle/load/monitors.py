@@ -158,6 +158,17 @@ def _deletion(
 _MODE = "inactiveTopicDeleteMode"
 
 
+def owners_keep(layers: Layers) -> frozenset[str]:
+    """Topics whose own policy says that they are not deleted while they are inactive."""
+    found: set[str] = set()
+    for policies in layers.topics.values():
+        for topic, own in policies.topics.items():
+            said = own.first(_INACTIVE)
+            if isinstance(said, Mapping) and said.get("deleteWhileInactive") is False:
+                found.add(str(topic))
+    return frozenset(found)
+
+
 def _eviction(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> bool | None:
     """A quota of each kind is that of the topic, else of the namespace, else the brokers' own."""
     if broker.get(_QUOTA_CHECKED) == "false":

@@ -42,6 +42,11 @@ class InactiveKept(StrEnum):
     """The retention in force keeps its data."""
     UNREAD = "unread"
     """A subscription has unread messages, or may: it must go first."""
+    DEAD_LETTERS = "dead_letters"
+    """Its name is that of dead letters, or of messages to be delivered again, and it has some: nobody subscribes to
+    them before somebody looks. `delete_topics` deletes it."""
+    OWNER_KEEPS = "owner_keeps"
+    """Its own policy says that it is not deleted while it is inactive (`deleteWhileInactive`)."""
     NOT_CHOSEN = "not_chosen"
     """`inactivity.topics` or `inactivity.subscriptions` does not name it: it is only reported."""
     LOADED_LATELY = "loaded_lately"
