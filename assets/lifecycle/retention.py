@@ -78,7 +78,13 @@ def expired_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
         whole = pa.concat_tables(sums).group_by(by).aggregate([("ledger_id_count", "sum"), ("bytes_sum", "sum")])
         groups = whole.sort_by([("bytes_sum_sum", "descending")]).to_pylist()
     cells = [
-        (g["expired_by"], g["level"], g["kept"] or GOES, g["ledger_id_count_sum"], show.size(g["bytes_sum_sum"]))
+        (
+            g["expired_by"] or "not known",
+            g["level"],
+            g["kept"] or GOES,
+            g["ledger_id_count_sum"],
+            show.size(g["bytes_sum_sum"]),
+        )
         for g in groups
     ]
     headers = ["expired by", "set at", "kept by", "ledgers", "bytes"]

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.lifecycle.retention import judge, whole
 from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS, policy_columns
 from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
-from pulsar_lifecycle.lifecycle.verdicts import GOING
+from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
@@ -107,7 +107,7 @@ class _Judging:
         listed, inputs, _ = tables.of(part)
         verdicts = judge(inputs, self.now)
         past = whole(verdicts.column("ledger_id").filter(verdicts.column("expired_by").is_valid()))
-        copies = tables.copies(past)
+        copies = tables.copies(whole(verdicts.column("ledger_id").filter(_shown(verdicts))))
         kept = kept_copies(listed, past, copies, tables.context)
         verdicts = judge(inputs, self.now, kept) if len(kept) else verdicts
         yield from expired(verdicts, listed, tables.policies, copies).to_batches()
@@ -120,7 +120,7 @@ def expired(
 
     ``copies``: what BookKeeper has of them (``listed_ledgers.OF_COPY``).
     """
-    rows = verdicts.filter(verdicts.column("expired_by").is_valid())
+    rows = verdicts.filter(_shown(verdicts))
     row = whole(rows.column("managed_ledger")).indices
     verdict = rows.column("verdict").cast(pa.string())
     goes = pc.is_in(verdict, pa.array(sorted(GOING), pa.string()))
@@ -139,3 +139,10 @@ def expired(
         pc.if_else(goes, pa.scalar(None, pa.string()), verdict),
     ]
     return pa.table(columns, schema=EXPIRED_LEDGERS)
+
+
+def _shown(verdicts: pa.Table) -> Any:
+    """What is past its retention, and what may be: nobody would miss what no table has."""
+    unknown = pa.array([str(RetentionVerdict.UNKNOWN_POLICY), str(RetentionVerdict.UNKNOWN_CURSOR)])
+    doubtful = pc.is_in(verdicts.column("verdict").cast(pa.string()), unknown)
+    return pc.or_(verdicts.column("expired_by").is_valid(), doubtful)

@@ -90,10 +90,11 @@ OPEN_LEDGERS = pa.schema(
     ]
 )
 """One row per last ledger that is not closed, of a topic that no broker lists, or of any other one if it was made
-longer ago than the retention time in force. ``made_at`` (ms). ``loaded``: a broker has the topic, or may. ``expired``:
-all of it would be past its retention by its age. ``bytes`` and ``entries`` as the bookies have them, in no metadata;
-``physical_bytes`` = ``bytes`` x write quorum; null where they are not known, ``problem`` says why. ``causes``:
-``OpenCause`` codes. ``closes_at`` (ms): about when its broker closes it at the latest; null where nothing does."""
+longer ago than the retention time in force, which is not 0. ``made_at`` (ms). ``loaded``: a broker has the topic, or
+may. ``expired``: all of it would be past its retention by its age. ``bytes`` and ``entries`` as the bookies have them,
+in no metadata; ``physical_bytes`` = ``bytes`` x write quorum; null where they are not known, ``problem`` says why.
+``causes``: ``OpenCause`` codes. ``closes_at`` (ms): about when its broker closes it at the latest; null where nothing
+does."""
 
 
 def open_ledgers(
@@ -117,7 +118,7 @@ def open_ledgers(
     made = np.asarray(whole(known.column("ctime")).take(place).fill_null(now), np.int64)
     unlisted = np.asarray(pc.is_in(whole(listed.column("managed_ledger")), idle))[owner]
     minutes = np.asarray(whole(inputs.column("retention_minutes")).fill_null(-1), np.int64)[owner]
-    aged = (minutes >= 0) & (now - made > np.maximum(minutes, 0) * MS_PER_MINUTE)
+    aged = (minutes > 0) & (now - made > minutes * MS_PER_MINUTE)  # 0: each loaded topic has a young one
     shadow = np.asarray(whole(listed.column("shadow_source")).is_valid())[owner]
     chosen = np.asarray(place.is_valid()) & (unlisted | aged) & ~shadow
     rows = pa.array(owner[chosen])
@@ -148,7 +149,7 @@ def with_causes(row: Mapping[str, Any], rollover: Rollover | None) -> dict[str, 
     if size >= rollover.max_bytes or entries >= rollover.max_entries:
         causes.append(OpenCause.MIN_TIME)
     else:
-        if rollover.max_minutes <= 0 or (minutes is not None and 0 <= minutes < rollover.max_minutes):
+        if rollover.max_minutes <= 0 or (minutes is not None and 0 < minutes < rollover.max_minutes):
             causes.append(OpenCause.MAX_TIME)
         if rollover.inactive_seconds <= 0:
             causes.append(OpenCause.NO_INACTIVE_TIME)

@@ -167,6 +167,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
                 "bytes": sum(lengths),
                 "bytes_at_once": lengths[0],
                 "physical_bytes": int(disk[row]),
+                "trims": rows.id[rows.goes & (rows.topic == row)].tolist(),
                 "second_visit_at": _second_visit(one["minutes"], bool(later[row]), now),
                 "retention_minutes": one["minutes"],
                 "retention_mb": one["mb"],
@@ -238,6 +239,7 @@ class _Ledgers:
         moved = _slower(_expired(moving, topic, ids, entries, past_ttl), fixed)
         goes = np.asarray(judge(_where(past_ttl, topic, moved, inputs), now).column("goes_when_loaded"))
 
+        by_metadata = judge(tables.inputs, now).column("verdict")  # there a topic without a broker may count as loaded
         reasons = of_topics(verdicts, tables.listed, inputs, tables.ledgers, tables.idle, now).column("reason")
         last_id = np.full(inputs.num_rows, -1, np.int64)
         last_id[topic[last]] = ids[last]
@@ -255,7 +257,7 @@ class _Ledgers:
             unsent=unsent & (limit > 0),
             open_expired=np.asarray(pc.equal(reasons, str(Reason.EXPIRED_OPEN))),
             goes=goes,
-            freed=goes & ~np.asarray(pc.is_in(verdicts.column("verdict").cast(pa.string()), _GOING)),
+            freed=goes & ~np.asarray(pc.is_in(by_metadata.cast(pa.string()), _GOING)),
             kept_before=kept[topic],
             ttl=seconds,
             last_id=last_id,

@@ -26,7 +26,7 @@ from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, read_now
 from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
-from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, Visit, Visits
+from pulsar_lifecycle.lifecycle.load.visits import STEPS, LoadedTopic, Visit, Visits
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import Brokers
@@ -120,6 +120,8 @@ class _Judged:
     policies: InForce[RetentionPolicy | None]
     monitors: Monitors
     may_be_deleted: Collection[Topic]
+    trims: Mapping[Topic, Collection[int]]
+    may_trim: Mapping[Topic, Collection[int]]
 
 
 @dataclass
@@ -191,6 +193,8 @@ class _LoadRun:
             row["retention_minutes"],
             row["ttl_seconds"],
             may_be_deleted=topic in judged.may_be_deleted,
+            trims=judged.trims.get(topic, ()),
+            may_trim=judged.may_trim.get(topic, ()),
         )
 
     def _left(self, left: Mapping[Topic, Why]) -> list[LoadedTopic]:
@@ -229,10 +233,11 @@ class _LoadRun:
         policies, monitors = policies_in_force(layers), monitors_in_force(layers)
         fresh = read_now(self.ports, self.run.ledgers_root, topics)
         tables = fresh.for_loading(policies, self.run.context, brokers, now)
-        rows = {
-            Topic.parse(row["topic"]): row
-            for row in topics_to_load(tables, monitors, choice_of(self._settings), now).to_pylist()
-        }
+        chosen, end = choice_of(self._settings), now + int(self._settings.timeout * 1000) * STEPS
+        rows, later = (
+            {Topic.parse(row["topic"]): row for row in topics_to_load(tables, monitors, chosen, at).to_pylist()}
+            for at in (now, end)
+        )
         left: dict[Topic, Why] = {}
         for topic in topics:
             why = self._why_left(topic, rows.get(topic), fresh.topics.get(topic), differing)
@@ -242,7 +247,8 @@ class _LoadRun:
         owned = {topic: owners.of(self.ports.store, brokers, topic) for topic in topics if topic not in left}
         left |= self._crowded(topics, left, owned, brokers)
         ordered = {topic for topic, row in rows.items() if str(LoadKept.TOPIC_WOULD_BE_DELETED) in row["monitors"]}
-        return _Judged(left, fresh.topics, owned, policies, monitors, ordered)
+        trims, may_trim = ({topic: row["trims"] for topic, row in of.items()} for of in (rows, later))
+        return _Judged(left, fresh.topics, owned, policies, monitors, ordered, trims, may_trim)
 
     def _why_left(
         self, topic: Topic, row: Mapping[str, Any] | None, now: TopicNow | None, differing: Sequence[str]

@@ -8,7 +8,7 @@ broker still has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -33,6 +33,8 @@ from pulsar_lifecycle.topics.write import STOPPING
 
 POLL = 0.5
 """Seconds between two looks at the metadata of topics that brokers have been told something."""
+STEPS = 5
+"""How often ``load.timeout`` may pass in a visit: load, expire, trim, unload, and before it the others of its wave."""
 AGAIN = 5.0
 """Seconds after which a broker is told again to trim."""
 
@@ -44,6 +46,11 @@ class LoadStep(StrEnum):
     """Metadata says so."""
     NOT_IN_TIME = "not_in_time"
     """Not within `load.timeout`."""
+    MORE_WENT = "more_went"
+    """It is through, and its broker took more ledgers off its list than retention and TTL let go: the reason says
+    which. Something else acts on it, such as a policy that changed meanwhile."""
+    LESS_WENT = "less_went"
+    """It is through, and ledgers that were to go are still on its list: the reason says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,8 @@ class LoadedTopic:
 class Visit:
     """A topic that is to be loaded by ``broker``; empty: whoever takes its bundle. ``before``: as it was judged.
 
-    ``may_be_deleted``: its broker may delete it as inactive meanwhile, as the settings say. ``gone``: it is deleted.
+    ``may_be_deleted``: its broker may delete it as inactive meanwhile, as the settings say. ``trims``: what its broker
+    takes off its list, by the rule; ``may_trim``: by the end of the visit. ``gone``: it is deleted.
     """
 
     topic: Topic
@@ -76,6 +84,8 @@ class Visit:
     targets: Mapping[str, Position] = field(default_factory=dict[str, Position])
     told_at: int = 0
     may_be_deleted: bool = False
+    trims: Collection[int] = ()
+    may_trim: Collection[int] = ()
     gone: bool = False
 
 
@@ -283,8 +293,7 @@ class Visits:
             return LoadedTopic(str(visit.topic), Outcome.FAILED, Why(Code.TOPIC_GONE, "somebody deleted it meanwhile"))
         if visit.failure:
             return LoadedTopic(str(visit.topic), Outcome.FAILED, visit.failure, freed, second)
-        why = Why(LoadStep.VERIFIED, f"it is unloaded; {len(set(visit.before.ids) - listed)} ledgers left its list")
-        return LoadedTopic(str(visit.topic), Outcome.DONE, why, freed, second)
+        return LoadedTopic(str(visit.topic), Outcome.DONE, _said(visit, set(visit.before.ids) - listed), freed, second)
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -311,6 +320,17 @@ class Visits:
         ]
         if rows:
             self.ports.journal.record(rows)
+
+
+def _said(visit: Visit, left: set[int]) -> Why:
+    """What left the list of a topic that is through, beside what was to; one without entries leaves at any load."""
+    empty = {i for i, row in visit.before.rows.items() if row and row["entries"] == 0}
+    text = f"it is unloaded; {len(left)} ledgers left its list"
+    if more := left - set(visit.may_trim) - empty:
+        return Why(LoadStep.MORE_WENT, f"{text}, and {sorted(more)} were not to go")
+    if less := set(visit.trims) - left:
+        return Why(LoadStep.LESS_WENT, f"{text}, and {sorted(less)} were to go, too")
+    return Why(LoadStep.VERIFIED, text)
 
 
 def _alive(visits: Sequence[Visit]) -> list[Visit]:

@@ -27,6 +27,7 @@ TOPICS_TO_LOAD = pa.schema(
         pa.field("bytes", pa.int64()),
         pa.field("bytes_at_once", pa.int64()),
         pa.field("physical_bytes", pa.int64()),
+        pa.field("trims", pa.list_(pa.int64())),
         pa.field("second_visit_at", pa.int64()),
         pa.field("retention_minutes", pa.int64()),
         pa.field("retention_mb", pa.int64()),
@@ -42,9 +43,10 @@ TOPICS_TO_LOAD = pa.schema(
 ``LoadNeed`` codes; ``monitors``: ``LoadKept`` codes of what the broker would do besides. ``bytes``: what goes sooner or
 later and cannot go by metadata now, as far as sizes are known; ``bytes_at_once``: of these, what the broker trims
 during the load; ``physical_bytes``: what the replicas of all of it take on the bookies' disks, 0 where BookKeeper does
-not say. ``second_visit_at`` (ms): when the rest is past its retention again, had it been loaded when the plan
-was made; null without a rest. ``retention_*``, ``ttl_seconds``, ``durable_cursors`` and ``slowest_*``: what must be so
-still when the plan is applied. ``kept``: the ``LoadKept``, ``RetentionVerdict`` or ``Protection`` by which it is left
+not say. ``trims``: every ledger that its broker takes off its list, by the rule. ``second_visit_at`` (ms): when the
+rest is past its retention again, had it been loaded when the plan was made; null without a rest. ``retention_*``,
+``ttl_seconds``, ``durable_cursors`` and ``slowest_*``: what must be so still when the plan is applied. ``kept``: the
+``LoadKept``, ``RetentionVerdict`` or ``Protection`` by which it is left
 alone; null for what is loaded. A plan's rows are those with null."""
 
 _FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")

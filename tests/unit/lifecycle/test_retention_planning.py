@@ -184,6 +184,7 @@ def test_policies_of_topics_that_are_kept_elsewhere_are_not_known(scene: Retenti
     assert rows == []
     assert not summary.actionable
     assert "com.acme.Policies" in summary.gaps[-1].text
+    assert set(stored(scene).values()) == {(None, "unknown_policy")}  # of both ledgers
 
 
 def test_policies_of_topics_that_brokers_do_not_read_do_not_count(scene: RetentionScene) -> None:

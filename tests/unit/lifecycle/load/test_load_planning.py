@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats import ledger_metadata
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.gaps import Gap
@@ -56,6 +58,7 @@ def test_an_expired_last_ledger_goes_in_a_second_visit(scene: LoadScene) -> None
         "bytes": 10,
         "bytes_at_once": 0,
         "physical_bytes": 10,
+        "trims": [ids[0], ids[1]],
         "second_visit_at": summary.created_at + 60 * MINUTE,
         "retention_minutes": 60,
         "retention_mb": -1,
@@ -89,6 +92,18 @@ def test_an_expired_ledger_that_was_never_closed_is_closed_by_a_load(scene: Load
     summary, (row,) = plan(scene)
     assert (row["ledger_id"], row["needs"]) == (topic, ["open_expired"])
     assert (row["bytes"], row["second_visit_at"]) == (0, summary.created_at + 60 * MINUTE)
+
+
+def test_what_metadata_leaves_of_a_topic_whose_broker_died_counts(scene: LoadScene) -> None:
+    """It counts as loaded there, as its last ledger was never closed."""
+    ids = scene.topic("a", 100, 90, 80)
+    path = scene.servers.path(ids[-1])
+    metadata = ledger_metadata.decode(scene.servers.zookeeper.data(path))
+    open_ = replace(metadata, state=LedgerState.OPEN, length=0, last_entry_id=-1)
+    scene.servers.put(path, ledger_metadata.encode(open_))
+    scene.servers.wait(2)
+    _, (row,) = plan(scene)
+    assert (row["needs"], row["bytes_at_once"], row["trims"]) == (["open_expired"], 2 * MB, ids[:-1])
 
 
 def test_an_open_ledger_of_a_topic_that_a_broker_lists_is_left_to_it(scene: LoadScene) -> None:

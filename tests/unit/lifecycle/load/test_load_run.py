@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, Refused, StoreError
+from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.load.visits import LoadStep
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
@@ -93,6 +95,45 @@ def test_an_open_ledger_is_closed(scene: LoadScene) -> None:
     assert scene.info("a").ledgers[0].ledger_id == ledger
     assert scene.servers.reader.payloads[ledger]
     assert one.second_visit_at is not None
+
+
+def test_ledgers_that_were_not_to_go_are_named(scene: LoadScene) -> None:
+    """Something else than retention and TTL acts on the topic."""
+    scene.retention(600, -1)
+    ids = scene.topic("a", 700, 690, 20)
+    scene.servers.cursor(A, "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=695 * 60)
+    plan = planned(scene, "a")
+    trim = scene.servers.admin.on_trim
+
+    def greedy(topic: Topic) -> None:
+        trim(topic)
+        path = scene.servers.topic_path(topic)
+        info = managed_ledger.decode(scene.servers.zookeeper.data(path))
+        scene.servers.put(path, managed_ledger.encode(replace(info, ledgers=info.ledgers[1:])))
+
+    scene.servers.admin.on_trim = greedy
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (Outcome.DONE, LoadStep.MORE_WENT)
+    assert f"[{ids[2]}]" in one.why.text  # an hour later the second is past its TTL, too
+    last = [row.code for row in scene.servers.journal.rows if row.phase == Phase.UNLOAD][-1]
+    assert last == LoadStep.MORE_WENT
+
+
+def test_ledgers_that_were_to_go_and_stay_are_named(scene: LoadScene) -> None:
+    """A subscription was made while the topic was loaded."""
+    first, _ = expired(scene)
+    plan = planned(scene, "a")
+    load = scene.servers.admin.on_load
+
+    def subscribed(topic: Topic) -> None:
+        load(topic)
+        scene.servers.cursor(topic, "new", at=first)
+
+    scene.servers.admin.on_load = subscribed
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (Outcome.DONE, LoadStep.LESS_WENT)
+    assert f"[{first}]" in one.why.text
 
 
 def test_what_is_past_its_ttl_is_expired_and_goes(scene: LoadScene) -> None:
