@@ -74,7 +74,7 @@ def test_a_plan_of_subscriptions_counts_the_bytes_of_a_topic_once(scene: Activit
     assert kind.digest(rows, made) == made.digest
     (deletes, keep) = kind.facts(made, rows)
     assert deletes == ("deletes", "2 subscriptions of 1 topic")
-    assert keep[1].startswith("1.0 MB logical")
+    assert keep[1].startswith("20 B on disk, 1.0 MB logical")
     assert sum(count for _, count, _ in kind.groups(rows)["namespace"]) == 2
     assert [size for _, _, size in kind.groups(rows)["namespace"]] == ["1.0 MB"]
     assert InactivePlans(topics.plan_id).what == "topic"
