@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
 from pulsar_lifecycle.lifecycle.placement import Placed, Placement
-from pulsar_lifecycle.ports import BookieStatus
+from pulsar_lifecycle.ports import BookieStatus, LedgerDirectory
 
 DEFAULTS: Mapping[str, str] = {
     "gcWaitTime": "600000",
@@ -81,6 +81,15 @@ UNKNOWN = frozenset(
 )
 """Verdicts that leave open what can be freed."""
 
+_DIRECTORY = pa.struct(
+    [
+        pa.field("path", pa.string()),
+        pa.field("usage", pa.float64()),
+        pa.field("entry_logs", pa.int64()),
+        pa.field("live_bytes", pa.int64()),
+        pa.field("ledgers", pa.int64()),
+    ]
+)
 BOOKIE_DISK = pa.schema(
     [
         pa.field("bookie", pa.string()),
@@ -89,6 +98,8 @@ BOOKIE_DISK = pa.schema(
         pa.field("total", pa.int64()),
         pa.field("free", pa.int64()),
         pa.field("fullest", pa.float64()),
+        pa.field("directories", pa.list_(_DIRECTORY)),
+        pa.field("entry_log_ids", pa.list_(pa.int64())),
         pa.field("entry_logs", pa.int64()),
         pa.field("log_bytes", pa.int64()),
         pa.field("live_bytes", pa.int64()),
@@ -102,7 +113,10 @@ BOOKIE_DISK = pa.schema(
         pa.field("asked_at", pa.int64()),
     ]
 )
-"""One row per bookie. ``fullest``: the share in use of its fullest ledger disk (0 to 1). ``entry_logs`` are those that
+"""One row per bookie. ``fullest``: the share in use of its fullest ledger disk (0 to 1). ``directories``: of each
+ledger directory the share of its disk that is in use, and what the columns of these names have of all together.
+``entry_log_ids``: of all its entry logs, those being written too; their files are called so in hexadecimal. How large
+a single one is BookKeeper does not say, only that it is closed at ``logSizeLimit``. ``entry_logs`` are those that
 are written to no more, and ``log_bytes`` what they take, at most; ``live_bytes`` and ``ledgers_stored`` what they and
 the index had after the last collection. ``*_placed``: by metadata now; ``ledgers_unsized`` of them are not closed, and
 their bytes not in ``bytes_placed``, and ``ledgers_under_replicated`` lack a copy, there or on another bookie of theirs,
@@ -156,6 +170,8 @@ class BookieDisk:
             "total": said and said.total,
             "free": said and said.free,
             "fullest": said and fullest(said),
+            "directories": None if directories is None else [_directory(one) for one in directories],
+            "entry_log_ids": said and list(said.entry_log_ids),
             "entry_logs": None if directories is None else sum(one.entry_logs for one in directories),
             "log_bytes": self.log_bytes,
             "live_bytes": self.live_bytes,
@@ -168,6 +184,11 @@ class BookieDisk:
             "bytes_to_compact": self.bytes_to_compact,
             "asked_at": self.asked_at,
         }
+
+
+def _directory(one: LedgerDirectory) -> dict[str, object]:
+    names = ("path", "usage", "entry_logs", "live_bytes", "ledgers")
+    return {name: getattr(one, name) for name in names}
 
 
 def judge(

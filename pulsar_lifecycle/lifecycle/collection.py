@@ -121,7 +121,7 @@ class Progress:
     minors: tuple[int, ...]
     majors: tuple[int, ...]
     running: tuple[bool, ...]
-    entry_logs: int
+    entry_logs: tuple[int, ...]
     live_bytes: int | None
 
     @classmethod
@@ -132,9 +132,32 @@ class Progress:
             tuple(one.minors for one in said.compactions),
             tuple(one.majors for one in said.compactions),
             tuple(one.running for one in said.compactions),
-            said.entry_log_files,
+            said.entry_log_ids,
             None if directories is None else sum(one.live_bytes for one in directories),
         )
+
+
+def standing_on(before: BookieStatus, now: BookieStatus) -> str:
+    """Which entry logs a compaction may stand on that was begun after ``before``, in words.
+
+    It deletes each log that it is through with, takes none that is being written, and begins with those that have the
+    least live bytes. BookKeeper says of none how large or how live it is.
+    """
+    done = sorted(set(before.entry_log_ids) - set(now.entry_log_ids))
+    left = [log for log in before.entry_log_ids[:-1] if log in set(now.entry_log_ids)]
+    if not left:
+        return ""
+    which = f"entry log {left[0]:x}" if len(left) == 1 else f"one of entry logs {_logs(left)}"
+    return f"It stands on {which}" + (f"; it is through with {_logs(done)}" if done else "")
+
+
+def _logs(ids: Sequence[int]) -> str:
+    """As their files are called, without the ending."""
+    return ", ".join(f"{log:x}" for log in ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if ids[NAMED:] else "")
+
+
+NAMED = 10
+"""Entry logs that a reason names."""
 
 
 def counters(said: BookieStatus) -> list[tuple[int, int]]:

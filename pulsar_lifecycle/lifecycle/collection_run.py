@@ -22,6 +22,7 @@ from pulsar_lifecycle.lifecycle.collection import (
     is_at_it,
     plan_collection,
     restarted,
+    standing_on,
     waves,
 )
 from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
@@ -254,8 +255,9 @@ class CollectionRun:
             return None
         at = ", ".join(str(number) for number, each in enumerate(one.said.compactions) if each.running)
         where = f" in ledger directory {at} (of ledgerDirectories, from 0)" if at and answers else ""
+        log = f" {logs}." if answers and (logs := standing_on(one.before, one.said)) else ""
         text = (
-            f"{bookie}: {_kind(one.major)} compaction shows no progress for {still // 60_000} minutes{where}. Its "
+            f"{bookie}: {_kind(one.major)} compaction shows no progress for {still // 60_000} minutes{where}.{log} Its "
             "own log names the entry log (`Compaction progress`); if it stands still there, restart the bookie"
         )
         return Why(StopReason.STALLED, text)

@@ -46,8 +46,9 @@ class BookieStatus:
     """What a bookie says of itself. ``total`` and ``free``: bytes of all its ledger disks.
 
     ``minor_suspended`` and ``major_suspended``: compaction was suspended over the API; a full disk suspends too, and
-    nothing says so. ``directories`` is None where the bookie has no Prometheus metrics. ``entry_log_files`` counts
-    all, those being written too. ``configuration`` has only what is set, as text, passwords too.
+    nothing says so. ``directories`` is None where the bookie has no Prometheus metrics. ``entry_log_ids``: of all,
+    those being written too; how large one is, and which is being compacted, BookKeeper 4.17 says nowhere.
+    ``configuration`` has only what is set, as text, passwords too.
     ``add_latency_ms``: the 99th percentile of adds, None where there were none of late.
     """
 
@@ -59,10 +60,15 @@ class BookieStatus:
     major_suspended: bool
     collecting: bool
     compactions: tuple[Compaction, ...]
-    entry_log_files: int
+    entry_log_ids: tuple[int, ...]
     directories: tuple[LedgerDirectory, ...] | None
     add_latency_ms: float | None
     configuration: Mapping[str, str] = field(repr=False)
+
+    @property
+    def entry_log_files(self) -> int:
+        """How many entry logs there are."""
+        return len(self.entry_log_ids)
 
 
 class BookieAdmin(Protocol):

@@ -89,7 +89,7 @@ class HttpBookieAdmin:
                 major_suspended=_flag(suspended["isMajorGcSuspended"]),
                 collecting=_flag(self._object(base, "/bookie/gc")["is_in_force_gc"]),
                 compactions=compactions,
-                entry_log_files=sum(1 for name in logs if _ENTRY_LOG.fullmatch(name)),
+                entry_log_ids=tuple(sorted(int(found[1], 16) for one in logs if (found := _ENTRY_LOG.fullmatch(one)))),
                 directories=directories,
                 add_latency_ms=latency,
                 configuration={str(name): str(value) for name, value in configuration.items()},

@@ -15,7 +15,7 @@ def status(bookie: str, **changes: object) -> BookieStatus:
     """An idle bookie with one ledger directory, of which the disk is half full."""
     directory = LedgerDirectory("/ledgers", entry_logs=10, live_bytes=10 << 30, ledgers=100, usage=0.5)
     found = BookieStatus(
-        bookie, False, 100 << 30, 50 << 30, False, False, False, (IDLE,), 11, (directory,), 1.0,
+        bookie, False, 100 << 30, 50 << 30, False, False, False, (IDLE,), tuple(range(11)), (directory,), 1.0,
         {"diskUsageThreshold": "0.95", "forceAllowCompaction": "true"},
     )  # fmt: skip
     return replace(found, **changes)  # type: ignore[arg-type]

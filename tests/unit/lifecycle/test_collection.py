@@ -12,6 +12,7 @@ from pulsar_lifecycle.lifecycle.collection import (
     cluster_trouble,
     plan_collection,
     remedies,
+    standing_on,
     waves,
 )
 from pulsar_lifecycle.lifecycle.collection_run import POLL, CollectionRun
@@ -143,7 +144,7 @@ class Scene:
             directory = replace(said.directories[0], entry_logs=logs, live_bytes=5 * GB)
             self.set(
                 bookie, collecting=False, compactions=(done,), directories=(directory,), free=(90 - logs) * GB,
-                entry_log_files=logs + 1,
+                entry_log_ids=tuple(range(logs + 1)),
             )  # fmt: skip
 
     def run(self):
@@ -249,7 +250,26 @@ def test_one_that_shows_no_progress_stops_the_run_and_is_named():
     found = scene.run()
     assert found["a"].why.code is StopReason.STALLED
     assert "ledger directory 1" in found["a"].why.text
+    assert "It stands on one of entry logs 0, 1, 2" in found["a"].why.text
     assert scene.clock.now_ms() < 200_000 + FakeClock().now_ms()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (range(4), range(4), "It stands on one of entry logs 0, 1, 2"),
+        (range(13), [0, 11, 12, 13], "It stands on one of entry logs 0, b; it is through with 1, 2, 3, 4"),
+        ([9, 10, 11, 12], [10, 12, 13], "It stands on entry log a; it is through with 9, b"),
+        ([9, 10], [10, 11], ""),
+        (range(20), range(20), "7, 8, 9 and 9 more"),
+    ],
+)
+def test_a_run_says_on_which_entry_logs_a_compaction_may_stand(before, now, expected):
+    """Those that were there before it and are there still, but for the one that was written."""
+    said = status("a", entry_log_ids=tuple(before)), status("a", entry_log_ids=tuple(now))
+    found = standing_on(*said)
+    assert expected in found
+    assert bool(found) == bool(expected)
 
 
 def test_progress_of_any_kind_lets_it_go_on():
@@ -259,7 +279,8 @@ def test_progress_of_any_kind_lets_it_go_on():
 
     def ticks():
         for bookie in scene.left:
-            scene.set(bookie, entry_log_files=scene.bookies.statuses[bookie].entry_log_files - 1)
+            logs = scene.bookies.statuses[bookie].entry_log_ids
+            scene.set(bookie, entry_log_ids=(*logs[1:], logs[-1] + 1))
         tick()
 
     scene.tick = ticks

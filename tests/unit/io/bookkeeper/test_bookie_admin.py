@@ -92,7 +92,7 @@ def test_the_status_of_a_bookie():
     status = Bookie().open().status(B)
     assert (status.total, status.free, status.read_only, status.collecting) == (100, 40, False, True)
     assert (status.minor_suspended, status.major_suspended) == (False, True)
-    assert status.entry_log_files == 3  # the fourth is RocksDB's
+    assert (status.entry_log_files, status.entry_log_ids) == (3, (0, 2, 0x1A))  # the fourth is RocksDB's
     assert status.compactions == (Compaction(False, False, True, last_minor=6, last_major=5, minors=3, majors=2),)
     assert status.compactions[0].running
     assert status.directories == (LedgerDirectory("/d-1/ledgers", 3, 3 << 30, 7, 0.695),)
