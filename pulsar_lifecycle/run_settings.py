@@ -28,7 +28,7 @@ def owner_names(value: tuple[str, ...]) -> tuple[str, ...]:
         scheme, found, rest = name.partition("://")
         parts = (rest if found else name).split("/")
         known = (scheme == "persistent" and len(parts) >= 3) if found else len(parts) <= 3
-        if not known or not all(parts) or name != name.strip():
+        if not known or not all(parts) or name != name.strip() or any("*" in part for part in parts[:2]):
             raise ValueError(
                 f"expected tenant, tenant/namespace or persistent://tenant/namespace/topic, found {name!r}"
             )
@@ -282,7 +282,7 @@ class LoadSettings(Section):
     """A broker that uses more of its CPU, direct memory or network gets no topic to load."""
     min_owner_age: Seconds = 600.0
     """A bundle whose owner changed later than this is left alone: it may be moved for its load."""
-    timeout: Seconds = 300.0
+    timeout: Seconds = Field(default=300.0, gt=0)
     """How long one step of topics that are loaded together may take."""
 
     @field_validator("namespaces", "subscription_expiry", "topic_deletion", "backlog_eviction")

@@ -10,7 +10,7 @@ Not here: the rule (``lifecycle/retention.py``), one ledger's explanation (``ins
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.inspect.cursor_holds import CursorHold, CursorHolds, cursor_holds, pinned_until
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
+from pulsar_lifecycle.lifecycle.load.monitors import COMPACTION, DEDUPLICATION, REPLICATOR
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics, with_shadow_sources
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
@@ -66,6 +67,12 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
     Protection.OPEN_ORPHAN: "the end of its leaked open ledger: `unjudged_ledgers` names it",
 }
 """What would free a ledger that has this code; what protects for good has no entry."""
+FREED_BY_CURSOR: Mapping[str, str] = {
+    DEDUPLICATION: "its broker's next deduplication snapshot, each `brokerDeduplicationEntriesInterval` messages",
+    COMPACTION: "a compaction of the topic (`pulsar-admin topics compact`)",
+    REPLICATOR: "its replication to the other cluster",
+}
+"""What moves a cursor that is no subscription, by how its name begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +186,8 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
               row["ledger_id"] in offloaded, load)
         for row in judge(inputs, now, kept).to_pylist()
     )  # fmt: skip
+    standing = _cursors(cursors, positions, held, holds, pins)
+    held = tuple(_freed_by(one, standing) for one in held)
     known = namespace in policies.by_namespace
     warnings = [*differing]
     if not known:
@@ -194,7 +203,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         policies.of(subject) if known else None,
         protection.topic_rule(subject, listed.column("shadow_source")[0].as_py() or "", context),
         held,
-        _cursors(cursors, positions, held, holds, pins),
+        standing,
         tuple(warnings),
         epochs[-1].epoch_id,
         _causes(opened, inputs, load, Rollover.of(layers.brokers)),
@@ -266,6 +275,14 @@ def _held(
         freed_by=_by_whom(load) if code in GOING and load.state is LoadState.LOADED else FREED_BY.get(code, ""),
         expires_at=verdict["expires_at"],
     )
+
+
+def _freed_by(ledger: HeldLedger, cursors: Sequence[HeldBy]) -> HeldLedger:
+    """The ledger; one that the slowest cursor holds is freed by what moves that one."""
+    if ledger.code is not RetentionVerdict.CURSOR or not cursors:
+        return ledger
+    moves = next((text for begin, text in FREED_BY_CURSOR.items() if cursors[0].name.startswith(begin)), None)
+    return replace(ledger, freed_by=moves) if moves else ledger
 
 
 def _by_whom(load: TopicLoad) -> str:

@@ -65,6 +65,23 @@ def test_a_cursor_that_stands_in_the_way_is_named_with_its_backlog(scene: Retent
     assert "unsubscribe" in found.ledgers[2].freed_by
 
 
+@pytest.mark.parametrize(
+    ("name", "moves"),
+    [("pulsar.dedup", "snapshot"), ("__compaction", "compact"), ("pulsar.repl.west", "replication")],
+)
+def test_what_holds_a_ledger_and_is_no_subscription_is_moved_otherwise(
+    scene: RetentionScene, name: str, moves: str
+) -> None:
+    ids = scene.topic("a", 400, 390, 380, cursor=2)
+    path = f"{scene.servers.topic_path(Topic.parse(f'persistent://{NAMESPACE}/a'))}/{name}"
+    scene.servers.put(path, cursor.encode(ManagedCursorInfo(-1, Position(ids[0], -1))))
+    scene.scan()
+    (held, *_) = explained(scene, "a").ledgers
+    assert held.code is RetentionVerdict.CURSOR
+    assert moves in held.freed_by
+    assert "unsubscribe" not in held.freed_by
+
+
 def test_what_protects_the_whole_topic_is_its_code(scene: RetentionScene) -> None:
     scene.topic("a", 400, 390)
     scene.scan(shadow_sources=frozenset({f"persistent://{NAMESPACE}/a"}))
