@@ -20,6 +20,8 @@ T = TypeVar("T")
 _ENABLED, _SYSTEM_TOPICS, _SERVICE = "topicLevelPoliciesEnabled", "systemTopicEnabled", "topicPoliciesServiceClassName"
 POLICY_SWITCHES = frozenset({_ENABLED, _SYSTEM_TOPICS, _SERVICE})
 """What broker.conf calls what decides whether topics have policies of their own, and where these are."""
+INACTIVE = "inactiveTopicPolicies"
+"""What TopicPolicies calls the policy about inactive topics."""
 _IN_CHANGE_EVENTS = "org.apache.pulsar.broker.service.SystemTopicBasedTopicPoliciesService"
 
 
@@ -116,6 +118,16 @@ class Layers:
                     by_topic[str(topic)] = rule(said, self.namespaces[namespace], self.brokers)
         nothing = TopicPolicies()
         return InForce({one: rule(nothing, said, self.brokers) for one, said in self.namespaces.items()}, by_topic)
+
+
+def owners_keep(layers: Layers) -> frozenset[str]:
+    """Topics whose own policy says that they are not deleted while they are inactive."""
+    return frozenset(
+        str(topic)
+        for own in layers.topics.values()
+        for topic, policies in own.topics.items()
+        if isinstance(said := policies.first(INACTIVE), Mapping) and said.get("deleteWhileInactive") is False
+    )
 
 
 def common_configuration(

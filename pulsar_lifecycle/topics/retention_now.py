@@ -17,6 +17,7 @@ from pulsar_lifecycle.topics.policies import (
     Layers,
     common_configuration,
     kept_elsewhere,
+    owners_keep,
     topics_have_policies,
 )
 from pulsar_lifecycle.topics.retention_policy import BROKER_NAMES, RetentionPolicy, policies_in_force
@@ -28,12 +29,14 @@ class RetentionNow:
 
     policies: InForce[RetentionPolicy | None]
     problems: tuple[str, ...] = ()
+    owners_keep: frozenset[str] = frozenset()
+    """Topics, or partitioned ones, whose own policy keeps them while they are inactive."""
 
 
 def retention_now(cluster: Cluster, namespaces: Collection[str]) -> RetentionNow:
     """The retention in force in those of ``namespaces`` that exist. Raises what the cluster's servers raise."""
     layers, differing = policies_now(cluster, namespaces)
-    return RetentionNow(policies_in_force(layers), differing)
+    return RetentionNow(policies_in_force(layers), differing, owners_keep(layers))
 
 
 def policies_now(

@@ -231,7 +231,7 @@ class _Deletion:
 
         def rule(node: Node) -> Why | None:
             kept = self._chosen(topic) or self._loaded(topic) or self._changed(node, row) or retained()
-            return kept or self._shared(topic)
+            return kept or self._kept_by_owner(topic) or self._shared(topic)
 
         return rule
 
@@ -239,6 +239,11 @@ class _Deletion:
         names = set(self.cluster.settings.inactivity.topics)
         if names.isdisjoint(holders(str(topic.namespace), str(topic))):
             return Why(InactiveKept.NOT_CHOSEN, "inactivity.topics does not name it by now")
+        return None
+
+    def _kept_by_owner(self, topic: Topic) -> Why | None:
+        if self._policies.keeps_inactive(topic):
+            return Why(InactiveKept.OWNER_KEEPS, "its own policy says deleteWhileInactive: false by now")
         return None
 
     def _changed(self, node: Node, row: Mapping[str, Any]) -> Why | None:

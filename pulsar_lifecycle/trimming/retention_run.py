@@ -12,7 +12,7 @@ is listed behind it only grows, and what protects its topic is part of every tri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -24,8 +24,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report
 from pulsar_lifecycle.topics.policies import InForce
-from pulsar_lifecycle.topics.retention_now import retention_now
-from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+from pulsar_lifecycle.topics.retention_now import RetentionNow, retention_now
 from pulsar_lifecycle.trimming.trim import TrimOrder, no_report
 from pulsar_lifecycle.trimming.trim_rules import Stays
 from pulsar_lifecycle.trimming.trim_run import trim
@@ -72,15 +71,16 @@ class PoliciesInForce:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._seen: dict[str, tuple[int, InForce[RetentionPolicy | None], Sequence[str]]] = {}
+        self._seen: dict[str, tuple[int, RetentionNow]] = {}
 
     def rule(self, topic: Topic, minutes: int, mb: int) -> Callable[[], Why | None]:
         """Says why nothing of a topic may go by a plan that was made with these limits; None if it may."""
 
         def changed() -> Why | None:
-            policies, problems = self._now(str(topic.namespace))
-            if problems:
-                return Why(Stays.UNKNOWN_POLICY, "; ".join(problems))
+            found = self._now(str(topic.namespace))
+            if found.problems:
+                return Why(Stays.UNKNOWN_POLICY, "; ".join(found.problems))
+            policies = found.policies
             policy = policies.of(topic) if str(topic.namespace) in policies.by_namespace else None
             if policy is None:
                 return Why(Stays.UNKNOWN_POLICY, "the retention in force is not known by now")
@@ -91,11 +91,14 @@ class PoliciesInForce:
 
         return changed
 
-    def _now(self, namespace: str) -> tuple[InForce[RetentionPolicy | None], Sequence[str]]:
+    def keeps_inactive(self, topic: Topic) -> bool:
+        """Whether a policy of the topic says that it stays while it is inactive."""
+        return str(topic.partitioned_parent) in self._now(str(topic.namespace)).owners_keep
+
+    def _now(self, namespace: str) -> RetentionNow:
         now = self._cluster.clock.now_ms()
-        at, policies, problems = self._seen.get(namespace, (now + 1, InForce({}), ()))
+        at, found = self._seen.get(namespace, (now + 1, RetentionNow(InForce({}))))
         if not 0 <= now - at <= POLICIES_SEEN_FOR:
             found = retention_now(self._cluster, [namespace])
-            policies, problems = found.policies, found.problems
-            self._seen[namespace] = now, policies, problems
-        return policies, problems
+            self._seen[namespace] = now, found
+        return found

@@ -211,3 +211,11 @@ def test_a_word_holds_until_the_end_of_its_last_day(tmp_path: Path) -> None:
 def test_a_word_that_weakens_a_safety_rule_says_who_and_why(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load_settings(write(tmp_path, f"{MINIMAL}\n{text}\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [('namespaces = ["acme/*"]', r"load\.namespaces"), ('timeout = "0s"', r"load\.timeout")]
+)
+def test_a_setting_that_can_have_no_effect_is_refused(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load_settings(write(tmp_path, f"{MINIMAL}\n[load]\n{text}\n"))

@@ -13,10 +13,9 @@ from pulsar_lifecycle.lifecycle.load.monitors import (
     REPLICATOR,
     Replication,
     monitors_in_force,
-    owners_keep,
 )
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.topics.policies import InForce, owners_keep
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
-from pulsar_lifecycle.topics.policies import InForce, Layers, topics_have_policies
+from pulsar_lifecycle.topics.policies import INACTIVE, InForce, Layers, topics_have_policies
 
 T = TypeVar("T")
 
-_TTL, _INACTIVE = "messageTTLInSeconds", "inactiveTopicPolicies"
+_TTL = "messageTTLInSeconds"
 _BROKER_TTL = "ttlDurationDefaultInSeconds"
 _BROKER_EXPIRY = "subscriptionExpirationTimeMinutes"
 _BROKER_DELETES, _BROKER_MODE = "brokerDeleteInactiveTopicsEnabled", "brokerDeleteInactiveTopicsMode"
@@ -96,7 +96,7 @@ def monitors_in_force(layers: Layers) -> Monitors:
     names, prefix = layers.brokers.get(_SYSTEM_CURSORS, "").strip("[]"), layers.brokers.get(_REPLICATOR)
     return Monitors(
         _known(layers, layers.in_force(_TTL, _ttl)),
-        _known(layers, layers.in_force(_INACTIVE, _deletion)),
+        _known(layers, layers.in_force(INACTIVE, _deletion)),
         {name: _expiry(said, layers.brokers) for name, said in layers.namespaces.items()},
         _known(layers, layers.in_force(_QUOTAS, _eviction)),
         _known(layers, layers.in_force(_CLUSTERS, _replication)),
@@ -145,7 +145,7 @@ def _deletion(
         return TopicDeletion(False)
     if broker.get(_BROKER_DELETES) != "true" or _BROKER_MODE not in broker:
         return None
-    said = topic.first(_INACTIVE)
+    said = topic.first(INACTIVE)
     said = (namespace or {}).get("inactive_topic_policies") if said is None else said
     if said is None:
         return TopicDeletion(True, broker[_BROKER_MODE] == _UNSUBSCRIBED)
@@ -156,17 +156,6 @@ def _deletion(
 
 
 _MODE = "inactiveTopicDeleteMode"
-
-
-def owners_keep(layers: Layers) -> frozenset[str]:
-    """Topics whose own policy says that they are not deleted while they are inactive."""
-    found: set[str] = set()
-    for policies in layers.topics.values():
-        for topic, own in policies.topics.items():
-            said = own.first(_INACTIVE)
-            if isinstance(said, Mapping) and said.get("deleteWhileInactive") is False:
-                found.add(str(topic))
-    return frozenset(found)
 
 
 def _eviction(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> bool | None:

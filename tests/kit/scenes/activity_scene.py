@@ -10,6 +10,7 @@ import pytest
 
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.lifecycle.activity.activity_run import (
     CURSORS,
     TOPIC_TABLE,
@@ -19,6 +20,8 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import (
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.topics import retention_now
+from pulsar_lifecycle.topics.policies import NamespacePolicies
 from tests.kit.scenes.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 from tests.kit.simulated.cluster import data_tags
@@ -96,6 +99,13 @@ class ActivityScene(LoadScene):
         table = self.lake.read_epoch_table(self.epoch.epoch_id, CURSORS if cursor else TOPIC_TABLE).to_pylist()
         own = [row for row in table if row["topic"] == str(self.named(name))]
         return next(row for row in own if not cursor or row["cursor"] == cursor)
+
+
+def never_deleted(scene: ActivityScene, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a topic has a policy of its own that keeps it while it is inactive."""
+    said = TopicPolicies({"inactiveTopicPolicies": {"deleteWhileInactive": False}})
+    own = {NAMESPACE: NamespacePolicies({scene.named(name): said})}
+    monkeypatch.setattr(retention_now, "read_namespaces", lambda *_: own)
 
 
 def kept(table: Any) -> dict[str, str | None]:

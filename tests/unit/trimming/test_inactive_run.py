@@ -24,7 +24,7 @@ from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
 from tests.kit.fakes.clock import FakeClock
-from tests.kit.scenes.activity_scene import ActivityScene, kept
+from tests.kit.scenes.activity_scene import ActivityScene, kept, never_deleted
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
 
 
@@ -177,6 +177,14 @@ def test_a_topic_that_is_not_as_planned_stays(
     made = plan(scene, "a")
     change(scene)
     assert apply(scene, made) == {"a": (Outcome.REFUSED, expected)}
+    assert there(scene, "a")
+
+
+def test_a_policy_of_the_topic_since_the_plan_keeps_it(scene: ActivityScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.used("a", "s")
+    made = plan(scene, "a")
+    never_deleted(scene, "a", monkeypatch)
+    assert apply(scene, made) == {"a": (Outcome.REFUSED, InactiveKept.OWNER_KEEPS)}
     assert there(scene, "a")
 
 

@@ -9,10 +9,9 @@ import pytest
 
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.lifecycle.activity.inactive_rules import Choice, kept_by_owner
-from pulsar_lifecycle.lifecycle.load.monitors import owners_keep
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
-from pulsar_lifecycle.topics.policies import Layers, NamespacePolicies
+from pulsar_lifecycle.topics.policies import Layers, NamespacePolicies, owners_keep
 from tests.kit.scenes.activity_scene import ActivityScene, kept
 
 
