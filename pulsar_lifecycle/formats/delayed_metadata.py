@@ -91,10 +91,16 @@ def decode_whole(data: bytes, cutoff_ms: int) -> WholeTable:
         arrays: dict[int, list[bytes]] = {}
         others: dict[int, list[BitMap]] = {}
         for number, one in enumerate(segments):
-            for ledger, raw in one.delayed_index_bit_map.items():
-                if raw[: len(_FIRST_ARRAY)] == _FIRST_ARRAY and _is_plain_array(raw):
-                    if number >= passed:
-                        arrays.setdefault(ledger, []).append(raw[_ARRAY.size :])
+            bitmaps = one.delayed_index_bit_map
+            for ledger in bitmaps:
+                raw = bitmaps[ledger]
+                if raw[:10] == _FIRST_ARRAY and _is_plain_array(raw):
+                    if number < passed:
+                        continue
+                    if ledger in arrays:
+                        arrays[ledger].append(raw[_ARRAY.size :])
+                    else:
+                        arrays[ledger] = [raw[_ARRAY.size :]]
                 elif (bitmap := _bitmap(raw)) and number >= passed:
                     others.setdefault(ledger, []).append(bitmap)
         for ledger, parts in arrays.items():
