@@ -67,7 +67,8 @@ class Ahead:
 
     def __init__(self, buckets: Sequence[Bucket], cutoff: int) -> None:
         """Each bucket has at least one such segment."""
-        times = [one.first_times[one.loaded : bisect_right(one.first_times, cutoff)] for one in buckets]
+        ends = [max(bisect_right(one.first_times, cutoff), one.loaded + 1) for one in buckets]
+        times = [one.first_times[one.loaded : end] for one, end in zip(buckets, ends, strict=True)]
         flat = np.concatenate([np.array(some, np.int64) for some in times])
         sizes = np.repeat([one.messages // one.segments + 1 for one in buckets], list(map(len, times)))
         order = np.argsort(flat, kind="stable")

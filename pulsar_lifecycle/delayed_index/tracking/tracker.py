@@ -352,11 +352,10 @@ class BucketTracker:
             if self._shared.due(ahead.first - 1) >= limit:
                 return
             until = ahead.enough(limit, self._shared.due)
-            for bucket in waiting:
-                if (count := bisect_right(bucket.first_times, until) - bucket.loaded) > 0 and not self._load_next(
-                    bucket, count
-                ):
-                    return
+            wanted = [(one, bisect_right(one.first_times, until) - one.loaded) for one in waiting]
+            wanted = [(bucket, count) for bucket, count in wanted if count > 0]  # none where times are damaged
+            if not wanted or not all(self._load_next(bucket, count) for bucket, count in wanted):
+                return
 
     def _load_next(self, bucket: Bucket, count: int = 1) -> bool:
         """Bring a bucket's next segments into the queue, or drop it after its last; False where that has to wait."""
@@ -401,8 +400,8 @@ class BucketTracker:
             return
         rest = indexes[~self._tracked.discard(indexes.ledgers, indexes.entries)]
         for bucket, which in self._by_bucket(rest.ledgers):
-            gone = bucket.undelivered.discard(rest.ledgers[which], rest.entries[which])
-            bucket.messages -= int(np.count_nonzero(gone))
+            bucket.undelivered.discard(rest.ledgers[which], rest.entries[which])
+            bucket.messages = len(bucket.undelivered)  # a damaged snapshot may have had some twice
 
     def _by_bucket(self, ledgers: Longs) -> list[tuple[Bucket, npt.NDArray[np.bool_]]]:
         """Each bucket that covers any of the ledgers, and which."""
