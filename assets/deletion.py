@@ -191,7 +191,6 @@ def _plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         "by namespace": dg.MetadataValue.md(_by(rows, "namespace")),
         "by component": dg.MetadataValue.md(_by(rows, "component")),
         "why": dg.MetadataValue.md(_by(rows, "code", "reason")),
-        "sample": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
         "how to apply": how,
         "dagster/row_count": summary.ledgers,
         "logical bytes": summary.logical_bytes,
@@ -199,6 +198,7 @@ def _plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         "plan id": summary.plan_id,
         "digest": summary.digest,
         "confirmed by scan": summary.confirmed_by,
+        "sample": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
     }
 
 

@@ -25,7 +25,7 @@ from playwright.sync_api import Page, ViewportSize, sync_playwright
 UI = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:3000"
 IMAGES = Path(__file__).parent / "images"
 CLUSTER = "sandbox"
-WINDOW: ViewportSize = {"width": 1500, "height": 1000}
+WINDOW: ViewportSize = {"width": 1640, "height": 1200}
 LONG = 180_000
 """Milliseconds: a page takes its time on a busy machine."""
 
