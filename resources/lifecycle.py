@@ -10,6 +10,7 @@ from typing import Any
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
+from pyspark.sql import SparkSession
 
 from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.ports import Lake
@@ -64,14 +65,16 @@ class LifecycleResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return Cluster(self.settings(), self.path(), self.opener())
 
     def cluster(self) -> Cluster:
-        """Everything a scan or a deletion run needs; starts Spark if this process has none yet."""
+        """Everything a scan or a deletion run needs; starts Spark once it is asked for: not every run needs it."""
         settings = self.settings()
+        return Cluster(settings, self.path(), self.opener(), start_session=lambda: self._started(settings))
+
+    def _started(self, settings: Settings) -> SparkSession:
         config = spark_config(settings)
         if settings.spark.master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("PYSPARK_PYTHON", config["spark.pyspark.python"])  # PySpark reads it here, not in conf
-        spark = prepare(self.spark_resource(config).spark_session)
-        return Cluster(settings, self.path(), self.opener(), spark)
+        return prepare(self.spark_resource(config).spark_session)
 
     def spark_resource(self, config: dict[str, Any]) -> LazyPySparkResource:
         """What starts Spark; ``config``: what the settings want of it."""
@@ -79,7 +82,7 @@ class LifecycleResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 
 class LifecycleOnSpark(LifecycleResource):
-    """:class:`LifecycleResource` whose Spark is resource ``pyspark`` of the definitions, which may be another one."""
+    """A cluster by its settings file, with the Spark of the resource ``pyspark``."""
 
     pyspark: dg.ResourceDependency[LazyPySparkResource]
 

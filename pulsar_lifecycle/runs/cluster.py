@@ -28,7 +28,7 @@ T = TypeVar("T")
 class Cluster:
     """Where a run works: the settings and the file they came from, how ports are opened, Spark's session if any.
 
-    ``given``: the tasks, where they are not Spark's.
+    ``given``: the tasks, where they are not Spark's. ``start_session``: what starts Spark, for a run that may need it.
     """
 
     settings: Settings
@@ -36,6 +36,7 @@ class Cluster:
     connect: Connect = Connections
     session: SparkSession | None = None
     given: Tasks | None = None
+    start_session: Callable[[], SparkSession] | None = None
 
     def ports(self, *, read_only: bool = False, pace: Callable[[int], object] | None = None) -> Connections:
         """The ports of the cluster, as ``Connections`` says; the caller closes them."""
@@ -46,12 +47,14 @@ class Cluster:
         """Epochs and plans."""
         return self.ports().lake
 
-    @property
+    @cached_property
     def spark(self) -> SparkSession:
-        """Spark's session. Raises UsageError where this process has none."""
-        if self.session is None:
+        """Spark's session, which the first who asks starts. Raises UsageError where this process has none."""
+        if self.session is not None:
+            return self.session
+        if self.start_session is None:
             raise UsageError("this process works without Spark")
-        return self.session
+        return self.start_session()
 
     @cached_property
     def clock(self) -> Clock:
