@@ -26,7 +26,7 @@ from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
+from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.settings import Settings
@@ -169,7 +169,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
         for name in names:
             own = rows.filter(pc.equal(rows.column("namespace"), name))
             mine = [one for one in outcomes if one.topic and str(Topic.parse(one.topic).namespace) == name]
-            metadata = {**plan_shown(plan, own, where.settings), **outcomes_shown(mine)}
+            metadata = {**share_shown(plan, own, where.settings), **outcomes_shown(mine)}
             context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=metadata))
         if not config.dry_run:
             alarm = proofs_evaluated(where, epoch.epoch_id)
@@ -262,6 +262,24 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
         "warnings": show.bullets(plan.warnings),
         "how to apply": dg.MetadataValue.md(how),
         "oldest": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
+    }
+
+
+def share_shown(plan: OffloadPlan, own: pa.Table, settings: Settings) -> dict[str, Any]:
+    """A namespace's page: its own rows of a plan in numbers, and the plan."""
+    counts, sizes = Counter[str](), Counter[str]()
+    for action, size in zip(own.column("action").to_pylist(), own.column("bytes").to_pylist(), strict=True):
+        counts[action] += 1
+        sizes[action] += size or 0
+    shown = plan_shown(plan, own, settings)
+    return {
+        "dagster/row_count": own.num_rows,
+        "ledgers to offload": counts[OffloadChoice.OFFLOAD],
+        "bytes to offload": sizes[OffloadChoice.OFFLOAD],
+        "copies in BookKeeper to release": counts[OffloadChoice.RELEASE],
+        "bytes to release": sizes[OffloadChoice.RELEASE],
+        "ledgers of the whole plan": plan.ledgers + plan.released,
+        **{name: shown[name] for name in ("plan id", "digest", "actionable", "warnings", "how to apply", "oldest")},
     }
 
 
