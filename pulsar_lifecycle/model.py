@@ -19,6 +19,11 @@ LedgerId = NewType("LedgerId", int)
 EntryId = NewType("EntryId", int)
 """Entry id inside a ledger, 0-based; -1 means "none"."""
 
+MANAGED_LEDGERS_ROOT = "/managed-ledgers"
+"""Below it stands the z-node of each topic, by :attr:`Topic.managed_ledger`, and below that those of its cursors."""
+PARTITIONED_ROOT = "/admin/partitioned-topics"
+"""Below it stands how many partitions a topic has, by the same name."""
+
 # TopicName.getPartitionIndex: what follows the last "-partition-", an int as Java prints it ("-01" is no partition).
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,9})", re.DOTALL)
 _MAX_PARTITION = (1 << 31) - 1

@@ -1,14 +1,18 @@
 """The topics of the deletion queue by name, and making sure, through the brokers' REST API, that nothing sent is lost.
 
-Belongs here: names, partitions, backlogs, the durable subscription. Not here: messages (``queue.py``). A topic without
-the subscription drops what is sent to it within seconds, because the broker trims what nobody waits for.
+Belongs here: names, partitions, backlogs, the durable subscription, by its z-nodes too. Not here: messages
+(``queue.py``). A topic without the subscription drops what is sent to it within seconds, because the broker trims what
+nobody waits for.
 """
 
 from __future__ import annotations
 
-from pulsar_lifecycle.errors import NotFound
-from pulsar_lifecycle.model import Namespace, Topic
-from pulsar_lifecycle.ports import BrokerAdmin
+import json
+from collections.abc import Mapping
+
+from pulsar_lifecycle.errors import CorruptFormat, NotFound, Unavailable
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Namespace, Topic, encode_name
+from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, Unread
 
 NAMESPACE = Namespace("pulsar", "system")
 DELETION_TOPIC = Topic(NAMESPACE, "__ledger_deletion")
@@ -82,3 +86,42 @@ def create_missing(admin: BrokerAdmin, parallelism: int) -> None:
     if not admin.partitions(DLQ_TOPIC):
         admin.create_topic(DLQ_TOPIC)
     subscribe_everywhere(admin)
+
+
+Subscriptions = Mapping[Topic, int | None]
+"""Each partition of the three topics, and what created its subscription (czxid of the cursor); None where it lacks it.
+
+A topic that does not exist stands for itself.
+"""
+
+
+def stored_subscriptions(store: MetadataStore, configuration: MetadataStore) -> Subscriptions:
+    """Who has the subscription, by the z-nodes alone: no broker is asked, and a silent one hides nothing.
+
+    A durable cursor's z-node is there as long as its subscription, loaded or not. Raises Unavailable where z-nodes
+    cannot be read, CorruptFormat.
+    """
+    topics = (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC)
+    paths = [f"{PARTITIONED_ROOT}/{t.namespace}/{t.domain}/{encode_name(t.local)}" for t in topics]
+    configuration.sync("/")
+    parts: list[Topic] = []
+    for topic, path, node in zip(topics, paths, configuration.read(paths), strict=True):
+        count = _count(path, node)
+        parts += [Topic(topic.namespace, f"{topic.local}-partition-{n}") for n in range(count)] or [topic]
+    store.sync("/")
+    cursors = [f"{MANAGED_LEDGERS_ROOT}/{part.managed_ledger}/{encode_name(SUBSCRIPTION)}" for part in parts]
+    found: dict[Topic, int | None] = {}
+    for part, cursor in zip(parts, store.read(cursors), strict=True):
+        if isinstance(cursor, Unread):
+            raise Unavailable(f"{cursor.path} cannot be read: {cursor.reason}")
+        found[part] = cursor.stat.czxid if cursor else None
+    return found
+
+
+def _count(path: str, node: Node | Unread | None) -> int:
+    if isinstance(node, Unread):
+        raise Unavailable(f"{path} cannot be read: {node.reason}")
+    try:
+        return int(json.loads(node.data)["partitions"]) if node else 0
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error

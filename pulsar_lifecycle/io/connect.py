@@ -16,6 +16,7 @@ from pulsar_lifecycle.errors import ConfigError
 from pulsar_lifecycle.io.clock import SystemClock
 
 if TYPE_CHECKING:
+    from pulsar_lifecycle.deletion_queue.queue_topics import Subscriptions
     from pulsar_lifecycle.ports import (
         Alerts,
         BookieAdmin,
@@ -127,9 +128,14 @@ class Connections:
     @cached_property
     def queue(self) -> DeletionQueue:
         """The deletion queue: the main and the retry topic."""
+        from pulsar_lifecycle.deletion_queue.queue_topics import stored_subscriptions
         from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
 
-        return self._opened.enter_context(closing(PulsarDeletionQueue(self.settings.pulsar, self.admin, self._tasks)))
+        def look() -> Subscriptions:
+            return stored_subscriptions(self.store, self.configuration)
+
+        queue = PulsarDeletionQueue(self.settings.pulsar, self.admin, self._tasks, look)
+        return self._opened.enter_context(closing(queue))
 
     @cached_property
     def dead_letters(self) -> DeadLetterQueue:

@@ -122,7 +122,8 @@ def open_queue(
     """Opens sessions on the deletion queue, which is empty before and after."""
     driving.drain(sandbox)
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(closing(PulsarDeletionQueue(settings, admin, 4)))
+        look = stack.enter_context(driving.subscriptions_of(sandbox))
+        yield lambda: stack.enter_context(closing(PulsarDeletionQueue(settings, admin, 4, look)))
     driving.drain(sandbox)
 
 

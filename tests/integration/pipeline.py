@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,17 @@ from kazoo.client import KazooClient
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.workers import OutcomeCount
-from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
+from pulsar_lifecycle.deletion_queue.queue_topics import (
+    DELETION_TOPIC,
+    DLQ_TOPIC,
+    RETRY_TOPIC,
+    SUBSCRIPTION,
+    Subscriptions,
+    stored_subscriptions,
+    topics_of,
+)
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
+from pulsar_lifecycle.io.connect import metadata_store
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
@@ -32,7 +41,7 @@ from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
 from pulsar_lifecycle.runs.cluster import Cluster as Where
-from pulsar_lifecycle.settings import PulsarSettings, load_settings
+from pulsar_lifecycle.settings import PulsarSettings, ZooKeeperSettings, load_settings
 from resources.lifecycle import LifecycleResource
 from sandbox import znodes
 from sandbox.clients import Admin, wait_for
@@ -171,8 +180,19 @@ class Pipeline:
 @contextmanager
 def deletion_queue(sandbox: Cluster) -> Iterator[PulsarDeletionQueue]:
     settings = PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url)
-    with closing(HttpBrokerAdmin(settings)) as admin, closing(PulsarDeletionQueue(settings, admin, 4)) as queue:
+    with (
+        closing(HttpBrokerAdmin(settings)) as admin,
+        subscriptions_of(sandbox) as look,
+        closing(PulsarDeletionQueue(settings, admin, 4, look)) as queue,
+    ):
         yield queue
+
+
+@contextmanager
+def subscriptions_of(sandbox: Cluster) -> Iterator[Callable[[], Subscriptions]]:
+    """Who has the queue's subscription, by the z-nodes."""
+    with closing(metadata_store(ZooKeeperSettings(hosts=sandbox.zookeeper))) as store:
+        yield lambda: stored_subscriptions(store, store)
 
 
 def send(sandbox: Cluster, infos: Sequence[PendingDeleteLedgerInfo]) -> None:

@@ -5,14 +5,13 @@ what a message says (``formats/``) and what is done about it. Upstream: PIP-186;
 client may write to them, so nothing received is to be believed.
 
 A topic without the subscription drops what is sent to it within seconds, because the broker trims what nobody waits
-for. So the subscription is made sure of on every partition before a queue's first send, again while it goes on sending
-(``LOOK_AGAIN_AFTER``), and before dead letters. An intent that is lost nevertheless leaves an orphan, which scans find.
+for. So the subscription is made sure of before messages are received or dead-lettered, and around each send
+(``intents.py``).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pulsar
@@ -22,19 +21,15 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
+    Subscriptions,
     create_missing,
     pending,
     topics_of,
     waiting,
 )
 from pulsar_lifecycle.errors import CorruptFormat, NotFound
-from pulsar_lifecycle.formats.deletion_message import (
-    PendingDeleteLedgerInfo,
-    decode_deletion_message,
-    encode_deletion_message,
-)
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo, decode_deletion_message
 from pulsar_lifecycle.formats.retry_letter import (
-    DELAY_TIME,
     NEVER_AGAIN,
     java_message_id,
     reconsume_times,
@@ -42,6 +37,7 @@ from pulsar_lifecycle.formats.retry_letter import (
     waiting_properties,
     without_retry_properties,
 )
+from pulsar_lifecycle.io.pulsar.intents import IntentSender, Subscribed
 from pulsar_lifecycle.io.pulsar.session import Outgoing, PulsarSession
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Page, Postponed, Received, Resent, Sent
@@ -50,46 +46,38 @@ from pulsar_lifecycle.settings import PulsarSettings
 NOT_TEXT = "a property is not UTF-8 text, so its properties, and with them its retries, cannot be read"
 ENCRYPTED = "it is encrypted, and nobody gives us keys: intents are sent unencrypted"
 """Problems of messages whose bytes are not looked at."""
-LOOK_AGAIN_AFTER = 30.0
-"""Seconds for which a queue that sends takes its topics and subscriptions to be there, once it has looked."""
 
 
 class PulsarDeletionQueue:
     """:class:`~pulsar_lifecycle.ports.DeletionQueue`: sends to the main topic, consumes main and retry topic.
 
-    ``parallelism`` is that of :func:`create_missing`. Not thread-safe.
+    ``parallelism`` is that of :func:`create_missing`; ``look`` says which partitions have the subscription. Not
+    thread-safe.
     """
 
-    def __init__(self, settings: PulsarSettings, admin: BrokerAdmin, parallelism: int) -> None:
+    def __init__(
+        self, settings: PulsarSettings, admin: BrokerAdmin, parallelism: int, look: Callable[[], Subscriptions]
+    ) -> None:
         self._admin = admin
-        self._parallelism = parallelism
         self._session = PulsarSession(settings)
-        self._looked: float | None = None
-        """When all was there, by the monotonic clock."""
+        self._subscribed = Subscribed(admin, parallelism, look)
+        self._sender = IntentSender(self._session, self._subscribed)
 
     def ensure(self) -> None:
-        """:func:`create_missing`."""
-        create_missing(self._admin, self._parallelism)
-        self._looked = time.monotonic()
+        """Create what is missing of topics and subscriptions."""
+        self._subscribed.ensure()
 
     def backlog(self) -> int:
         """:func:`pending`."""
         return pending(self._admin)
 
     def send(self, infos: Sequence[PendingDeleteLedgerInfo], deliver_after_ms: int) -> list[Sent]:
-        """One un-batched, keyless message per info, after :meth:`ensure` if that is some time ago; waits for receipts.
+        """One un-batched, keyless message per info (:meth:`IntentSender.send`); waits for receipts.
 
         Each says its delay as a retry does, because a message's own delivery time is hidden from Python clients. A
         failed send is an outcome of its own; it may nevertheless have reached the topic, where it does no harm.
         """
-        if self._looked is None or time.monotonic() - self._looked > LOOK_AGAIN_AFTER:
-            self.ensure()
-        self._session.open_producer(DELETION_TOPIC)
-        properties = {DELAY_TIME: str(deliver_after_ms)} if deliver_after_ms else {}
-        receipts = self._session.send_all(
-            [Outgoing(DELETION_TOPIC, encode_deletion_message(info), properties, deliver_after_ms) for info in infos]
-        )
-        return [Sent(info, *receipt) for info, receipt in zip(infos, receipts, strict=True)]
+        return self._sender.send(infos, deliver_after_ms)
 
     def reconsume_later(self, messages: Sequence[Received], delay_ms: int, max_times: int) -> list[Postponed]:
         """Send copies to the retry topic or, after ``max_times`` retries, to the dead-letter topic; waits for receipts.
@@ -119,8 +107,8 @@ class PulsarDeletionQueue:
             self.ensure()
         receipts = self._session.send_all(outgoing)
         return [
-            Postponed(message, times, dead, error)
-            for message, (times, dead), (_, error) in zip(messages, counts, receipts, strict=True)
+            Postponed(message, times, dead, receipt.error)
+            for message, (times, dead), receipt in zip(messages, counts, receipts, strict=True)
         ]
 
     def send_back(
@@ -146,8 +134,8 @@ class PulsarDeletionQueue:
         ]
         receipts = self._session.send_all(outgoing)
         return [
-            Postponed(message, reconsume_times(message.properties), False, error)
-            for message, (_, error) in zip(messages, receipts, strict=True)
+            Postponed(message, reconsume_times(message.properties), False, receipt.error)
+            for message, receipt in zip(messages, receipts, strict=True)
         ]
 
     def receive(self, limit: int, wait_ms: int) -> list[Received]:
@@ -212,7 +200,7 @@ class PulsarDeadLetterQueue:
                 for one in messages
             ]
         )
-        return [Resent(message, *receipt) for message, receipt in zip(messages, receipts, strict=True)]
+        return [Resent(m, receipt.message_id, receipt.error) for m, receipt in zip(messages, receipts, strict=True)]
 
     def acknowledge(self, messages: Sequence[Received]) -> None:
         """As :meth:`PulsarDeletionQueue.acknowledge`: one that is lost only sends the same intent again."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import _pulsar
 import pulsar
@@ -59,6 +59,14 @@ class Outgoing:
         return options
 
 
+class Receipt(NamedTuple):
+    """What became of a message that was sent. ``unanswered``: its topic's broker said nothing in time."""
+
+    message_id: bytes
+    error: str = ""
+    unanswered: bool = False
+
+
 class PulsarSession:
     """Not thread-safe. ``request_timeout`` of the settings bounds every call to a broker.
 
@@ -81,10 +89,10 @@ class PulsarSession:
         with _ours("open the producer"):
             self._producer_of(topic)
 
-    def send_all(self, outgoing: Sequence[Outgoing]) -> list[tuple[bytes, str]]:
-        """(message id, error) of each, in order, once every receipt is there.
+    def send_all(self, outgoing: Sequence[Outgoing]) -> list[Receipt]:
+        """A receipt of each, in order, once all are there.
 
-        After a time-out the rest is not sent and says so, else each 500 of them would wait for another time-out.
+        After a time-out nothing more is sent to that topic, else each 500 messages would wait for another time-out.
         """
         closed: dict[Topic, str] = {}
         for topic in {one.topic for one in outgoing}:
@@ -96,15 +104,17 @@ class PulsarSession:
         for index, one in enumerate(outgoing):
             sending.slots.acquire()
             if one.topic in closed:
-                sending.confirm(index, b"", closed[one.topic])
+                sending.confirm(index, Receipt(b"", closed[one.topic], unanswered=True))
                 continue
-            if sending.timed_out:
-                sending.confirm(index, b"", "not sent, because the broker did not answer to an earlier one")
+            if one.topic in sending.timed_out:
+                text = "not sent, because the broker did not answer to an earlier one"
+                sending.confirm(index, Receipt(b"", text, unanswered=True))
                 continue
             try:
-                self._producer_of(one.topic).send_async(one.content, sending.receipt_of(index), **one.options())
+                producer = self._producer_of(one.topic)
+                producer.send_async(one.content, sending.receipt_of(index, one.topic), **one.options())
             except (pulsar.exceptions.PulsarException, ValueError) as error:
-                sending.confirm(index, b"", str(error))
+                sending.confirm(index, Receipt(b"", str(error)))
         return sending.outcomes()
 
     def _producer_of(self, topic: Topic) -> pulsar.Producer:
@@ -236,28 +246,38 @@ class _Sending:
 
     def __init__(self, count: int) -> None:
         self.slots = threading.BoundedSemaphore(IN_FLIGHT)
-        self.timed_out = False
-        self._receipts: list[tuple[bytes, str]] = [(b"", "")] * count
+        self.timed_out: set[Topic] = set()
+        self._receipts = [Receipt(b"")] * count
 
-    def receipt_of(self, index: int) -> Callable[[Any, Any], None]:
+    def receipt_of(self, index: int, topic: Topic) -> Callable[[Any, Any], None]:
         def receipt(result: Any, message_id: Any) -> None:
             if result == _pulsar.Result.Ok:
-                self.confirm(index, message_id.serialize(), "")
-            else:
-                self.timed_out |= result == _pulsar.Result.Timeout
-                self.confirm(index, b"", str(result).removeprefix("Result."))
+                self.confirm(index, Receipt(_told(message_id, topic)))
+                return
+            silent = result == _pulsar.Result.Timeout
+            if silent:
+                self.timed_out.add(topic)
+            self.confirm(index, Receipt(b"", str(result).removeprefix("Result."), silent))
 
         return receipt
 
-    def confirm(self, index: int, message_id: bytes, error: str) -> None:
-        self._receipts[index] = (message_id, error)
+    def confirm(self, index: int, receipt: Receipt) -> None:
+        self._receipts[index] = receipt
         self.slots.release()
 
-    def outcomes(self) -> list[tuple[bytes, str]]:
+    def outcomes(self) -> list[Receipt]:
         """Wait until every slot is free again: the client fails a send by itself after its time-out."""
         for _ in range(IN_FLIGHT):
             self.slots.acquire()
         return self._receipts
+
+
+def _told(found: Any, topic: Topic) -> bytes:
+    """A message's id as consumers see it: a producer of one partition leaves its number out."""
+    if topic.partition is None:
+        return found.serialize()
+    own = _pulsar.MessageId(topic.partition, found.ledger_id(), found.entry_id(), found.batch_index())
+    return own.serialize()
 
 
 _SILENCE = (pulsar.exceptions.Timeout, pulsar.exceptions.ConnectError)

@@ -47,8 +47,8 @@ def settings(config: str) -> Settings:
 def queue(sandbox: Cluster, settings: Settings) -> Iterator[PulsarDeletionQueue]:
     """The deletion queue, empty before and after, dead letters included."""
     driving.drain(sandbox)
-    with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-        queue = PulsarDeletionQueue(settings.pulsar, admin, 4)
+    with closing(HttpBrokerAdmin(settings.pulsar)) as admin, driving.subscriptions_of(sandbox) as look:
+        queue = PulsarDeletionQueue(settings.pulsar, admin, 4, look)
         yield queue
         queue.close()
     driving.drain(sandbox)

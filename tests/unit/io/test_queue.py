@@ -15,7 +15,7 @@ from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, Unavailabl
 from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
-from pulsar_lifecycle.io.pulsar import queue as pulsar_queue
+from pulsar_lifecycle.io.pulsar import intents as pulsar_intents
 from pulsar_lifecycle.io.pulsar import session as pulsar_session
 from pulsar_lifecycle.io.pulsar.queue import ENCRYPTED, NOT_TEXT, PulsarDeletionQueue, PulsarQueueReader
 from pulsar_lifecycle.model import Namespace, Position, Topic
@@ -88,15 +88,20 @@ class Reader(Consumer):
 
 
 class Client:
-    def __init__(self, script=(), messages=(), failure=None):
+    """``silent`` partitions take no producer; ``before`` is called with each message that goes out."""
+
+    def __init__(self, script=(), messages=(), failure=None, silent=()):
         self.producer, self.consumer, self.failure = Producer(script), Consumer(messages), failure
-        self.opened = 0
+        self.opened = []
+        self.silent = set(silent)
         self.reader = Reader(messages)
 
     def create_producer(self, topic, **options):
-        self.opened += 1
+        self.opened.append(topic)
         if self.failure:
             raise self.failure
+        if topic in self.silent:
+            raise _pulsar.Timeout("t")
         assert options["batching_enabled"] is False
         return self.producer
 
@@ -128,9 +133,27 @@ def open_on(monkeypatch, admin):
     def open_queue(client: Client, **settings) -> PulsarDeletionQueue:
         monkeypatch.setattr(pulsar_session.pulsar, "Client", lambda *_, **__: client)
         urls = {"admin_url": "http://b1:8080", "service_url": "pulsar://b1:6650"}
-        return PulsarDeletionQueue(PulsarSettings(**urls, **settings), admin, 4)
+        return PulsarDeletionQueue(PulsarSettings(**urls, **settings), admin, 4, lambda: subscriptions(admin))
 
     return open_queue
+
+
+def subscriptions(admin):
+    """As the z-nodes have them: a subscription that was made anew is another one."""
+    found = {}
+    for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC):
+        parts = [part for part in admin.topics if part.partitioned_parent == topic]
+        wanted = [
+            Topic(topic.namespace, f"{topic.local}-partition-{n}") for n in range(admin.partition_counts.get(topic, 0))
+        ]
+        for part in wanted or parts or [topic]:
+            own = admin.topics.get(part, {}).get(SUBSCRIPTION)
+            found[part] = id(own) if own else None
+    return found
+
+
+def parts_of(topic, count=4):
+    return [f"{topic}-partition-{n}" for n in range(count)]
 
 
 def test_every_partition_of_all_three_topics_has_the_subscription_before_the_first_send(open_on, admin):
@@ -141,25 +164,84 @@ def test_every_partition_of_all_three_topics_has_the_subscription_before_the_fir
     assert all(SUBSCRIPTION in admin.subscriptions(part) for part in parts)
 
 
-def test_a_lost_subscription_is_made_again_once_the_last_look_is_old(open_on, admin, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(pulsar_queue.time, "monotonic", lambda: now[0])
+def test_a_lost_subscription_is_made_again_before_the_next_send(open_on, admin):
     queue = open_on(Client())
     queue.send(intents(1), 0)
     part = topics_of(admin, RETRY_TOPIC)[3]
     del admin.topics[part][SUBSCRIPTION]
-    now[0] += pulsar_queue.LOOK_AGAIN_AFTER + 1
     queue.send(intents(1), 0)
     assert SUBSCRIPTION in admin.subscriptions(part)
 
 
-def test_many_sends_ask_the_brokers_once(open_on, admin, monkeypatch):
+def test_many_sends_ask_the_brokers_once(open_on, monkeypatch):
     looks = []
-    monkeypatch.setattr(pulsar_queue, "create_missing", lambda *_: looks.append(1))
+    create_missing = pulsar_intents.create_missing
+    monkeypatch.setattr(pulsar_intents, "create_missing", lambda *args: (looks.append(1), create_missing(*args)))
     queue = open_on(Client())
     for _ in range(20):
         queue.send(intents(1), 0)
     assert looks == [1]
+
+
+def test_what_was_sent_while_the_subscription_was_lost_is_sent_again(open_on, admin):
+    client = Client()
+    queue = open_on(client)
+    queue.ensure()
+    sends = client.producer.send_async
+
+    def lose_it(content, callback, **options):
+        if not client.producer.sent:
+            admin.topics[topics_of(admin, DELETION_TOPIC)[1]].pop(SUBSCRIPTION)
+        sends(content, callback, **options)
+
+    client.producer.send_async = lose_it
+    sent = queue.send(intents(4), 0)
+    assert {one.error for one in sent} == {""}
+    assert len(client.producer.sent) == 5
+    assert SUBSCRIPTION in admin.subscriptions(topics_of(admin, DELETION_TOPIC)[1])
+
+
+def test_what_is_lost_again_and_again_was_not_sent(open_on, admin):
+    client = Client()
+    queue = open_on(client)
+    queue.ensure()
+    sends = client.producer.send_async
+
+    def lose_all(content, callback, **options):
+        for part in topics_of(admin, DELETION_TOPIC):
+            admin.topics[part].pop(SUBSCRIPTION, None)
+        sends(content, callback, **options)
+
+    client.producer.send_async = lose_all
+    (sent,) = queue.send(intents(1), 0)
+    assert "lost its subscription" in sent.error
+    assert sent.message_id == b""
+
+
+def test_partitions_whose_broker_is_silent_leave_their_share_to_the_others(open_on):
+    silent = parts_of(DELETION_TOPIC)[:3]
+    client = Client(silent=silent)
+    queue = open_on(client)
+    for _ in range(2):
+        sent = queue.send(intents(5), 0)
+        assert {one.error for one in sent} == {""}
+        assert {pulsar.MessageId.deserialize(one.message_id).partition() for one in sent} == {3}
+    assert sorted(client.opened) == parts_of(DELETION_TOPIC)  # each was asked for once
+
+
+def test_a_broker_that_falls_silent_costs_no_message(open_on):
+    client = Client([_pulsar.Result.Ok, _pulsar.Result.Timeout])
+    sent = open_on(client).send(intents(4), 60_000)
+    assert {one.error for one in sent} == {""}
+    assert len(client.producer.sent) == 5
+
+
+def test_what_a_silent_broker_keeps_from_being_made_hinders_no_other(open_on, admin):
+    queue = open_on(Client())
+    queue.ensure()
+    admin.topics[topics_of(admin, DELETION_TOPIC)[0]].pop(SUBSCRIPTION)
+    admin.failure = Unavailable("no broker")
+    assert {one.error for one in queue.send(intents(4), 0)} == {""}
 
 
 def test_a_look_that_failed_is_no_look(open_on, admin):
@@ -211,10 +293,10 @@ def test_one_failed_send_loses_no_other_outcome(open_on):
 
 
 def test_after_a_time_out_the_rest_is_not_sent(open_on):
-    client = Client([_pulsar.Result.Ok, _pulsar.Result.Timeout])
-    sent = open_on(client).send(intents(4), 60_000)
-    assert [one.error.split(",")[0] for one in sent] == ["", "Timeout", "not sent", "not sent"]
-    assert len(client.producer.sent) == 2
+    client = Client([_pulsar.Result.Timeout] * 12)
+    sent = open_on(client).send(intents(12), 60_000)
+    assert {one.error.split(",")[0] for one in sent} == {"Timeout", "not sent"}
+    assert len(client.producer.sent) == 12  # one for each partition, three times
 
 
 def test_more_messages_than_may_be_in_flight(open_on):
@@ -361,7 +443,7 @@ def test_a_retry_topic_that_cannot_be_opened_fails_each_message_once(open_on, ad
     client.failure = _pulsar.Timeout("t")
     postponed = queue.reconsume_later(messages, 10, 3)
     assert all("Timeout" in one.error for one in postponed)
-    assert client.opened == 1
+    assert client.opened == [str(RETRY_TOPIC)]
 
 
 def test_pending_is_the_backlog_of_main_and_retry_and_creates_nothing(open_on, admin):

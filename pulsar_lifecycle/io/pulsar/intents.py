@@ -1,0 +1,139 @@
+"""Sending intents to the deletion topic, so that each that counts as sent is kept for whoever consumes it.
+
+Belongs here: which partitions take messages, and whether the subscription was there all the while. Not here: what a
+message says (``formats/``), receiving (``queue.py``). A partition drops what nobody waits for within seconds. So a
+message counts as sent only if its partition had one and the same subscription from before it was sent until after its
+receipt. A partition whose broker does not answer takes none: the others take its share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, Subscriptions, create_missing
+from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo, encode_deletion_message
+from pulsar_lifecycle.formats.retry_letter import DELAY_TIME
+from pulsar_lifecycle.io.pulsar.session import Outgoing, PulsarSession
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import BrokerAdmin, Sent
+
+TRIES = 3
+"""How often a message goes out whose partition lost its subscription, or whose broker did not answer."""
+SHUT_FOR = 300.0
+"""Seconds for which a partition is left alone whose broker did not answer, as long as others take messages."""
+
+
+class Subscribed:
+    """Whether every partition of the queue's topics has the subscription: what lacks it gets it.
+
+    ``look`` says who has it by now.
+    """
+
+    def __init__(self, admin: BrokerAdmin, parallelism: int, look: Callable[[], Subscriptions]) -> None:
+        self._admin, self._parallelism, self.look = admin, parallelism, look
+
+    def ensure(self) -> Subscriptions:
+        """Create what is missing (:func:`create_missing`), which asks the brokers only then."""
+        found = self.look()
+        if None not in found.values():
+            return found
+        create_missing(self._admin, self._parallelism)
+        return self.look()
+
+    def of_deletion_topic(self) -> dict[Topic, int]:
+        """Partitions of the deletion topic that keep what is sent, and what created their subscription (czxid).
+
+        What cannot be made, as its broker does not answer, is left out. Raises what :meth:`ensure` raises if it is all.
+        """
+        problem: LifecycleError = NotFound(f"no partition of {DELETION_TOPIC} has the subscription")
+        try:
+            found = self.ensure()
+        except LifecycleError as error:
+            found, problem = self.look(), error
+        main = {
+            part: czxid
+            for part, czxid in found.items()
+            if part.partitioned_parent == DELETION_TOPIC and part.partition is not None and czxid is not None
+        }
+        if not main:
+            raise problem
+        return main
+
+
+class IntentSender:
+    """Sends intents through one session. Not thread-safe."""
+
+    def __init__(self, session: PulsarSession, subscribed: Subscribed) -> None:
+        self._session, self._subscribed = session, subscribed
+        self._shut: dict[Topic, float] = {}
+        """Until when (by the monotonic clock) partitions are left alone."""
+        self._turn = 0
+
+    def send(self, infos: Sequence[PendingDeleteLedgerInfo], deliver_after_ms: int) -> list[Sent]:
+        """One un-batched, keyless message per info, in turn over the partitions; waits for receipts.
+
+        Raises what hinders all of them before the first is sent.
+        """
+        properties = {DELAY_TIME: str(deliver_after_ms)} if deliver_after_ms else {}
+        found = [Sent(info, b"", "") for info in infos]
+        todo = list(range(len(infos)))
+        for attempt in range(TRIES):
+            if not todo:
+                break
+            try:
+                before = self._subscribed.of_deletion_topic()
+                parts = self._open(sorted(before, key=str))
+            except LifecycleError:
+                if attempt == 0:
+                    raise
+                break
+            todo = self._send_some(todo, found, parts, before, properties, deliver_after_ms)
+        return found
+
+    def _send_some(
+        self,
+        todo: Sequence[int],
+        found: list[Sent],
+        parts: Sequence[Topic],
+        before: dict[Topic, int],
+        properties: dict[str, str],
+        delay_ms: int,
+    ) -> list[int]:
+        """Send those infos, enter what became of each; returns which are to be sent again."""
+        outgoing: list[Outgoing] = []
+        for index in todo:
+            part = parts[self._turn % len(parts)]
+            self._turn += 1
+            outgoing.append(Outgoing(part, encode_deletion_message(found[index].info), properties, delay_ms))
+        receipts = self._session.send_all(outgoing)
+        after = self._subscribed.look()
+        again: list[int] = []
+        for index, one, receipt in zip(todo, outgoing, receipts, strict=True):
+            message_id, error = receipt.message_id, receipt.error
+            if not error and after.get(one.topic) != before[one.topic]:
+                message_id, error = b"", f"{one.topic} lost its subscription while it was sent"
+                again.append(index)
+            elif receipt.unanswered:
+                self._shut[one.topic] = time.monotonic() + SHUT_FOR
+                again.append(index)
+            found[index] = Sent(found[index].info, message_id, error)
+        return again
+
+    def _open(self, parts: Sequence[Topic]) -> list[Topic]:
+        """Those that take messages. Raises what hinders the last one if none does."""
+        now = time.monotonic()
+        taking = [part for part in parts if self._shut.get(part, now) <= now]
+        problem: LifecycleError | None = None
+        opened: list[Topic] = []
+        for part in taking or parts:
+            try:
+                self._session.open_producer(part)
+            except LifecycleError as error:
+                self._shut[part], problem = time.monotonic() + SHUT_FOR, error
+            else:
+                opened.append(part)
+        if problem and not opened:
+            raise problem
+        return opened
