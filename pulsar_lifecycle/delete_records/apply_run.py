@@ -9,7 +9,6 @@ DeleteRecordsRequest is sent to each broker that acts as leader of any partition
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,8 +21,6 @@ from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
 from pulsar_lifecycle.delete_records.topic_view import unanswered_owner
-from pulsar_lifecycle.deletion_queue.queue_topics import create_missing
-from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.metastore import load_state
@@ -35,6 +32,7 @@ from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.side_by_side import shared
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics.topic_run import topic_run, topic_tools
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
@@ -46,10 +44,12 @@ Row = Mapping[str, Any]
 Report = Callable[[TopicPartition, Refusal | None], None]
 """Hears what was done to each partition as soon as it is known."""
 
-LANES = 8
-"""Sessions that work at once on the partitions of one broker, or on those that none has loaded."""
-PER_LANE = 25
-"""Partitions that are worth a session of their own."""
+PER_BROKER = 8
+"""Partitions of one broker that are worked on at once, each with requests to it."""
+UNLOADED = 64
+"""Those that none has loaded, worked on at once: only the metadata store is asked for each."""
+EACH = 4
+"""Partitions that are worth a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,8 @@ def apply_delete_records(
     refused: dict[TopicPartition, Refusal | None] = {}
     if not dry_run:
         going = [row for row in rows if row["error"] is None]
-        sends = any(row["ledgers"] for row in going)
-        with _acting(cluster, run_id, summary.plan_id, sends=sends) as (run, guard, brokers):
-            launch = _Launch(cluster, run, guard, brokers, patience.per_broker)
+        with _acting(cluster, run_id, summary.plan_id) as (run, ports, guard, brokers):
+            launch = _Launch(cluster, run, ports, guard, brokers, patience.per_broker)
             for topic, refusal in launch.all(going):
                 refused[topic] = refusal
                 report(topic, refusal)
@@ -128,11 +127,12 @@ def apply_delete_records(
 
 @contextmanager
 def _acting(
-    cluster: Cluster, run_id: str, plan_id: str, *, sends: bool
-) -> Iterator[tuple[TopicRun, tuple[str, int], BrokerAnswers]]:
+    cluster: Cluster, run_id: str, plan_id: str
+) -> Iterator[tuple[TopicRun, Ports, tuple[str, int], BrokerAnswers]]:
     """Check that we may act, and hold the lease of those who take ledgers off topics for as long as the work lasts."""
     settings = cluster.settings
-    with published(cluster), topic_tools(cluster) as ports:
+    with published(cluster), topic_tools(cluster) as own:
+        ports = shared(own)
         context = trim_run.context_of(cluster, evidence.check_may_act(cluster, ports.store))
         with control.held_lease(settings, ports.store, ports.clock, f"run {run_id}") as lease:
             now = min(lease.taken_at, ports.clock.now_ms())
@@ -141,72 +141,63 @@ def _acting(
             brokers = load_state.ask_brokers(ports.store, ports.admin)
             loaded = settings.trimming.loaded_topics
             run = topic_run(cluster, run_id, ports, context, now, loaded, brokers.brokers)
-            guard = RunGuard(lease.guard, unloads_of_lane(cluster, 1))
+            guard = RunGuard(lease.guard, share_of_unloads(cluster, 1))
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
-            if sends:  # brokers refuse several sessions that make the same subscription at once
-                with contextlib.suppress(LifecycleError):  # each partition that sends hears of it itself
-                    create_missing(ports.admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism)
-            yield replace(run, plan_id=plan_id), lease.guard, brokers
+            yield replace(run, plan_id=plan_id), ports, lease.guard, brokers
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=not brokers.unanswered)
 
 
-def unloads_of_lane(cluster: Cluster, lanes: int) -> Unloads:
-    """One lane's share of a run's budget of unloads."""
+def share_of_unloads(cluster: Cluster, brokers: int) -> Unloads:
+    """One broker's share of a run's budget of unloads: one that fails at them stops its own partitions alone."""
     trimming = cluster.settings.trimming
-    return Unloads(trimming.unloads_per_second / lanes, -(-trimming.max_unloads // lanes), cluster.clock)
+    return Unloads(trimming.unloads_per_second / brokers, max(1, trimming.max_unloads // brokers), cluster.clock)
 
 
 class _Launch:
-    """One launch over the partitions of a plan."""
+    """One launch over the partitions of a plan. ``ports`` are for any number of threads."""
 
     def __init__(
-        self, cluster: Cluster, run: TopicRun, guard: tuple[str, int], brokers: BrokerAnswers, per_broker: float
+        self,
+        cluster: Cluster,
+        run: TopicRun,
+        ports: Ports,
+        guard: tuple[str, int],
+        brokers: BrokerAnswers,
+        per_broker: float,
     ) -> None:
-        self._cluster, self._run, self._guard, self._brokers = cluster, run, guard, brokers
+        self._cluster, self._run, self._ports, self._guard, self._brokers = cluster, run, ports, guard, brokers
         self._deadline = cluster.clock.now_ms() + int(per_broker * 1000)
 
     def all(self, rows: Sequence[Row]) -> Iterator[tuple[TopicPartition, Refusal | None]]:
         """What became of each partition; those of a broker that does not answer are not begun."""
         by_broker: dict[str, list[Row]] = {}
-        with topic_tools(self._cluster, read_only=True) as ports:
-            for row in rows:
-                topic = Topic.parse(row["topic"])
-                if why := unanswered_owner(ports.store, self._brokers, topic):
-                    yield topic, Refusal.plain(RecordsError.TIMEOUT, why)
-                else:
-                    by_broker.setdefault(self._brokers.brokers.loaded.get(str(topic), ""), []).append(row)
-        lanes = [lane for group in by_broker.values() for lane in _lanes(group)]
-        if not lanes:
-            return
-
-        def work(lane: Sequence[Row]) -> list[tuple[TopicPartition, Refusal | None]]:
-            return self._lane(lane, len(lanes))
-
+        for row in rows:
+            topic = Topic.parse(row["topic"])
+            if why := unanswered_owner(self._ports.store, self._brokers, topic):
+                yield topic, Refusal.plain(RecordsError.TIMEOUT, why)
+            else:
+                by_broker.setdefault(self._brokers.brokers.loaded.get(str(topic), ""), []).append(row)
+        lanes: list[tuple[RunGuard, Sequence[Row]]] = []
+        for broker, group in by_broker.items():
+            guard = RunGuard(self._guard, share_of_unloads(self._cluster, len(by_broker)))
+            lanes += [(guard, some) for some in _lanes(group, PER_BROKER if broker else UNLOADED)]
         if len(lanes) == 1:
-            yield from work(lanes[0])
-            return
-        with ThreadPoolExecutor(len(lanes), "broker") as pool:
-            for done in pool.map(work, lanes):
-                yield from done
+            for row in lanes[0][1]:
+                yield self._one(lanes[0][0], row)
+        elif lanes:
+            with ThreadPoolExecutor(len(lanes), "partitions") as pool:
+                for done in pool.map(lambda lane: [self._one(lane[0], row) for row in lane[1]], lanes):
+                    yield from done
 
-    def _lane(self, rows: Sequence[Row], lanes: int) -> list[tuple[TopicPartition, Refusal | None]]:
-        """One broker's partitions, or some of them, in a session of their own."""
-        done: list[tuple[TopicPartition, Refusal | None]] = []
-        with topic_tools(self._cluster) as ports:
-            guard = RunGuard(self._guard, unloads_of_lane(self._cluster, lanes))
-            for row in rows:
-                done.append((Topic.parse(row["topic"]), self._one(ports, guard, row)))
-        return done
-
-    def _one(self, ports: Ports, guard: RunGuard, row: Row) -> Refusal | None:
-        if ports.clock.now_ms() > self._deadline:
+    def _one(self, guard: RunGuard, row: Row) -> tuple[TopicPartition, Refusal | None]:
+        topic = Topic.parse(row["topic"])
+        if self._ports.clock.now_ms() > self._deadline:
             broker = self._brokers.brokers.loaded.get(row["topic"]) or "the metadata store"
-            return Refusal.plain(
-                RecordsError.TIMEOUT, f"{broker} took too long for the partitions before it: run again"
-            )
-        return PartitionDeletion(self._run, ports, guard, self._brokers, row).delete()
+            text = f"{broker} took too long for the partitions before it: run again"
+            return topic, Refusal.plain(RecordsError.TIMEOUT, text)
+        return topic, PartitionDeletion(self._run, self._ports, guard, self._brokers, row).delete()
 
 
-def _lanes(rows: Sequence[Row]) -> list[Sequence[Row]]:
-    count = min(LANES, -(-len(rows) // PER_LANE))
+def _lanes(rows: Sequence[Row], most: int) -> list[Sequence[Row]]:
+    count = min(most, -(-len(rows) // EACH))
     return [rows[n::count] for n in range(count)]

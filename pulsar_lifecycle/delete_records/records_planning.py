@@ -10,7 +10,8 @@ offset".
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -35,6 +36,7 @@ from pulsar_lifecycle.records.plans import delete_records_plan
 from pulsar_lifecycle.records.plans.delete_records_plan import KIND, RECORDS, RecordsError
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.side_by_side import shared
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics.topic_run import topic_run, topic_tools
 from pulsar_lifecycle.topics.write import TopicRun
@@ -42,6 +44,10 @@ from pulsar_lifecycle.trimming import trim_run
 
 Row = dict[str, Any]
 """A row of ``RECORDS``."""
+AT_ONCE = 64
+"""Partitions that are read at once."""
+EACH = 4
+"""Partitions that are worth a thread."""
 
 
 def plan_delete_records(
@@ -95,7 +101,7 @@ class _Planning:
     def rows(self, offsets: Mapping[TopicPartition, Offset]) -> list[Row]:
         """The plan's row of each partition."""
         self._ports.store.sync("/")
-        looked = {topic: self._look(topic) for topic in offsets}
+        looked = self._looked(list(offsets))
         views = {topic: read.view for topic, read in looked.items() if isinstance(read, Read)}
         needed = {
             topic: view
@@ -117,8 +123,18 @@ class _Planning:
             rows[topic] |= {"messages_between": counts.messages, "bytes_between": counts.bytes}
         return list(rows.values())
 
-    def _look(self, topic: TopicPartition) -> Read | Refusal:
-        return self._not_authorized(topic) or read_partition(self._run, self._ports, self._brokers, topic)
+    def _looked(self, topics: Sequence[TopicPartition]) -> dict[TopicPartition, Read | Refusal]:
+        """What each partition is now, many read at once."""
+        denied = {topic: self._not_authorized(topic) for topic in topics}
+        ports = shared(self._ports)
+
+        def look(topic: TopicPartition) -> Read | Refusal:
+            return denied[topic] or read_partition(self._run, ports, self._brokers, topic)
+
+        if len(topics) <= EACH:
+            return {topic: look(topic) for topic in topics}
+        with ThreadPoolExecutor(min(AT_ONCE, -(-len(topics) // EACH)), "partitions") as pool:
+            return dict(zip(topics, pool.map(look, topics), strict=True))
 
     def _judged(
         self, topic: TopicPartition, offset: Offset, read: Read | Refusal, answer: Resolved | Refusal | None

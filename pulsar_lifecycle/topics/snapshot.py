@@ -8,6 +8,7 @@ ManagedCursorImpl (4.0.7).
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,21 +119,23 @@ def shadow_sources(store: MetadataStore, configuration: MetadataStore) -> Shadow
 
 
 class Shadows:
-    """What ``look`` said of the sources of shadow topics (:func:`shadow_sources`), and when."""
+    """What ``look`` said of the sources of shadow topics (:func:`shadow_sources`), and when. Threads may share one."""
 
     def __init__(self, look: Callable[[], ShadowSources], clock: Clock) -> None:
         self._look, self._clock = look, clock
         self._sources = ShadowSources()
         self._seen: int | None = None
+        self._looking = threading.Lock()
 
     def sources(self, max_age: int = 0) -> ShadowSources:
         """The sources as of a look that ended at most ``max_age`` ms ago; with 0 it begins now. Raises as the look."""
-        now = self._clock.now_ms()
-        if self._seen is None or not max_age or not 0 <= now - self._seen <= max_age:
-            self._seen = None
-            self._sources = self._look()
-            self._seen = self._clock.now_ms()
-        return self._sources
+        with self._looking:
+            now = self._clock.now_ms()
+            if self._seen is None or not max_age or not 0 <= now - self._seen <= max_age:
+                self._seen = None
+                self._sources = self._look()
+                self._seen = self._clock.now_ms()
+            return self._sources
 
 
 def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:

@@ -10,6 +10,7 @@ import bisect
 import contextlib
 import json
 import logging
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -42,6 +43,9 @@ BUNDLES_ROOT = "/admin/local-policies"
 """Bundle boundaries by namespace (LocalPolicies); a topic's place is the CRC-32 of its full name."""
 
 
+_USED_UP = "this run's budget of unloads is used up (trimming.max_unloads)"
+
+
 class UnloadAttempt(Enum):
     """What came of unloading a topic before it is written, where it did not fail."""
 
@@ -52,12 +56,16 @@ class UnloadAttempt(Enum):
 
 
 class Unloads:
-    """A run's budget of unloads: ``per_second``, and ``limit`` in all; and whether they work at all."""
+    """A run's budget of unloads: ``per_second``, and ``limit`` in all; and whether they work at all.
+
+    Threads may share one.
+    """
 
     def __init__(self, per_second: float, limit: int, clock: Clock) -> None:
         self._rate = RateBudget(per_second, clock)
         self._clock = clock
         self._left = limit
+        self._taking = threading.Lock()
         self._written_failed: list[str] = []
         """How unloads of topics failed that this run wrote."""
         self._failures: dict[str, list[str]] = {}
@@ -110,6 +118,8 @@ class Unloads:
         failures = self._tried.setdefault(tenant, [])
         if len(failures) >= MAX_FAILURES:
             return Why(Code.NOT_UNLOADED, f"topics of its tenant cannot be unloaded: {failures[0]}")
+        if not self._take():
+            return Why(Code.NOT_UNLOADED, _USED_UP)
         failure = self._attempts(admin, topic, lambda: False)
         if failure and not isinstance(failure, NotFound):  # which says nothing of any other topic
             failures += _weighed(failure)
@@ -133,8 +143,8 @@ class Unloads:
         then whether no broker has the topic. What failed before stops no pending unload, the budget does.
         ``written``: by this run; what was pending before may be of a tenant whose topics we may not touch.
         """
-        if self._left <= 0:
-            return Why(Code.NOT_UNLOADED, "this run's budget of unloads is used up (trimming.max_unloads)")
+        if not self._take():
+            return Why(Code.NOT_UNLOADED, _USED_UP)
         failure = self._attempts(admin, topic, gone)
         if failure is None:
             return None
@@ -146,8 +156,13 @@ class Unloads:
             self._works.discard(topic.namespace.tenant)
         return Why(Code.NOT_UNLOADED, str(failure))
 
+    def _take(self) -> bool:
+        """Whether there is one left, which is taken."""
+        with self._taking:
+            self._left -= 1
+            return self._left >= 0
+
     def _attempts(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]) -> LifecycleError | None:
-        self._left -= 1
         error: LifecycleError | None = None
         for attempt in range(ATTEMPTS):
             self._rate.take(1)

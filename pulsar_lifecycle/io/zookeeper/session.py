@@ -93,12 +93,15 @@ class ZooKeeperSession:
 
     A forked child that finds its parent's session connects anew and leaves the parent's alone. kazoo replaces an
     expired session by itself; what got lost with it is remembered here: ``sync_due`` (a new session may have reached a
-    server that lags behind what the old one had seen) and the ephemeral nodes. One thread at a time.
+    server that lags behind what the old one had seen) and the ephemeral nodes. Threads may share it.
     """
 
     def __init__(self, settings: ZooKeeperSettings, clock: Clock, key: str) -> None:
         self.key = key
         self.sync_due = False
+        self.connections = 0
+        """Counts those that were lost or made: what a sync was asked for before one is due again."""
+        self._connecting = threading.RLock()
         self._settings = settings
         self._guard = LatencyGuard(self._probe, settings.slow_above, settings.stop_above, clock)
         self._warning = _LastWarning()
@@ -117,9 +120,10 @@ class ZooKeeperSession:
 
         Raises Unavailable when nothing answers, AccessDenied when the credentials are refused, ConfigError.
         """
-        if self._client is None or self._process != os.getpid():
-            self._connect()
-        client = self._client
+        with self._connecting:
+            if self._client is None or self._process != os.getpid():
+                self._connect()
+            client = self._client
         assert client is not None
         self._raise_if_denied()
         if not self._live.wait(self._settings.session_timeout):
@@ -166,6 +170,11 @@ class ZooKeeperSession:
         """From now on the session's end means that ``ephemeral`` is gone."""
         self._ephemerals.add(ephemeral)
 
+    def synced(self, connections: int) -> None:
+        """A sync was answered that was asked for when there had been so many :attr:`connections`."""
+        if connections == self.connections:
+            self.sync_due = False
+
     def disowns(self, path: str) -> None:
         """``path`` was deleted on purpose."""
         self._ephemerals.discard(path)
@@ -192,7 +201,7 @@ class ZooKeeperSession:
         self._denied = False
         self._warning.fatal = None
         self._live.clear()
-        self.sync_due = True  # another server than the one that listed may lag behind it
+        self._sync_is_due()  # another server than the one that listed may lag behind it
         client = self._client = self._new_client()
         client.add_listener(lambda state: self._state_changed(client, state))
         wait = min(CONNECT_SECONDS, self._settings.session_timeout)
@@ -212,14 +221,20 @@ class ZooKeeperSession:
         self._guard.start()
 
     def _drop(self) -> None:
-        mine = self._process == os.getpid()
-        clients = [client for client in (self._client, self._probe_client) if client is not None]
-        self._client = self._probe_client = None
-        self.sync_due = bool(clients)
-        self._guard.stop()
+        with self._connecting:
+            mine = self._process == os.getpid()
+            clients = [client for client in (self._client, self._probe_client) if client is not None]
+            self._client = self._probe_client = None
+            self.connections += 1
+            self.sync_due = bool(clients)
+            self._guard.stop()
         if mine:
             for client in clients:
                 _end(client)
+
+    def _sync_is_due(self) -> None:
+        self.connections += 1
+        self.sync_due = True
 
     def _new_client(self) -> KazooClient:
         settings, tls = self._settings, self._settings.tls
@@ -269,7 +284,7 @@ class ZooKeeperSession:
             self._live.set()
             return
         self._live.clear()
-        self.sync_due = True
+        self._sync_is_due()
         if state == KazooState.LOST:
             self._denied = self._denied or client.client_state == KeeperState.AUTH_FAILED
             self._lost_ephemerals = self._lost_ephemerals or bool(self._ephemerals)

@@ -9,6 +9,7 @@ DataTree.processTxn).
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -79,6 +80,7 @@ class KazooStore:
     section. Raises ConfigError for settings that cannot work.
 
     A session that expired takes its ephemeral nodes along: reads go on with a new session, writes raise LeaseLost.
+    Threads may share one.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class KazooStore:
         self._read_only = read_only
         self._budget = RateBudget(reads_per_second or settings.reads_per_second, clock)
         self._batch = BatchSize()
+        self._syncing = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -213,13 +216,16 @@ class KazooStore:
         client = self._session.client()
         if self._session.sync_due:
             # A new session may have reached a server that lags behind what the old one had seen.
-            self._sync("/")
+            with self._syncing:  # other threads' reads wait for it, too
+                if self._session.sync_due:
+                    self._sync("/")
         return _send(MultiReadRequest([self._session.absolute(path) for path in batch], children), client)
 
     def _sync(self, path: str) -> None:
         client = self._session.client()
-        self._session.sync_due = False  # before the request: a connection that breaks under it needs one again
+        asked = self._session.connections  # a connection that breaks under it needs one again
         self._session.answer(client.sync_async(path), f"sync of {path}")
+        self._session.synced(asked)
 
     def _missing(self, path: str, code: int) -> Unread | None:
         if code == NO_NODE:
