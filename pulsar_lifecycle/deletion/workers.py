@@ -16,7 +16,14 @@ import pyarrow as pa
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Run
 from pulsar_lifecycle.deletion.waiting import withheld
-from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC, create_missing, topics_of
+from pulsar_lifecycle.deletion_queue.queue_topics import (
+    DELETION_TOPIC,
+    RETRY_TOPIC,
+    Subscriptions,
+    make_sure,
+    stored_subscriptions,
+    topics_of,
+)
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.io.connect import Connect
@@ -77,7 +84,11 @@ def delete_from_queue(cluster: Cluster, run: Run) -> list[OutcomeCount]:
     """
     settings, tasks = cluster.settings, cluster.tasks
     with cluster.ports() as ports:
-        create_missing(ports.admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism)
+
+        def look() -> Subscriptions:
+            return stored_subscriptions(ports.store, ports.configuration)
+
+        make_sure(ports.admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism, look)
     shares = min(tasks.at_once, settings.deletion.max_messages)  # each takes one at least
     outcomes = _collect(tasks.map(_Worker(settings, run, shares, None, cluster.connect), [None] * shares))
     if any(o.outcome in (RunEnd.STOPPED, RunEnd.LIMITED) for o in outcomes):  # then something is left, and why is said

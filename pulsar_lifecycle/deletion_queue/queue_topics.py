@@ -8,7 +8,7 @@ nobody waits for.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pulsar_lifecycle.errors import CorruptFormat, NotFound, Unavailable
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Namespace, Topic, encode_name
@@ -116,6 +116,15 @@ def stored_subscriptions(store: MetadataStore, configuration: MetadataStore) -> 
             raise Unavailable(f"{cursor.path} cannot be read: {cursor.reason}")
         found[part] = cursor.stat.czxid if cursor else None
     return found
+
+
+def make_sure(admin: BrokerAdmin, parallelism: int, look: Callable[[], Subscriptions]) -> Subscriptions:
+    """:func:`create_missing` where ``look`` says that something is missing: the brokers are asked only then."""
+    found = look()
+    if None not in found.values():
+        return found
+    create_missing(admin, parallelism)
+    return look()
 
 
 def _count(path: str, node: Node | Unread | None) -> int:

@@ -191,7 +191,7 @@ class WrittenBy:
 def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[JournalRow]:
     read = [one.node for one in nodes]
     rows: list[JournalRow] = []
-    for one, tags in zip(nodes, bookkeeper_ledgers.ledger_rows(read, ledgers_root).to_pylist(), strict=True):
+    for one, tags in zip(nodes, bookkeeper_ledgers.ledger_dictionaries(read, ledgers_root), strict=True):
         component = component_of(tags["component"], tags["cursor"]).value if tags["component"] else ""
         about = Subject(
             one.ledger_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -75,6 +76,18 @@ def read_ledgers(
 
 def ledger_rows(nodes: Sequence[Node], root: str = "/ledgers") -> pa.Table:
     """The rows of ledger z-nodes that were read one by one."""
+    return pa.Table.from_batches(
+        [_ledger_batch(_rows_of(nodes), tables.BOOKKEEPER_LEDGERS, root)], tables.BOOKKEEPER_LEDGERS
+    )
+
+
+def ledger_dictionaries(nodes: Sequence[Node], root: str = "/ledgers") -> list[dict[str, Any]]:
+    """:func:`ledger_rows` as dictionaries: of a few, Arrow would take longer than all else."""
+    rows, wanted = _rows_of(nodes), tables.BOOKKEEPER_LEDGERS
+    return rows.dictionaries(wanted, _ledger_columns(rows, wanted, root))
+
+
+def _rows_of(nodes: Sequence[Node]) -> Rows:
     rows = Rows(1)
     rows.nodes = [
         (
@@ -90,10 +103,14 @@ def ledger_rows(nodes: Sequence[Node], root: str = "/ledgers") -> pa.Table:
         )
         for n in nodes
     ]
-    return pa.Table.from_batches([_ledger_batch(rows, tables.BOOKKEEPER_LEDGERS, root)], tables.BOOKKEEPER_LEDGERS)
+    return rows
 
 
 def _ledger_batch(rows: Rows, wanted: pa.Schema, root: str) -> pa.RecordBatch:
+    return rows.batch(wanted, _ledger_columns(rows, wanted, root))
+
+
+def _ledger_columns(rows: Rows, wanted: pa.Schema, root: str) -> dict[str, list[Any]]:
     datas = rows.column(DATA)
     ids = _ledger_ids(rows.column(PATH), root)
     for index, (ledger_id, data) in enumerate(zip(ids, datas, strict=True)):
@@ -101,11 +118,11 @@ def _ledger_batch(rows: Rows, wanted: pa.Schema, root: str) -> pa.RecordBatch:
             rows.note(index, Problem.UNREAD, "not a ledger z-node")
         if not data:
             rows.note(index, Problem.EMPTY, "the z-node has no data")
-    columns, problems = ledger_metadata.decode_columns(datas, frozenset(wanted.names) & frozenset(_DECODED))
+    columns, problems = ledger_metadata.decode_columns(datas, frozenset(wanted.names) & _DECODED)
     for index, problem in enumerate(problems):
         if problem is not None:
             rows.note(index, Problem.CORRUPT, problem)
-    return rows.batch(wanted, {"ledger_id": ids, **columns})
+    return {"ledger_id": ids, **columns}
 
 
 _LEAVES = {f"/L{n:04d}": n for n in range(10_000)}
@@ -135,23 +152,25 @@ def _parsed(path: str, root: str) -> int | None:
         return None
 
 
-_DECODED = (
-    "state",
-    "entries",
-    "length",
-    "ensemble_size",
-    "write_quorum",
-    "ack_quorum",
-    "ensembles",
-    "application",
-    "component",
-    "managed_ledger",
-    "cursor",
-    "schema_id",
-    "compacted_topic",
-    "bucket_key",
-    "bucket_topic",
-    "bucket_cursor",
+_DECODED = frozenset(
+    (
+        "state",
+        "entries",
+        "length",
+        "ensemble_size",
+        "write_quorum",
+        "ack_quorum",
+        "ensembles",
+        "application",
+        "component",
+        "managed_ledger",
+        "cursor",
+        "schema_id",
+        "compacted_topic",
+        "bucket_key",
+        "bucket_topic",
+        "bucket_cursor",
+    )
 )
 
 

@@ -56,7 +56,10 @@ def is_sandbox(store: MetadataStore) -> bool:
 
 def check_not_paused(store: MetadataStore) -> None:
     """Raise Paused if the pause z-node exists or cannot be read."""
-    node = store.read([PAUSE])[0]
+    _refuse_pause(store.read([PAUSE])[0])
+
+
+def _refuse_pause(node: Node | Unread | None) -> None:
     if node is not None:
         raise Paused(f"paused: {PAUSE} exists; `pulsar-lifecycle resume` removes it")
 
@@ -162,9 +165,19 @@ def release_lease(store: MetadataStore, lease: Lease) -> None:
 
 def check_lease(store: MetadataStore, guard: tuple[str, int]) -> None:
     """Raise LeaseLost unless the fencing z-node still has the version it was given to us with."""
-    node = store.read([guard[0]])[0]
+    _refuse_lost_lease(store.read([guard[0]])[0], guard)
+
+
+def _refuse_lost_lease(node: Node | Unread | None, guard: tuple[str, int]) -> None:
     if not isinstance(node, Node) or node.stat.version != guard[1]:
         raise LeaseLost(f"{guard[0]} no longer has version {guard[1]}: the lease is another's")
+
+
+def check_may_go_on(store: MetadataStore, guard: tuple[str, int]) -> None:
+    """Raise Paused or LeaseLost: :func:`check_not_paused` and :func:`check_lease` by one request."""
+    pause, lease = store.read([PAUSE, guard[0]])
+    _refuse_pause(pause)
+    _refuse_lost_lease(lease, guard)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pulsar_lifecycle.ports import JournalRow
@@ -93,4 +93,4 @@ def _stored(details: Details) -> str:
 
 
 def _fields(some: DataclassInstance) -> dict[str, object]:
-    return {one.name: getattr(some, one.name) for one in fields(some)}
+    return {name: getattr(some, name) for name in some.__dataclass_fields__}

@@ -195,7 +195,7 @@ def ledger_rows(store: MetadataStore, ids: Sequence[int], root: str) -> dict[int
             unread = {"ledger_id": ledger_id, "problem": Problem.UNREAD.value, "error": node.reason, "length": 0}
             found[ledger_id] = dict.fromkeys(tables.BOOKKEEPER_LEDGERS.names) | unread
     if nodes:
-        found |= {row["ledger_id"]: row for row in bookkeeper_ledgers.ledger_rows(nodes, root).to_pylist()}
+        found |= {row["ledger_id"]: row for row in bookkeeper_ledgers.ledger_dictionaries(nodes, root)}
     return found
 
 

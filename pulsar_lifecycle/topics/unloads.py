@@ -198,8 +198,7 @@ class RunGuard:
 
     def check(self, store: MetadataStore) -> None:
         """Raise Paused or LeaseLost."""
-        control.check_not_paused(store)
-        control.check_lease(store, self.guard)
+        control.check_may_go_on(store, self.guard)
 
 
 def finish_unloads(

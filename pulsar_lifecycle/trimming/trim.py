@@ -242,7 +242,7 @@ class _Trim:
 
     def __init__(self, run: TopicRun, ports: Ports, guard: RunGuard, order: TrimOrder) -> None:
         self._run, self._tools, self._guard, self._order = run, ports, guard, order
-        self._sent: dict[tuple[int, LedgerType], Sent] = {}
+        self._sent: dict[int, dict[LedgerType, Sent]] = {}
         self._marked: dict[int, LedgerOutcome] = {}
         self._marks: dict[int, Mark] = {}
         """Ledger id -> what its journalled mark names."""
@@ -339,10 +339,10 @@ class _Trim:
         todo = [m for i in view.goes for m in messages[i] if not self._acknowledged(m)]
         lengths = {i: view.length(i) for i in view.goes}
         for sent in send_messages(self._run, self._tools, todo, lengths):
-            self._sent[sent.info.ledger_id, sent.info.ledger_type] = sent
+            self._sent.setdefault(sent.info.ledger_id, {})[sent.info.ledger_type] = sent
         leaving = trim_rules.prefix(view.goes, {i for i in view.goes if all(map(self._acknowledged, messages[i]))})
         for ledger_id in view.goes[len(leaving) :]:
-            error = next((self._sent[ledger_id, m.ledger_type].error for m in messages[ledger_id]), "")
+            error = next((self._sent[ledger_id][m.ledger_type].error for m in messages[ledger_id]), "")
             why = Why(Stays.NOT_PREFIX, "a ledger before it stays")
             if error:
                 why = Why(Code.NOT_SENT, f"its message was not acknowledged: {error}")
@@ -350,7 +350,7 @@ class _Trim:
         return leaving
 
     def _acknowledged(self, message: PendingDeleteLedgerInfo) -> bool:
-        sent = self._sent.get((message.ledger_id, message.ledger_type))
+        sent = self._sent.get(message.ledger_id, {}).get(message.ledger_type)
         if sent is None or sent.error:
             return False
         return (sent.info.czxid, sent.info.offload_context) == (message.czxid, message.offload_context)
@@ -424,14 +424,15 @@ class _Trim:
     def _journal(self, outcome: Outcome | None, marked: Sequence[LedgerOutcome]) -> None:
         """One row per ledger, with ``outcome`` or its own."""
         now = self._tools.clock.now_ms()
-        self._tools.journal.record([self._row(replace(m, outcome=outcome or m.outcome), now) for m in marked])
+        rows = [self._row(replace(m, outcome=outcome) if outcome else m, now) for m in marked]
+        self._tools.journal.record(rows)
 
     def _mark(self, ledger_id: int) -> Mark:
         """What its acknowledged messages ask for."""
-        return mark_of([s.info for (one, _), s in self._sent.items() if one == ledger_id and not s.error])
+        return mark_of([s.info for s in self._sent.get(ledger_id, {}).values() if not s.error])
 
     def _row(self, one: LedgerOutcome, now: int) -> JournalRow:
-        sent = {kind: s for (ledger_id, kind), s in self._sent.items() if ledger_id == one.ledger_id}
+        sent = self._sent.get(one.ledger_id, {})
         kind = LedgerType.LEDGER if LedgerType.LEDGER in sent else LedgerType.OFFLOAD_LEDGER
         messages = MarkMessages({kind.value: s.message_id.hex() for kind, s in sent.items()})
         return journal_row(self._run, one, kind, (messages, self._mark(one.ledger_id)), now)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, Subscriptions, create_missing
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, Subscriptions, make_sure
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo, encode_deletion_message
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME
@@ -35,12 +35,8 @@ class Subscribed:
         self._admin, self._parallelism, self.look = admin, parallelism, look
 
     def ensure(self) -> Subscriptions:
-        """Create what is missing (:func:`create_missing`), which asks the brokers only then."""
-        found = self.look()
-        if None not in found.values():
-            return found
-        create_missing(self._admin, self._parallelism)
-        return self.look()
+        """:func:`make_sure`."""
+        return make_sure(self._admin, self._parallelism, self.look)
 
     def of_deletion_topic(self) -> dict[Topic, int]:
         """Partitions of the deletion topic that keep what is sent, and what created their subscription (czxid).

@@ -2,6 +2,7 @@ import _pulsar
 import pulsar
 import pytest
 
+from pulsar_lifecycle.deletion_queue import queue_topics
 from pulsar_lifecycle.deletion_queue.queue_topics import (
     DELETION_TOPIC,
     DLQ_TOPIC,
@@ -15,7 +16,6 @@ from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, Unavailabl
 from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
-from pulsar_lifecycle.io.pulsar import intents as pulsar_intents
 from pulsar_lifecycle.io.pulsar import session as pulsar_session
 from pulsar_lifecycle.io.pulsar.queue import ENCRYPTED, NOT_TEXT, PulsarDeletionQueue, PulsarQueueReader
 from pulsar_lifecycle.model import Namespace, Position, Topic
@@ -175,8 +175,8 @@ def test_a_lost_subscription_is_made_again_before_the_next_send(open_on, admin):
 
 def test_many_sends_ask_the_brokers_once(open_on, monkeypatch):
     looks = []
-    create_missing = pulsar_intents.create_missing
-    monkeypatch.setattr(pulsar_intents, "create_missing", lambda *args: (looks.append(1), create_missing(*args)))
+    create_missing = queue_topics.create_missing
+    monkeypatch.setattr(queue_topics, "create_missing", lambda *args: (looks.append(1), create_missing(*args)))
     queue = open_on(Client())
     for _ in range(20):
         queue.send(intents(1), 0)

@@ -140,7 +140,9 @@ def test_a_schema_namespace_that_lost_its_schemas_is_no_gap_and_data_in_it_is(cl
 )
 def test_only_a_ledgers_own_path_gives_its_id(path: str, ledger_id: int | None) -> None:
     stat = Stat(*(0 for _ in fields(Stat)))
-    row = bookkeeper_ledgers.ledger_rows([Node(path, b"", stat)]).to_pylist()[0]
+    node = Node(path, b"", stat)
+    (row,) = bookkeeper_ledgers.ledger_dictionaries([node])
+    assert bookkeeper_ledgers.ledger_rows([node]).to_pylist() == [row]
     assert row["ledger_id"] == ledger_id
     assert row["problem"] == (Problem.EMPTY if ledger_id is not None else Problem.UNREAD)
 
