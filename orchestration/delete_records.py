@@ -56,7 +56,8 @@ class RecordsOffset(dg.Config):
 class DeleteRecordsConfig(dg.Config):
     """Either ``partitions``, for a plan, or ``plan_id`` and ``digest``, to apply it. Times in seconds.
 
-    Without ``dry_run = false`` a plan is not applied: the run answers as things stand.
+    Without ``dry_run = false`` a plan is not applied: the run answers as things stand. ``finish``: the run scans and
+    deletes meanwhile, for as long as ``wait`` says. ``collect``: it has the bookies collect then.
     """
 
     partitions: list[RecordsOffset] = Field(default=[])
@@ -69,6 +70,8 @@ class DeleteRecordsConfig(dg.Config):
     timeout: float = 300.0
     wait: float = 0.0
     wait_for_bookies: bool = False
+    finish: bool = False
+    collect: bool = False
     dry_run: bool = True
 
     def asked(self) -> list[Asked]:
@@ -91,7 +94,7 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
         context.add_output_metadata(_plan(where, asked, options))
         return
     order = Order(config.plan_id, config.digest)
-    patience = Patience(config.timeout, config.wait, config.wait_for_bookies)
+    patience = Patience(config.timeout, config.wait, config.wait_for_bookies, config.finish, config.collect)
     with lineage.noted(context, where, config.plan_id, dry_run=config.dry_run):
         results = apply_delete_records(where, context.run_id, order, dry_run=config.dry_run, patience=patience)
     metadata = answered(results, config.dry_run)

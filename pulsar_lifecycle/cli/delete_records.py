@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from pulsar_lifecycle.runs.cluster import Cluster
 
 READERS = 4
-"""Threads that read entries for times."""
+"""Threads that read entries for times, and that scan and delete with --finish."""
+FINISHED_WITHIN = 3600.0
+"""Seconds that --finish waits where --wait does not say how long."""
 
 
 def delete_records(
@@ -64,6 +66,15 @@ def delete_records(
     wait_for_bookies: Annotated[
         bool, typer.Option("--wait-for-bookies", help="Every bookie must say that it has no entry of what went.")
     ] = False,
+    finish: Annotated[
+        bool,
+        typer.Option(
+            "--finish", help="Scan and delete meanwhile, for --wait seconds or an hour, and end with the answer."
+        ),
+    ] = False,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="With --wait-for-bookies and --finish: have the bookies collect.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete everything before a position: plan it, then --apply the plan. Exit code 1 if a partition has an error."""
@@ -81,7 +92,10 @@ def delete_records(
             raise UsageError(
                 "delete-records: --move-cursors, --exact, --any-order and --no-undo belong to the plan: make one anew"
             )
-        _apply(where, *apply, Patience(timeout, wait, wait_for_bookies), as_json=as_json)
+        if collect and not (finish and wait_for_bookies):
+            raise UsageError("delete-records: --collect goes with --finish and --wait-for-bookies")
+        wait = wait or (FINISHED_WITHIN if finish else 0.0)
+        _apply(where, *apply, Patience(timeout, wait, wait_for_bookies, finish, collect), as_json=as_json)
     else:
         requested = _requested(offset_json_file, topic or [], before)
         _plan(where, requested, Options(move_cursors, exact, any_order, no_undo), as_json=as_json)

@@ -17,6 +17,7 @@ from typing import Any
 
 from pulsar_lifecycle.delete_records import partition_answers
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
+from pulsar_lifecycle.delete_records.finishing import finish
 from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
@@ -56,12 +57,15 @@ EACH = 4
 class Patience:
     """How long a broker may take for all its partitions, and how long answers are waited for after that, in seconds.
 
-    ``bookies``: an answer needs the word of every bookie that had a replica.
+    ``bookies``: an answer needs the word of every bookie that had a replica. ``finish``: scans and deletion runs are
+    made meanwhile, so that there is an answer at the end. ``collect``: the bookies are made to collect then.
     """
 
     per_broker: float = 300.0
     answers: float = 0.0
     bookies: bool = False
+    finish: bool = False
+    collect: bool = False
 
 
 NO_PATIENCE = Patience()
@@ -120,9 +124,12 @@ def apply_delete_records(
             for topic, refusal in launch.all(going):
                 refused[topic] = refusal
                 report(topic, refusal)
-    return partition_answers.answers(
-        cluster, rows, refused, wait_ms=int(patience.answers * 1000), bookies=patience.bookies
-    )
+    wait_ms = int(patience.answers * 1000)
+    if patience.finish and not dry_run:
+        return finish(
+            cluster, run_id, rows, refused, wait_ms=wait_ms, bookies=patience.bookies, collect=patience.collect
+        )
+    return partition_answers.answers(cluster, rows, refused, wait_ms=wait_ms, bookies=patience.bookies)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, wait_until_gone
+from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, look, wait_until_gone
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition, failed
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -44,12 +44,9 @@ def answers(
     ``refused``: what an apply found, None for a partition that became what the plan says. ``bookies``: every bookie
     that had a replica must say that it has no entry of it.
     """
-    found = {Topic.parse(row["topic"]): _refused(row, refused) for row in rows}
     with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         deadline = ports.clock.now_ms() + wait_ms
-        asked = [row for row in rows if found[Topic.parse(row["topic"])] is None]
-        kept = _kept(ports, asked, {str(topic) for topic in refused})
-        going = {row["topic"]: _ledgers(row, kept[row["topic"]].stays) for row in asked if not kept[row["topic"]].lacks}
+        found, kept, going = _asked(ports, rows, refused)
         ledgers = {i: one for own in going.values() for i, one in own.items()}
         if bookies:
             ledgers = _with_metadata(cluster, ledgers)
@@ -57,11 +54,35 @@ def answers(
         ordered = [ledgers[i] for i in sorted(ledgers)]
         absent = wait_until_gone(ports, root, ordered, bookies=bookies, deadline_ms=deadline)
         where = {one.ledger_id: one for one in absent}
-        for row in asked:
-            topic = Topic.parse(row["topic"])
-            there = [where[i] for i in going.get(row["topic"], ()) if not where[i].gone]
-            found[topic] = _result(kept[row["topic"]], there)
+        for name, own in kept.items():
+            there = [where[i] for i in going.get(name, ()) if not where[i].gone]
+            found[Topic.parse(name)] = _result(own, there)
     return {topic: result for topic, result in found.items() if result}
+
+
+def not_deleted(
+    cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
+) -> frozenset[int]:
+    """Ledgers that left their topics and are there still, in BookKeeper's metadata or in a bucket. Read-only."""
+    with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
+        _, _, going = _asked(ports, rows, refused)
+        ledgers = {i: one for own in going.values() for i, one in own.items()}
+        root = cluster.settings.bookkeeper.ledgers_root
+        found = look(ports, root, [ledgers[i] for i in sorted(ledgers)], bookies=False)
+    return frozenset(one.ledger_id for one in found if not one.gone)
+
+
+def _asked(
+    ports: Ports, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
+) -> tuple[
+    dict[TopicPartition, DeleteRecordsResult | None], Mapping[str, _Kept], Mapping[str, Mapping[int, DeletedLedger]]
+]:
+    """Results that are known, what the other topics keep, and what must be gone of those that lack nothing."""
+    found = {Topic.parse(row["topic"]): _refused(row, refused) for row in rows}
+    asked = [row for row in rows if found[Topic.parse(row["topic"])] is None]
+    kept = _kept(ports, asked, {str(topic) for topic in refused})
+    going = {row["topic"]: _ledgers(row, kept[row["topic"]].stays) for row in asked if not kept[row["topic"]].lacks}
+    return found, kept, going
 
 
 def _refused(row: Row, refused: Mapping[TopicPartition, Refusal | None]) -> DeleteRecordsResult | None:

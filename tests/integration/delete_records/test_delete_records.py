@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import pytest
 from pulsar_lifecycle.delete_records.apply_run import NO_PATIENCE, Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import END, PLAIN, DeleteRecordsResult, Offset, Options
-from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, topics_of
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, topics_of
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.model import MessagePosition, Topic
@@ -58,35 +59,38 @@ CONTENTS = topics.payloads(120)
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two brokers and two bookies; the deletion queue and all of its kind are the first broker's."""
+    """Two brokers and two bookies; each broker owns two partitions of the deletion topic."""
     cluster = Cluster(tmp_path_factory.mktemp("records") / "sandbox")
     try:
         cluster.start(bookies=2, brokers=2)
         drain(cluster)
         with Admin(cluster.admin_url) as admin:
-            _give_to_first(cluster, admin, "pulsar/system")
+            _share_out(cluster, admin, "pulsar/system")
         yield cluster
     finally:
         cluster.stop(purge=True)
 
 
-def _give_to_first(cluster: Cluster, admin: Admin, namespace: str) -> None:
-    """Have the first broker own all bundles of a namespace, those that nobody owned too."""
-    first, _ = _ids(cluster)
+def _share_out(cluster: Cluster, admin: Admin, namespace: str) -> None:
+    """Give the second broker the bundles of every other partition of the deletion topic, the first one all others."""
+    first, second = _ids(cluster)
     bounds = admin.call("GET", f"/v2/namespaces/{namespace}/bundles")["boundaries"]
     settings = PulsarSettings(admin_url=cluster.admin_url, service_url=cluster.service_url)
     with closing(HttpBrokerAdmin(settings)) as http:
-        parts = [part for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC) for part in topics_of(http, topic)]
+        parts = topics_of(http, DELETION_TOPIC)
+        places = [zlib.crc32(str(part).encode()) for part in parts[::2]]
         events = f"persistent://{namespace}/__change_events"  # a broker reads it before it serves any topic there
-        parts += [Topic.parse(events), Topic.parse(f"{events}-partition-0")]
+        alone = [Topic.parse(events), Topic.parse(f"{events}-partition-0")]
 
         def given() -> bool:
             for low, high in pairwise(bounds):
-                path = f"/v2/namespaces/{namespace}/{low}_{high}/unload?destinationBroker={first}"
+                owner = second if any(int(low, 16) <= place < int(high, 16) for place in places) else first
+                path = f"/v2/namespaces/{namespace}/{low}_{high}/unload?destinationBroker={owner}"
                 admin.call("PUT", path, accept=(404, 409, 412))
-            return {http.owner(part) for part in parts} == {first}
+            owners = [http.owner(part) for part in parts]
+            return owners == [second, first, second, first] and {http.owner(one) for one in alone} == {first}
 
-        wait_for("the first broker to own the deletion queue", given)
+        wait_for("each broker to own half of the deletion topic", given)
 
 
 @dataclass

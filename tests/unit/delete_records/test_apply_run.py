@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from pulsar_lifecycle.delete_records import finishing
+from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp, parse_offset
 from pulsar_lifecycle.deletion.undo.undo_run import Request, undo_deletions
+from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
@@ -249,3 +252,24 @@ def test_a_delayed_message_below_keeps_a_subscription_from_being_moved() -> None
     scene.cluster.reader.payloads[ids[1]][4] = sent(HOUR + 14, deliver_at_time=later)
     (row,) = scene.plan(scene.at(2, 0), options=Options(move_cursors=True))
     assert row["error"] == RecordsError.DELAYED_BELOW
+
+
+def test_one_command_ends_with_the_answer() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(2, 3))
+    assert scene.apply(Patience(answers=7200, finish=True)) == [DeleteRecordsResult(scene.at(2, 3))]
+    assert not any(map(scene.cluster.exists, ids[:2]))
+
+
+def test_what_hinders_the_deletion_run_is_said_with_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scan(*_: object) -> None:
+        raise Refused("no scan")
+
+    scene = RecordsScene(2)
+    scene.plan(scene.at(2, 3), parse_offset("1:1"))
+    monkeypatch.setattr(finishing.scan_run, "scan", scan)
+    waits, refused = scene.apply(Patience(answers=1200, finish=True))
+    assert waits.error is RecordsError.TIMEOUT
+    assert "no scan" in waits.reason
+    assert "no scan" not in refused.reason

@@ -1,0 +1,110 @@
+"""One command that ends with the answer: scans and deletion runs until what left its topic is gone everywhere.
+
+Belongs here: when a deletion run can do something, and asking once more. Not here: taking ledgers off their topics
+(``apply_run.py``), what makes an answer (``partition_answers.py``), deleting (``deletion/``): a deletion run works off all that
+waits in the queue, whoever sent it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pulsar_lifecycle.delete_records.cut_rules import Refusal
+from pulsar_lifecycle.delete_records.partition_answers import answers, not_deleted
+from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition
+from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.deletion.deletion_run import delete_pending
+from pulsar_lifecycle.deletion.workers import FAILURES, RunEnd
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers
+from pulsar_lifecycle.lifecycle.collection_run import collect_bookies
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of
+
+EVERY_MS = 60_000
+"""Between two deletion runs: what they could not delete yet they are told again later."""
+SCAN_SERVES_MS = 600_000
+"""How long one scan serves deletion runs."""
+
+
+def finish(
+    cluster: Cluster,
+    run_id: str,
+    rows: Sequence[Mapping[str, Any]],
+    refused: Mapping[TopicPartition, Refusal | None],
+    *,
+    wait_ms: int,
+    bookies: bool = False,
+    collect: bool = False,
+) -> dict[TopicPartition, DeleteRecordsResult]:
+    """Have everything deleted that left its topic, within ``wait_ms``, and answer as :func:`answers` does.
+
+    ``collect``: have the bookies collect once nothing but them has anything. What hinders a deletion run is said with
+    each partition that waits for it.
+    """
+    clock, trouble = cluster.clock, ""
+    deadline = clock.now_ms() + wait_ms
+    while (left := deadline - clock.now_ms()) > 0 and (waiting := not_deleted(cluster, rows, refused)):
+        if (due := _due(cluster, waiting)) > clock.now_ms():
+            clock.sleep(min(due - clock.now_ms(), left) / 1000)
+            continue
+        trouble = _delete(cluster, run_id, waiting)
+        if not_deleted(cluster, rows, refused):
+            clock.sleep(min(EVERY_MS, max(0, deadline - clock.now_ms())) / 1000)
+    gone = not not_deleted(cluster, rows, refused)
+    if gone and collect and bookies:
+        trouble = _collect(cluster, run_id)
+    left = max(0, deadline - clock.now_ms()) if gone else 0
+    found = answers(cluster, rows, refused, wait_ms=left, bookies=bookies)
+    if not trouble:
+        return found
+    return {
+        topic: replace(result, reason=f"{result.reason}; {trouble}")
+        if result.error and not refused.get(topic)
+        else result
+        for topic, result in found.items()
+    }
+
+
+def _due(cluster: Cluster, ledgers: Collection[int]) -> int:
+    """When (ms) the last message about these ledgers is delivered, as far as our journal knows."""
+    with cluster.ports(read_only=True) as ports:
+        delay = deliver_after_ms_of(cluster.settings, control.is_sandbox(ports.store))
+    return _marked_at(cluster, ledgers) + delay
+
+
+def _marked_at(cluster: Cluster, ledgers: Collection[int]) -> int:
+    marks = marked_ledgers(cluster.journal_reader, cluster.settings.cluster)
+    return max((marks[i][1] for i in ledgers if i in marks), default=0)
+
+
+def _delete(cluster: Cluster, run_id: str, ledgers: Collection[int]) -> str:
+    """A scan, unless there is one from after these ledgers left their topics, and a deletion run; what hindered it."""
+    try:
+        epochs, now = cluster.lake.epochs(cluster=cluster.settings.cluster), cluster.clock.now_ms()
+        if not epochs or not max(_marked_at(cluster, ledgers), now - SCAN_SERVES_MS) < epochs[-1].started_at <= now:
+            scan_run.scan(cluster, run_id)
+        ended = delete_pending(cluster, run_id)
+    except LifecycleError as error:
+        return f"the deletion run did not go: {error}"
+    failed = [
+        f"{FAILURES[one.outcome]}: {one.reason}"
+        for one in ended
+        if isinstance(one.outcome, RunEnd) and one.outcome in FAILURES
+    ]
+    return f"the deletion run says: {failed[0]}" if failed else ""
+
+
+def _collect(cluster: Cluster, run_id: str) -> str:
+    """Have every bookie collect that has anything to free; what hindered it."""
+    settings = cluster.settings
+    all_of_them = settings.collection.model_copy(update={"min_bytes": 1})
+    where = replace(cluster, settings=settings.model_copy(update={"collection": all_of_them}))
+    try:
+        collect_bookies(where, run_id, lambda _: None)
+    except LifecycleError as error:
+        return f"the bookies were not made to collect: {error}"
+    return ""
