@@ -31,7 +31,7 @@ from assets.references import coverage_asset, references_asset
 from assets.tiered import offload_assets
 from orchestration.automatic.alerts import failed_runs_sensor, read_only_sensor
 from orchestration.automatic.automation import FOLLOWS, approve_job, automation_sensor, following_sensor, follows_scan
-from orchestration.automatic.consumed_records import consumed_records_schedule, keep_consumed_records_job
+from orchestration.automatic.consumed_records import consumed_records_schedule, plan_consumed_records_job
 from orchestration.automatic.schedules import dead_letter_sensor, looking_schedules, queue_sensors
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
 from orchestration.delayed_index import check_delayed_index_job, repair_delayed_index_job
@@ -90,7 +90,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             trim_topics_job,
             delete_topics_job,
             delete_records_job,
-            keep_consumed_records_job,
+            plan_consumed_records_job,
             reconcile,
             plan_offload_job(cluster),
             offload,

@@ -16,7 +16,7 @@ from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Options
 from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
-from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
 
@@ -67,12 +67,22 @@ class DeleteRecordsConfig(dg.Config):
     no_undo: bool = False
     plan_id: str = ""
     digest: str = ""
+    max_ledgers: int | None = None
+    max_share: float | None = None
+    max_bytes: int | None = None
+    max_ledgers_per_topic: int | None = None
+    namespaces: list[str] = Field(default=[])
     timeout: float = 300.0
     wait: float = 0.0
     wait_for_bookies: bool = False
     finish: bool = False
     collect: bool = False
     dry_run: bool = True
+
+    def order(self) -> Order:
+        """The library's form of what applies a plan; the caps may be lowered, as of any plan."""
+        caps = Lowered(self.max_ledgers, self.max_share, self.max_bytes, self.max_ledgers_per_topic)
+        return Order(self.plan_id, self.digest, caps, namespaces=tuple(self.namespaces))
 
     def asked(self) -> list[Asked]:
         """The request; empty where a plan is to be applied. Raises UsageError."""
@@ -93,7 +103,7 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
         options = Options(config.move_cursors, config.exact, config.any_order, config.no_undo)
         context.add_output_metadata(_plan(where, asked, options))
         return
-    order = Order(config.plan_id, config.digest)
+    order = config.order()
     patience = Patience(config.timeout, config.wait, config.wait_for_bookies, config.finish, config.collect)
     with lineage.noted(context, where, config.plan_id, dry_run=config.dry_run):
         results = apply_delete_records(where, context.run_id, order, dry_run=config.dry_run, patience=patience)

@@ -179,6 +179,8 @@ class AutomationSettings(Section):
     delayed_index: KindAutomation = KindAutomation(mode=Automation.OFF)
     """Repairs of delayed indexes: job ``repair_delayed_index``. Off by default, as each plan of it reads the delayed
     messages of all topics that have buckets. Its ledgers are subscriptions."""
+    consumed_records: KindAutomation = KindAutomation()
+    """Plans of what the subscriptions of ``consumed_records.subscriptions`` have consumed: job ``delete_records``."""
     bookies: KindAutomation = KindAutomation()
     """Having bookies collect, once in each window: job ``collect_bookies``. There is no plan to approve."""
     schedules: Schedules = Schedules()

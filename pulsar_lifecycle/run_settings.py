@@ -133,14 +133,14 @@ class ApplySettings(Section):
 
 
 class ConsumedRecordsSettings(Section):
-    """Records that go once they are consumed, whatever retention says: job ``keep_consumed_records``."""
+    """Records that go once they are consumed, whatever retention says: job ``plan_consumed_records``.
+
+    How far its plans go by themselves says ``automation.consumed_records``.
+    """
 
     subscriptions: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """By namespace (``tenant/namespace``) or full topic name, the subscriptions that count: what all of them have
     acknowledged goes. Where one does not exist, nothing does; a topic's own entry goes before its namespace's."""
-
-    apply: bool = False
-    """Whether the job applies its plan at once, under the caps of ``[apply]``; else the plan waits for an operator."""
 
     @field_validator("subscriptions")
     @classmethod

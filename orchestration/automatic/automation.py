@@ -76,6 +76,7 @@ LAUNCHES = {
     "bookkeeper_copies": Launch("offload", "offload_ledgers", _only("release"), "offload"),
     "objects": Launch("sweep_objects", "sweep", _for_good),
     "delayed_index": Launch("repair_delayed_index", "repair", _for_good),
+    "consumed_records": Launch("delete_records", "delete_before", _for_good),
 }
 """By the kind's key in ``[automation]``."""
 _LEASES = {"offload": "offload", "revert_offloads": "offload", "collect_bookies": "collection"}

@@ -88,7 +88,7 @@ def kind_of(plan_id: str) -> PlanKind:
         return RepairPlans()
     if plan_id.startswith((f"{inactive_plan.TOPICS}-", f"{inactive_plan.SUBSCRIPTIONS}-")):
         return InactivePlans(plan_id)
-    if plan_id.startswith(f"{delete_records_plan.KIND}-"):
+    if delete_records_plan.holds_records(plan_id):
         return RecordsPlans()
     return RetentionPlans() if plan_id.startswith(f"{retention_planning.KIND}-") else OrphanPlans()
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pulsar_lifecycle.delete_records import partition_answers
+from pulsar_lifecycle.delete_records.consumed import stopped_since
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.finishing import finish
 from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
@@ -119,6 +120,9 @@ def apply_delete_records(
     refused: dict[TopicPartition, Refusal | None] = {}
     if not dry_run:
         going = [row for row in rows if row["error"] is None]
+        if delete_records_plan.is_by_policy(summary.plan_id):
+            refused |= stopped_since(cluster, [Topic.parse(row["topic"]) for row in going])
+            going = [row for row in going if Topic.parse(row["topic"]) not in refused]
         with _acting(cluster, run_id, summary.plan_id) as (run, ports, guard, brokers):
             launch = _Launch(cluster, run, ports, guard, brokers, patience.per_broker)
             for topic, refusal in launch.all(going):

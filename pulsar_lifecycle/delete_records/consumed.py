@@ -8,11 +8,12 @@ what was there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.offset_file import Asked
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import END, Offset, TopicPartition
@@ -23,6 +24,8 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import MessagePosition, Namespace, Topic, decode_name
 from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.records.plans.delete_records_plan import CONSUMED, RecordsError
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics import snapshot
@@ -45,7 +48,7 @@ def plan_consumed_records(cluster: Cluster) -> tuple[PlanSummary | None, pa.Tabl
     consumed = consumed_offsets(cluster)
     if not consumed.offsets:
         return None, None, consumed
-    summary, rows = plan_delete_records(cluster, consumed.offsets)
+    summary, rows = plan_delete_records(cluster, consumed.offsets, kind=CONSUMED)
     return summary, rows, consumed
 
 
@@ -64,6 +67,20 @@ def consumed_offsets(cluster: Cluster) -> Consumed:
             except LifecycleError as error:
                 stopped[topic] = f"its cursors could not be read: {error}"
     return Consumed(offsets, stopped)
+
+
+def stopped_since(cluster: Cluster, topics: Iterable[TopicPartition]) -> dict[TopicPartition, Refusal]:
+    """Of topics of a plan by this policy, those that it stops by now.
+
+    Somebody may have deleted a subscription since the plan was made, or taken the topic out of the settings.
+    """
+    now = consumed_offsets(cluster)
+    found: dict[TopicPartition, Refusal] = {}
+    for topic in topics:
+        if topic not in now.offsets:
+            text = now.stopped.get(topic, "consumed_records.subscriptions does not name it any more")
+            found[topic] = Refusal(RecordsError.CHANGED, Why(RecordsError.CHANGED, text))
+    return found
 
 
 def _topics(ports: Connections, policy: Mapping[str, tuple[str, ...]]) -> dict[TopicPartition, tuple[str, ...]]:

@@ -1,8 +1,8 @@
 """One command that ends with the answer: scans and deletion runs until what left its topic is gone everywhere.
 
 Belongs here: when a deletion run can do something, and asking once more. Not here: taking ledgers off their topics
-(``apply_run.py``), what makes an answer (``partition_answers.py``), deleting (``deletion/``): a deletion run works off all that
-waits in the queue, whoever sent it.
+(``apply_run.py``), what makes an answer (``partition_answers.py``), deleting (``deletion/``). A deletion run works off
+all that waits in the queue, whoever sent it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.partition_answers import answers, not_deleted
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition
-from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.deletion.deletion_run import delete_pending
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.workers import FAILURES, RunEnd
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers
@@ -86,7 +86,7 @@ def _delete(cluster: Cluster, run_id: str, ledgers: Collection[int]) -> str:
     try:
         epochs, now = cluster.lake.epochs(cluster=cluster.settings.cluster), cluster.clock.now_ms()
         if not epochs or not max(_marked_at(cluster, ledgers), now - SCAN_SERVES_MS) < epochs[-1].started_at <= now:
-            scan_run.scan(cluster, run_id)
+            judged_scan.scan(cluster, run_id)
         ended = delete_pending(cluster, run_id)
     except LifecycleError as error:
         return f"the deletion run did not go: {error}"

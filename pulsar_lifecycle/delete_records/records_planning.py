@@ -55,8 +55,11 @@ def plan_delete_records(
     offsets: Mapping[TopicPartition, Offset],
     options: Options = PLAIN,
     step: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    kind: str = KIND,
 ) -> tuple[PlanSummary, pa.Table]:
     """Resolve and judge every partition as it is now, and store the plan; a row for each, with its error if it has one.
+
+    ``kind`` begins the plan's id.
 
     Raises Refused and NotFound where there is no scan to rest on, and what the servers raise that all partitions need.
     """
@@ -78,7 +81,7 @@ def plan_delete_records(
     rows = plans.by_id(pa.Table.from_pylist(planned, RECORDS))
     gaps = evidence.gaps_of(cluster, epoch)
     token = cluster.ids.token(2)
-    summary = summary_of(KIND, token, epoch, gaps, now, rows, delete_records_plan.digest)
+    summary = summary_of(kind, token, epoch, gaps, now, rows, delete_records_plan.digest)
     cluster.lake.store_delete_records_plan(summary, rows)
     return summary, rows
 

@@ -9,6 +9,7 @@ the launch, which is Dagster's (``orchestration/automatic/automation.py``). Look
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,14 @@ from pulsar_lifecycle.journal.approvals import (
     approval_row,
 )
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.plans import delayed_index_plan, inactive_plan, load_plan, offload_plan, retention_plan
+from pulsar_lifecycle.records.plans import (
+    delayed_index_plan,
+    delete_records_plan,
+    inactive_plan,
+    load_plan,
+    offload_plan,
+    retention_plan,
+)
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.deletion_plan import digest as digest_of_orphans
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
@@ -51,11 +59,22 @@ class AutomatedKind:
     bytes: str = "bytes"
     action: OffloadChoice | None = None
     """The rows that are of this kind, where a plan holds those of two."""
+    capped: Callable[[pa.Table], pa.Table] | None = None
+    """The rows as caps count them, where one row is not one ledger."""
 
     def rows(self, rows: pa.Table, names: Sequence[str]) -> pa.Table:
         """What of a plan's rows may go by itself."""
         mine = rows if self.action is None else rows.filter(pc.equal(rows.column("action"), self.action.value))
-        return within(mine, names)
+        some = within(mine, names)
+        return self.capped(some) if self.capped else some
+
+    def ledgers(self, lake: Lake, plan: Plan) -> int:
+        """How many ledgers a stored plan has, as caps count them."""
+        if self.capped is None:
+            return _ledgers(plan)
+        with contextlib.suppress(NotFound):
+            return self.capped(self.stored(lake, plan.plan_id)[1]).num_rows
+        return 0
 
 
 KINDS = (
@@ -83,10 +102,19 @@ KINDS = (
         "delayed_index", "repair-", lambda lake: lake.repair_plans(), lambda lake, i: lake.repair_plan(i),
         delayed_index_plan.digest,
     ),
+    AutomatedKind(
+        "consumed_records", f"{delete_records_plan.CONSUMED}-", lambda lake: lake.delete_records_plans(),
+        lambda lake, i: lake.delete_records_plan(i), delete_records_plan.digest, "physical_bytes",
+        capped=delete_records_plan.as_capped,
+    ),
 )  # fmt: skip
 """Every kind whose plans the lake keeps; bookies have none."""
 
 _BY_HAND = (
+    AutomatedKind(
+        "delete_records", f"{delete_records_plan.KIND}-", lambda lake: lake.delete_records_plans(),
+        lambda lake, i: lake.delete_records_plan(i), delete_records_plan.digest,
+    ),
     AutomatedKind(
         "load", "load-", lambda lake: lake.load_plans(), lambda lake, i: lake.load_plan(i), load_plan.digest
     ),
@@ -113,13 +141,13 @@ def decision_of(where: Cluster, kind: AutomatedKind) -> tuple[Decision, Plan | N
     if newest is None or early.code in (AutomationCode.OFF, AutomationCode.REPORT_ONLY, AutomationCode.EXPIRED):
         return early, newest
     rows = kind.rows(kind.stored(where.lake, newest.plan_id)[1], settings.namespaces)
-    applied = _applied(where, mine, now)
+    applied = _applied(where, kind, mine, now)
     size = int(pc.sum(rows.column(kind.bytes)).as_py() or 0)
     candidate = Candidate(
         newest.plan_id, newest.digest, newest.created_at, newest.actionable, rows.num_rows, size,
         _cluster_ledgers(newest), taken=newest.plan_id in applied,
     )  # fmt: skip
-    largest = max((size for one, size in applied.items() if one != newest.plan_id), default=0)
+    largest = max((count for one, count in applied.items() if one != newest.plan_id), default=0)
     found = decide(
         settings, candidate, now, valid_for_ms=valid, approval=_approval(where, newest), largest_applied=largest
     )
@@ -130,16 +158,16 @@ def growth_of(where: Cluster, name: str, plan: Plan) -> tuple[bool, int]:
     """Whether a plan of a kind is far larger than those applied in the last 30 days, and the largest of these."""
     kind = next(one for one in KINDS if one.name == name)
     mine = [one for one in kind.plans(where.lake) if _is_of(one, kind, where)]
-    applied = _applied(where, mine, where.clock.now_ms())
-    largest = max((size for one, size in applied.items() if one != plan.plan_id), default=0)
-    return grew_too_much(settings_of(where, kind), _ledgers(plan), largest), largest
+    applied = _applied(where, kind, mine, where.clock.now_ms())
+    largest = max((count for one, count in applied.items() if one != plan.plan_id), default=0)
+    return grew_too_much(settings_of(where, kind), kind.ledgers(where.lake, plan), largest), largest
 
 
-def _applied(where: Cluster, plans: Sequence[Plan], now: int) -> dict[str, int]:
+def _applied(where: Cluster, kind: AutomatedKind, plans: Sequence[Plan], now: int) -> dict[str, int]:
     """Plans that were applied in the last 30 days, and how many ledgers they had."""
-    recent = {plan.plan_id: _ledgers(plan) for plan in plans if now - plan.created_at <= APPLIED_WITHIN_MS}
-    found = applied_plans(where.journal_reader, where.settings.cluster, recent, now - APPLIED_WITHIN_MS)
-    return {plan_id: recent[plan_id] for plan_id in found}
+    recent = {plan.plan_id: plan for plan in plans if now - plan.created_at <= APPLIED_WITHIN_MS}
+    found = applied_plans(where.journal_reader, where.settings.cluster, list(recent), now - APPLIED_WITHIN_MS)
+    return {plan_id: kind.ledgers(where.lake, recent[plan_id]) for plan_id in found}
 
 
 def approve_plan(

@@ -27,7 +27,6 @@ from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 
 DAY_MS = 86_400_000
-_RECORDS = f"{delete_records_plan.KIND}-"
 _REPAIRS = f"{delayed_index_plan.KIND}-"
 _INACTIVE = (f"{inactive_plan.TOPICS}-", f"{inactive_plan.SUBSCRIPTIONS}-")
 
@@ -57,7 +56,7 @@ def rows_of(lake: Lake, plan_id: str) -> pa.Table:
         return lake.load_plan(plan_id)[1]
     if plan_id.startswith(f"{retention_planning.KIND}-"):
         return lake.retention_plan(plan_id)[1]
-    if plan_id.startswith(_RECORDS):
+    if delete_records_plan.holds_records(plan_id):
         return lake.delete_records_plan(plan_id)[1]
     if plan_id.startswith(_REPAIRS):
         return lake.repair_plan(plan_id)[1]
@@ -79,7 +78,7 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
         return _both(rows, journalled.filter(through), "topic")
     if plan_id.startswith(f"{retention_planning.KIND}-"):
         return _both(rows, journalled.filter(pc.field("outcome") == Outcome.REMOVED), "ledger_id")
-    if plan_id.startswith(_RECORDS):
+    if delete_records_plan.holds_records(plan_id):
         raised = (pc.field("phase") == Phase.RAISE) & (pc.field("outcome") == Outcome.DONE)
         return _both(rows, journalled.filter(raised), "topic")
     if plan_id.startswith(_REPAIRS):

@@ -268,7 +268,7 @@ def test_what_hinders_the_deletion_run_is_said_with_who_waits_for_it(monkeypatch
 
     scene = RecordsScene(2)
     scene.plan(scene.at(2, 3), parse_offset("1:1"))
-    monkeypatch.setattr(finishing.scan_run, "scan", scan)
+    monkeypatch.setattr(finishing.judged_scan, "scan", scan)
     waits, refused = scene.apply(Patience(answers=1200, finish=True))
     assert waits.error is RecordsError.TIMEOUT
     assert "no scan" in waits.reason

@@ -51,6 +51,22 @@ def test_another_subscription_that_is_behind_keeps_its_messages() -> None:
     assert rows.to_pylist()[0]["error"] == RecordsError.CURSOR_BELOW
 
 
+def test_a_plan_goes_no_further_once_a_named_subscription_is_gone() -> None:
+    scene = scene_with({"acme/orders": ("billing",)}, 2)
+    for topic in scene.topics:
+        scene.cursor("billing", 3, 4, topic)
+    summary, _, _ = plan_consumed_records(scene.where)
+    assert summary is not None
+    assert summary.plan_id.startswith("consumed-records-")
+    scene.summary = summary
+    scene.cluster.zookeeper.delete(f"{scene.cluster.topic_path(scene.topics[1])}/billing", -1)
+    first, second = scene.apply()
+    assert (first.error, second.error) == (RecordsError.TIMEOUT, RecordsError.CHANGED)
+    assert "no subscription billing" in second.reason
+    assert scene.listed(scene.topics[0]) == scene.ids[scene.topics[0]][3:]
+    assert scene.listed(scene.topics[1]) == scene.ids[scene.topics[1]]
+
+
 def test_without_a_policy_there_is_no_plan() -> None:
     scene = RecordsScene()
     assert plan_consumed_records(scene.where)[0] is None
