@@ -20,14 +20,13 @@ from pulsar_lifecycle.deletion.workers import FAILURES, RunEnd
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers
 from pulsar_lifecycle.lifecycle.collection_run import collect_bookies
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of
 
-EVERY_MS = 60_000
-"""Between two deletion runs: what they could not delete yet they are told again later."""
-SCAN_SERVES_MS = 600_000
-"""How long one scan serves deletion runs."""
+AT_LEAST_MS = 5_000
+"""Between two deletion runs, however short the settings' delays are."""
 
 
 def finish(
@@ -45,57 +44,54 @@ def finish(
     ``collect``: have the bookies collect once nothing but them has anything. What hinders a deletion run is said with
     each partition that waits for it.
     """
-    clock, trouble = cluster.clock, ""
+    clock, trouble, due = cluster.clock, "", 0
     deadline = clock.now_ms() + wait_ms
     while (left := deadline - clock.now_ms()) > 0 and (waiting := not_deleted(cluster, rows, refused)):
-        if (due := _due(cluster, waiting)) > clock.now_ms():
+        due = due or _delivered(cluster, waiting)
+        if due > clock.now_ms():
             clock.sleep(min(due - clock.now_ms(), left) / 1000)
             continue
-        trouble = _delete(cluster, run_id, waiting)
-        if not_deleted(cluster, rows, refused):
-            clock.sleep(min(EVERY_MS, max(0, deadline - clock.now_ms())) / 1000)
+        trouble = _delete(cluster, run_id)
+        due = clock.now_ms() + _comes_again_after(cluster)
     gone = not not_deleted(cluster, rows, refused)
     if gone and collect and bookies:
         trouble = _collect(cluster, run_id)
     left = max(0, deadline - clock.now_ms()) if gone else 0
     found = answers(cluster, rows, refused, wait_ms=left, bookies=bookies)
-    if not trouble:
-        return found
-    return {
-        topic: replace(result, reason=f"{result.reason}; {trouble}")
-        if result.error and not refused.get(topic)
-        else result
-        for topic, result in found.items()
-    }
+    if trouble:
+        waited_for = {Topic.parse(row["topic"]) for row in rows if row["error"] is None}
+        for topic, result in found.items():
+            if result.error and topic in waited_for and not refused.get(topic):
+                found[topic] = replace(result, reason=f"{result.reason}; {trouble}")
+    return found
 
 
-def _due(cluster: Cluster, ledgers: Collection[int]) -> int:
+def _delivered(cluster: Cluster, ledgers: Collection[int]) -> int:
     """When (ms) the last message about these ledgers is delivered, as far as our journal knows."""
     with cluster.ports(read_only=True) as ports:
         delay = deliver_after_ms_of(cluster.settings, control.is_sandbox(ports.store))
-    return _marked_at(cluster, ledgers) + delay
-
-
-def _marked_at(cluster: Cluster, ledgers: Collection[int]) -> int:
     marks = marked_ledgers(cluster.journal_reader, cluster.settings.cluster)
-    return max((marks[i][1] for i in ledgers if i in marks), default=0)
+    return max((marks[i][1] + delay for i in ledgers if i in marks), default=1)
 
 
-def _delete(cluster: Cluster, run_id: str, ledgers: Collection[int]) -> str:
-    """A scan, unless there is one from after these ledgers left their topics, and a deletion run; what hindered it."""
+def _comes_again_after(cluster: Cluster) -> int:
+    """How long (ms) what a deletion run could not delete yet stays in the retry topic, at least."""
+    deletion = cluster.settings.deletion
+    again = min(float(deletion.twoPhaseDeletionReconsumeLaterInSeconds), deletion.waiting_delay)
+    return max(AT_LEAST_MS, int(again * 1000))
+
+
+def _delete(cluster: Cluster, run_id: str) -> str:
+    """A scan, which must be younger than the messages, those sent again too, and a deletion run; what hindered it."""
     try:
-        epochs, now = cluster.lake.epochs(cluster=cluster.settings.cluster), cluster.clock.now_ms()
-        if not epochs or not max(_marked_at(cluster, ledgers), now - SCAN_SERVES_MS) < epochs[-1].started_at <= now:
-            judged_scan.scan(cluster, run_id)
+        judged_scan.scan(cluster, run_id)
         ended = delete_pending(cluster, run_id)
     except LifecycleError as error:
         return f"the deletion run did not go: {error}"
-    failed = [
-        f"{FAILURES[one.outcome]}: {one.reason}"
-        for one in ended
-        if isinstance(one.outcome, RunEnd) and one.outcome in FAILURES
-    ]
-    return f"the deletion run says: {failed[0]}" if failed else ""
+    for one in ended:
+        if isinstance(one.outcome, RunEnd) and one.outcome in FAILURES:
+            return f"the deletion run: {FAILURES[one.outcome]}: {one.reason}"
+    return ""
 
 
 def _collect(cluster: Cluster, run_id: str) -> str:
