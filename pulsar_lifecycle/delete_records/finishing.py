@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
@@ -44,14 +45,14 @@ def finish(
     ``collect``: have the bookies collect once nothing but them has anything. What hinders a deletion run is said with
     each partition that waits for it.
     """
-    clock, trouble, due = cluster.clock, "", 0
+    clock, trouble, due, runs = cluster.clock, "", 0, count(1)
     deadline = clock.now_ms() + wait_ms
     while (left := deadline - clock.now_ms()) > 0 and (waiting := not_deleted(cluster, rows, refused)):
         due = due or _delivered(cluster, waiting)
         if due > clock.now_ms():
             clock.sleep(min(due - clock.now_ms(), left) / 1000)
             continue
-        trouble = _delete(cluster, run_id)
+        trouble = _delete(cluster, f"{run_id}-{next(runs)}")  # a run leaves what itself has sent back
         due = clock.now_ms() + _comes_again_after(cluster)
     gone = not not_deleted(cluster, rows, refused)
     if gone and collect and bookies:
