@@ -18,6 +18,7 @@ from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.topics import protection
+from pulsar_lifecycle.topics.listed_ledgers import open_attempt
 from pulsar_lifecycle.topics.low_watermark import highest
 from pulsar_lifecycle.trimming import trim_rules
 
@@ -145,6 +146,7 @@ def refuse(
         _compacted(view, cut),
         _moved_with_care(view, cut, latest_delivery) if options.move_cursors else None,
         _ledgers_stay(view, cut, context),
+        _attempt(view, cut),
         _loaded(view, cut, may_write_loaded),
         _inexact(cut) if options.exact else None,
     )
@@ -233,6 +235,15 @@ def _ledgers_stay(view: PartitionView, cut: Cut, context: Context) -> Refusal | 
             text = f"ledger {verdict.ledger_id}: {verdict.stays.text}"
             return Refusal(RecordsError.LEDGER_STAYS, verdict.stays.put(text))
     return None
+
+
+def _attempt(view: PartitionView, cut: Cut) -> Refusal | None:
+    """A broker's open offload attempt, which any write of ours would end; the low watermark alone a broker writes."""
+    raises = view.watermark is None or cut.low_watermark > view.watermark
+    if not (cut.ledgers or cut.rolls or (raises and not view.broker)):
+        return None
+    attempt = open_attempt(view.info)
+    return Refusal(RecordsError.LEDGER_STAYS, attempt) if attempt else None
 
 
 def _loaded(view: PartitionView, cut: Cut, may_write_loaded: bool) -> Refusal | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -13,7 +15,8 @@ from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp, parse_offset
 from pulsar_lifecycle.deletion.undo.undo_run import Request, undo_deletions
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Phase
@@ -273,3 +276,14 @@ def test_what_hinders_the_deletion_run_is_said_with_who_waits_for_it(monkeypatch
     assert waits.error is RecordsError.TIMEOUT
     assert "no scan" in waits.reason
     assert "no scan" not in refused.reason
+
+
+def test_a_brokers_open_offload_attempt_leaves_the_low_watermark_unwritten() -> None:
+    scene = RecordsScene()
+    path = scene.cluster.topic_path(scene.topic)
+    info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
+    begun = replace(info.ledgers[0], offload=OffloadContext(UUID(int=1), False, False, 1, "aws-s3", {"bucket": "b"}))
+    scene.cluster.put(path, managed_ledger.encode(replace(info, ledgers=(begun, *info.ledgers[1:]))))
+    scene.cluster.wait(1)
+    (row,) = scene.plan(scene.at(0, 4))
+    assert (row["error"], row["ledgers"]) == (RecordsError.LEDGER_STAYS, [])
