@@ -9,7 +9,6 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
     RETRY_TOPIC,
     SUBSCRIPTION,
     pending,
-    subscribe_everywhere,
     topics_of,
 )
 from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, Unavailable
@@ -18,7 +17,7 @@ from pulsar_lifecycle.formats.deletion_message import (
 )
 from pulsar_lifecycle.io.pulsar import session as pulsar_session
 from pulsar_lifecycle.io.pulsar.queue import ENCRYPTED, NOT_TEXT, PulsarDeletionQueue, PulsarQueueReader
-from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Acknowledged, TopicInternals
 from pulsar_lifecycle.settings import PulsarSettings
 from tests.kit.builders import intents
@@ -423,18 +422,6 @@ def test_a_dead_letter_topic_that_somebody_partitioned_is_taken_as_it_is(open_on
     assert all(SUBSCRIPTION in admin.subscriptions(part) for part in parts)
 
 
-def test_subscriptions_are_made_again_where_they_are_missing_and_topics_are_not(open_on, admin):
-    assert subscribe_everywhere(admin) == []
-    assert admin.topics == {}
-    admin.create_partitioned_topic(DLQ_TOPIC, 2)
-    one, other = topics_of(admin, DLQ_TOPIC)
-    admin.create_subscription(one, "__compaction")
-    del admin.topics[other]  # a partition that is only listed, as auto-creation leaves it
-    assert subscribe_everywhere(admin) == [one, other]
-    assert subscribe_everywhere(admin) == []
-    assert admin.subscriptions(one) == ["__compaction", SUBSCRIPTION]
-
-
 def test_a_retry_topic_that_cannot_be_opened_fails_each_message_once(open_on, admin):
     part = Topic(DELETION_TOPIC.namespace, "__ledger_deletion-partition-0")
     client = Client(messages=[Message(part, Position(5, n)) for n in range(3)])
@@ -454,16 +441,3 @@ def test_pending_is_the_backlog_of_main_and_retry_and_creates_nothing(open_on, a
         admin.topics[topics_of(admin, topic)[0]][SUBSCRIPTION].backlog = backlog
         admin.topics[topics_of(admin, topic)[-1]][SUBSCRIPTION].backlog = backlog
     assert pending(admin) == 10
-
-
-def test_pending_of_a_topic_that_lost_its_subscription_is_an_error(admin):
-    admin.create_partitioned_topic(DELETION_TOPIC, 2)
-    with pytest.raises(NotFound, match=SUBSCRIPTION):
-        pending(admin)
-
-
-def test_the_topics_are_those_of_the_pip():
-    assert str(DELETION_TOPIC) == "persistent://pulsar/system/__ledger_deletion"
-    assert str(RETRY_TOPIC) == "persistent://pulsar/system/__ledger_deletion-RETRY"
-    assert str(DLQ_TOPIC) == "persistent://pulsar/system/__ledger_deletion-DLQ"
-    assert DELETION_TOPIC.namespace == Namespace("pulsar", "system")
