@@ -9,7 +9,7 @@ from pydantic import Field
 from assets.pages import lineage, show
 from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.named import topic_of
-from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
+from pulsar_lifecycle.delete_records.apply_run import FINISHED_WITHIN, Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.offset_file import Asked
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Options, TopicPartition, parse_offset
@@ -57,7 +57,7 @@ class DeleteRecordsConfig(dg.Config):
     """Either ``partitions``, for a plan, or ``plan_id`` and ``digest``, to apply it. Times in seconds.
 
     Without ``dry_run = false`` a plan is not applied: the run answers as things stand. ``finish``: the run scans and
-    deletes meanwhile, for as long as ``wait`` says. ``collect``: it has the bookies collect then.
+    deletes meanwhile, for ``wait`` seconds or an hour. ``collect``: it has the bookies collect then.
     """
 
     partitions: list[RecordsOffset] = Field(default=[])
@@ -104,7 +104,8 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
         context.add_output_metadata(_plan(where, asked, options))
         return
     order = config.order()
-    patience = Patience(config.timeout, config.wait, config.wait_for_bookies, config.finish, config.collect)
+    wait = config.wait or (FINISHED_WITHIN if config.finish else 0.0)
+    patience = Patience(config.timeout, wait, config.wait_for_bookies, config.finish, config.collect)
     with lineage.noted(context, where, config.plan_id, dry_run=config.dry_run):
         results = apply_delete_records(where, context.run_id, order, dry_run=config.dry_run, patience=patience)
     metadata = answered(results, config.dry_run)

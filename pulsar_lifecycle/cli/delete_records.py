@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 READERS = 4
 """Threads that read entries for times, and that scan and delete with --finish."""
-FINISHED_WITHIN = 3600.0
-"""Seconds that --finish waits where --wait does not say how long."""
 
 
 def delete_records(
@@ -78,7 +76,7 @@ def delete_records(
     as_json: AsJson = False,
 ) -> None:
     """Delete everything before a position: plan it, then --apply the plan. Exit code 1 if a partition has an error."""
-    from pulsar_lifecycle.delete_records.apply_run import Patience
+    from pulsar_lifecycle.delete_records.apply_run import FINISHED_WITHIN, Patience
     from pulsar_lifecycle.delete_records.request import Options
     from pulsar_lifecycle.errors import UsageError
     from pulsar_lifecycle.runs.tasks import LocalTasks

@@ -70,6 +70,8 @@ class Patience:
 
 
 NO_PATIENCE = Patience()
+FINISHED_WITHIN = 3600.0
+"""Seconds that answers are waited for where a request is to ``finish`` and nobody says how long."""
 
 
 def no_report(topic: TopicPartition, refusal: Refusal | None) -> None:
