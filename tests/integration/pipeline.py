@@ -62,8 +62,17 @@ SPARK = {
 }
 
 
-def settings_file(sandbox: Cluster, folder: Path, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
-    """A settings file for the sandbox with a lake below ``folder``; ``overrides`` is section -> key -> value."""
+def settings_file(
+    sandbox: Cluster,
+    folder: Path,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    cluster: str = "sandbox",
+) -> Path:
+    """A settings file for the sandbox with a lake below ``folder``; ``overrides`` is section -> key -> value.
+
+    ``cluster``: what the sandbox is called.
+    """
     document: dict[str, dict[str, Any]] = {
         "zookeeper": {"hosts": sandbox.zookeeper, "slow_above": "2s", "stop_above": "20s"},  # a test machine is busy
         "pulsar": {"admin_url": sandbox.admin_url, "service_url": sandbox.service_url},
@@ -76,7 +85,7 @@ def settings_file(sandbox: Cluster, folder: Path, overrides: Mapping[str, Mappin
     }
     for section, values in (overrides or {}).items():
         document.setdefault(section, {}).update(values)
-    lines = ['cluster = "sandbox"']
+    lines = [f'cluster = "{cluster}"']
     for section, values in document.items():
         lines += [
             "",
