@@ -20,9 +20,9 @@ import pyarrow as pa
 from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.leftovers import add_leftovers
-from pulsar_lifecycle.delete_records.offsets import counts_between, out_of_order, read_offsets
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, PLAIN, Offset, Options, Timestamp, TopicPartition
+from pulsar_lifecycle.delete_records.times.offsets import counts_between, out_of_order, read_offsets
 from pulsar_lifecycle.delete_records.times.time_offsets import Resolved
 from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
