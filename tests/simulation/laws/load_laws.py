@@ -30,6 +30,7 @@ class LoadLaws:
         self.loaded: set[str] = set()
         self.counts = Counter[str]()
         world.on_load, world.on_expire, world.on_unsubscribe = self.is_loaded, self.expires, self.unsubscribes
+        world.on_evict = self.evicts
 
     @contextmanager
     def run(self, *ordered: str) -> Iterator[None]:
@@ -64,6 +65,15 @@ class LoadLaws:
         if subscription in NO_SUBSCRIPTIONS or subscription in self.policies.system_cursors:
             raise Violation(f"load: {subscription} of {topic.name} is expired, which is no subscription")
         self.counts["expired by order"] += len(ledgers)
+
+    def evicts(self, topic: ModelTopic, subscription: str, ledgers: Sequence[int]) -> None:
+        """No broker drops unread messages of a topic that we had it load, unless that is ordered, too."""
+        if self.ordered is not None and str(topic.name) in self.loaded:
+            if str(topic.name.namespace) not in self.settings.backlog_eviction:
+                raise Violation(
+                    f"load: {ledgers} of {topic.name} are dropped unread by {subscription}, as we loaded it"
+                )
+            self.counts["evicted by order"] += 1
 
     def unsubscribes(self, topic: ModelTopic, subscription: str) -> None:
         """No broker deletes a subscription in a topic that we had it load, unless that is ordered, too."""

@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pulsar_lifecycle.lifecycle.load import load_planning, load_rules, load_run
+from pulsar_lifecycle.lifecycle.load import load_planning, load_rules, load_run, monitors
 from pulsar_lifecycle.lifecycle.load.load_rules import Choice
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
-from pulsar_lifecycle.lifecycle.load.visits import Visit, Visits
 from pulsar_lifecycle.run_settings import LoadSettings
 from pulsar_lifecycle.runs import control
 from tests.simulation.mutations.mutation import Mutation
@@ -33,6 +32,18 @@ def load_whatever_needs_it() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def brokers_may_evict() -> Iterator[None]:
+    """A backlog quota is no reason to leave a topic alone."""
+    real = load_planning.choice_of
+
+    def any_topic(settings: LoadSettings) -> Choice:
+        return replace(real(settings), backlog_eviction=frozenset({"acme"}))
+
+    with patch.object(load_planning, "choice_of", any_topic), patch.object(load_run, "choice_of", any_topic):
+        yield
+
+
 def load_their_neighbours() -> AbstractContextManager[Any]:
     """A bundle without an owner is loaded whatever else is in it."""
     return patch.object(load_run, "would_be_loaded", lambda *_: None)
@@ -44,13 +55,8 @@ def load_without_a_note() -> AbstractContextManager[Any]:
 
 
 def expire_at_once() -> AbstractContextManager[Any]:
-    """Messages are expired that are older than a second."""
-
-    def hasty(self: Visits, visit: Visit) -> None:
-        for name in visit.targets:
-            self.ports.admin.expire_messages(visit.topic, name, 1)
-
-    return patch.object(Visits, "_expire", hasty)
+    """Messages count as expired that are older than a second."""
+    return patch.object(monitors, "_ttl", lambda *_: 1)
 
 
 def expire_for_everyone() -> AbstractContextManager[Any]:
@@ -70,4 +76,5 @@ LOADS: Mapping[str, Mutation] = {
     "expire messages younger than their TTL": expire_at_once,
     "expire messages of cursors that are no subscriptions": expire_for_everyone,
     "let brokers delete subscriptions meanwhile": brokers_may_unsubscribe,
+    "let brokers drop backlogs meanwhile": brokers_may_evict,
 }

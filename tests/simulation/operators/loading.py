@@ -23,7 +23,7 @@ from tests.simulation.operators import retaining
 from tests.simulation.operators.operator import Operator
 from tests.simulation.operators.retaining import EVERY, Retaining
 from tests.simulation.world.model import COMPACTION, Cursor
-from tests.simulation.world.policies import MINUTE, BrokerPolicies
+from tests.simulation.world.policies import MINUTE, QUOTA, BrokerPolicies
 
 AT = 16
 ORDERED, UNORDERED = ("acme/loading", "acme/expiring"), "acme/lending"
@@ -33,6 +33,9 @@ STORM = (
     *("hours", "scan", "plan_retention", "apply_retention"),
 )
 """What an operator does of it once a scan covers the cluster."""
+LONG = 1_000_000
+"""A TTL (s) that nothing is past; of such a namespace a quota drops what is unread."""
+EVICTS = {"message_age": {"policy": "consumer_backlog_eviction", "limitTime": QUOTA, "limitSize": -1}}
 AUDIT = "audit"
 """A cursor of ``additionalSystemCursorNames``."""
 
@@ -82,7 +85,11 @@ class Loading(Retaining):
             **world.admin.configuration[BROKER],
             "ttlDurationDefaultInSeconds": "0",
             "subscriptionExpirationTimeMinutes": "0",
-            "backlogQuotaCheckEnabled": "false",
+            "backlogQuotaCheckEnabled": "true",
+            "backlogQuotaDefaultRetentionPolicy": "producer_request_hold",
+            "backlogQuotaDefaultLimitBytes": "-1",
+            "backlogQuotaDefaultLimitGB": "-1",
+            "backlogQuotaDefaultLimitSecond": "-1",
             "brokerDeleteInactiveTopicsEnabled": "false",
             "brokerDeleteInactiveTopicsMode": "delete_when_no_subscriptions",
             "additionalSystemCursorNames": f"[{AUDIT}]",
@@ -97,7 +104,11 @@ class Loading(Retaining):
         """A namespace gets other policies."""
         random = self.operator.random
         self.policies.retention[namespace] = random.choice([0, 60, 60, 1440, -1])
-        self.policies.ttl[namespace] = random.choice([0, 3_600, 3_600, 1_000_000])
+        self.policies.ttl[namespace] = random.choice([0, 3_600, 3_600, LONG])
+        if self.policies.ttl[namespace] == LONG:
+            self.policies.evicts.add(namespace)
+        else:
+            self.policies.evicts.discard(namespace)
         self.policies.expiry[namespace] = random.choice([0, 0, 60, 10_000])
         self.world.put(f"/admin/policies/{namespace}", self._policy(namespace))
         return f"{namespace} has {self._said(namespace)}"
@@ -109,6 +120,8 @@ class Loading(Retaining):
     def _said(self, namespace: str) -> Mapping[str, Any]:
         return {
             **super()._said(namespace),
+            "replication_clusters": ["fake", "west"],
+            "backlog_quota_map": EVICTS if namespace in self.policies.evicts else {},
             "message_ttl_in_seconds": self.policies.ttl.get(namespace, 0),
             "subscription_expiration_time_minutes": self.policies.expiry.get(namespace, 0),
         }

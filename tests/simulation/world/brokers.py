@@ -189,6 +189,13 @@ class Brokers(Truth):
         self._list(topic.name)
         if self.policies and self.random.random() < 0.7:
             self.unsubscribe_expired(topic)
+        self.evict(topic)
+
+    def evict(self, topic: ModelTopic) -> None:
+        """A broker drops unread messages that are beyond a backlog quota."""
+        for name, (first, dropped) in (self.policies.beyond_quota(self, topic) if self.policies else {}).items():
+            self.on_evict(topic, name, dropped)
+            self.move_to(topic, name, first)
 
     def unsubscribe_expired(self, topic: ModelTopic) -> list[str]:
         """A broker deletes subscriptions that no client has been at for too long."""

@@ -94,6 +94,8 @@ class Truth(SimulatedCluster):
         """Called before the product has a broker load a topic."""
         self.on_expire: Callable[[ModelTopic, str, Sequence[int]], None] = lambda topic, subscription, ledgers: None
         """Called with the ledgers that a subscription has expired, as the product asked for it."""
+        self.on_evict: Callable[[ModelTopic, str, Sequence[int]], None] = lambda topic, subscription, ledgers: None
+        """Called when its broker drops unread messages of a subscription, of these ledgers, by a quota."""
         self.on_unsubscribe: Callable[[ModelTopic, str], None] = lambda topic, subscription: None
         """Called when its broker deletes a subscription as it has expired."""
         self.wire: Callable[[SimQueue], None] = lambda queue: None
