@@ -41,7 +41,7 @@ def test_a_run_takes_no_more_messages_than_the_settings_say(
 
     monkeypatch.setattr(_Worker, "__call__", begun)
     cluster = Cluster(settings, connect=connecting(admin=SimpleNamespace), given=LocalTasks(cores))
-    monkeypatch.setattr(workers, "create_missing", lambda admin, parts: None)
+    monkeypatch.setattr(workers, "make_sure", lambda admin, parts, look: {})
     monkeypatch.setattr(workers, "not_handed_out", lambda *_: [])
     run: Any = None
     workers.delete_from_queue(cluster, run)
@@ -107,6 +107,6 @@ def test_a_queue_that_cannot_be_looked_at_is_not_taken_for_empty(reader: FakeQue
 def test_only_a_run_that_went_on_to_the_end_of_the_queue_is_compared(
     reader: FakeQueueReader, monkeypatch: pytest.MonkeyPatch, ended: str, words: list[str]
 ) -> None:
-    monkeypatch.setattr(workers, "create_missing", lambda *_: None)
+    monkeypatch.setattr(workers, "make_sure", lambda *_: {})
     monkeypatch.setattr(_Worker, "__call__", lambda *_: [OutcomeCount(ended, "", 1, 0)])
     assert [o.outcome for o in workers.delete_from_queue(looked_at_by(reader), RUN)] == words
