@@ -12,8 +12,8 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from assets.backfills import NO_MORE, partitions_to_do
-from assets.names import EPOCH, key, namespace_partitions
+from assets.backfills import NO_MORE, by_namespace, partitions_to_do
+from assets.names import EPOCH, key
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read, fingerprint_of
 from assets.pages.plots import messages_due
@@ -120,17 +120,14 @@ class NamespaceConfig(dg.Config):
 def namespace_delayed_index_asset(cluster: str) -> dg.AssetsDefinition:
     """``namespace_delayed_index``, partitioned by namespace."""
 
-    @dg.asset(
-        key=key(cluster, "namespace_delayed_index"),
+    @by_namespace(
+        cluster,
+        "namespace_delayed_index",
         group_name="delayed_index",
         description="Delayed indexes of the chosen namespaces, by the newest scan: every subscription's delayed "
-        "messages, also of those without buckets, and one plan of repairs for any selection. As it ships it only makes "
-        "the plan: set `dry_run` to false to have it applied.",
+        "messages, also of those without buckets, and one plan of repairs for any selection, which it applies.",
         deps=[key(cluster, "journal")],
-        partitions_def=namespace_partitions(cluster),
-        backfill_policy=dg.BackfillPolicy.single_run(),
         kinds={"pyspark"},
-        output_required=False,
     )
     def namespace_delayed_index(
         context: dg.AssetExecutionContext, config: NamespaceConfig, lifecycle: LifecycleResource

@@ -20,7 +20,7 @@ from pulsar_lifecycle.delete_records.consumed import stopped_since
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.finishing import finish
 from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
-from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
+from pulsar_lifecycle.delete_records.records_planning import EACH, plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
 from pulsar_lifecycle.delete_records.topic_view import unanswered_owner
 from pulsar_lifecycle.journal import operator_words
@@ -50,8 +50,6 @@ PER_BROKER = 8
 """Partitions of one broker that are worked on at once, each with requests to it."""
 UNLOADED = 64
 """Those that none has loaded, worked on at once: only the metadata store is asked for each."""
-EACH = 4
-"""Partitions that are worth a thread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,8 +315,7 @@ def _last_ids(lists: Any) -> Any:
 
 def _made(listed: pa.Table, ledgers: pa.Table) -> Any:
     """When the last ledger of each topic was made (ms), null without any."""
-    last = _last_ids(whole(listed.column("ledgers")))
-    return whole(ledgers.column("ctime")).take(pc.index_in(last, whole(ledgers.column("ledger_id"))))
+    return _of_last(listed, ledgers, "ctime")
 
 
 def _last_had(listed: pa.Table, ledgers: pa.Table) -> Any:
@@ -324,9 +323,13 @@ def _last_had(listed: pa.Table, ledgers: pa.Table) -> Any:
 
     Who unloads a topic writes that ledger's z-node in BookKeeper, and no other.
     """
-    last = _last_ids(whole(listed.column("ledgers")))
-    place = pc.index_in(last, whole(ledgers.column("ledger_id")))
-    return pc.max_element_wise(*(whole(ledgers.column(name)).take(place) for name in ("ctime", "mtime")))
+    return _of_last(listed, ledgers, "ctime", "mtime")
+
+
+def _of_last(listed: pa.Table, ledgers: pa.Table, *times: str) -> Any:
+    """The latest of these times of each topic's last ledger."""
+    place = pc.index_in(_last_ids(whole(listed.column("ledgers"))), whole(ledgers.column("ledger_id")))
+    return pc.max_element_wise(*(whole(ledgers.column(name)).take(place) for name in times))
 
 
 def _parents(paths: Any) -> Any:
