@@ -20,8 +20,7 @@ from pulsar_lifecycle.delete_records.request import END, Offset, TopicPartition
 from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
 from pulsar_lifecycle.io.connect import Connections
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import MessagePosition, Namespace, Topic, decode_name
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Namespace, Topic, decode_name
 from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Why

@@ -18,8 +18,7 @@ from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPa
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.journal.archive import last_archived
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from pulsar_lifecycle.delete_records.offset_file import Asked
 from pulsar_lifecycle.delete_records.request import Offset, TopicPartition
 from pulsar_lifecycle.errors import CorruptFormat, Refused, UsageError
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT
-from pulsar_lifecycle.model import MessagePosition, Topic, encode_name
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, MessagePosition, Topic, encode_name
 from pulsar_lifecycle.ports import MetadataStore, Unread
 
 

@@ -21,8 +21,8 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.formats.retry_letter import reconsume_times, waiting_since
 from pulsar_lifecycle.metastore import load_state, schemas
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
-from pulsar_lifecycle.model import Topic, cursor_nodes
+from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, cursor_nodes
 from pulsar_lifecycle.ports import Node, TopicInternals, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why

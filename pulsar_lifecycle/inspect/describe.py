@@ -23,8 +23,8 @@ from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.schemas import schema_versions
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
-from pulsar_lifecycle.model import Position, Topic, cursor_name
+from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import Children, Entry, LedgerReader, MetadataStore, Node, Stat
 from pulsar_lifecycle.records.owner_names import owner_in
 from pulsar_lifecycle.scan import stored_references

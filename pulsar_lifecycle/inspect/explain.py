@@ -30,8 +30,8 @@ from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.metastore.schemas import read_schemas
 from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT, Unit
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code, Why

@@ -27,8 +27,8 @@ from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.metastore import load_state, topics
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.load_state import Brokers
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, Unit
-from pulsar_lifecycle.model import Position, Topic, cursor_name
+from pulsar_lifecycle.metastore.walk import Unit
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Why

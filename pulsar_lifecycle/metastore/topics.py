@@ -18,9 +18,7 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.metastore.walk import (
     CHUNK,
     KNOWN_DOMAIN,
-    MANAGED_LEDGERS_ROOT,
     NUM_CHILDREN,
-    PARTITIONED_ROOT,
     PATH,
     STRANGE,
     Rows,
@@ -36,7 +34,7 @@ from pulsar_lifecycle.metastore.walk import (
     trouble_batch,
     unread,
 )
-from pulsar_lifecycle.model import Topic, cursor_name
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Topic, cursor_name
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.tables import Problem

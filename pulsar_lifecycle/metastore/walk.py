@@ -17,9 +17,7 @@ import pyarrow as pa
 from pulsar_lifecycle.errors import (
     CorruptFormat,
 )
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT as MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import PARTITIONED_ROOT as PARTITIONED_ROOT
-from pulsar_lifecycle.model import decode_name
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, decode_name
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.records.tables import Problem, Trouble
 

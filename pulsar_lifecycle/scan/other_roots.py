@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
+from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.ports import Children, MetadataStore, Node, Unread
 from pulsar_lifecycle.scan.neighbours import Bookies, Neighbours, OtherRoot
 

@@ -15,8 +15,7 @@ import pyarrow as pa
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.metastore import load_state
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node
 from pulsar_lifecycle.scan import snapshot_memory
 from pulsar_lifecycle.scan.snapshot_memory import Memory

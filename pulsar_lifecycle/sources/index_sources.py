@@ -36,8 +36,7 @@ from pulsar_lifecycle.delayed_index.stored.subscription import Places, StoredBuc
 from pulsar_lifecycle.errors import LifecycleError, StoreError, Unavailable, UsageError
 from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.metastore.sources import source_settings
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources import closed_ledgers

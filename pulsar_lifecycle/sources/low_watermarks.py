@@ -17,8 +17,7 @@ from pulsar_lifecycle.formats.ledger_metadata import (
     TAG_MANAGED_LEDGER,
     LedgerMetadata,
 )
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import MessagePosition
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.sources import closed_ledgers
 from pulsar_lifecycle.topics import low_watermark

@@ -27,8 +27,7 @@ from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.copies.location import OffloadedCopy, location_of, namespace_location
 from pulsar_lifecycle.errors import AccessDenied, Failed, LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.journal.read_checks import ReadAt
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why

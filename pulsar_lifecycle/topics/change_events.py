@@ -23,8 +23,8 @@ from pulsar_lifecycle.formats import topic_policies as events
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS, Replayed, Writer
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
-from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Position, Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import stored_references

@@ -21,8 +21,7 @@ from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore import bookkeeper_ledgers, topics
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE, UNNAMED, source_named
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT
-from pulsar_lifecycle.model import Position, Topic, cursor_name, encode_name
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Position, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import tables

@@ -15,8 +15,7 @@ from pulsar_lifecycle.delete_records.times.publish_times import Counts
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.delete_records.times.time_offsets import OffsetProblem, Question, Resolved, count_between, resolve
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.cluster import Cluster

@@ -22,8 +22,8 @@ from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import named_positions, policy_columns, retention_topics
 from pulsar_lifecycle.metastore import load_state, topics
 from pulsar_lifecycle.metastore.load_state import Brokers
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, Unit
-from pulsar_lifecycle.model import Position, Topic, cursor_name
+from pulsar_lifecycle.metastore.walk import Unit
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import tables

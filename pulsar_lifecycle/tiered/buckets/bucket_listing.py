@@ -28,8 +28,7 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, StoreError
 from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.formats.offload_object import Role
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import (
     LedgerReader,
     MetadataStore,

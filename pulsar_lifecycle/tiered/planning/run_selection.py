@@ -19,8 +19,7 @@ from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore import load_state
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import OffloadLocation, offload_location

@@ -14,8 +14,7 @@ import pytest
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, ManagedLedgerInfo
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.topics import low_watermark
 from sandbox.clients import wait_for

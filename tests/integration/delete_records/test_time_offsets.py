@@ -14,8 +14,7 @@ from pulsar_lifecycle.delete_records.times.readable_ledgers import end_of, reada
 from pulsar_lifecycle.delete_records.times.time_offsets import Question, resolve
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs.cluster import Cluster as Where

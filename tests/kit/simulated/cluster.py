@@ -15,8 +15,8 @@ from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledge
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
-from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
-from pulsar_lifecycle.model import Position, Topic, encode_name
+from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, encode_name
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.deletion_queue import FakeDeletionQueue, FakeDeletionTopics
