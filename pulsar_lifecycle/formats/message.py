@@ -168,15 +168,25 @@ def deliver_at(data: bytes) -> int | None:
 
     For entries whose digest was verified. Raises CorruptFormat where there is no metadata.
     """
+    found = delay(data)
+    return found[0] if found else None
+
+
+def delay(data: bytes) -> tuple[int, bool] | None:
+    """As :func:`deliver_at`, and whether the entry is of a transaction, committed or not."""
     offset = _sized(data, len(_MAGIC_BROKER), "broker entry metadata")[1] if data.startswith(_MAGIC_BROKER) else 0
     if data.startswith(_MAGIC_CHECKSUM, offset):
         offset += len(_MAGIC_CHECKSUM) + _CHECKSUM.size
     begin, end = _sized(data, offset, "message metadata")
     if _DELIVER_AT not in data[begin:end]:
         return None
-    return _wire.decode(
-        pb.MessageMetadata, data[begin:end], WHAT, lambda m: _wire.optional(m, "deliver_at_time"), begin
-    )
+    return _wire.decode(pb.MessageMetadata, data[begin:end], WHAT, _delay, begin)
+
+
+def _delay(message: pb.MessageMetadata) -> tuple[int, bool] | None:
+    if not message.HasField("deliver_at_time"):
+        return None
+    return message.deliver_at_time, message.HasField("txnid_most_bits")
 
 
 def _sized(data: bytes, offset: int, name: str) -> tuple[int, int]:

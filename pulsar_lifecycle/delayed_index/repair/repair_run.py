@@ -35,9 +35,8 @@ from pulsar_lifecycle.delayed_index.stored.index_reading import (
     read_topic,
     snapshot_entries,
 )
-from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription, TopicEntries, outstanding
+from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription, outstanding
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
-from pulsar_lifecycle.formats.delayed_indexes import Indexes
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, LedgerMetadata
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
@@ -59,7 +58,6 @@ from pulsar_lifecycle.topics.write import STOPPING, TopicRun, checked_path, why_
 
 TRIES = 3
 """How often a topic is unloaded and its cursor tried to be edited."""
-_NO_ENTRIES = TopicEntries(Indexes.empty(), {}, {})
 STEP = Step(Action.REPAIR_INDEX, Phase.REPAIR_INDEX)
 UNDO = "undo"
 """In place of a repair's level, of what gave its buckets back."""
@@ -227,7 +225,7 @@ class _Repair:
             return self._said(subject, Outcome.LEFT, Why(Code.UNREAD, f"its topic cannot be read whole: {why}"))
         now = self.ports.clock.now_ms()
         found = judge(one, entries, now)
-        goal = goal_of(level, one, found, outstanding(one, entries), self.broker, now)
+        goal = goal_of(level, one, found, outstanding(one, entries, settled=True), self.broker, now)
         kept = {bucket.key: bucket.value for bucket in goal.kept}
         if not goal.new and kept == dict(subject.before):
             return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "by now it needs no repair"))

@@ -70,6 +70,8 @@ _BY_PROBLEM = {
     BucketProblem.UNDECODABLE: IndexFinding.UNDECODABLE,
     BucketProblem.UNREAD: IndexFinding.UNREAD,
 }
+_NO_FALLBACK = (BucketProblem.UNREAD, BucketProblem.BAD_KEY)
+"""With a bad key a broker's tracker cannot even be made: no other takes its place."""
 
 
 def _unreadable(buckets: Sequence[StoredBucket]) -> Iterator[Found]:
@@ -77,7 +79,7 @@ def _unreadable(buckets: Sequence[StoredBucket]) -> Iterator[Found]:
     for bucket in buckets:
         if bucket.problem is not None:
             yield Found(_BY_PROBLEM[bucket.problem], bucket.key, bucket.ledger_id, detail=bucket.error)
-            broken |= bucket.problem is not BucketProblem.UNREAD
+            broken |= bucket.problem not in _NO_FALLBACK
     if broken:
         yield Found(IndexFinding.RECOVERY_FALLBACK, detail="one of its buckets cannot be recovered")
 
@@ -158,9 +160,10 @@ def _against_entries(
     wrong[known] &= open_[order[spot[known]]]
     yield from _many(IndexFinding.WRONG_TIME, buckets, indexed, owner, wrong)
     yield from _many(IndexFinding.POINTS_NOWHERE, buckets, indexed, owner, _nowhere(subscription, entries, indexed))
-    missing = open_ & ~np.isin(should, at) & (truth.timestamps > now)
-    lost = missing & np.isin(should, marked)
+    unindexed = open_ & ~np.isin(should, at)
+    lost = unindexed & np.isin(should, marked)  # due or not: brokers skip what is marked
     yield from _missing(IndexFinding.LOST, subscription.buckets, truth, lost)
+    missing = unindexed & (truth.timestamps > now)
     merged = missing & ~lost & _before_merged(buckets, truth)
     yield from _missing(IndexFinding.MERGED_AND_LOST, subscription.buckets, truth, merged)
     sealed = max((bucket.end for bucket in subscription.buckets), default=-1)
@@ -172,9 +175,9 @@ def _without_buckets(
     subscription: StoredSubscription, entries: TopicEntries, now: int, sealed_at: int
 ) -> Iterator[Found]:
     """Too many messages for no bucket; a bucket is sealed once one of a later ledger is delayed, too."""
-    waiting = outstanding(subscription, entries)
-    waiting = waiting[waiting.timestamps > now]
-    sealed = waiting[waiting.ledgers < waiting.ledgers.max()] if len(waiting) else waiting
+    waiting, sealed = (outstanding(subscription, entries, settled=settled) for settled in (False, True))
+    waiting, sealed = (some[some.timestamps > now] for some in (waiting, sealed))
+    sealed = sealed[sealed.ledgers < waiting.ledgers.max()] if len(waiting) else sealed
     if len(sealed) and len(sealed) >= sealed_at:
         yield _about(IndexFinding.NO_BUCKETS, None, waiting)
 

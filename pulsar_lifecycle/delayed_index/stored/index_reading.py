@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location, open_offloaded
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
@@ -189,17 +190,21 @@ def read_entries(ports: IndexPorts, stored: StoredTopic, root: str) -> TopicEntr
     listed = sorted((one for one in stored.info.ledgers if one.ledger_id >= start.ledger_id), key=_id)
     metadata = stored_references.metadata_of(ports.store, [one.ledger_id for one in listed], root)
     parts: list[Indexes] = []
+    unsettled: list[NDArray[np.bool_]] = []
     counts: dict[int, int] = {}
     unread: dict[int, str] = {}
     for info, known in zip(listed, metadata, strict=True):
         first = start.entry_id + 1 if info.ledger_id == start.ledger_id else 0
         try:
             count, batches = _batches(ports, info, known, first)
-            parts.append(delayed_in(info.ledger_id, batches))
+            delayed, transactional = delayed_in(info.ledger_id, batches)
+            open_ = isinstance(known, LedgerMetadata) and known.state is not LedgerState.CLOSED
+            parts.append(delayed)
+            unsettled.append(transactional | open_)
             counts[info.ledger_id] = count
         except LifecycleError as error:
             unread[info.ledger_id] = str(error)
-    return TopicEntries(Indexes.concatenate(parts), counts, unread)
+    return TopicEntries(Indexes.concatenate(parts), counts, unread, np.concatenate([np.empty(0, np.bool_), *unsettled]))
 
 
 def _id(info: LedgerInfo) -> int:
@@ -237,14 +242,20 @@ def _batches(
     return count, opened.stream(first, count - 1) if first < count else ()
 
 
-def delayed_in(ledger_id: int, batches: Iterable[EntryBatch]) -> Indexes:
-    """The delayed messages among entries of a ledger. Raises CorruptFormat for an entry that is no message."""
+def delayed_in(ledger_id: int, batches: Iterable[EntryBatch]) -> tuple[Indexes, NDArray[np.bool_]]:
+    """The delayed messages among entries of a ledger, and which of them are of transactions.
+
+    Raises CorruptFormat for an entry that is no message.
+    """
     times: list[int] = []
+    transactional: list[bool] = []
     ids: list[int] = []
     for batch in batches:
         for entry_id, payload in enumerate(batch.payloads, batch.first):
-            due = message.deliver_at(payload)
-            if due is not None:
-                times.append(due)
+            found = message.delay(payload)
+            if found is not None:
+                times.append(found[0])
+                transactional.append(found[1])
                 ids.append(entry_id)
-    return Indexes(np.array(times, np.int64), np.full(len(ids), ledger_id, np.int64), np.array(ids, np.int64))
+    indexes = Indexes(np.array(times, np.int64), np.full(len(ids), ledger_id, np.int64), np.array(ids, np.int64))
+    return indexes, np.array(transactional, np.bool_)

@@ -62,12 +62,16 @@ class StoredSubscription:
 class TopicEntries:
     """Entries of a topic from some position on: which are delayed, by (ledger, entry), and how many a ledger has.
 
-    ``unread``: by ledger, why its entries are not known; ``counts`` then may lack it.
+    ``unread``: by ledger, why its entries are not known; ``counts`` then may lack it. ``unsettled``: which of the
+    delayed ones no new index may have, as a broker delivers what an index says without asking: messages of
+    transactions, which may be open or aborted, and those of ledgers that are not closed, whose last entries may go.
     """
 
     delayed: Indexes
     counts: Mapping[int, int]
     unread: Mapping[int, str]
+    unsettled: NDArray[np.bool_] | None = None
+    """None: none of them."""
 
 
 class Places:
@@ -110,11 +114,17 @@ def _set_places(bits: LedgerBits, places: Places) -> Longs:
     return places.of(np.full(len(entries), bits.ledger_id, np.int64), entries)
 
 
-def outstanding(subscription: StoredSubscription, entries: TopicEntries) -> Indexes:
-    """The delayed messages that a subscription has not acknowledged, by (ledger, entry), due or not."""
+def outstanding(subscription: StoredSubscription, entries: TopicEntries, *, settled: bool = False) -> Indexes:
+    """The delayed messages that a subscription has not acknowledged, by (ledger, entry), due or not.
+
+    ``settled``: only those that a new index may have.
+    """
     delayed = entries.delayed
     places = Places(delayed.ledgers)
-    return delayed[~acknowledged(subscription, places, places.of(delayed.ledgers, delayed.entries))]
+    there = ~acknowledged(subscription, places, places.of(delayed.ledgers, delayed.entries))
+    if settled and entries.unsettled is not None:
+        there &= ~entries.unsettled
+    return delayed[there]
 
 
 def first_position(subscriptions: Sequence[StoredSubscription]) -> Position:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pulsar_lifecycle.delayed_index.stored.check_run import check_delayed_indexes
-from pulsar_lifecycle.delayed_index.tracking.sealing import seal
+from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole, seal
 from pulsar_lifecycle.formats import cursor as cursor_format
-from pulsar_lifecycle.formats import delayed_indexes
+from pulsar_lifecycle.formats import delayed_indexes, ledger_metadata
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic, encode_name
 from pulsar_lifecycle.records.epoch import Epoch
 from tests.kit.builders import entry
@@ -84,6 +86,19 @@ class DelayedScene(RetentionScene):
     def messages(self, name: str, cursor: str = "s") -> list[int]:
         """The entries of the snapshots that a cursor names, by length: what stays the same when all is written anew."""
         return sorted(len(one) for i in self.keys(name, cursor).values() for one in self.servers.reader.payloads[i])
+
+    def indexed(self, name: str, cursor: str = "s") -> set[tuple[int, int]]:
+        """The messages, by ledger and entry, of the snapshots that a cursor names."""
+        payloads = self.servers.reader.payloads
+        found = [read_whole(payloads[i])[1].triples() for i in self.keys(name, cursor).values()]
+        return {(ledger, number) for triples in found for _, ledger, number in triples}
+
+    def reopen(self, ledger_id: int) -> None:
+        """A ledger was never closed."""
+        path = self.servers.path(ledger_id)
+        metadata = ledger_metadata.decode(self.servers.zookeeper.data(path))
+        opened = replace(metadata, state=LedgerState.OPEN, length=0, last_entry_id=-1)
+        self.servers.put(path, ledger_metadata.encode(opened))
 
     def name_bucket(self, name: str, ledger: int, snapshot: int, cursor: str = "s") -> None:
         """Let a cursor name another snapshot for a ledger."""

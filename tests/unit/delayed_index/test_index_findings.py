@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pulsar_lifecycle.delayed_index.stored.index_codes import BucketProblem, IndexFinding
+from pulsar_lifecycle.delayed_index.stored.index_codes import HARM, RED, BucketProblem, IndexFinding
 from pulsar_lifecycle.delayed_index.stored.index_findings import judge
 from pulsar_lifecycle.delayed_index.stored.subscription import (
     StoredBucket,
@@ -63,6 +63,34 @@ def test_a_bitmap_that_marks_what_no_segment_has_loses_it() -> None:
     assert IndexFinding.NOT_INDEXED not in found
 
 
+def test_a_lost_message_is_as_lost_once_it_is_due_while_its_segment_is_not() -> None:
+    triples = [*of_ledger(3)[1:], (NOW - 5000, 3, 0)]
+    whole = bucket(3, 3, triples)
+    first_segment = [one for one in whole.indexes.triples() if one != (NOW - 5000, 3, 0)]
+    forged = replace(bucket(3, 3, first_segment), table=whole.table)
+    topic = TopicEntries(Indexes.of(sorted(triples, key=lambda one: one[2])), {3: COUNT}, {})
+
+    assert codes(subscription(forged), topic)[IndexFinding.LOST] == 1
+    assert codes(subscription(whole), topic) == {}
+
+
+def test_what_keeps_messages_from_their_consumers_is_red_and_what_brokers_read_again_is_not() -> None:
+    """As brokers 4.0.7 did with topics whose snapshots were spoilt so."""
+    red = {code for code in IndexFinding if HARM[code] in RED}
+
+    assert red == {
+        IndexFinding.LOST,
+        IndexFinding.DUPLICATE,
+        IndexFinding.WRONG_TIME,
+        IndexFinding.POINTS_NOWHERE,
+        IndexFinding.OUT_OF_RANGE,
+        IndexFinding.OVERLAPPING_RANGES,
+        IndexFinding.KEY_WITHOUT_LEDGER,
+        IndexFinding.BITMAP_UNLIKE_SEGMENTS,
+        IndexFinding.UNDECODABLE,
+    }
+
+
 def test_a_merged_bucket_that_lacks_what_was_due_first_lost_it() -> None:
     merged = sorted(of_ledger(3) + of_ledger(5))
     lacking = bucket(3, 5, merged[10:])
@@ -97,7 +125,6 @@ def test_a_bucket_whose_messages_are_all_due_has_passed() -> None:
     [
         (BucketProblem.NO_LEDGER, IndexFinding.KEY_WITHOUT_LEDGER),
         (BucketProblem.UNDECODABLE, IndexFinding.UNDECODABLE),
-        (BucketProblem.BAD_KEY, IndexFinding.UNDECODABLE),
         (BucketProblem.NOT_CLOSED, IndexFinding.UNDECODABLE),
     ],
 )
@@ -109,6 +136,12 @@ def test_a_bucket_that_cannot_be_recovered_throws_the_subscription_into_memory(
     found = codes(subscription(broken, WHOLE[1]), entries(3, 5))
 
     assert found == {code: 0, IndexFinding.RECOVERY_FALLBACK: 0, IndexFinding.NOT_INDEXED: COUNT}
+
+
+def test_a_bad_key_throws_nothing_into_memory_as_no_tracker_can_be_made() -> None:
+    bad = StoredBucket("key", "x", -1, -1, -1, problem=BucketProblem.BAD_KEY)
+
+    assert codes(subscription(*WHOLE, bad), entries(3, 5)) == {IndexFinding.UNDECODABLE: 0}
 
 
 def test_what_could_not_be_read_is_said_and_nothing_is_concluded_of_it() -> None:
@@ -139,4 +172,6 @@ def test_enough_for_buckets_and_none_is_found_only_where_a_later_ledger_follows(
     assert found(3, 5, sealed_at=COUNT + 1) == []
     assert found(3, sealed_at=1) == []
     assert found(3, 5, sealed_at=None) == []
+    unsettled = replace(entries(3, 5), unsettled=np.arange(2 * COUNT) < 1)
+    assert judge(subscription(), unsettled, NOW, COUNT) == []
     assert found(sealed_at=1) == []

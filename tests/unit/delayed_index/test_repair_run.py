@@ -15,8 +15,9 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs.caps import Order
+from tests.kit.builders import entry
 from tests.kit.fakes.metadata_store import Operation
-from tests.kit.scenes.delayed_scene import DelayedScene
+from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
 
 
 class Killed(BaseException):
@@ -64,6 +65,21 @@ def test_old_snapshots_are_kept_before_their_keys_go(scene: DelayedScene) -> Non
     scene.before = look
     assert repaired(scene, order).outcome is Outcome.DONE
     assert {(one.bucket_key, one.ledger_id) for one in scene.servers.journal.snapshots} == set(before.items())
+
+
+def test_a_rebuild_indexes_no_message_of_a_transaction_and_none_of_an_open_ledger(scene: DelayedScene) -> None:
+    """A broker delivers what an index says without asking whether it was committed."""
+    order = broken(scene)
+    first, second, last = (int(key.rpartition("_")[2]) for key in scene.keys("a"))
+    entries = scene.servers.reader.payloads[first]
+    entries[7] = entry(b"m", deliver_at_time=scene.due(first, 7), txnid_most_bits=1, txnid_least_bits=2)
+    scene.reopen(last)
+    scene.change(loaded_topics=True)
+
+    assert repaired(scene, order).outcome is Outcome.DONE
+    found = scene.indexed("a")
+    assert {ledger for ledger, _ in found} == {first, second}
+    assert {number for ledger, number in found if ledger == first} == set(range(COUNT)) - {7}
 
 
 def test_an_undo_writes_anew_what_is_gone_and_is_harmless_twice(scene: DelayedScene) -> None:
