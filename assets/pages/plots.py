@@ -70,6 +70,7 @@ _LAYERS = {
     Reason.LAST_LEDGER: "#b5d0e8",
     Reason.EXPIRED: "#c2342b",
     Reason.EXPIRED_OPEN: "#e0776f",
+    Reason.PENDING_DELETION: "#d9783f",
     Reason.ORPHAN: "#e8a33d",
     Reason.OFFLOAD_LEFTOVER: "#f2cf8f",
     Reason.UNREFERENCED: "#d9d2a0",

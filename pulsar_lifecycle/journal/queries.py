@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, intent_states
+from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, IntentState, intent_states
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting
 
@@ -125,10 +125,20 @@ def rows_of_phase(journal: JournalReader, phase: Phase) -> pa.Table:
     return journal.find(pc.field("phase") == phase).sort_by("at")
 
 
-def read_intent_states(journal: JournalReader, cluster: str) -> pa.Table:
-    """What became of every intent of a cluster; ``journal.intents.intent_states``."""
+def read_intent_states(journal: JournalReader, cluster: str, among: pa.Array | None = None) -> pa.Table:
+    """What became of every intent of a cluster, or of those ``among`` these ledgers; ``intents.intent_states``."""
     condition = (pc.field("cluster") == cluster) & pc.field("phase").isin([Phase.SEND, Phase.REDRIVE, Phase.DELETE])
+    if among is not None:
+        condition &= pc.is_in(pc.field("ledger_id"), among)
     return intent_states(journal.find(condition, INTENT_COLUMNS))
+
+
+def pending_ledgers(journal: JournalReader, cluster: str, among: pa.Array) -> pa.Array:
+    """Those ``among`` these ledgers whose message about BookKeeper's copy was sent and not decided, by the journal."""
+    intents = read_intent_states(journal, cluster, among)
+    about_ledger = pc.equal(intents.column("action"), Action.DELETE_LEDGER)
+    sent = pc.and_(pc.equal(intents.column("state"), IntentState.IN_FLIGHT), about_ledger)
+    return intents.filter(sent).column("ledger_id").combine_chunks()
 
 
 def waiting_ledgers(

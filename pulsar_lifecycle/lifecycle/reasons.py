@@ -54,6 +54,8 @@ class Reason(StrEnum):
     """Acknowledged and past its retention, or empty, and not trimmed."""
     OFFLOAD_LEFTOVER = "offload_leftover"
     """Offloaded: its copy in BookKeeper waits for its lag, or for its deletion."""
+    PENDING_DELETION = "pending_deletion"
+    """Nothing refers to it, and by the journal the deletion queue has a message about it: a deletion run decides."""
     ORPHAN = "orphan"
     """Nothing refers to it, and it is past the grace period."""
     UNREFERENCED = "unreferenced"
@@ -199,22 +201,27 @@ def of_references(references: pa.Table, foreign: Collection[str] = ()) -> pa.Tab
     return found.filter(found.column("reason").is_valid())
 
 
-def of_findings(findings: pa.Table, *, covered: bool) -> pa.Table:
+def of_findings(findings: pa.Table, pending: Any, *, covered: bool) -> pa.Table:
     """Rows of :data:`LEDGER_REASONS` of findings (``tables.FINDINGS``).
 
-    That nothing refers to a ledger is only known by a ``covered`` scan.
+    That nothing refers to a ledger is only known by a ``covered`` scan. ``pending``: ids of ledgers about which the
+    deletion queue has a message.
     """
     meant = {str(one): reason for one, reason in OF_FINDING.items()}
     if not covered:
-        meant |= dict.fromkeys(_UNPROVEN, Reason.UNJUDGED)
+        meant |= dict.fromkeys(UNREFERENCED, Reason.UNJUDGED)
     codes = whole(findings.column("finding")).dictionary_encode()
     reasons = pa.array([meant.get(code) for code in codes.dictionary.to_pylist()], pa.string()).take(codes.indices)
+    free = pc.is_in(reasons, pa.array([str(Reason.ORPHAN), str(Reason.UNREFERENCED)]))
+    sent = pc.and_(free, pc.is_in(whole(findings.column("ledger_id")), pending))
+    reasons = pc.if_else(sent, str(Reason.PENDING_DELETION), reasons)
     names = [pc.if_else(pc.equal(column, ""), _NONE, column) for column in map(findings.column, ("namespace", "topic"))]
     found = pa.table([findings.column("ledger_id"), reasons, *names], schema=LEDGER_REASONS)
     return found.filter(pc.and_(found.column("reason").is_valid(), found.column("ledger_id").is_valid()))
 
 
-_UNPROVEN = [str(one) for one, reason in OF_FINDING.items() if reason in (Reason.ORPHAN, Reason.UNREFERENCED)]
+UNREFERENCED = [str(one) for one, reason in OF_FINDING.items() if reason in (Reason.ORPHAN, Reason.UNREFERENCED)]
+"""Findings of ledgers that nothing refers to."""
 _NONE = pa.scalar(None, pa.string())
 
 

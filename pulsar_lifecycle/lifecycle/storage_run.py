@@ -19,11 +19,13 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.io.connect import Connect
+from pulsar_lifecycle.journal.queries import pending_ledgers
 from pulsar_lifecycle.lifecycle.held.delayed_pins import PINS, delayed_pins, first_messages
 from pulsar_lifecycle.lifecycle.reasons import (
     LEDGER_REASONS,
     OF_FINDING,
     OF_KIND,
+    UNREFERENCED,
     of_findings,
     of_references,
     of_topics,
@@ -84,7 +86,8 @@ def build_storage_report(cluster: Cluster, epoch: Epoch) -> tuple[pa.Table, tupl
     positions = cluster.parts(epoch_id, POSITIONS_TABLE)
     shadows, unread = _shadows(cluster)
     tables = RetentionTables(lake, in_force.policies, context, shadows, loads, positions, ledgers)
-    judging = _Reasons(tables, share, cluster.connect, context.shared_namespaces - own, epoch.covered, now)
+    pending = _pending(cluster, epoch_id)
+    judging = _Reasons(tables, share, cluster.connect, context.shared_namespaces - own, pending, epoch.covered, now)
     pieces = [
         _Piece(table, part)
         for table in ("managed_ledgers", "references", "findings")
@@ -176,6 +179,14 @@ def _shadows(cluster: Cluster) -> tuple[ShadowSources, tuple[str, ...]]:
         return ShadowSources(), (str(error),)
 
 
+def _pending(cluster: Cluster, epoch_id: str) -> pa.Array:
+    """Unreferenced ledgers about which the deletion queue has a message, by the journal."""
+    parts, where = cluster.parts(epoch_id, "findings"), pc.field("finding").isin(UNREFERENCED)
+    batches = cluster.lake.batches(parts, ["ledger_id"], where & pc.field("ledger_id").is_valid())
+    free = pa.Table.from_batches(batches, pa.schema([FINDINGS.field("ledger_id")])).column(0).combine_chunks()
+    return pending_ledgers(cluster.journal_reader, cluster.settings.cluster, free)
+
+
 def _listed(lake: Lake, parts: Sequence[str]) -> pa.Table:
     schema = pa.schema([BOOKKEEPER_LEDGERS.field(name) for name in STORAGE_COLUMNS])
     return pa.Table.from_batches(lake.batches(parts, STORAGE_COLUMNS), schema)
@@ -191,12 +202,16 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Reasons:
-    """The reasons that one file says; runs in a task. ``foreign``: namespaces that only another cluster has."""
+    """The reasons that one file says; runs in a task.
+
+    ``foreign``: namespaces that only another cluster has. ``pending``: ledgers that the deletion queue has.
+    """
 
     tables: RetentionTables
     settings: Settings
     connect: Connect
     foreign: frozenset[str]
+    pending: pa.Array
     covered: bool
     now: int
 
@@ -215,7 +230,7 @@ class _Reasons:
         else:
             known = pc.field("finding").isin([str(one) for one in OF_FINDING])
             for some in self._batches(piece.part, FINDINGS, ("ledger_id", "finding", "namespace", "topic"), known):
-                yield from of_findings(some, covered=self.covered).to_batches()
+                yield from of_findings(some, self.pending, covered=self.covered).to_batches()
 
     def _pins(self, listed: pa.Table, inputs: pa.Table, topics: Any) -> pa.Table:
         """What delayed messages pin of the topics of this mask (``PINS``)."""

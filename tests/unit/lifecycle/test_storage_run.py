@@ -24,7 +24,9 @@ from pulsar_lifecycle.lifecycle.storage_run import (
     totals,
 )
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.topics import retention_now as reading
+from tests.kit.builders import ROW
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import bucket_tags, compacted_tags, data_tags, deleted_copy, schema_tags
 
@@ -51,6 +53,7 @@ def report(scene: RetentionScene) -> dict[tuple[str, str], int]:
 
 def reasons(scene: RetentionScene, ids: list[int]) -> list[str]:
     """What is said of some ledgers by a report of a new scan."""
+    scene.servers.wait(0.01)
     report(scene)
     epoch = scene.lake.epochs()[-1].epoch_id
     said = {row["ledger_id"]: row["reason"] for row in scene.lake.read_epoch_table(epoch, REASONS_TABLE).to_pylist()}
@@ -149,6 +152,26 @@ def test_cursors_of_loaded_topics_are_asked_for_too(scene: RetentionScene) -> No
     scene.servers.load(TOPIC)
     scene.servers.wait(1)
     assert reasons(scene, ids) == [Reason.EXPIRED, Reason.EXPIRED, Reason.BACKLOG]
+
+
+def test_what_the_deletion_queue_has_is_no_orphan_until_it_is_decided(scene: RetentionScene) -> None:
+    servers = scene.servers
+    sent, kept, dead, copy_alone, nothing = (servers.ledger(data_tags(TOPIC)) for _ in range(5))
+    servers.wait(0.5)
+    row = replace(ROW, cluster="test", action=Action.DELETE_LEDGER, phase=Phase.SEND, outcome=Outcome.SENT, at=1)
+    servers.journal.record([replace(row, ledger_id=one) for one in (sent, kept, dead)])
+    servers.journal.record([replace(row, ledger_id=copy_alone, action=Action.DELETE_OFFLOADED)])
+    servers.journal.record([replace(row, ledger_id=nothing, cluster="another")])
+    decided = replace(row, phase=Phase.DELETE, at=2)
+    ends = {kept: Outcome.KEPT, dead: Outcome.DEAD_LETTERED}
+    servers.journal.record([replace(decided, ledger_id=one, outcome=end) for one, end in ends.items()])
+    orphan, pending = Reason.ORPHAN, Reason.PENDING_DELETION
+    assert reasons(scene, [sent, kept, dead, copy_alone, nothing]) == [pending, orphan, orphan, orphan, orphan]
+    retried = replace(decided, ledger_id=sent, outcome=Outcome.RETRYING, at=3)
+    servers.journal.record([retried])
+    assert reasons(scene, [sent]) == [pending]
+    servers.journal.record([replace(retried, outcome=Outcome.KEPT, at=4)])
+    assert reasons(scene, [sent]) == [orphan]
 
 
 def test_a_shadow_topics_list_gives_way_to_its_sources(scene: RetentionScene) -> None:
