@@ -270,6 +270,9 @@ class LoadSettings(Section):
     backlog_eviction: tuple[str, ...] = ()
     """Of these, where a broker may drop unread messages beyond a backlog quota (``consumer_backlog_eviction``)
     meanwhile. Elsewhere a topic that has any is not loaded."""
+    compaction: tuple[str, ...] = ()
+    """Of these, where a broker may begin a compaction by a compaction threshold meanwhile, or make the cursor of one.
+    Elsewhere a topic where that would happen is not loaded."""
     min_bytes: int = Field(default=1 << 20, gt=0)
     """A topic that a load frees less of is left alone; ledgers that were never closed count as enough."""
     at_once: int = Field(default=10, gt=0)
@@ -285,7 +288,7 @@ class LoadSettings(Section):
     timeout: Seconds = Field(default=300.0, gt=0)
     """How long one step of topics that are loaded together may take."""
 
-    @field_validator("namespaces", "subscription_expiry", "topic_deletion", "backlog_eviction")
+    @field_validator("namespaces", "subscription_expiry", "topic_deletion", "backlog_eviction", "compaction")
     @classmethod
     def _name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return owner_names(value)

@@ -101,7 +101,9 @@ def judged(made: list[Made], expiry: int) -> dict[int, dict[str, Any]]:
     off: dict[str, TopicDeletion | None] = dict.fromkeys(ttl, TopicDeletion(False))
     here: dict[str, Replication | None] = dict.fromkeys(ttl, Replication())
     holds: dict[str, bool | None] = dict.fromkeys(ttl, False)
-    monitors = Monitors(InForce(ttl), InForce(off), dict.fromkeys(ttl, expiry), InForce(holds), InForce(here))
+    never: dict[str, int | None] = dict.fromkeys(ttl, 0)
+    layers = InForce(holds), InForce(here), InForce(never)
+    monitors = Monitors(InForce(ttl), InForce(off), dict.fromkeys(ttl, expiry), *layers)
     choice = Choice(frozenset(f"t/{number}" for number, one in enumerate(made) if one.named))
     rows = topics_to_load(seen, monitors, choice, NOW).to_pylist()
     return {row["ledger_id"] // 100: row for row in rows}

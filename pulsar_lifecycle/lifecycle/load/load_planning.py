@@ -54,6 +54,7 @@ def choice_of(settings: LoadSettings) -> Choice:
         frozenset(settings.subscription_expiry),
         frozenset(settings.topic_deletion),
         frozenset(settings.backlog_eviction),
+        frozenset(settings.compaction),
         settings.min_bytes,
     )
 

@@ -20,8 +20,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors, TopicDeletion, is_subscription
+from pulsar_lifecycle.lifecycle.load.other_cursors import (
+    doubtful_to,
+    expired,
+    needed_by,
+    slower_of,
+    where_any,
+    with_slowest,
+    would_compact,
+)
 from pulsar_lifecycle.lifecycle.reasons import Reason, of_topics
-from pulsar_lifecycle.lifecycle.retention import judge, slowest, whole
+from pulsar_lifecycle.lifecycle.retention import judge, whole
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.owner_names import holders
@@ -55,6 +64,10 @@ class LoadKept(StrEnum):
     BACKLOG_WOULD_BE_EVICTED = "backlog_would_be_evicted"
     """It has unread messages, its broker drops those beyond a backlog quota (`consumer_backlog_eviction`), and
     `load.backlog_eviction` does not name it."""
+    COMPACTION_WOULD_BEGIN = "compaction_would_begin"
+    """It has a compaction threshold, and `load.compaction` does not name it: its broker would begin a compaction, as
+    more than that waits for one, or make a cursor `__compaction` before all its messages, which holds its ledgers until
+    a compaction has read them."""
     NOT_REPLICATED_HERE = "not_replicated_here"
     """Its replication clusters leave this cluster out: its broker would delete it whole at once, whatever is unread.
     No setting lifts this."""
@@ -64,7 +77,8 @@ class LoadKept(StrEnum):
     """Its broker would delete a replicator's cursor, with what that has not sent yet: its replication clusters do not
     name that cluster any more. No setting lifts this."""
     MONITORS_UNKNOWN = "monitors_unknown"
-    """What its broker would do by TTL, subscription expiry, backlog quota, inactivity and replication is not known."""
+    """What its broker would do by TTL, subscription expiry, backlog quota, inactivity, replication and compaction is
+    not known."""
     LITTLE_TO_FREE = "little_to_free"
     """A load would free less than `load.min_bytes`."""
 
@@ -92,6 +106,7 @@ class Choice:
     subscription_expiry: frozenset[str] = frozenset()
     topic_deletion: frozenset[str] = frozenset()
     backlog_eviction: frozenset[str] = frozenset()
+    compaction: frozenset[str] = frozenset()
     min_bytes: int = 1
 
 
@@ -130,6 +145,10 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
     unread = rows.any_of(rows.held) | (rows.any_of(rows.open_expired) & subscribed)
     unsent = rows.any_of(rows.unsent)
     needed = np.flatnonzero(np.logical_or.reduce(list(needs.values())))
+    limits = by_topic(tables.listed, monitors.compaction)
+    thresholds = np.zeros(inputs.num_rows, np.int64)
+    thresholds[needed] = np.asarray(pc.fill_null(limits, 0), np.int64)[needed]
+    compacts = would_compact(inputs, tables.listed, tables.cursors, thresholds, now)
     later = rows.any_of(rows.last & (rows.due | rows.past_ttl | rows.open_expired) & ~rows.goes)
     after = rows.last & ~rows.goes & (rows.due | rows.past_ttl)
     parts = rows.sum_of(rows.freed, rows.size), rows.sum_of(after, rows.size)
@@ -149,6 +168,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
         for name in names
     }
     columns |= {"minutes": minutes.take(place).to_pylist(), "mb": mb.take(place).to_pylist()}
+    columns |= {"compaction": limits.take(place).to_pylist(), "compacts": compacts[needed].tolist()}
     columns |= {"level": tables.level.take(place).to_pylist(), "ttl": rows.ttl.take(place).to_pylist()}
     cursors = _cursors(tables.cursors, columns["managed_ledger"])
     found: list[dict[str, Any]] = []
@@ -222,11 +242,11 @@ class _Ledgers:
         sending = pa.array([one for one in distinct if one and monitors.replicates(one)], pa.string())
         expirable = pc.fill_null(pc.is_in(names, ours), False)
         moving, fixed = (
-            _with_slowest(inputs, tables.listed, tables.cursors.filter(where))
+            with_slowest(inputs, tables.listed, tables.cursors.filter(where))
             for where in (expirable, pc.invert(expirable))
         )
-        senders = _with_slowest(inputs, tables.listed, tables.cursors.filter(pc.is_in(names, sending)))
-        to_expire, unsent = _needed(moving, now), _needed(senders, now) | _doubtful(senders, now)
+        senders = with_slowest(inputs, tables.listed, tables.cursors.filter(pc.is_in(names, sending)))
+        to_expire, unsent = needed_by(moving, now), needed_by(senders, now) | doubtful_to(senders, now)
 
         seconds = by_topic(tables.listed, monitors.ttl)
         limit = np.asarray(pc.fill_null(seconds, 0), np.int64)[topic] * 1000
@@ -236,8 +256,8 @@ class _Ledgers:
         old = dated & (limit > 0) & (now - np.asarray(closed.fill_null(0), np.int64) > limit)
         past_ttl = to_expire & old & ~_before_or_at(to_expire & ~old, topic)
         entries = np.asarray(inner.field("entries").fill_null(0), np.int64)
-        moved = _slower(_expired(moving, topic, ids, entries, past_ttl), fixed)
-        goes = np.asarray(judge(_where(past_ttl, topic, moved, inputs), now).column("goes_when_loaded"))
+        moved = slower_of(expired(moving, topic, ids, entries, past_ttl), fixed)
+        goes = np.asarray(judge(where_any(past_ttl, topic, moved, inputs), now).column("goes_when_loaded"))
 
         by_metadata = judge(tables.inputs, now).column("verdict")  # there a topic without a broker may count as loaded
         reasons = of_topics(verdicts, tables.listed, inputs, tables.ledgers, tables.idle, now).column("reason")
@@ -302,64 +322,6 @@ def _before_or_at(these: Any, topic: Any) -> Any:
     return upto[1:] > upto[begin]
 
 
-def _expired(inputs: pa.Table, topic: Any, ids: Any, entries: Any, past_ttl: Any) -> pa.Table:
-    """The topics as they are once their messages are expired: the slowest cursor at the end of what is past the TTL."""
-    rows = np.flatnonzero(past_ttl)
-    ledger, entry = (np.asarray(inputs.column(name).fill_null(-1), np.int64).copy() for name in _SLOWEST)
-    known = np.asarray(inputs.column(_SLOWEST[0]).is_valid() if inputs.num_rows else [], bool)
-    ledger[topic[rows]], entry[topic[rows]] = ids[rows], entries[rows] - 1
-    for name, values in zip(_SLOWEST, (ledger, entry), strict=True):
-        column = pa.array(values, pa.int64(), mask=~known)
-        inputs = inputs.set_column(inputs.schema.get_field_index(name), name, column)
-    return inputs
-
-
-def _with_slowest(inputs: pa.Table, listed: pa.Table, cursors: pa.Table) -> pa.Table:
-    """The topics as if these were all their cursors."""
-    for name, column in zip((_COUNT, *_SLOWEST), slowest(listed, cursors), strict=True):
-        inputs = inputs.set_column(inputs.schema.get_field_index(name), inputs.field(name), whole(column))
-    return inputs
-
-
-def _needed(inputs: pa.Table, now: int) -> Any:
-    """Whether a cursor needs some of a ledger."""
-    return np.asarray(pc.equal(judge(inputs, now).column("alone").cast(pa.string()), str(RetentionVerdict.CURSOR)))
-
-
-def _doubtful(inputs: pa.Table, now: int) -> Any:
-    """Whether a cursor may need some of a ledger, as the cursor or the ledger is not known."""
-    unknown = pa.array([str(RetentionVerdict.UNKNOWN_LEDGER), str(RetentionVerdict.UNKNOWN_CURSOR)])
-    doubtful = np.asarray(pc.is_in(judge(inputs, now).column("alone").cast(pa.string()), unknown))
-    there = np.asarray(pc.fill_null(pc.not_equal(inputs.column(_COUNT), 0), True))
-    counts = np.asarray(whole(inputs.column("ledgers")).value_lengths().fill_null(0), np.int64)
-    return doubtful & np.repeat(there, counts)
-
-
-def _slower(one: pa.Table, other: pa.Table) -> pa.Table:
-    """The topics with the cursors of both: the slower of their slowest positions."""
-    none, alone = (np.asarray(pc.equal(pc.fill_null(t.column(_COUNT), -1), 0)) for t in (one, other))
-    pairs = [[np.asarray(t.column(name).fill_null(-1), np.int64) for name in _SLOWEST] for t in (one, other)]
-    (ledger, entry), (at, then) = pairs
-    take_other = none | (~alone & ((at < ledger) | ((at == ledger) & (then < entry))))
-    for name in (_COUNT, *_SLOWEST):
-        column = pc.if_else(pa.array(take_other), whole(other.column(name)), whole(one.column(name)))
-        one = one.set_column(one.schema.get_field_index(name), one.field(name), column)
-    return one
-
-
-def _where(these: Any, topic: Any, changed: pa.Table, inputs: pa.Table) -> pa.Table:
-    """The cursors of ``changed`` where a topic has one of ``these`` ledgers, else those of ``inputs``."""
-    here = pa.array(np.bincount(topic[these], minlength=inputs.num_rows) > 0)
-    for name in (_COUNT, *_SLOWEST):
-        column = pc.if_else(here, whole(changed.column(name)), whole(inputs.column(name)))
-        inputs = inputs.set_column(inputs.schema.get_field_index(name), inputs.field(name), column)
-    return inputs
-
-
-_COUNT = "durable_cursors"
-_SLOWEST = ("slowest_ledger_id", "slowest_entry_id")
-
-
 def _cursors(cursors: pa.Table, wanted: Collection[str]) -> dict[str, dict[str, int | None]]:
     """By managed ledger, its cursors and when each was last active (ms)."""
     some = cursors.filter(pc.is_in(cursors.column("managed_ledger"), pa.array(list(wanted), pa.string())))
@@ -376,7 +338,7 @@ def _monitored(
     """What its broker would do to a topic that stays loaded, however short we mean to have it loaded.
 
     ``unread``: a cursor has not acknowledged all of it, or may not have. ``unsent``: that of a replicator has not, and
-    there is a TTL.
+    there is a TTL. ``compacts``: by its threshold ``compaction``, a compaction or the cursor of one would begin.
     """
     topic = Topic.parse(row["topic"])
     expiry = monitors.expiry.get(row["namespace"])
@@ -386,7 +348,7 @@ def _monitored(
     replication, replicator = monitors.replication.of(topic) if known else None, monitors.replicator
     if expiry is None or deletion is None or replication is None or replicator is None:
         return [LoadKept.MONITORS_UNKNOWN]
-    if evicted is None or row["ttl"] is None:
+    if evicted is None or row["ttl"] is None or row["compaction"] is None:
         return [LoadKept.MONITORS_UNKNOWN]
     subscriptions = {name: active for name, active in cursors.items() if is_subscription(name, replicator)}
     sends = {name.rpartition(".")[2] for name in cursors if name.startswith(replicator)}
@@ -403,6 +365,8 @@ def _monitored(
         found.append(LoadKept.TOPIC_WOULD_BE_DELETED)
     if evicted:
         found.append(LoadKept.BACKLOG_WOULD_BE_EVICTED)
+    if row["compacts"]:
+        found.append(LoadKept.COMPACTION_WOULD_BEGIN)
     return found
 
 
@@ -420,6 +384,7 @@ def _kept(
         LoadKept.SUBSCRIPTION_WOULD_EXPIRE: choice.subscription_expiry,
         LoadKept.TOPIC_WOULD_BE_DELETED: choice.topic_deletion,
         LoadKept.BACKLOG_WOULD_BE_EVICTED: choice.backlog_eviction,
+        LoadKept.COMPACTION_WOULD_BEGIN: choice.compaction,
     }
     if choice.load.isdisjoint(names):
         return str(LoadKept.WAY_IS_METADATA)

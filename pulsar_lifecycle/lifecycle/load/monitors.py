@@ -1,9 +1,9 @@
-"""What a broker does by itself to a topic that it has loaded: TTL, expiry, backlog quota, inactivity, replication.
+"""What a broker does by itself to a topic that it has loaded: expiry, quotas, inactivity, replication, compaction.
 
 Belongs here: the policies in force by topic, namespace and brokers. Pure. Not here: reading them
 (``topics/retention_now.py``), which topics that concerns (``lifecycle/load/load_rules.py``). Upstream:
-``PersistentTopic.checkMessageExpiry``, ``checkInactiveSubscriptions``, ``checkGC``, ``checkReplication`` and
-``removeOrphanReplicationCursors``, ``BrokerService``, ``BacklogQuotaManager``, Pulsar 4.0.7.
+``PersistentTopic.checkMessageExpiry``, ``checkInactiveSubscriptions``, ``checkGC``, ``checkCompaction``,
+``checkReplication`` and ``removeOrphanReplicationCursors``, ``BrokerService``, ``BacklogQuotaManager``, Pulsar 4.0.7.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ _QUOTAS, _NAMESPACE_QUOTAS = "backLogQuotaMap", "backlog_quota_map"
 _EVICTS = "consumer_backlog_eviction"
 _CLUSTERS, _NAMESPACE_CLUSTERS, _ALLOWED = "replicationClusters", "replication_clusters", "allowed_clusters"
 _CLUSTER = "clusterName"
+_COMPACTS, _NAMESPACE_COMPACTS = "compactionThreshold", "compaction_threshold"
+_BROKER_COMPACTS = "brokerServiceCompactionThresholdInBytes"
 BROKER_NAMES = frozenset(
     {
         *(_BROKER_TTL, _BROKER_EXPIRY, _BROKER_DELETES, _BROKER_MODE, _SYSTEM_CURSORS, _REPLICATOR),
-        *(_QUOTA_CHECKED, _QUOTA_POLICY, _QUOTA_BYTES, _QUOTA_GB, _QUOTA_SECONDS, _CLUSTER),
+        *(_QUOTA_CHECKED, _QUOTA_POLICY, _QUOTA_BYTES, _QUOTA_GB, _QUOTA_SECONDS, _CLUSTER, _BROKER_COMPACTS),
     }
 )
 """What broker.conf calls all that brokers have a say in."""
@@ -63,7 +65,8 @@ class Replication:
 class Monitors:
     """What counts by namespace and topic; None: unknown. ``ttl`` in seconds, ``expiry`` in minutes, both 0 for none.
 
-    ``eviction``: whether a backlog quota is in force by which brokers drop unread messages.
+    ``eviction``: whether a backlog quota is in force by which brokers drop unread messages. ``compaction``: of how many
+    bytes brokers begin a compaction by themselves, 0 for never.
     ``system_cursors``: names of cursors that brokers never expire messages of, beside ``__compaction``.
     ``replicator``: how replicators' cursors begin; None: unknown.
     """
@@ -73,6 +76,7 @@ class Monitors:
     expiry: Mapping[str, int | None]
     eviction: InForce[bool | None]
     replication: InForce[Replication | None]
+    compaction: InForce[int | None]
     system_cursors: frozenset[str] = frozenset()
     replicator: str | None = REPLICATOR
 
@@ -100,6 +104,7 @@ def monitors_in_force(layers: Layers) -> Monitors:
         {name: _expiry(said, layers.brokers) for name, said in layers.namespaces.items()},
         _known(layers, layers.in_force(_QUOTAS, _eviction)),
         _known(layers, layers.in_force(_CLUSTERS, _replication)),
+        _known(layers, layers.in_force(_COMPACTS, _compaction)),
         frozenset(one.strip() for one in names.split(",") if one.strip()),
         f"{prefix}." if prefix else None,
     )
@@ -206,6 +211,14 @@ def _replication(
     if clusters is None or allowed is None or here is None:
         return None
     return Replication(clusters - {here}, not clusters or here in clusters | allowed)
+
+
+def _compaction(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> int | None:
+    """The threshold of the topic, else of its namespace, else the brokers' own; 0, or less, is none."""
+    for said in (topic.first(_COMPACTS), (namespace or {}).get(_NAMESPACE_COMPACTS)):
+        if said is not None:
+            return max(0, said) if type(said) is int else None
+    return _number(broker, _BROKER_COMPACTS)
 
 
 def _names(said: object) -> frozenset[str] | None:

@@ -34,6 +34,7 @@ class LoadScene(RetentionScene):
         "backlogQuotaDefaultLimitBytes": "-1",
         "backlogQuotaDefaultLimitGB": "-1.0",
         "backlogQuotaDefaultLimitSecond": "-1",
+        "brokerServiceCompactionThresholdInBytes": "0",
     }
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

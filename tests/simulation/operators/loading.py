@@ -90,6 +90,7 @@ class Loading(Retaining):
             "backlogQuotaDefaultLimitBytes": "-1",
             "backlogQuotaDefaultLimitGB": "-1",
             "backlogQuotaDefaultLimitSecond": "-1",
+            "brokerServiceCompactionThresholdInBytes": "0",
             "brokerDeleteInactiveTopicsEnabled": "false",
             "brokerDeleteInactiveTopicsMode": "delete_when_no_subscriptions",
             "additionalSystemCursorNames": f"[{AUDIT}]",

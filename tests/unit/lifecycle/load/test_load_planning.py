@@ -11,12 +11,15 @@ import pytest
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan
+from pulsar_lifecycle.lifecycle.load.monitors import monitors_in_force
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.topics.policies import Layers, NamespacePolicies
 from tests.kit.builders import A_GAP
 from tests.kit.scenes.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MB, MINUTE, NAMESPACE
@@ -268,6 +271,56 @@ def test_a_replicator_whose_cluster_went_keeps_its_topic(
     scene.servers.wait(1)
     plan(scene)
     assert stored(scene)["a"]["kept"] == expected
+
+
+@pytest.mark.parametrize(
+    ("threshold", "compacted", "expected"),
+    [
+        (0, None, None),
+        (-1, None, None),
+        (1, None, "compaction_would_begin"),
+        (1 << 40, None, "compaction_would_begin"),
+        (1, 2, None),
+        (1, 1, "compaction_would_begin"),
+        (MB, 1, None),
+        (MB, 0, "compaction_would_begin"),
+        ("1", 2, "monitors_unknown"),
+    ],
+)
+def test_a_compaction_that_a_load_would_begin_keeps_the_topic_unless_ordered(
+    scene: LoadScene, threshold: object, compacted: int | None, expected: str | None
+) -> None:
+    """A topic with a threshold and without a cursor ``__compaction`` gets one that holds all its ledgers."""
+    ids = scene.topic("a", 330, 240, 180)
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), "s", at=ids[0])
+    if compacted is not None:
+        stands_at_end(scene, ids[compacted], "__compaction")
+    scene.namespace(message_ttl_in_seconds=3600, compaction_threshold=threshold)
+    plan(scene)
+    assert stored(scene)["a"]["kept"] == expected
+    if expected == "compaction_would_begin":
+        scene.change(compaction=(NAMESPACE,))
+        _, (row,) = plan(scene)
+        assert (row["kept"], row["monitors"]) == (None, [expected])
+
+
+def test_what_waits_for_a_compaction_in_an_open_ledger_may_be_any_amount(scene: LoadScene) -> None:
+    last = scene.open_topic("a")
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), "__compaction", at=last)
+    scene.namespace(compaction_threshold=1 << 40)
+    scene.servers.wait(2)
+    plan(scene)
+    assert stored(scene)["a"]["kept"] == "compaction_would_begin"
+
+
+def test_a_topics_own_compaction_threshold_counts_before_its_namespaces() -> None:
+    topic, other = Topic.parse(f"{OWN}a"), Topic.parse(f"{OWN}b")
+    brokers, threshold = {"brokerServiceCompactionThresholdInBytes": "7"}, {"compaction_threshold": 5}
+    own = NamespacePolicies({topic: TopicPolicies(local={"compactionThreshold": 0})})
+    found = monitors_in_force(Layers(brokers, {NAMESPACE: threshold}, {NAMESPACE: own})).compaction
+    assert (found.of(topic), found.of(other)) == (0, 5)
+    assert monitors_in_force(Layers(brokers, {NAMESPACE: {}}, {NAMESPACE: own})).compaction.of(other) == 7
+    assert monitors_in_force(Layers({}, {NAMESPACE: {}}, {NAMESPACE: own})).compaction.of(other) is None
 
 
 def test_a_quota_of_the_brokers_counts_where_nobody_says_more(scene: LoadScene) -> None:
