@@ -47,7 +47,7 @@ def test_a_repair_that_is_killed_anywhere_leaves_the_old_buckets_or_the_new_ones
         {"delayed_index": {"namespaces": [namespace], "brokers": BROKERS}, "zookeeper": {"session_timeout": "6s"}}
     )
     with pulsar_client(sandbox.service_url) as client:
-        planted(sandbox, client, topic, 900)
+        planted(sandbox, client, topic)
     unloaded(sandbox, [topic])
     key, value = sorted(keys_of(sandbox, topic).items())[0]
     set_key(sandbox, topic, key, forged(sandbox, topic, key, int(value)))
@@ -70,7 +70,7 @@ def test_a_repair_that_is_killed_anywhere_leaves_the_old_buckets_or_the_new_ones
 def test_a_broker_that_loads_the_topic_meanwhile_has_the_buckets_that_the_cursor_names(sandbox: Cluster) -> None:
     topic = f"persistent://{new_namespace(sandbox, 'race')}/t"
     with pulsar_client(sandbox.service_url) as client:
-        planted(sandbox, client, topic, 900)
+        planted(sandbox, client, topic)
     outcomes: Counter[Edited] = Counter()
     chance = random.Random(5)
     whole = keys_of(sandbox, topic)
