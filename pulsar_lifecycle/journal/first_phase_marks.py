@@ -1,6 +1,6 @@
 # pyright: reportAttributeAccessIssue=false
 # pyarrow.compute makes its functions at import.
-"""Marks that stand: ledgers that our own first phase took off their topics' lists."""
+"""What our own runs took off lists: ledgers of topics, by marks that stand, and snapshots that cursors named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, rows_of_outcome
+from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, filed_since, rows_of_outcome
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.copies import Asked
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
@@ -47,6 +47,27 @@ def taken_off(journal: JournalReader, cluster: str, since: int) -> set[int]:
         return set()
     left = rows_of_outcome(journal, Outcome.LEFT, since, mine, ["ledger_id", "at"])
     return set(open_marks(marked, left).column("ledger_id").to_pylist())
+
+
+def unnamed_snapshots(journal: JournalReader, cluster: str, since: int) -> set[int]:
+    """Snapshots that our repairs of delayed indexes took from cursors at ``since`` (ms) or later.
+
+    Those of a repair that was killed are among them, as it may have come so far.
+    """
+    condition = (pc.field("cluster") == cluster) & (pc.field("phase") == Phase.REPAIR_INDEX) & filed_since(since)
+    rows = journal.find(condition, ["run_id", "topic", "outcome", "detail", "at"]).to_pylist()
+    taken: set[int] = set()
+    begun: dict[tuple[str, ...], set[int]] = {}
+    for row in sorted(rows, key=lambda row: row["at"]):
+        said = json.loads(row["detail"])
+        repair = row["run_id"], row["topic"], said["subscription"]
+        begun.pop(repair, None)
+        gone = set(said["before"].values()) - set(said["after"].values())
+        if row["outcome"] == Outcome.BEGUN:
+            begun[repair] = {int(i) for i in gone if i.isdecimal()}
+        elif row["outcome"] == Outcome.DONE:
+            taken |= {int(i) for i in gone if i.isdecimal()}
+    return taken.union(*begun.values())
 
 
 def marked_offloads(journal: JournalReader, cluster: str) -> dict[int, tuple[Asked, int]]:

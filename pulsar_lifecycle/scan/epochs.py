@@ -20,7 +20,7 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.io.connect import root_settings, without_chroot
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
-from pulsar_lifecycle.journal.first_phase_marks import taken_off
+from pulsar_lifecycle.journal.first_phase_marks import taken_off, unnamed_snapshots
 from pulsar_lifecycle.journal.in_doubt import absent
 from pulsar_lifecycle.journal.operator_words import note_words
 from pulsar_lifecycle.journal.queries import deleted_since
@@ -270,7 +270,9 @@ def _lost(cluster: Cluster, epoch_id: str, last: Epoch, refs: Referenced, limits
     unnamed = (before.needed | before.offloaded) - referenced
     if not unnamed:
         return []
-    ours = BitMap64(taken_off(cluster.journal_reader, settings.cluster, last.started_at - DAY_MS))
+    ours = BitMap64()
+    for taken in (taken_off, unnamed_snapshots):
+        ours |= BitMap64(taken(cluster.journal_reader, settings.cluster, last.started_at - DAY_MS))
     unnamed -= ours
     ledgers, there = cluster.parts(epoch_id, "bookkeeper_ledgers"), pc.field("problem").is_null()
     here = listed_by(lake.batches(ledgers, ["ledger_id"], there))

@@ -12,10 +12,12 @@ from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, u
 from pulsar_lifecycle.errors import LifecycleError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.journal.first_phase_marks import unnamed_snapshots
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs.caps import Order
 from tests.kit.builders import entry
+from tests.kit.fakes.journal import FakeJournal
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
 
@@ -102,6 +104,25 @@ def test_an_undo_writes_anew_what_is_gone_and_is_harmless_twice(scene: DelayedSc
 
     assert undone(scene, order).outcome is Outcome.NOTHING
     assert scene.keys("a") == after
+
+
+def test_what_a_repair_took_from_a_cursor_is_known_to_later_scans(scene: DelayedScene) -> None:
+    order = broken(scene)
+    before = scene.keys("a")
+    repaired(scene, order)
+    taken, journal = set(before.values()) - set(scene.keys("a").values()), scene.servers.journal
+    assert taken
+    assert unnamed_snapshots(journal, "test", 0) == taken
+    assert unnamed_snapshots(journal, "another", 0) == set()
+    assert unnamed_snapshots(journal, "test", scene.now + 1) == set()
+    assert repaired(scene, order).outcome is Outcome.LEFT
+    assert unnamed_snapshots(journal, "test", 0) == taken
+    ended = [row for row in journal.rows if row.outcome is Outcome.DONE]
+    killed = FakeJournal()
+    killed.record([row for row in journal.rows if row.outcome is Outcome.BEGUN])
+    assert unnamed_snapshots(killed, "test", 0) == taken  # the edit may have been made
+    killed.record([replace(row, outcome=Outcome.LEFT) for row in ended])
+    assert unnamed_snapshots(killed, "test", 0) == set()
 
 
 def test_all_ledgers_may_be_gone_and_an_id_may_be_of_another_ledger_by_now(scene: DelayedScene) -> None:
