@@ -108,8 +108,10 @@ def delayed(
 ) -> None:
     """The delayed index of a topic: its buckets, what is wrong with them, how many messages are due when.
 
-    Reads the topic's entries from where the slowest of these subscriptions stands. Exit code 1 for a finding.
+    Reads the topic's entries from where the slowest of these subscriptions stands. What brokers have in memory it
+    cannot see. Exit code 1 for a finding.
     """
+    from pulsar_lifecycle.cli.look.delayed_index import print_index
     from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
     from pulsar_lifecycle.inspect.delayed import delayed_index
 
@@ -123,9 +125,7 @@ def delayed(
     if as_json:
         show.json_document(document)
     else:
-        for part, rows in document.items():
-            show.text(f"{part} ({len(rows)})", "bold cyan")
-            show.documents(rows, 2)
+        print_index(document)
     if document["findings"]:
         raise typer.Exit(1)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow.compute as pc
@@ -218,6 +218,7 @@ class _Repair:
         if why := self._kept(subject, stored):
             return self._said(subject, Outcome.LEFT, why)
         one = stored.subscriptions[0]
+        subject = replace(subject, before={bucket.key: bucket.value for bucket in one.buckets})
         level = RepairLevel(subject.level)
         entries = read_entries(self.reading, stored, self.run.ledgers_root)
         if entries.unread:
@@ -271,8 +272,8 @@ class _Repair:
         if not stored.subscriptions:
             text = "it has no buckets any more" if subject.before else "it is gone"
             return Why(Code.NOT_THERE, text)
-        current = {bucket.key: bucket.value for bucket in stored.subscriptions[0].buckets}
-        if current != dict(subject.before):
+        current = {bucket.key: str(bucket.ledger_id) for bucket in stored.subscriptions[0].buckets}
+        if current != dict(subject.before):  # a plan has -1 where the property names no ledger
             return Why(Code.CHANGED_SINCE_PLAN, "it has other buckets than the plan says")
         return self._protected(subject, stored)
 

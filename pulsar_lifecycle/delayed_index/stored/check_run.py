@@ -117,7 +117,7 @@ def topics_to_read(cluster: Cluster, epoch_id: str, whole: Collection[str] = ())
 
 
 def unnamed_ledgers(cluster: Cluster, epoch_id: str) -> list[rows.Row]:
-    """Snapshots of a scan that no cursor names: of a cursor that is there, or orphans."""
+    """Snapshots of a scan that no cursor names: of a cursor that is there and was read, or orphans."""
     lake = cluster.lake
     is_snapshot = pc.field("component") == COMPONENT_BUCKET
     tagged: dict[int, tuple[str, str, str]] = {}
@@ -127,14 +127,17 @@ def unnamed_ledgers(cluster: Cluster, epoch_id: str) -> list[rows.Row]:
             tagged[row["ledger_id"]] = (row["bucket_topic"] or "", row["bucket_cursor"] or "", row["bucket_key"] or "")
     wanted = {owner[0] for owner in tagged.values()}
     cursors: set[tuple[str, str]] = set()
-    for batch in lake.batches(cluster.parts(epoch_id, "managed_cursors"), ["topic", "cursor", "buckets"]):
+    unread: set[tuple[str, str]] = set()
+    for batch in lake.batches(cluster.parts(epoch_id, "managed_cursors"), ["topic", "cursor", "buckets", "problem"]):
         for row in batch.to_pylist():
             if row["topic"] in wanted:
-                cursors.add((row["topic"], row["cursor"]))
+                (unread if row["problem"] else cursors).add((row["topic"], row["cursor"]))
             for bucket in row["buckets"] or ():
                 tagged.pop(bucket["ledger_id"], None)
     found: list[rows.Row] = []
     for ledger_id, (topic, cursor, key) in sorted(tagged.items()):
+        if (topic, cursor) in unread:  # what it names is not known
+            continue
         code = IndexFinding.LEDGER_WITHOUT_KEY if (topic, cursor) in cursors else IndexFinding.ORPHAN
         try:
             found.append(rows.finding_row(Topic.parse(topic), cursor, Found(code, key, ledger_id)))

@@ -89,6 +89,25 @@ def read_topic(ports: IndexPorts, topic: Topic, root: str, only: str = "", *, un
     return StoredTopic(topic, node, info, tuple(sorted(found, key=lambda one: one.cursor)), unread)
 
 
+def bucket_counts(store: MetadataStore, topic: Topic) -> dict[str, int]:
+    """How many buckets each subscription names; -1 where that cannot be read. Raises Refused for what is no topic."""
+    node, _ = snapshot.topic_node(store, topic)
+    listing = store.children([node.path])[0]
+    if listing is None or isinstance(listing, Unread):
+        raise Refused(f"the cursors below {node.path} could not be listed")
+    names = [name for name in listing.names if not _of_brokers(name)]
+    found: dict[str, int] = {}
+    for name, cursor in zip(names, store.read([f"{node.path}/{name}" for name in names]), strict=True):
+        try:
+            keys = cursor_format.decode(cursor.data).cursor_properties if isinstance(cursor, Node) else None
+        except CorruptFormat:
+            keys = None
+        count = -1 if keys is None else sum(key.startswith(cursor_format.BUCKET_PREFIX) for key in keys)
+        if cursor is not None:
+            found[cursor_name(name)] = count
+    return found
+
+
 def _of_brokers(name: str) -> bool:
     return name in SYSTEM_CURSORS or name.startswith(REPLICATOR)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,12 @@ class DelayedScene(RetentionScene):
         """Let a cursor name another snapshot for a ledger."""
         buckets = {**self._spans(name, cursor), (ledger, ledger): snapshot}
         self.servers.cursor(self.named(name), cursor, buckets=buckets, at=min(buckets)[0])
+
+    def properties(self, name: str, properties: Mapping[str, str], cursor: str = "s") -> None:
+        """Let a cursor have these properties."""
+        path = self._cursor(name, cursor)
+        info = cursor_format.decode(self.servers.zookeeper.data(path))
+        self.servers.put(path, cursor_format.encode(replace(info, cursor_properties=properties)))
 
     def lose(self, ledger_id: int) -> None:
         """A ledger is gone, from the metadata store and from its bookies."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import pytest
 
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
 from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, undo_repair
+from pulsar_lifecycle.delayed_index.stored.check_run import FINDINGS
+from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.errors import LifecycleError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata
+from pulsar_lifecycle.formats.cursor import BUCKET_PREFIX
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.journal.first_phase_marks import unnamed_snapshots
 from pulsar_lifecycle.records.codes import Code
@@ -82,6 +86,21 @@ def test_a_rebuild_indexes_no_message_of_a_transaction_and_none_of_an_open_ledge
     found = scene.indexed("a")
     assert {ledger for ledger, _ in found} == {first, second}
     assert {number for ledger, number in found if ledger == first} == set(range(COUNT)) - {7}
+
+
+def test_a_property_that_names_no_ledger_is_dropped(scene: DelayedScene) -> None:
+    scene.backlog("a")
+    bad = {f"{BUCKET_PREFIX}_1_2_3": "x", f"{BUCKET_PREFIX}_9_9": "abc"}
+    before = scene.keys("a")
+    scene.properties("a", {**{key: str(i) for key, i in before.items()}, **bad})
+    epoch = scene.checked()
+    codes = Counter(row["code"] for row in scene.lake.read_epoch_table(epoch.epoch_id, FINDINGS).to_pylist())
+    assert codes == {IndexFinding.UNDECODABLE: 2}
+    summary, _ = make_repair_plan(scene.cluster, epoch)
+
+    done = repaired(scene, Order(summary.plan_id, summary.digest))
+    assert (done.level, done.outcome) == ("drop", Outcome.DONE), done
+    assert scene.keys("a") == before
 
 
 def test_an_undo_writes_anew_what_is_gone_and_is_harmless_twice(scene: DelayedScene) -> None:
