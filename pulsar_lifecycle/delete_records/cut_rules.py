@@ -90,7 +90,8 @@ def cut_at(view: PartitionView, asked: MessagePosition | int, options: Options) 
         return Cut(nothing, False, (), nothing)
     position = asked if isinstance(asked, MessagePosition) else end
     mark = highest(first, view.canonical(position))
-    rolls = mark >= end and view.extents[-1].entries > 0 and (asked == END or options.exact)
+    followed = view.info.terminated is None  # no ledger comes after the last one of a terminated topic
+    rolls = followed and mark >= end and view.extents[-1].entries > 0 and (asked == END or options.exact)
     going = whole_below(view, mark, rolled=rolls)
     remaining = next((MessagePosition(e.ledger_id, 0) for e in view.extents if e.ledger_id not in going), mark)
     behind = cursors_behind(view, mark)
@@ -148,7 +149,7 @@ def refuse(
         _ledgers_stay(view, cut, context),
         _attempt(view, cut),
         _loaded(view, cut, may_write_loaded),
-        _inexact(cut) if options.exact else None,
+        _inexact(view, cut) if options.exact else None,
     )
     return next(filter(None, rules), None)
 
@@ -256,11 +257,14 @@ def _loaded(view: PartitionView, cut: Cut, may_write_loaded: bool) -> Refusal | 
     return Refusal(RecordsError.LOADED, Why(Code.TOPIC_LOADED, text))
 
 
-def _inexact(cut: Cut) -> Refusal | None:
+def _inexact(view: PartitionView, cut: Cut) -> Refusal | None:
     if cut.exact:
         return None
+    terminated = view.info.terminated is not None
+    why = "ledgers go whole, and the last one of a terminated topic stays" if terminated else "ledgers go whole"
+    whole = MessagePosition(cut.low_watermark.ledger_id, 0)
     text = (
-        f"messages from {cut.first_readable} up to {cut.low_watermark} would remain readable, as ledgers go whole: ask "
-        f"for {MessagePosition(cut.low_watermark.ledger_id, 0)}, or for its end"
+        f"messages from {cut.first_readable} up to {cut.low_watermark} would remain readable, as {why}: ask for {whole}"
+        f"{'' if terminated else ', or for its end'}"
     )
     return Refusal.plain(RecordsError.NOT_EXACT, text)

@@ -152,7 +152,14 @@ class PartitionDeletion:
         self._journal(Phase.ROLL, Outcome.BEGUN, about)
         self._guard.unloads.wait()
         self._ports.admin.unload(self._topic)
+        if not self._is_followed(last):  # the unload closed it, and only a load begins another: no client may come
+            self._ports.admin.subscriptions(self._topic)
         self._journal(Phase.ROLL, Outcome.DONE, Why(Code.PLANNED, f"ledger {last} is closed, and another follows"))
+
+    def _is_followed(self, last: int) -> bool:
+        self._ports.store.sync("/")
+        _, info = snapshot.topic_node(self._ports.store, self._topic)
+        return any(item.ledger_id > last for item in info.ledgers)
 
     def _forbid_undo(self, cut: Cut) -> None:
         """Before anything goes: whoever undoes a deletion reads these rows, and leaves their ledgers alone."""

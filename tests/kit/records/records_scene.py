@@ -52,6 +52,7 @@ class RecordsScene:
         self.scans.append(pipeline.scan(self.cluster, self.policy, self.scans))
         self.lake = pipeline.lake_of(*self.scans)
         self.consumed: dict[str, tuple[str, ...]] = {}
+        self.writes_loaded = False
 
     def _ledger(self, topic: Topic, **more: Any) -> int:
         self.published += ENTRIES
@@ -112,7 +113,9 @@ class RecordsScene:
     def where(self) -> Any:
         where = pipeline.where(self.cluster, self.policy, self.lake)
         consumed = ConsumedRecordsSettings(subscriptions=self.consumed)
-        return replace(where, settings=where.settings.model_copy(update={"consumed_records": consumed}))
+        trimming = where.settings.trimming.model_copy(update={"loaded_topics": self.writes_loaded})
+        update = {"consumed_records": consumed, "trimming": trimming}
+        return replace(where, settings=where.settings.model_copy(update=update))
 
     def at(self, ledger: int, entry: int, topic: Topic | None = None) -> Offset:
         """A position in the ledger at an index."""

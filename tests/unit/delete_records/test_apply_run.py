@@ -17,11 +17,11 @@ from pulsar_lifecycle.deletion.undo.undo_run import Request, undo_deletions
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from tests.kit.records.records_scene import HOUR, RecordsScene
+from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
 from tests.kit.records.topic_times import batch, commit, in_transaction, sent
 
 
@@ -128,6 +128,38 @@ def test_the_end_is_rolled_so_that_all_goes() -> None:
     scene.delete()
     assert scene.apply() == [DeleteRecordsResult(parse_offset(f"{ids[-1]}:10"))]
     assert not any(map(scene.cluster.exists, ids))
+
+
+def test_the_end_of_a_loaded_topic_without_clients_is_rolled_by_a_load_of_ours() -> None:
+    scene = RecordsScene()
+    ids = list(scene.ids[scene.topic])
+    scene.writes_loaded = True
+    admin = scene.cluster.admin
+    admin.topics[scene.topic] = {}
+    admin.loaded[str(scene.topic)] = admin.broker_ids[0]  # its unload begins no ledger, and nobody comes back
+    admin.on_load = scene.rolled
+    scene.plan(END)
+    (result,) = scene.apply()
+    assert result.error is RecordsError.TIMEOUT, result  # its ledgers wait for a deletion run
+    assert not set(scene.listed()) & set(ids)
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(parse_offset(f"{ids[-1]}:10"))]
+
+
+def test_the_last_ledger_of_a_terminated_topic_stays_and_the_plan_says_so() -> None:
+    scene = RecordsScene()
+    scene.writes_loaded = True  # a terminated topic never counts as unloaded
+    ids = scene.ids[scene.topic]
+    scene.cluster.topic(scene.topic, ids, entries=ENTRIES, terminated=Position(ids[-1], ENTRIES - 1))
+    (row,) = scene.plan(END, options=Options(exact=True))
+    assert (row["error"], row["rolls"]) == (RecordsError.NOT_EXACT, False)
+    assert "or for its end" not in row["reason"]
+    (row,) = scene.plan(END)
+    assert (row["error"], row["rolls"], row["ledgers"], row["messages_between"]) == (None, False, ids[:-1], ENTRIES)
+    scene.apply()
+    assert scene.listed() == ids[-1:]
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(parse_offset(f"{ids[-1]}:{ENTRIES}"))]
 
 
 def test_what_arrives_after_the_plan_stays() -> None:
