@@ -120,6 +120,7 @@ def status(context: typer.Context, as_json: AsJson = False) -> None:
 def _status(where: Cluster) -> dict[str, Any]:
     from pulsar_lifecycle.deletion_queue.queue_topics import pending
     from pulsar_lifecycle.errors import LifecycleError, NotFound
+    from pulsar_lifecycle.lifecycle.suspension import suspended_bookies
     from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
     from pulsar_lifecycle.runs import control
 
@@ -156,6 +157,7 @@ def _status(where: Cluster) -> dict[str, Any]:
         "offload_lease": offloading,
         "offload_attempts": attempts,
         "collection_lease": collecting,
+        "compaction_suspended": [asdict(one) for one in suspended_bookies(where)],
         "pending_unloads": unloads,
         "unread_locations": unread,
         "scan": newest
@@ -213,6 +215,7 @@ def _print(document: dict[str, Any], where: Cluster) -> None:
             ("acting", _holder(lease, "lease")),
             ("offloading", _offloading(document)),
             ("collecting", _holder(document["collection_lease"], "collection lease")),
+            ("bookies", [_suspended(one) for one in document["compaction_suspended"]]),
             ("pending unloads", [show_pending_unloads(one) for one in document["pending_unloads"]]),
             ("unread", [show_unread(one) for one in document["unread_locations"]]),
             ("your words", [show_word(word) for word in document["words"]]),
@@ -267,6 +270,12 @@ def _holder(lease: dict[str, Any] | None, what: str) -> str:
     if lease["since"] is None:
         return f"somebody holds the {what} {since(lease)}"
     return f"{lease['text']} holds the {what}, {since({**lease, 'text': ''})}"
+
+
+def _suspended(one: dict[str, Any]) -> str:
+    """A bookie whose disk fills up until somebody resumes its compaction."""
+    why = f": {one['why']}" if one["why"] else ""
+    return f"{one['bookie']} has compaction suspended, as of {show.moment(one['since'])}{why}"
 
 
 def _offloading(document: dict[str, Any]) -> list[str]:

@@ -7,10 +7,16 @@ own heeds no suspension (``GarbageCollectorThread``, ``TriggerGCService``).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pulsar_lifecycle.errors import LifecycleError, UsageError
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.errors import LifecycleError, NotFound, UsageError
+from pulsar_lifecycle.journal.queries import filed_since
+from pulsar_lifecycle.lifecycle.bookie_disk import UNKNOWN, DiskVerdict
+from pulsar_lifecycle.lifecycle.disk_run import newest_disks
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
@@ -25,6 +31,46 @@ class Told:
     bookie: str
     outcome: Outcome
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """A bookie whose compaction is suspended; ``since`` (ms): when it was told, or was found so."""
+
+    bookie: str
+    since: int
+    why: str
+
+
+_SILENT = UNKNOWN - {DiskVerdict.NO_METRICS} | {DiskVerdict.READ_ONLY}
+"""Verdicts that leave open whether compaction is suspended."""
+
+
+def suspended_bookies(cluster: Cluster) -> list[Suspended]:
+    """Bookies whose compaction is suspended, by what they last said, and by an operator's word since; asks none.
+
+    A bookie that restarted since then compacts again.
+    """
+    try:
+        disks = newest_disks(cluster)
+    except NotFound:
+        disks = []
+    said = {row["bookie"]: row for row in disks if row["verdict"] not in _SILENT}
+    since = min((row["asked_at"] for row in disks), default=0) if len(said) == len(disks) else 0
+    mine = pc.field("cluster") == cluster.settings.cluster
+    outcome = pc.field("outcome").isin([Outcome.SUSPENDED, Outcome.RESUMED])
+    columns = ["detail", "outcome", "reason", "at"]
+    words = cluster.journal_reader.find(mine & outcome & filed_since(since), columns).sort_by("at").to_pylist()
+    told = {json.loads(row["detail"])["bookie"]: row for row in words}
+    found: list[Suspended] = []
+    for bookie in sorted({*said, *told}):
+        word, seen = told.get(bookie), said.get(bookie)
+        if word and (seen is None or word["at"] > seen["asked_at"]):
+            if word["outcome"] == Outcome.SUSPENDED:
+                found.append(Suspended(bookie, word["at"], word["reason"].removeprefix(bookie).removeprefix(": ")))
+        elif seen and seen["verdict"] == DiskVerdict.SUSPENDED:
+            found.append(Suspended(bookie, seen["asked_at"], seen["detail"]))
+    return found
 
 
 def suspend(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str) -> list[Told]:

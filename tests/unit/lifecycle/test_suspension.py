@@ -5,17 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.errors import Unavailable
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK, BookieDisk, DiskVerdict
+from pulsar_lifecycle.lifecycle.disk_run import TABLE
+from pulsar_lifecycle.lifecycle.placement import Placed
+from pulsar_lifecycle.lifecycle.suspension import suspended_bookies
+from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
-from tests.kit.command import run
+from pulsar_lifecycle.runs.journal_rows import BookieTold, Step, Subject, Writer
+from tests.kit.command import command_over, run
 from tests.kit.fakes.bookie_admin import FakeBookieAdmin
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.journal import FakeJournal
 from tests.kit.fakes.metadata_store import FakeZooKeeper
+from tests.kit.scenes.retention_scene import MINUTE, RetentionScene
 from tests.kit.settings import write_settings
+from tests.kit.simulated.cluster import SimulatedCluster
 
 
 class Scene:
@@ -25,7 +34,10 @@ class Scene:
         write_settings(folder, monkeypatch)
         self.store, self.bookies, self.journal = FakeZooKeeper(), FakeBookieAdmin("a", "b"), FakeJournal()
         self.connect = connecting(
-            stores=lambda *_, **__: self.store.session(), bookies=lambda: self.bookies, journal=lambda: self.journal
+            stores=lambda *_, **__: self.store.session(),
+            bookies=lambda: self.bookies,
+            journal=lambda: self.journal,
+            journal_reader=lambda: self.journal,
         )
 
     def run(self, *words: str) -> int:
@@ -70,6 +82,52 @@ def test_one_that_does_not_answer_is_named_and_the_others_are_told(scene: Scene)
 def test_nobody_is_told_where_it_is_not_clear_who(scene: Scene, words: tuple[str, ...]) -> None:
     assert scene.run(*words) == 2
     assert not scene.journal.rows
+
+
+def test_status_names_the_bookies_whose_compaction_an_operator_suspended(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = SimulatedCluster()
+    command = command_over(
+        stores=lambda *_, **__: cluster.open_store(),
+        bookies=lambda: scene.bookies,
+        journal=lambda: scene.journal,
+        journal_reader=lambda: scene.journal,
+    )
+    command("compaction", "suspend", "--all", "--why", "peak hour")
+    command("compaction", "resume", "a")
+    capsys.readouterr()
+    command("status")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "b has compaction suspended" in out
+    assert "peak hour" in out
+    assert "a has compaction" not in out
+
+
+@pytest.mark.parametrize(
+    ("verdict", "minutes", "expected"),
+    [
+        (DiskVerdict.SUSPENDED, 1, "its disk is full"),
+        (DiskVerdict.SUSPENDED, -1, "peak hour"),
+        (DiskVerdict.NOTHING_TO_FREE, 1, None),
+        (DiskVerdict.NOTHING_TO_FREE, -1, "peak hour"),
+        (DiskVerdict.READ_ONLY, 1, "peak hour"),
+        (DiskVerdict.NO_ANSWER, 1, "peak hour"),
+    ],
+)
+def test_the_later_of_what_a_bookie_said_and_what_it_was_told_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: DiskVerdict, minutes: int, expected: str | None
+) -> None:
+    scene = RetentionScene(tmp_path, monkeypatch)
+    servers, told = scene.servers, scene.now
+    row = BookieDisk("a", verdict, Placed(), None, "its disk is full", told + minutes * MINUTE).row()
+    disks = pa.RecordBatch.from_pylist([row], BOOKIE_DISK)
+    scene.cluster.store(scene.scan().epoch_id, TABLE, BOOKIE_DISK, lambda _: [disks], [None])
+    step, about = Step(Action.SUSPEND_COMPACTION, Phase.SUSPEND_COMPACTION), BookieTold("a")
+    subject = Subject(-1, "Bookie", "", details=(about,))
+    word = Writer("run", "test").row(step, subject, Outcome.SUSPENDED, Why(Outcome.SUSPENDED, "a: peak hour"), told)
+    servers.journal.record([word])
+    assert [one.why for one in suspended_bookies(scene.cluster)] == ([expected] if expected else [])
 
 
 def test_nobody_is_told_while_paused(scene: Scene) -> None:
