@@ -190,8 +190,11 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     held = tuple(_freed_by(one, standing) for one in held)
     known = namespace in policies.by_namespace
     warnings = [*differing]
+    unread = layers.topics[namespace].unknown if namespace in layers.topics else None
     if not known:
         warnings.append(f"namespace {namespace} has no policies that could be read")
+    elif unread and str(unread) not in warnings:
+        warnings.append(f"namespace {namespace}: {unread}")
     warnings += [
         f"ledger {one.ledger_id} is listed, and neither BookKeeper nor a bucket has it"
         for one in held

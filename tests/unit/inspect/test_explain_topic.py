@@ -15,6 +15,8 @@ from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.topic_load import LoadState
+from pulsar_lifecycle.topics import retention_now
+from pulsar_lifecycle.topics.policies import NamespacePolicies, Unknown, Unreadable
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
 from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
@@ -126,6 +128,18 @@ def test_a_ledger_that_nobody_has_is_warned_of(scene: RetentionScene) -> None:
     scene.servers.zookeeper.session().delete(ledger_path.ledger_path(first), -1)
     scene.scan()
     assert f"ledger {first} is listed" in explained(scene, "a").warnings[0]
+
+
+def test_why_the_policies_of_its_namespace_are_not_known_is_warned_of(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.topic("a", 400, 390)
+    scene.scan()
+    why = Unknown(Unreadable.OFFLOADED, "ledger 7 of __change_events is in a bucket alone")
+    monkeypatch.setattr(retention_now, "read_namespaces", lambda *_: {NAMESPACE: NamespacePolicies(unknown=why)})
+    found = explained(scene, "a")
+    assert codes(found)[0] == RetentionVerdict.UNKNOWN_POLICY
+    assert found.warnings == (f"namespace {NAMESPACE}: {why}",)
 
 
 def test_without_a_scan_nobody_knows_what_protects_it(scene: RetentionScene) -> None:
