@@ -33,6 +33,7 @@ from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics.listed_ledgers import kept_copies, on_disk
 from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import retention_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
@@ -110,21 +111,24 @@ class _Judging:
         copies = tables.copies(whole(verdicts.column("ledger_id").filter(_shown(verdicts))))
         kept = kept_copies(listed, past, copies, tables.context)
         verdicts = judge(inputs, self.now, kept) if len(kept) else verdicts
-        yield from expired(verdicts, listed, tables.policies, copies).to_batches()
+        yield from expired(verdicts, listed, tables.policies, copies, tables.idle()).to_batches()
 
 
 def expired(
-    verdicts: pa.Table, topics: pa.Table, policies: InForce[RetentionPolicy | None], copies: pa.Table
+    verdicts: pa.Table, topics: pa.Table, policies: InForce[RetentionPolicy | None], copies: pa.Table, idle: Any
 ) -> pa.Table:
     """Rows of :data:`EXPIRED_LEDGERS`, of ``verdicts`` on the ledgers of ``topics`` (``tables.MANAGED_LEDGERS``).
 
-    ``copies``: what BookKeeper has of them (``listed_ledgers.OF_COPY``).
+    ``copies``: what BookKeeper has of them (``listed_ledgers.OF_COPY``). ``idle``: managed ledgers that no broker lists
+    and whose last ledger is not closed; the rule counts their topics as loaded.
     """
     rows = verdicts.filter(_shown(verdicts))
     row = whole(rows.column("managed_ledger")).indices
     verdict = rows.column("verdict").cast(pa.string())
     goes = pc.is_in(verdict, pa.array(sorted(GOING), pa.string()))
     minutes, mb, level = (column.take(row) for column in policy_columns(topics, policies))
+    died = pc.and_(pc.equal(verdict, str(Protection.LOADED)), pc.is_in(topics.column("managed_ledger"), idle).take(row))
+    verdict = pc.if_else(died, str(Protection.LAST_LEDGER_OPEN), verdict)
     columns = [
         rows.column("ledger_id"),
         whole(topics.column("topic")).take(row),

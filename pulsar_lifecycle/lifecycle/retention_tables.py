@@ -129,6 +129,10 @@ class RetentionTables:
         """Where the durable cursors of topics (rows with ``path``) stand (``POSITIONS``)."""
         return self._table(self.positions, POSITIONS, POSITIONS.names, _of(listed))
 
+    def idle(self) -> pa.Array:
+        """Managed ledgers that no broker lists and whose last ledger is not closed."""
+        return managed_ledgers_where(self.lake, self.topics, IDLE)
+
     def copies(self, ids: Any) -> pa.Table:
         """What BookKeeper has of these ledgers (``listed_ledgers.OF_COPY``)."""
         return self._table(self.ledgers, BOOKKEEPER_LEDGERS, OF_COPY, pc.field("ledger_id").isin(ids))

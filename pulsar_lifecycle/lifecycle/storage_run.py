@@ -33,13 +33,7 @@ from pulsar_lifecycle.lifecycle.reasons import (
 )
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
-from pulsar_lifecycle.lifecycle.retention_tables import (
-    IDLE,
-    CursorPositions,
-    RetentionTables,
-    managed_ledgers_where,
-    namespaces_of,
-)
+from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
 from pulsar_lifecycle.lifecycle.storage import STORAGE_COLUMNS, STORAGE_REPORT, shortened, summed
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.epoch import Epoch
@@ -221,7 +215,8 @@ class _Reasons:
             listed, inputs, ledgers = self.tables.of(piece.part)
             verdicts = judge(inputs, self.now)
             pins = self._pins(listed, inputs, with_backlog(verdicts, listed.num_rows))
-            yield from of_topics(verdicts, listed, inputs, ledgers, self._idle(), self.now, pins).to_batches()
+            idle = self.tables.idle()
+            yield from of_topics(verdicts, listed, inputs, ledgers, idle, self.now, pins).to_batches()
         elif piece.table == "references":
             kinds = sorted(OF_KIND) if not self.foreign else ["R1", *sorted(OF_KIND)]
             named = pc.field("ledger_id").is_valid() & pc.field("kind").isin(kinds)
@@ -240,10 +235,6 @@ class _Reasons:
         root = self.settings.bookkeeper.ledgers_root
         with self.connect(self.settings, read_only=True) as ports:
             return delayed_pins(ports.store, ports.reader, ports.objects_if_set, listed, messages, root, self.now)
-
-    def _idle(self) -> pa.Array:
-        """Managed ledgers that no broker lists and whose last ledger is not closed."""
-        return managed_ledgers_where(self.tables.lake, self.tables.topics, IDLE)
 
     def _batches(self, part: str, schema: pa.Schema, names: Sequence[str], where: pc.Expression) -> Iterator[pa.Table]:
         some = pa.schema([schema.field(name) for name in names])

@@ -58,6 +58,9 @@ class Protection(StrEnum):
 
     LOADED = "loaded"
     """A broker has its topic loaded, or may have: it trims the topic itself."""
+    LAST_LEDGER_OPEN = "last_ledger_open"
+    """No broker has its topic, and its last ledger was never closed, as that broker died: nobody trims it until one
+    loads it."""
     TERMINATED = "terminated"
     """Its topic is terminated: a broker that loads it does not write its z-node, and would not see our write."""
     OPEN_ATTEMPT = "open_attempt"

@@ -20,13 +20,7 @@ from pulsar_lifecycle.lifecycle.load.load_rules import Choice, TopicTables, topi
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS, policy_columns
-from pulsar_lifecycle.lifecycle.retention_tables import (
-    IDLE,
-    CursorPositions,
-    RetentionTables,
-    managed_ledgers_where,
-    namespaces_of,
-)
+from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
@@ -115,7 +109,6 @@ class _Judging:
         own = owner.isin(whole(listed.column("managed_ledger"))) | owner.is_null()
         found = self.tables.lake.batches(self.tables.positions, NAMED_POSITIONS.names, own)
         cursors = pa.Table.from_batches(found, NAMED_POSITIONS)
-        idle = managed_ledgers_where(self.tables.lake, self.tables.topics, IDLE)
         *_, level = policy_columns(listed, self.tables.policies)
-        seen = TopicTables(listed, inputs, ledgers, cursors, idle, level, self.tables.copies)
+        seen = TopicTables(listed, inputs, ledgers, cursors, self.tables.idle(), level, self.tables.copies)
         yield from topics_to_load(seen, self.monitors, self.choice, self.now).to_batches()

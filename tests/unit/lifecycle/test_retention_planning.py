@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.formats import ledger_metadata
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.model import Topic
@@ -147,6 +148,18 @@ def test_a_loaded_topic_is_left_to_its_broker(scene: RetentionScene) -> None:
     scene.servers.load(Topic.parse(f"{OWN}a"))
     _, rows = plan(scene)
     assert stored(scene)[first] == ("expired_by_time", "loaded")
+    assert rows == []
+
+
+def test_what_a_broker_that_died_left_open_has_a_code_of_its_own(scene: RetentionScene) -> None:
+    """A broker that has a topic trims it; here nobody has it."""
+    first, last = scene.topic("a", 100, 100)
+    path = scene.servers.path(last)
+    closed = ledger_metadata.decode(scene.servers.zookeeper.data(path))
+    open_ = replace(closed, state=LedgerState.OPEN, length=0, last_entry_id=-1)
+    scene.servers.put(path, ledger_metadata.encode(open_))
+    _, rows = plan(scene)
+    assert stored(scene)[first] == ("expired_by_time", "last_ledger_open")
     assert rows == []
 
 
