@@ -11,6 +11,7 @@ from assets.buckets import rows_shown
 from assets.names import key
 from assets.pages import lineage, show
 from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.may_begin import check_may_begin
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.buckets.bucket_runs import Swept, rows_to_sweep, sweep
@@ -47,6 +48,7 @@ def sweep_op(context: dg.OpExecutionContext, config: SweepConfig, lifecycle: Lif
         context.add_output_metadata({"dry run": True, **rows_shown(rows)})
         context.log.info(f"dry run: {rows.num_rows} copies and uploads would go; set dry_run to false")
         return
+    check_may_begin(context, where, config.plan_id)
     with lineage.noted(context, where, config.plan_id):
         done = sweep(where, context.run_id, config.order(), context.log.info)
     failed = [one for one in done.dropped if one.outcome == Outcome.RETRYING]

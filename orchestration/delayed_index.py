@@ -10,6 +10,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets.names import key
 from assets.pages import lineage, show
 from orchestration.automatic.failures import shown_at_the_end, wrong_configuration_fails
+from orchestration.automatic.may_begin import check_may_begin
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, undo_repair
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -45,6 +46,7 @@ class RepairConfig(PlanConfig):
 def repair_op(context: dg.OpExecutionContext, config: RepairConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan. A subscription that changed since is left alone, with its code."""
     where, dry_run = lifecycle.cluster(), config.dry_run
+    check_may_begin(context, where, config.plan_id)
     done: list[Repaired] = []
     with (
         shown_at_the_end(

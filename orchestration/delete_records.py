@@ -8,6 +8,7 @@ from pydantic import Field
 
 from assets.pages import lineage, show
 from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.may_begin import check_may_begin
 from orchestration.named import topic_of
 from pulsar_lifecycle.delete_records.apply_run import FINISHED_WITHIN, Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.offset_file import Asked
@@ -106,6 +107,7 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
     order = config.order()
     wait = config.wait or (FINISHED_WITHIN if config.finish else 0.0)
     patience = Patience(config.timeout, wait, config.wait_for_bookies, config.finish, config.collect)
+    check_may_begin(context, where, config.plan_id)
     with lineage.noted(context, where, config.plan_id, dry_run=config.dry_run):
         results = apply_delete_records(where, context.run_id, order, dry_run=config.dry_run, patience=patience)
     metadata = answered(results, config.dry_run)

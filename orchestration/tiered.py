@@ -8,6 +8,7 @@ from assets.names import key, pool
 from assets.pages import lineage
 from assets.tiered import check_done, counted, outcomes_shown, proofs_evaluated, said
 from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.may_begin import check_may_begin
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -54,6 +55,7 @@ def offload_ledgers(
 ) -> dict[str, int]:
     """Ledgers by outcome. Refuses a stale, report-only or foreign plan; a rerun finishes what was interrupted."""
     order, where = config.order(), lifecycle.cluster()
+    check_may_begin(context, where, config.plan_id)
     with lineage.noted(context, where, config.plan_id):
         outcomes = offload_now(where, context.run_id, order, context.log.info)
     plan, _ = where.lake.offload_plan(config.plan_id)

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
+from dagster._core.storage.tags import RUN_KEY_TAG
 
 from assets.names import CLUSTER, EPOCH, PLAN, READER
+from orchestration.automatic.at_work import BY_ITSELF, lease_of_job, without_dead
 from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.may_begin import BOOKIES, bookies_wait
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.inspect.automation import KINDS, Plan, approve_plan, decision_of, settings_of
+from pulsar_lifecycle.inspect.automation import KINDS, AutomatedKind, Plan, approve_plan, decision_of, settings_of
 from pulsar_lifecycle.records.plans import epoch_of
 from pulsar_lifecycle.runs.automation_rule import Decision
 from pulsar_lifecycle.runs.caps import automation_caps
@@ -22,26 +25,19 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import check_not_paused
 from resources.lifecycle import LifecycleResource
 
-BY_ITSELF = "lifecycle/automation"
-"""Tag of runs that were launched by the sensor ``automation``: which kind."""
-_ACTIVE = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-]
+TRIES, AGAIN_AFTER_LOOKS = 3, 5
+"""A run that failed before it did anything is launched again, so often at most, and after so many looks."""
 
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Which job applies plans of a kind, and with which configuration; ``lease`` is what its runs compete for."""
+    """Which job applies plans of a kind, and with which configuration."""
 
     job: str
     op: str
     config: Callable[[Cluster, Plan, KindAutomation], Config]
-    lease: str = "deletion"
 
 
 def _capped(where: Cluster, plan: Plan, kind: KindAutomation) -> Config:
@@ -72,23 +68,23 @@ def _only(action: str) -> Callable[[Cluster, Plan, KindAutomation], Config]:
 LAUNCHES = {
     "orphans": Launch("apply_plan", "send_intents", _capped),
     "retention": Launch("apply_retention", "trim_expired", _for_good),
-    "offload": Launch("offload", "offload_ledgers", _only("offload"), "offload"),
-    "bookkeeper_copies": Launch("offload", "offload_ledgers", _only("release"), "offload"),
+    "offload": Launch("offload", "offload_ledgers", _only("offload")),
+    "bookkeeper_copies": Launch("offload", "offload_ledgers", _only("release")),
     "objects": Launch("sweep_objects", "sweep", _for_good),
     "delayed_index": Launch("repair_delayed_index", "repair", _for_good),
     "consumed_records": Launch("delete_records", "delete_before", _for_good),
 }
 """By the kind's key in ``[automation]``."""
-_LEASES = {"offload": "offload", "revert_offloads": "offload", "collect_bookies": "collection"}
-"""By job; all others need that of deletions."""
+COLLECT = "collect_bookies"
 
 
-def automation_sensor(cluster: str, jobs: list[Any], look_every: float) -> dg.SensorDefinition:
-    """The one switch of everything that changes the cluster by itself."""
+def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) -> dg.SensorDefinition:
+    """The one switch of everything that changes the cluster by itself. ``jobs``: those of the code location by name."""
+    launched = sorted({COLLECT, *(launch.job for launch in LAUNCHES.values())})
 
     @dg.sensor(
         name="automation",
-        jobs=jobs,
+        jobs=[jobs[name] for name in launched],
         minimum_interval_seconds=int(look_every),
         default_status=dg.DefaultSensorStatus.STOPPED,
         description="Applies plans by itself, as far as `[automation]` of the settings file lets it: each tick says "
@@ -96,52 +92,106 @@ def automation_sensor(cluster: str, jobs: list[Any], look_every: float) -> dg.Se
     )
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
         where = lifecycle.without_spark()
+        now, said = where.clock.now_ms(), dict[str, str]()
         try:
             with where.ports(read_only=True) as ports:
                 check_not_paused(ports.store)
-            decided = {kind.name: decision_of(where, kind) for kind in KINDS}
+            busy = {lease: run.run_id for lease, run in without_dead(context.instance, where, cluster, now).items()}
         except LifecycleError as error:
             return dg.SkipReason(str(error))
-        active = context.instance.get_runs(dg.RunsFilter(statuses=_ACTIVE, tags={CLUSTER: cluster}))
-        busy = {_LEASES.get(run.job_name, "deletion") for run in active}
         requests: list[dg.RunRequest] = []
-        for name, (decision, plan) in decided.items():
-            launch = LAUNCHES[name]
-            if decision.goes and plan is not None and launch.lease not in busy:
-                busy.add(launch.lease)
-                requests.append(_request(where, cluster, name, launch, plan))
-        requests += [] if "collection" in busy else _collection(where, cluster)
-        return dg.SensorResult(requests, skip_reason=None if requests else said(decided))
+        for kind in _by_turn(context.instance, cluster):
+            launch, decided = LAUNCHES[kind.name], _decided(where, kind)
+            said[kind.name] = decided if isinstance(decided, str) else f"{decided[0].code.value} ({decided[0].text})"
+            if isinstance(decided, str) or not decided[0].goes or decided[1] is None:
+                continue
+            lease = lease_of_job(launch.job)
+            attempt = next_attempt(context.instance, cluster, f"{kind.name}-{decided[1].plan_id}", now, look_every)
+            if isinstance(attempt, Spent):
+                said[kind.name] = attempt.text
+            elif lease in busy:
+                said[kind.name] += f", once run {busy[lease]} is over"
+            else:
+                busy[lease] = "of " + kind.name
+                requests.append(_request(where, cluster, kind, attempt, decided[1]))
+        if "collection" not in busy:
+            requests += _collection(context.instance, where, cluster, now, look_every)
+        text = "; ".join(f"{kind.name}: {said[kind.name]}" for kind in KINDS)
+        return dg.SensorResult(requests, skip_reason=None if requests else text)
 
     return ring
 
 
-def said(decided: Mapping[str, tuple[Decision, Plan | None]]) -> str:
-    """What becomes of each kind, in one line."""
-    return "; ".join(f"{name}: {one.code.value} ({one.text})" for name, (one, _) in decided.items())
+def _by_turn(instance: dg.DagsterInstance, cluster: str) -> list[AutomatedKind]:
+    """Who was launched longest ago comes first: a kind that always has something to do must not keep others from it."""
+
+    def launched(kind: AutomatedKind) -> float:
+        newest = instance.get_run_records(dg.RunsFilter(tags={CLUSTER: cluster, BY_ITSELF: kind.name}), limit=1)
+        return newest[0].create_timestamp.timestamp() if newest else 0.0
+
+    return sorted(KINDS, key=launched)
 
 
-def _request(where: Cluster, cluster: str, name: str, launch: Launch, plan: Plan) -> dg.RunRequest:
-    kind = next(one for one in KINDS if one.name == name)
+def _decided(where: Cluster, kind: AutomatedKind) -> tuple[Decision, Plan | None] | str:
+    """What becomes of a kind's newest plan, or why that cannot be told: no other kind waits for that."""
+    try:
+        return decision_of(where, kind)
+    except LifecycleError as error:
+        return str(error)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Why a plan that may go is not launched, now or any more."""
+
+    text: str
+
+
+def next_attempt(instance: dg.DagsterInstance, cluster: str, key: str, now: int, look_every: float) -> str | Spent:
+    """The run key with which a plan is launched at ``now`` (ms).
+
+    A run that failed is repeated, as what ailed it may be over: another had the lease, a server did not answer. One
+    that somebody ended is not, nor one that ended well.
+    """
+    last: dg.DagsterRun | None = None
+    for attempt in range(1, TRIES + 1):
+        run_key = key if attempt == 1 else f"{key}-again-{attempt}"
+        records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: run_key, CLUSTER: cluster}), limit=1)
+        if not records:
+            return run_key
+        last, ended = records[0].dagster_run, records[0].end_time or records[0].update_timestamp.timestamp()
+        if last.status is not dg.DagsterRunStatus.FAILURE:
+            return Spent(f"its run {last.run_id} is {last.status.value.lower()}")
+        if 0 <= now / 1000 - ended < AGAIN_AFTER_LOOKS * look_every:
+            return Spent(f"its run {last.run_id} failed: it is launched again in a while")
+    return Spent(f"its runs failed {TRIES} times, the last is {last.run_id if last else ''}: the next plan goes")
+
+
+def _request(where: Cluster, cluster: str, kind: AutomatedKind, run_key: str, plan: Plan) -> dg.RunRequest:
+    launch = LAUNCHES[kind.name]
     config = launch.config(where, plan, settings_of(where, kind))
-    tags = {CLUSTER: cluster, PLAN: plan.plan_id, EPOCH: epoch_of(plan.plan_id), BY_ITSELF: name}
+    tags = {CLUSTER: cluster, PLAN: plan.plan_id, EPOCH: epoch_of(plan.plan_id), BY_ITSELF: kind.name}
     return dg.RunRequest(
-        run_key=f"{name}-{plan.plan_id}",
+        run_key=run_key,
         job_name=launch.job,
         run_config={"ops": {launch.op: {"config": dict(config)}}},
         tags={tag: value for tag, value in tags.items() if value},
     )
 
 
-def _collection(where: Cluster, cluster: str) -> list[dg.RunRequest]:
+def _collection(
+    instance: dg.DagsterInstance, where: Cluster, cluster: str, now: int, look_every: float
+) -> list[dg.RunRequest]:
     """Bookies collect once in each window: which of them, the run finds out."""
-    kind = where.settings.automation.bookies
-    opened = kind.window.opened_at(where.clock.now_ms()) if kind.window else None
-    if kind.mode is not Automation.APPLY or opened is None:
+    window = where.settings.automation.bookies.window
+    opened = window.opened_at(now) if window else None
+    if opened is None or bookies_wait(where, now):
+        return []
+    attempt = next_attempt(instance, cluster, f"bookies-{opened}", now, look_every)
+    if isinstance(attempt, Spent):
         return []
     config = {"ops": {"collect": {"config": {"dry_run": False}}}}
-    tags = {CLUSTER: cluster, BY_ITSELF: "bookies"}
-    return [dg.RunRequest(f"bookies-{opened}", config, tags, job_name="collect_bookies")]
+    return [dg.RunRequest(attempt, config, {CLUSTER: cluster, BY_ITSELF: BOOKIES}, job_name=COLLECT)]
 
 
 class ApprovalConfig(dg.Config):

@@ -15,6 +15,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets import dead_letters
 from assets.dead_letters import PartialReader, open_reader
 from assets.names import CLUSTER, READER, key
+from orchestration.automatic.at_work import ACTIVE, BY_ITSELF, DELETION, at_work, end_dead, lease_of, may_be_dead
 from pulsar_lifecycle.automation_settings import Schedules
 from pulsar_lifecycle.deletion.redrive import letters_of
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
@@ -33,18 +34,11 @@ RING_EVERY_LOOKS = 5
 RING_AGAIN_LOOKS = 20
 """While as many messages wait as at the last ring: they cannot be decided yet, and every ring scans."""
 
-DEAD_AFTER_SECONDS = 6 * 3600
-"""A run that says nothing for longer, while nobody has the lease, died with its host: runs report while they work."""
+TURN_LOOKS = 3
+"""So long after a deletion run ended no doorbell rings: what waits for the lease has its turn."""
 
 PAGE = 500
 """Messages of one partition that one tick looks at."""
-
-_ACTIVE = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-]
 
 
 def looking_schedules(
@@ -64,7 +58,7 @@ def looking_schedules(
 
 def _looking(cluster: str, name: str, job: Any, cron: str, text: str) -> dg.ScheduleDefinition:
     """A schedule that leaves a time out while the run that it started before waits or works: runs would pile up."""
-    active = dg.RunsFilter(job_name=job.name, statuses=_ACTIVE, tags={READER: cluster})
+    active = dg.RunsFilter(job_name=job.name, statuses=list(ACTIVE), tags={READER: cluster})
 
     @dg.schedule(
         name=name,
@@ -98,7 +92,7 @@ def _doorbell(
     Dagster's storage does not notice that a run died with its host, and such a run holds its pools for ever: one that
     has said nothing for very long is marked as failed before it rings, if nobody has the lease.
     """
-    at_work = dg.RunsFilter(job_name=job.name, statuses=_ACTIVE, tags={CLUSTER: cluster})
+    mine = dg.RunsFilter(job_name=job.name, statuses=list(ACTIVE), tags={CLUSTER: cluster})
 
     @dg.sensor(
         name=name,
@@ -110,9 +104,14 @@ def _doorbell(
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
         where = lifecycle.without_spark()
         now = where.clock.now_ms()
-        active = context.instance.get_runs(at_work)
-        if not all(_may_be_dead(context.instance, run, now) for run in active):
+        active = context.instance.get_runs(mine)
+        if not all(may_be_dead(context.instance, run, now) for run in active):
             return dg.SkipReason("a run is at it")
+        for other in at_work(context.instance, cluster, now):
+            if lease_of(other) == DELETION and BY_ITSELF in other.tags:  # one by hand may wait for a deletion run
+                return dg.SkipReason(f"run {other.run_id} of {other.job_name} has its turn")
+        if _ended_just_now(context.instance, job.name, cluster, now, TURN_LOOKS * look_every):
+            return dg.SkipReason("a deletion run has just ended: what else waits has its turn")
         if not where.settings.deletion.topicTwoPhaseDeletionEnabled:
             return dg.SkipReason(SWITCHED_OFF)
         watch = Watch.parse(context.cursor)
@@ -127,12 +126,10 @@ def _doorbell(
             return dg.SensorResult(skip_reason=reason, cursor=watch.dump())
         if stopped := held_back(where, now):
             return dg.SensorResult(skip_reason=stopped, cursor=watch.dump())
-        for run in context.instance.get_runs(at_work) if active else ():  # one may have ended meanwhile
-            if not _may_be_dead(context.instance, run, now):
+        for run in context.instance.get_runs(mine) if active else ():  # one may have ended meanwhile
+            if not may_be_dead(context.instance, run, now):
                 return dg.SkipReason("a run is at it")
-            dead = f"run {run.run_id} is taken for dead: it has said nothing for long, and nobody has the lease"
-            context.log.warning(dead)
-            context.instance.report_run_failed(run, dead)
+            context.log.warning(end_dead(context.instance, run))
         every = look_every * (RING_AGAIN_LOOKS if watch.rung == total else RING_EVERY_LOOKS)
         watch.rung = total
         bucket = f"{every}-{now // (every * 1000)}"
@@ -143,12 +140,11 @@ def _doorbell(
     return ring
 
 
-def _may_be_dead(instance: dg.DagsterInstance, run: dg.DagsterRun, now: int) -> bool:
-    """Whether a run began and has said nothing for so long that the lease is to tell whether it is still at work."""
-    if run.status is not dg.DagsterRunStatus.STARTED:
-        return False
-    last = instance.get_records_for_run(run.run_id, limit=1, ascending=False).records
-    return bool(last) and now / 1000 - last[0].timestamp > DEAD_AFTER_SECONDS
+def _ended_just_now(instance: dg.DagsterInstance, job: str, cluster: str, now: int, seconds: float) -> bool:
+    """Whether the newest run of a job ended within so many seconds before ``now`` (ms)."""
+    newest = instance.get_run_records(dg.RunsFilter(job_name=job, tags={CLUSTER: cluster}), limit=1)
+    ended = newest[0].end_time if newest else None
+    return ended is not None and 0 <= now / 1000 - ended < seconds
 
 
 def held_back(where: Cluster, now: int) -> str | None:

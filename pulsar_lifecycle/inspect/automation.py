@@ -27,6 +27,7 @@ from pulsar_lifecycle.journal.approvals import (
     approval_row,
 )
 from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.records.outcomes import Action
 from pulsar_lifecycle.records.plans import (
     delayed_index_plan,
     delete_records_plan,
@@ -61,6 +62,8 @@ class AutomatedKind:
     """The rows that are of this kind, where a plan holds those of two."""
     capped: Callable[[pa.Table], pa.Table] | None = None
     """The rows as caps count them, where one row is not one ledger."""
+    effects: frozenset[Action] = frozenset()
+    """What it does, in the journal's words, where a plan holds rows of two kinds; empty: whatever a plan has done."""
 
     def rows(self, rows: pa.Table, names: Sequence[str]) -> pa.Table:
         """What of a plan's rows may go by itself."""
@@ -88,11 +91,12 @@ KINDS = (
     ),
     AutomatedKind(
         "offload", "offload-", lambda lake: lake.offload_plans(), lambda lake, i: lake.offload_plan(i),
-        offload_plan.digest, action=OffloadChoice.OFFLOAD,
+        offload_plan.digest, action=OffloadChoice.OFFLOAD, effects=frozenset({Action.OFFLOAD}),
     ),
     AutomatedKind(
         "bookkeeper_copies", "offload-", lambda lake: lake.offload_plans(), lambda lake, i: lake.offload_plan(i),
         offload_plan.digest, action=OffloadChoice.RELEASE,
+        effects=frozenset({Action.RELEASE, Action.DELETE_LEDGER}),
     ),
     AutomatedKind(
         "objects", "objects-", lambda lake: lake.object_plans(), lambda lake, i: lake.object_plan(i),
@@ -131,12 +135,16 @@ def settings_of(where: Cluster, kind: AutomatedKind) -> KindAutomation:
     return getattr(where.settings.automation, kind.name)
 
 
-def decision_of(where: Cluster, kind: AutomatedKind) -> tuple[Decision, Plan | None]:
-    """What becomes of the newest plan of a kind by itself, and that plan. Raises what the lake raises."""
+def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[Decision, Plan | None]:
+    """What becomes of the newest plan of a kind by itself, or of the one named, and that plan.
+
+    Raises what the lake raises.
+    """
     settings, now = settings_of(where, kind), where.clock.now_ms()
     valid = int(where.settings.orphans.plan_valid_for * 1000)
     mine = [plan for plan in kind.plans(where.lake) if _is_of(plan, kind, where)]
-    newest = mine[-1] if mine else None
+    asked = [plan for plan in mine if plan.plan_id == plan_id] if plan_id else mine
+    newest = asked[-1] if asked else None
     early = decide(settings, _bare(newest) if newest else None, now, valid_for_ms=valid)
     if newest is None or early.code in (AutomationCode.OFF, AutomationCode.REPORT_ONLY, AutomationCode.EXPIRED):
         return early, newest
@@ -164,10 +172,10 @@ def growth_of(where: Cluster, name: str, plan: Plan) -> tuple[bool, int]:
 
 
 def _applied(where: Cluster, kind: AutomatedKind, plans: Sequence[Plan], now: int) -> dict[str, int]:
-    """Plans that were applied in the last 30 days, and how many ledgers they had."""
-    recent = {plan.plan_id: plan for plan in plans if now - plan.created_at <= APPLIED_WITHIN_MS}
-    found = applied_plans(where.journal_reader, where.settings.cluster, list(recent), now - APPLIED_WITHIN_MS)
-    return {plan_id: kind.ledgers(where.lake, recent[plan_id]) for plan_id in found}
+    """Plans that were applied in the last 30 days, and to how many ledgers, which may be few of those that it has."""
+    since = now - APPLIED_WITHIN_MS
+    recent = [plan.plan_id for plan in plans if plan.created_at >= since]
+    return applied_plans(where.journal_reader, where.settings.cluster, recent, since, kind.effects)
 
 
 def approve_plan(

@@ -57,11 +57,20 @@ def approval_of(journal: JournalReader, cluster: str, plan_id: str, since: int) 
     return Approval(detail["by"], detail["digest"], rows[-1]["at"], detail["until"])
 
 
-def applied_plans(journal: JournalReader, cluster: str, plan_ids: Collection[str], since: int) -> frozenset[str]:
-    """Those of the plans by which something was done, or begun, at ``since`` (ms) or later."""
+def applied_plans(
+    journal: JournalReader, cluster: str, plan_ids: Collection[str], since: int, only: Collection[Action] = ()
+) -> dict[str, int]:
+    """Those of the plans by which something was done, or begun, at ``since`` (ms) or later: to how many ledgers.
+
+    Or to how many topics, where it is about no ledgers. ``only``: these actions; empty: all that change something.
+    """
     if not plan_ids:
-        return frozenset()
+        return {}
     named = pc.field("plan_id").isin(pa.array(sorted(plan_ids), pa.string()))
-    effects = ~pc.field("action").isin(pa.array(sorted(NO_EFFECTS), pa.string()))
-    rows = journal.find((pc.field("cluster") == cluster) & named & effects & filed_since(since), ["plan_id"])
-    return frozenset(rows.column("plan_id").unique().to_pylist())
+    actions = pc.field("action").isin(pa.array(sorted(only or NO_EFFECTS), pa.string()))
+    effects = named & (actions if only else ~actions) & filed_since(since)
+    rows = journal.find((pc.field("cluster") == cluster) & effects, ["plan_id", "ledger_id", "topic"])
+    counted = rows.group_by("plan_id").aggregate([("ledger_id", "count_distinct"), ("topic", "count_distinct")])
+    return {
+        row["plan_id"]: max(row["ledger_id_count_distinct"], row["topic_count_distinct"]) for row in counted.to_pylist()
+    }

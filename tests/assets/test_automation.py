@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.storage.tags import RUN_KEY_TAG
 
 from assets.deletion import growth_shown, queue_age
 from assets.names import CLUSTER, PLAN, READER
 from orchestration.automatic.alerts import failure_document
-from orchestration.automatic.automation import LAUNCHES, follows_scan
+from orchestration.automatic.at_work import DEAD_AFTER_SECONDS
+from orchestration.automatic.automation import LAUNCHES, TRIES, follows_scan
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation
 from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits
-from pulsar_lifecycle.errors import Refused, UsageError
-from pulsar_lifecycle.inspect.automation import KINDS, approve_plan, decision_of, growth_of
+from pulsar_lifecycle.errors import Refused, StoreError, UsageError
+from pulsar_lifecycle.inspect.automation import KINDS, AutomatedKind, approve_plan, decision_of, growth_of
+from pulsar_lifecycle.journal.approvals import applied_plans
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.records.outcomes import Waiting
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.automation_rule import AutomationCode
-from pulsar_lifecycle.runs.caps import Lowered, automation_caps
+from pulsar_lifecycle.runs.automation_rule import AutomationCode, Decision
+from pulsar_lifecycle.runs.caps import Lowered, Order, automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import load_settings
+from pulsar_lifecycle.trimming.retention_run import apply_retention
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.settings import write_settings
@@ -201,3 +206,175 @@ def test_a_schedule_leaves_a_time_out_while_its_run_is_not_over(tmp_path: Path) 
         assert run is not None
         instance.report_run_failed(run, "test")
         assert rings()
+
+
+NAMES = [kind.name for kind in KINDS]
+
+
+def goes(where: Cluster, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """As if a plan of these kinds had been made, and nothing kept it."""
+    plan = where.lake.retention_plans()[-1]
+
+    def decided(_: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[Decision, Any]:
+        code = AutomationCode.GOES if kind.name in names else AutomationCode.EMPTY
+        return Decision(code, "so it was said", plan.plan_id), plan
+
+    monkeypatch.setattr("orchestration.automatic.automation.decision_of", decided)
+
+
+def ended(instance: dg.DagsterInstance, request: dg.RunRequest, status: dg.DagsterRunStatus) -> dg.DagsterRun:
+    """A run that was requested, and ended so."""
+    assert request.run_key
+    tags = {**request.tags, RUN_KEY_TAG: request.run_key}
+    run = instance.add_run(dg.DagsterRun(request.job_name or "", status=dg.DagsterRunStatus.STARTED, tags=tags))
+    if status is dg.DagsterRunStatus.FAILURE:
+        instance.report_run_failed(run, "test")
+    elif status is dg.DagsterRunStatus.CANCELED:
+        instance.report_run_canceled(run, "test")
+    return run
+
+
+def now_is(scene: RetentionScene, seconds: float) -> None:
+    """Set the scene's clock to so long after the present, by which Dagster dates runs."""
+    scene.servers.clock.advance(time.time() + seconds - scene.servers.clock.now_ms() / 1000)
+
+
+def test_every_kind_may_be_launched_by_the_sensor(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster fails a whole tick that asks for a job its sensor does not name."""
+    where = automated(scene, monkeypatch, mode="apply")
+    planned(scene)
+    for name in NAMES:
+        goes(where, monkeypatch, name)
+        with dg.DagsterInstance.ephemeral() as instance:
+            (request,) = rung(instance).run_requests
+            assert (request.job_name, request.tags["lifecycle/automation"]) == (LAUNCHES[name].job, name)
+
+
+def test_a_kind_that_always_has_something_to_do_keeps_no_other_from_its_turn(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = automated(scene, monkeypatch, mode="apply")
+    planned(scene)
+    waiting = ["orphans", "retention", "delayed_index"]
+    with dg.DagsterInstance.ephemeral() as instance:
+        for name in waiting:
+            goes(where, monkeypatch, *waiting)
+            (request,) = rung(instance).run_requests
+            assert request.tags["lifecycle/automation"] == name
+            ended(instance, request, dg.DagsterRunStatus.FAILURE)
+
+
+def test_a_run_that_failed_before_it_did_anything_is_repeated_but_not_for_ever(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    automated(scene, monkeypatch, mode="apply")
+    planned(scene)
+    keys: list[str] = []
+    with dg.DagsterInstance.ephemeral() as instance:
+        for attempt in range(TRIES):
+            (request,) = rung(instance).run_requests
+            keys.append(str(request.run_key))
+            ended(instance, request, dg.DagsterRunStatus.FAILURE)
+            now_is(scene, 60)
+            monkeypatch.setattr("orchestration.automatic.automation.decision_of", decision_anyway)
+            assert "failed" in rung(instance).skip_message
+            now_is(scene, 600 * (attempt + 1))
+        assert len(set(keys)) == TRIES
+        assert f"failed {TRIES} times" in rung(instance).skip_message
+
+
+def decision_anyway(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[Decision, Any]:
+    """The plan as if it were young."""
+    if kind is not RETENTION:
+        return Decision(AutomationCode.NO_PLAN, "none"), None
+    plan = where.lake.retention_plans()[-1]
+    return Decision(AutomationCode.GOES, "it goes", plan.plan_id), plan
+
+
+def test_a_run_that_somebody_ended_is_not_launched_again(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    automated(scene, monkeypatch, mode="apply")
+    planned(scene)
+    with dg.DagsterInstance.ephemeral() as instance:
+        (request,) = rung(instance).run_requests
+        ended(instance, request, dg.DagsterRunStatus.CANCELED)
+        assert "canceled" in rung(instance).skip_message
+
+
+def test_a_plan_that_cannot_be_read_holds_up_no_other_kind(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    automated(scene, monkeypatch, mode="apply")
+    planned(scene)
+
+    def decided(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[Decision, Any]:
+        if kind.name == "orphans":
+            raise StoreError("orphans-1: cannot be read")
+        return decision_of(where, kind, plan_id)
+
+    monkeypatch.setattr("orchestration.automatic.automation.decision_of", decided)
+    with dg.DagsterInstance.ephemeral() as instance:
+        (request,) = rung(instance).run_requests
+        assert request.job_name == "apply_retention"
+
+
+def test_a_run_that_waited_asks_once_more_whether_it_may_begin(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    automated(scene, monkeypatch, mode="apply")
+    planned(scene)
+    ids = scene.listed("a")
+    job, resources = build_defs().resolve_job_def("apply_retention"), {"lifecycle": LifecycleResource()}
+    with dg.DagsterInstance.ephemeral() as instance:
+        (request,) = rung(instance).run_requests
+
+        def begun() -> bool:
+            return job.execute_in_process(
+                request.run_config, instance=instance, resources=resources, tags=request.tags, raise_on_error=False
+            ).success
+
+        shut = {"cron": "0 0 30 2 *", "duration": "1h"}
+        for change in ({"mode": "plan"}, {"mode": "off"}, {"mode": "approve"}, {"mode": "apply", "window": shut}):
+            automated(scene, monkeypatch, **change)
+            assert not begun(), change
+            assert scene.listed("a") == ids
+        automated(scene, monkeypatch, mode="apply")
+        assert begun()
+        assert scene.listed("a") == ids[2:]
+
+
+def test_a_run_whose_host_died_does_not_hold_up_automation(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    automated(scene, monkeypatch, mode="apply")
+    planned(scene)
+    monkeypatch.setattr("orchestration.automatic.automation.decision_of", decision_anyway)
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = dg.DagsterRun("apply_plan", status=dg.DagsterRunStatus.STARTING, tags={CLUSTER: "test"})
+        instance.add_run(run)
+        event = dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, "apply_plan")
+        instance.report_dagster_event(event, run.run_id)
+        now_is(scene, 60)
+        assert f"once run {run.run_id} is over" in rung(instance).skip_message
+        now_is(scene, DEAD_AFTER_SECONDS + 60)
+        store = scene.servers.open_store()
+        lease = control.take_lease(store, "test run", scene.servers.clock, 0)
+        assert not rung(instance).run_requests
+        control.release_lease(store, lease)
+        assert len(rung(instance).run_requests) == 1
+        found = instance.get_run_by_id(run.run_id)
+        assert found
+        assert found.status is dg.DagsterRunStatus.FAILURE
+
+
+def test_growth_is_measured_by_what_was_applied(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large plan of which an operator applied one ledger says nothing of how much may go by itself."""
+    growing = {"mode": "apply", "growth_from": 1, "max_growth": 1}
+    where, plan = automated(scene, monkeypatch, **growing), planned(scene)
+    done = apply_retention(where, "hand", Order(plan.plan_id, plan.digest, limit=1), dry_run=False)
+    assert [one.outcome for one in done] == ["removed"]
+    assert applied_plans(where.journal_reader, "test", [plan.plan_id], 0) == {plan.plan_id: 1}
+    scene.topic("b", 100, 100, 100)
+    make_retention_plan(where, scene.scan())
+    assert decision_of(where, RETENTION)[0].code is AutomationCode.GREW

@@ -12,7 +12,8 @@ from dagster._core.events import EngineEventData
 from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
 from assets.names import CLUSTER
-from orchestration.automatic.schedules import DEAD_AFTER_SECONDS, PAGE, Watch
+from orchestration.automatic.at_work import BY_ITSELF, DEAD_AFTER_SECONDS
+from orchestration.automatic.schedules import PAGE, TURN_LOOKS, Watch
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.errors import Unavailable
@@ -389,3 +390,31 @@ def test_without_a_scan_that_counts_a_run_is_to_make_it(bell: Bell) -> None:
     bell.scan("east", (A_GAP,))
     bell.wait(0)
     assert bell.name in bell.run_key()
+
+
+def test_what_goes_by_itself_has_its_turn_after_a_deletion_run(bell: Bell, instance: dg.DagsterInstance) -> None:
+    bell.wait(0)
+    run_id = started(instance, NOW)
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    instance.report_run_failed(run, "test")
+    (record,) = instance.get_run_records(dg.RunsFilter(run_ids=[run_id]))
+    assert record.end_time is not None
+    bell.topics.now_ms = int(record.end_time * 1000) + 1_000
+    assert "has its turn" in bell.skipped()
+    bell.pass_time(TURN_LOOKS * MINUTE)
+    bell.run_key()
+
+
+def test_nothing_rings_while_a_run_that_goes_by_itself_waits(bell: Bell, instance: dg.DagsterInstance) -> None:
+    """One that a person launched may wait for the deletion run."""
+    bell.wait(0)
+    by_hand = dg.DagsterRun("delete_records", status=dg.DagsterRunStatus.STARTING, tags=EAST)
+    offload = dg.DagsterRun("offload", status=dg.DagsterRunStatus.STARTING, tags={**EAST, BY_ITSELF: "offload"})
+    for run in (by_hand, offload):
+        instance.add_run(run)
+    bell.run_key()
+    instance.add_run(
+        dg.DagsterRun("apply_plan", status=dg.DagsterRunStatus.STARTING, tags={**EAST, BY_ITSELF: "orphans"})
+    )
+    assert "apply_plan has its turn" in bell.skipped()

@@ -1,0 +1,43 @@
+"""Whether a run that the sensor ``automation`` launched may still begin: it may have waited in Dagster's queue.
+
+Belongs here: asking the rule once more. Not here: the rule (``pulsar_lifecycle/runs/automation_rule.py``), nor anything
+about runs that a person launched.
+"""
+
+import dagster as dg
+
+from orchestration.automatic.at_work import BY_ITSELF
+from pulsar_lifecycle.automation_settings import Automation
+from pulsar_lifecycle.inspect.automation import KINDS, decision_of
+from pulsar_lifecycle.runs.cluster import Cluster
+
+BOOKIES = "bookies"
+
+
+def check_may_begin(context: dg.OpExecutionContext, where: Cluster, plan_id: str = "") -> None:
+    """Raise dagster.Failure where the settings, the window or an approval do not let this run go any more.
+
+    What was launched by itself, and is executed again by a person, goes.
+    """
+    name = context.run.tags.get(BY_ITSELF, "")
+    if not name or context.run.parent_run_id:
+        return
+    why = bookies_wait(where, where.clock.now_ms()) if name == BOOKIES else _against(where, name, plan_id)
+    if why:
+        raise dg.Failure(f"launched by itself, it may not begin any more: {why}", allow_retries=False)
+
+
+def bookies_wait(where: Cluster, now: int) -> str:
+    """Why bookies do not collect by themselves at ``now`` (ms); empty if they may."""
+    kind = where.settings.automation.bookies
+    if kind.mode is not Automation.APPLY:
+        return f"automation.bookies is {kind.mode.value}"
+    return "" if kind.window and kind.window.opened_at(now) is not None else "its window is not open"
+
+
+def _against(where: Cluster, name: str, plan_id: str) -> str:
+    kind = next((one for one in KINDS if one.name == name), None)
+    if kind is None:
+        return f"this version knows no kind {name!r}"
+    decision, _ = decision_of(where, kind, plan_id)
+    return "" if decision.goes else f"{decision.code.value}: {decision.text}"
