@@ -12,6 +12,7 @@ from pulsar_lifecycle.lifecycle.activity.activity_tables import CONNECTIONS, CUR
 from pulsar_lifecycle.lifecycle.activity.inactive_rules import Choice, inactive_cursors
 from pulsar_lifecycle.lifecycle.activity.last_use import Clients, cursor_activity
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER
+from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 
 HOUR = 3_600_000
 PERIOD = 24 * HOUR
@@ -22,7 +23,10 @@ MANAGED_LEDGER = "t/ns/persistent/topic"
 
 @dataclass(frozen=True)
 class Step:
-    """What happens before a scan, ``hours`` after the one before; ``silent``: the brokers do not answer."""
+    """What happens before a scan, ``hours`` after the one before.
+
+    ``silent``: the brokers do not answer; ``unread``: nor do the bookies.
+    """
 
     hours: int
     entry: int
@@ -30,6 +34,7 @@ class Step:
     connected: int
     recreated: bool
     silent: bool
+    unread: bool
 
 
 steps = st.lists(
@@ -41,13 +46,14 @@ steps = st.lists(
         connected=st.sampled_from([0, 0, 0, 1]),
         recreated=st.sampled_from([False] * 9 + [True]),
         silent=st.sampled_from([False] * 9 + [True]),
+        unread=st.sampled_from([False] * 4 + [True]),
     ),
     max_size=12,
 )
 
 
-def cursor(entry: int, last: int, czxid: int, ctime: int) -> pa.Table:
-    """A cursor with a ledger of its own."""
+def cursor(entry: int, last: int, czxid: int, ctime: int, *, unread: bool) -> pa.Table:
+    """A cursor with a ledger of its own, which could be read or not."""
     row = {
         "path": f"/managed-ledgers/{MANAGED_LEDGER}/s",
         "managed_ledger": MANAGED_LEDGER,
@@ -57,10 +63,10 @@ def cursor(entry: int, last: int, czxid: int, ctime: int) -> pa.Table:
         "ctime": ctime,
         "czxid": czxid,
         "version": 1,
-        "ledger_id": 5,
-        "entry_id": entry,
+        "ledger_id": None if unread else 5,
+        "entry_id": None if unread else entry,
         "cursors_ledger_id": 9,
-        "cursors_entry_id": last,
+        "cursors_entry_id": None if unread else last,
         "acknowledged": None,
         "last_active": 0,
     }
@@ -79,7 +85,8 @@ def test_no_cursor_with_use_within_the_period_is_inactive_and_any_other_is_once_
     known = pa.Table.from_pylist([topic], TOPIC_ACTIVITY)
     before = CURSOR_ACTIVITY.empty_table()
     watched, used, scans = 0, 0, 0
-    for number, step in enumerate([Step(0, 0, 0, 0, False, False), *happened]):
+    seen: tuple[int, int] | None = None
+    for number, step in enumerate([Step(0, 0, 0, 0, False, False, False), *happened]):
         now += step.hours * HOUR
         entry, last = entry + step.entry, last + step.entry + step.acknowledged
         if step.recreated:
@@ -87,15 +94,20 @@ def test_no_cursor_with_use_within_the_period_is_inactive_and_any_other_is_once_
         fresh = number == 0 or step.recreated
         watched, scans = (now, 1) if fresh else (watched, scans + 1)
         used = created if fresh else used
-        if step.silent or step.connected or (not fresh and (step.entry or step.acknowledged)):
+        seen = None if fresh else seen
+        moved = not fresh and not step.unread and seen != (entry, last)
+        seen = seen if step.unread else (entry, last)
+        if step.silent or step.connected or moved:
             used = now
         rows = [{"topic": TOPIC, "subscription": None, "connected": 0, "published": 0}]
         rows += [{"topic": TOPIC, "subscription": "s", "connected": step.connected, "published": None}]
         said = None if step.silent else pa.Table.from_pylist(rows, CONNECTIONS)
         state = pa.array(["loaded"]), pa.array(["listed"])
         clients = Clients.of(pa.array([TOPIC]), *state, said)
-        before = cursor_activity(cursor(entry, last, czxid, created), topics, clients, before, now)
+        before = cursor_activity(cursor(entry, last, czxid, created, unread=step.unread), topics, clients, before, now)
         (row,) = before.to_pylist()
         assert (row["watched_since"], row["scans"], row["last_read"]) == (watched, scans, used)
         inactive = inactive_cursors(before, known, Choice(PERIOD), now)
         assert inactive.num_rows == (scans >= 2 and max(watched, used) <= now - PERIOD)
+        kept = inactive.column("kept").to_pylist()
+        assert all(code == (InactiveKept.UNKNOWN_CURSOR if step.unread else InactiveKept.NOT_CHOSEN) for code in kept)

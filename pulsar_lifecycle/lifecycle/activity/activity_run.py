@@ -20,7 +20,12 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.io.connect import Connect
-from pulsar_lifecycle.lifecycle.activity.activity_tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY
+from pulsar_lifecycle.lifecycle.activity.activity_tables import (
+    CONNECTIONS,
+    CURSOR_ACTIVITY,
+    CURSOR_HISTORY,
+    TOPIC_ACTIVITY,
+)
 from pulsar_lifecycle.lifecycle.activity.held_bytes import on_bookies
 from pulsar_lifecycle.lifecycle.activity.in_force import InForceNow, in_force_now
 from pulsar_lifecycle.lifecycle.activity.inactive_rules import (
@@ -232,7 +237,7 @@ class _Reading:
         made = _made(listed, ledgers)
         columns = (listed.column("managed_ledger"), listed.column("topic"), inputs.column("ledgers"), made)
         topics = pa.table(dict(zip(("managed_ledger", "topic", "inner", "loaded_at"), columns, strict=True)))
-        before = self._before(CURSORS, CURSOR_ACTIVITY, own)
+        before = self._before(CURSORS, CURSOR_HISTORY, own)
         yield from cursor_activity(cursors, topics, self._clients(listed), before, self.now).to_batches()
 
     def topics(self, piece: tuple[str, str]) -> Iterator[pa.RecordBatch]:
@@ -255,7 +260,10 @@ class _Reading:
         return with_shadow_sources(rows, self.shadows)
 
     def _positions(self, cursors: pa.Table, own: pc.Expression) -> pa.Table:
-        """Where cursors stand (``POSITIONS``), with what could not be read or listed of them."""
+        """Where cursors stand, or stood when they could be read (``POSITIONS``), with what could not be listed of them.
+
+        Only how many there are counts here.
+        """
         lost = ~own & pc.field("managed_ledger").is_null() | own & pc.field("problem").is_valid()
         unread = self._rows(MANAGED_CURSORS, ("path", "managed_ledger"), lost)
         paths, owned = whole(unread.column("path")), whole(unread.column("managed_ledger")).is_valid()

@@ -30,7 +30,7 @@ class Evidence(StrEnum):
     """Its broker said that clients are connected."""
     UNKNOWN = "unknown"
     """It cannot be ruled out: a broker did not answer, the topic may be loaded and is not listed, an open ledger may
-    have entries, a position could not be read."""
+    have entries."""
 
 
 CONNECTIONS = pa.schema(
@@ -59,6 +59,7 @@ CURSOR_ACTIVITY = pa.schema(
         pa.field("cursors_ledger_id", pa.int64()),
         pa.field("cursors_entry_id", pa.int64()),
         pa.field("acknowledged", pa.string()),
+        pa.field("known", pa.bool_()),
         pa.field("last_active", pa.int64()),
         pa.field("watched_since", pa.int64()),
         pa.field("scans", pa.int32()),
@@ -69,11 +70,14 @@ CURSOR_ACTIVITY = pa.schema(
     ]
 )
 """One row per durable cursor of a topic that was read. ``ledger_id`` and ``entry_id``: its persisted mark-delete
-position, null where it is unknown; ``cursors_entry_id``: the last entry of its cursor ledger, null without one.
-``acknowledged``: a digest of what else its z-node says was read or set; null with a cursor ledger, or if it is unknown.
-``watched_since``: since when our history of it has no gap, over so many ``scans``. ``last_read`` with its
-``Evidence``. ``bytes`` of the topic's ledgers that it keeps, as far as sizes are known; ``unread``: whether messages
-are unread, or may be."""
+position; ``cursors_entry_id``: the last entry of its cursor ledger, null without one. ``acknowledged``: a digest of
+what else its z-node says was read or set; null with a cursor ledger. ``known``: whether these could be read; if not,
+they are those of the scan before, null without any and where its cursor ledger is another one since. ``watched_since``:
+since when our history of it has no gap, over so many ``scans``. ``last_read`` with its ``Evidence``. ``bytes`` of the
+topic's ledgers that it keeps, as far as sizes are known; ``unread``: whether messages are unread, or may be."""
+
+CURSOR_HISTORY = pa.schema([one for one in CURSOR_ACTIVITY if one.name != "known"])
+"""What the next scan goes on from. Earlier versions had no column ``known``: their position was null instead."""
 
 TOPIC_ACTIVITY = pa.schema(
     [
@@ -110,7 +114,7 @@ TOPIC_ACTIVITY = pa.schema(
 """One row per topic that was read. ``end_ledger_id``: its last ledger with entries, -1 for none, with so many
 ``end_entries``; null while it is open and may have any. ``loaded_at``: when its last ledger was made, as each load
 makes one, or written last in BookKeeper, as an unload closes it; null without any. ``published``: messages since its
-load, null if no broker lists it. ``last_*`` (null: never) with their ``Evidence``. ``unread_subscriptions``: those with
-messages that are unread, or may be. ``replicated``: a replicator has a cursor on it, or policies send it to other
-clusters; null where nobody knows. ``retention_*``: null where it is unknown. ``protection``: the ``Protection`` of the
-topic, null for none."""
+load, null if no broker lists it. ``watched_since``: since when our history of it and of its subscriptions has no gap.
+``last_*`` (null: never) with their ``Evidence``. ``unread_subscriptions``: those with messages that are unread, or may
+be. ``replicated``: a replicator has a cursor on it, or policies send it to other clusters; null where nobody knows.
+``retention_*``: null where it is unknown. ``protection``: the ``Protection`` of the topic, null for none."""

@@ -128,6 +128,7 @@ def inactive_cursors(activity: pa.Table, topics: pa.Table, choice: Choice, until
         (pc.is_in(names, pa.array([COMPACTION, DEDUPLICATION])), InactiveKept.SYSTEM_CURSOR),
         (pc.starts_with(names, choice.replicator), InactiveKept.REPLICATOR_CURSOR),
         *_kept_by_name(names, choice),
+        (pc.invert(some.column("known")), InactiveKept.UNKNOWN_CURSOR),
         (pc.fill_null(replicated, False), InactiveKept.REPLICATED),
         (replicated.is_null(), InactiveKept.UNKNOWN_POLICY),
         (pa.array([choice.system_cursors is None] * len(names), pa.bool_()), InactiveKept.UNKNOWN_POLICY),
@@ -171,8 +172,9 @@ def _kept_by_cursors(topics: Any, cursors: pa.Table, choice: Choice) -> list[tup
     """The same of topics: whether one of their cursors is kept so."""
     owners = whole(cursors.column("topic"))
     names = whole(cursors.column("cursor"))
-    by_name = [*_kept_by_name(names, choice), (pc.equal(names, COMPACTION), InactiveKept.COMPACTED)]
-    return [(pc.is_in(topics, owners.filter(whole(where))), code) for where, code in by_name]
+    found = [*_kept_by_name(names, choice), (pc.equal(names, COMPACTION), InactiveKept.COMPACTED)]
+    found.append((pc.invert(cursors.column("known")), InactiveKept.UNKNOWN_CURSOR))
+    return [(pc.is_in(topics, owners.filter(whole(where))), code) for where, code in found]
 
 
 def _positions(topics: Any, cursors: pa.Table) -> Any:

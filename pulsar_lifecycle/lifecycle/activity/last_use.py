@@ -6,7 +6,8 @@
 Belongs here: the rule of evidence. Pure: tables in, rows of ``TOPIC_ACTIVITY`` and ``CURSOR_ACTIVITY`` out. Not here:
 reading (``activity_run.py``), what is inactive (``inactive_rules.py``).
 
-What cannot be ruled out counts as use, at the time of the look. A z-node of another creation, or of a lower version, is
+What cannot be ruled out counts as use, at the time of the look. A position that could not be read is neither use nor
+rest: the next one is compared with the one before it. A z-node of another creation, or of a lower version, is
 another topic or cursor: its history starts anew. A load is no use, by whomever: a broker that takes a bundle loads all
 its topics. It writes the topic's z-node, and each cursor's ``lastActive`` begins again with its time.
 """
@@ -86,12 +87,13 @@ def cursor_activity(cursors: pa.Table, topics: pa.Table, clients: Clients, previ
     position = [whole(cursors.column(name)) for name in ("ledger_id", "entry_id")]
     known = np.asarray(pc.and_(position[0].is_valid(), position[1].is_valid()))
     known &= (own >= 0) | np.asarray(whole(cursors.column("acknowledged")).is_valid())
-    moved = np.zeros(len(row), bool)
-    for name in ("ledger_id", "entry_id"):
-        moved |= _numbers(whole(cursors.column(name)), -2) != _numbers(before.column(name), -2)
-    last, last_before = (_numbers(one("cursors_entry_id"), -1) for one in (cursors.column, before.column))
-    moved |= (own != own_before) | (last != last_before)
-    moved |= (own < 0) & ~before.same("acknowledged")
+    differs = (own < 0) & ~before.same("acknowledged")
+    for name, nothing in (("ledger_id", -2), ("entry_id", -2), ("cursors_entry_id", -1)):
+        differs |= _numbers(whole(cursors.column(name)), nothing) != _numbers(before.column(name), nothing)
+    switched = own != own_before
+    moved = known & differs | switched
+    # What a new cursor ledger holds cannot be compared with what the one before it held.
+    stood = {name: pc.if_else(switched, None, before.column(name)) for name in _POSITION}
     active = _numbers(cursors.column("last_active"), 0)
     loaded_at = _numbers(whole(topics.column("loaded_at")).take(row), 0)
     connected = clients.of_cursors(cursors.column("topic"), cursors.column("cursor"))
@@ -102,12 +104,14 @@ def cursor_activity(cursors: pa.Table, topics: pa.Table, clients: Clients, previ
     use.at_least(active > loaded_at + LOAD_TAKES, active, Evidence.LAST_ACTIVE)
     use.at_least(before.there & moved, now, Evidence.ACKNOWLEDGED)
     use.at_least(connected > 0, now, Evidence.CONNECTED)
-    use.at_least(~known | ~answered, now, Evidence.UNKNOWN)
+    use.at_least(~answered, now, Evidence.UNKNOWN)
     nothing_new = _numbers(clients.published(whole(topics.column("topic"))), -1) == 0
     behind = [_numbers(one, -1) for one in position]
     held, unread = _held(whole(topics.column("inner")), nothing_new, np.asarray(row, np.int64), *behind)
     columns = {
         **{name: cursors.column(name) for name in CURSOR_ACTIVITY.names if name in cursors.column_names},
+        **{name: whole(pc.if_else(known, cursors.column(name), one)) for name, one in stood.items()},
+        "known": known,
         **before.watched(now),
         "last_read": use.at,
         "read_evidence": use.evidence,
@@ -140,6 +144,7 @@ def _held(inner: Any, nothing_new: Any, row: Any, ledger: Any, entry: Any) -> tu
     return counted[0].astype(np.int64), counted[1] > 0
 
 
+_POSITION = ("ledger_id", "entry_id", "cursors_entry_id", "acknowledged")
 _LEDGER_FIELDS = (("ledger_id", -1), ("size", 0), ("entries", -1))
 
 
@@ -178,11 +183,13 @@ def topic_activity(
     client.at_least(clients.of_topics(names) > 0, now, Evidence.CONNECTED)
     client.at_least(~clients.known, now, Evidence.UNKNOWN)
     read = _read(inputs, cursors, now, replicator)
+    watched = before.watched(now)
     kept = whole(inputs.column("kept"))
     columns = {
         **{name: listed.column(name) for name in TOPIC_ACTIVITY.names if name in listed.column_names},
-        **before.watched(now),
+        **watched,
         **read,
+        "watched_since": np.maximum(watched["watched_since"], read["watched_since"]),
         "replicated": pc.or_kleene(read["replicated"], whole(listed.column("replicated"))),
         "end_ledger_id": ends.ledger,
         "end_entries": pa.array(ends.entries, mask=ends.open),
@@ -231,9 +238,12 @@ def _read(inputs: pa.Table, cursors: pa.Table, now: int, replicator: str) -> dic
         _numbers(whole(own.column("last_read")).take(place), 0), whole(own.column("read_evidence")).take(place)
     )
     use.at_least(np.asarray(pc.is_null(inputs.column("durable_cursors"))), now, Evidence.UNKNOWN)
+    watched_since = np.zeros(len(owners), np.int64)
+    np.maximum.at(watched_since, rows, _numbers(own.column("watched_since"), now))
     holding = rows[np.asarray(own.column("unread"), bool)]
     replicators = cursors.filter(pc.starts_with(names, replicator)).column("managed_ledger")
     return {
+        "watched_since": watched_since,
         "last_read": pa.array(use.at, mask=use.at == 0),
         "read_evidence": use.evidence,
         "subscriptions": np.bincount(rows, minlength=len(owners)).astype(np.int32),

@@ -38,6 +38,9 @@ class InactiveKept(StrEnum):
     subscription, whose consumers may be elsewhere."""
     UNKNOWN_POLICY = "unknown_policy"
     """What retention, replication or the brokers' configuration says is not known."""
+    UNKNOWN_CURSOR = "unknown_cursor"
+    """Its position, or that of one of its subscriptions, could not be read: whether it was used, nobody knows. Scan and
+    report again once all bookies answer."""
     RETAINED = "retained"
     """The retention in force keeps its data."""
     UNREAD = "unread"

@@ -247,17 +247,6 @@ def test_a_subscription_that_is_used_on_one_partition_stays_on_all(scene: Activi
     }
 
 
-def test_a_position_that_cannot_be_read_is_use(scene: ActivityScene) -> None:
-    ids = scene.topic("held", 60, 60, cursor=0)
-    scene.days(5)
-    del scene.servers.reader.payloads[scene.row("held", "s")["cursors_ledger_id"]]
-    assert ids
-    report = scene.days(4)
-    assert not report.cursors
-    assert not report.topics
-    assert scene.row("held", "s")["read_evidence"] == Evidence.UNKNOWN
-
-
 def test_a_subscription_holds_the_ledgers_behind_it(scene: ActivityScene) -> None:
     ids = scene.topic("held", 90, 80, 70)
     for name, at in (("all", Position(ids[0], -1)), ("two", Position(ids[0], 0)), ("none", Position(ids[2], 0))):
