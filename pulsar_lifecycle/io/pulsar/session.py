@@ -90,7 +90,7 @@ class PulsarSession:
             self._producer_of(topic)
 
     def send_all(self, outgoing: Sequence[Outgoing]) -> list[Receipt]:
-        """A receipt of each, in order, once all are there.
+        """A receipt of each, in order, once all are there, or none has come for twice the time-out.
 
         After a time-out nothing more is sent to that topic, else each 500 messages would wait for another time-out.
         """
@@ -100,9 +100,10 @@ class PulsarSession:
                 self._producer_of(topic)
             except pulsar.exceptions.PulsarException as error:
                 closed[topic] = f"{type(error).__name__}: {error}"
-        sending = _Sending(len(outgoing))
+        sending = _Sending(len(outgoing), 2 * self._timeout)
         for index, one in enumerate(outgoing):
-            sending.slots.acquire()
+            if not sending.has_room():
+                break
             if one.topic in closed:
                 sending.confirm(index, Receipt(b"", closed[one.topic], unanswered=True))
                 continue
@@ -242,12 +243,25 @@ class PulsarSession:
 
 
 class _Sending:
-    """The receipts of one call to send; they arrive on the client's own thread."""
+    """The receipts of one call to send; they arrive on the client's own thread.
 
-    def __init__(self, count: int) -> None:
-        self.slots = threading.BoundedSemaphore(IN_FLIGHT)
+    The client fails a send by itself after its time-out, but for one whose producer its broker closes again and again,
+    as it does while too few bookies answer: of that one it never says anything. So nobody waits longer than
+    ``patience`` seconds for the next receipt.
+    """
+
+    def __init__(self, count: int, patience: float) -> None:
+        self._slots = threading.BoundedSemaphore(IN_FLIGHT)
+        self._patience = patience
         self.timed_out: set[Topic] = set()
-        self._receipts = [Receipt(b"")] * count
+        silent = Receipt(b"", f"no receipt came for {patience:g} s", unanswered=True)
+        self._receipts = [silent] * count
+        self._ended = False
+        self._confirming = threading.Lock()
+
+    def has_room(self) -> bool:
+        """Wait for a slot; False if none becomes free in time."""
+        return self._slots.acquire(timeout=self._patience)
 
     def receipt_of(self, index: int, topic: Topic) -> Callable[[Any, Any], None]:
         def receipt(result: Any, message_id: Any) -> None:
@@ -262,13 +276,16 @@ class _Sending:
         return receipt
 
     def confirm(self, index: int, receipt: Receipt) -> None:
-        self._receipts[index] = receipt
-        self.slots.release()
+        with self._confirming:
+            if not self._ended:
+                self._receipts[index] = receipt
+        self._slots.release()
 
     def outcomes(self) -> list[Receipt]:
-        """Wait until every slot is free again: the client fails a send by itself after its time-out."""
-        for _ in range(IN_FLIGHT):
-            self.slots.acquire()
+        """Wait until every slot is free again; what comes later than that is not heard."""
+        all(self.has_room() for _ in range(IN_FLIGHT))
+        with self._confirming:
+            self._ended = True
         return self._receipts
 
 

@@ -1,10 +1,11 @@
+import _pulsar
 import pulsar
 import pytest
 
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.errors import NotFound, Unavailable
 from pulsar_lifecycle.io.pulsar import session as pulsar_session
-from pulsar_lifecycle.io.pulsar.session import PulsarSession
+from pulsar_lifecycle.io.pulsar.session import Outgoing, PulsarSession
 from pulsar_lifecycle.settings import PulsarSettings
 
 BROKERS = ("b1:6650", "b2:6650", "b3:6650")
@@ -16,6 +17,7 @@ class Brokers:
     def __init__(self, silent=(), no_owner=False, failure=None):
         self.silent, self.no_owner, self.failure = set(silent), no_owner, failure
         self.clients = []
+        self.sent = []
 
     def client(self, url, **options):
         self.clients.append(_Client(self, url.partition("://")[2].rstrip("/").split(","), options))
@@ -41,13 +43,23 @@ class _Client:
         self.get_topic_partitions(topic)
         if self.brokers.no_owner:
             raise pulsar.ConnectError("c")
-        return object()
+        return _Producer(self.brokers)
 
     def subscribe(self, topics, subscription, **options):
         return self.create_producer(topics[0])
 
     def close(self):
         self.closed = True
+
+
+class _Producer:
+    """Its sends get no receipt until the test gives one."""
+
+    def __init__(self, brokers):
+        self._brokers = brokers
+
+    def send_async(self, content, callback, **options):
+        self._brokers.sent.append(callback)
 
 
 @pytest.fixture
@@ -100,6 +112,18 @@ def test_of_one_broker_there_is_no_other(session_of):
     with pytest.raises(Unavailable):
         session_of(brokers, ["b1:6650"]).open_producer(DELETION_TOPIC)
     assert len(brokers.clients) == 1
+
+
+@pytest.mark.parametrize("count", [1, pulsar_session.IN_FLIGHT + 1])
+def test_sends_that_the_client_forgets_are_unanswered(session_of, count):
+    brokers = Brokers()
+    session = session_of(brokers, request_timeout=0.01)
+    receipts = session.send_all([Outgoing(DELETION_TOPIC, b"x")] * count)
+    assert [(one.message_id, one.unanswered) for one in receipts] == [(b"", True)] * count
+    assert receipts[0].error == "no receipt came for 0.02 s"
+    for receipt in brokers.sent:  # late ones are not heard
+        receipt(_pulsar.Result.AlreadyClosed, None)
+    assert {one.error for one in receipts} == {receipts[0].error}
 
 
 @pytest.mark.parametrize(("timeout", "connect"), [(8, 8_000), (30, 10_000), (0.5, 1_000)])
