@@ -7,19 +7,18 @@ all that waits in the queue, whoever sent it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
-from pulsar_lifecycle.delete_records.partition_answers import answers, not_deleted
+from pulsar_lifecycle.delete_records.partition_answers import answers, not_deleted, sent_at
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition
 from pulsar_lifecycle.deletion.deletion_run import delete_pending
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.workers import FAILURES, RunEnd
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers
 from pulsar_lifecycle.lifecycle.collection_run import collect_bookies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs import control
@@ -28,6 +27,8 @@ from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of
 
 AT_LEAST_MS = 5_000
 """Between two deletion runs, however short the settings' delays are."""
+BY_ITSELF_MS = 30_000
+"""How long a broker may take to delete a ledger that it has trimmed itself: nothing else is waited for."""
 
 
 def finish(
@@ -45,10 +46,15 @@ def finish(
     ``collect``: have the bookies collect once nothing but them has anything. What hinders a deletion run is said with
     each partition that waits for it.
     """
-    clock, trouble, due, runs = cluster.clock, "", 0, count(1)
+    clock, trouble, runs = cluster.clock, "", count(1)
     deadline = clock.now_ms() + wait_ms
+    due: int | None = None
     while (left := deadline - clock.now_ms()) > 0 and (waiting := not_deleted(cluster, rows, refused)):
-        due = due or _delivered(cluster, waiting)
+        sent = sent_at(cluster, waiting)
+        if not sent:
+            break  # no message asks for them: no deletion run will take them
+        if due is None:
+            due = max(sent.values()) + _delivered_after(cluster)
         if due > clock.now_ms():
             clock.sleep(min(due - clock.now_ms(), left) / 1000)
             continue
@@ -57,7 +63,7 @@ def finish(
     gone = not not_deleted(cluster, rows, refused)
     if gone and collect and bookies:
         trouble = _collect(cluster, run_id)
-    left = max(0, deadline - clock.now_ms()) if gone else 0
+    left = max(0, min(deadline - clock.now_ms(), wait_ms if gone else BY_ITSELF_MS))
     found = answers(cluster, rows, refused, wait_ms=left, bookies=bookies)
     if trouble:
         waited_for = {Topic.parse(row["topic"]) for row in rows if row["error"] is None}
@@ -67,12 +73,10 @@ def finish(
     return found
 
 
-def _delivered(cluster: Cluster, ledgers: Collection[int]) -> int:
-    """When (ms) the last message about these ledgers is delivered, as far as our journal knows."""
+def _delivered_after(cluster: Cluster) -> int:
+    """How long (ms) after it was sent a message is delivered."""
     with cluster.ports(read_only=True) as ports:
-        delay = deliver_after_ms_of(cluster.settings, control.is_sandbox(ports.store))
-    marks = marked_ledgers(cluster.journal_reader, cluster.settings.cluster)
-    return max((marks[i][1] + delay for i in ledgers if i in marks), default=1)
+        return deliver_after_ms_of(cluster.settings, control.is_sandbox(ports.store))
 
 
 def _comes_again_after(cluster: Cluster) -> int:

@@ -12,12 +12,13 @@ from typing import Any
 from uuid import UUID
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, look, wait_until_gone
+from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, Presence, look, wait_until_gone
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition, failed
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.journal.archive import last_archived
+from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
@@ -53,9 +54,11 @@ def answers(
         ordered = [ledgers[i] for i in sorted(ledgers)]
         absent = wait_until_gone(ports, root, ordered, bookies=bookies, deadline_ms=deadline)
         where = {one.ledger_id: one for one in absent}
+        deletable = [one.ledger_id for one in absent if one.presence in _DELETABLE]
+        unsent = set(deletable).difference(sent_at(cluster, deletable))
         for name, own in kept.items():
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
-            found[Topic.parse(name)] = _result(own, there)
+            found[Topic.parse(name)] = _result(own, there, unsent)
     return {topic: result for topic, result in found.items() if result}
 
 
@@ -69,6 +72,20 @@ def not_deleted(
         root = cluster.settings.bookkeeper.ledgers_root
         found = look(ports, root, [ledgers[i] for i in sorted(ledgers)], bookies=False)
     return frozenset(one.ledger_id for one in found if not one.gone)
+
+
+def sent_at(cluster: Cluster, ledgers: Collection[int]) -> dict[int, int]:
+    """When (ms) the last message was sent that asks for the deletion of a ledger or its copy, by our journal.
+
+    Missing is one that no message asks for, as far as we know, or whose message a deletion run has settled.
+    """
+    if not ledgers:
+        return {}
+    journal, name = cluster.journal_reader, cluster.settings.cluster
+    found: dict[int, int] = {}
+    for marks in (marked_ledgers(journal, name), marked_offloads(journal, name)):
+        found |= {i: max(marks[i][1], found.get(i, 0)) for i in ledgers if i in marks}
+    return found
 
 
 def _asked(
@@ -103,17 +120,27 @@ class _Kept:
     stays: int = -1
 
 
-def _result(kept: _Kept, there: Sequence[Absence]) -> DeleteRecordsResult:
+_DELETABLE = (Presence.Z_NODE, Presence.OBJECT)
+"""Where a ledger is that a deletion run has yet to delete."""
+
+
+def _result(kept: _Kept, there: Sequence[Absence], unsent: Collection[int]) -> DeleteRecordsResult:
     if kept.lacks:
         return failed(RecordsError.TIMEOUT, kept.lacks)
     if not there:
         return DeleteRecordsResult(kept.mark)
     first = there[0]
     where = f" ({', '.join(first.where)})" if first.where else ""
-    text = (
-        f"{len(there)} of its ledgers are not proven gone, the first: {first.ledger_id}, {first.presence}{where}; run "
-        "`delete_pending`, or wait for it, then ask again"
-    )
+    text = f"{len(there)} of its ledgers are not proven gone, the first: {first.ledger_id}, {first.presence}{where}; "
+    if leaked := [one.ledger_id for one in there if one.ledger_id in unsent]:
+        text += (
+            f"no message in the deletion queue asks for {len(leaked)} of them, the first: {leaked[0]}: apply a plan of "
+            "leaked ledgers (job `apply_plan`), then ask again"
+        )
+    elif any(one.presence in _DELETABLE for one in there):
+        text += "run `delete_pending`, or wait for it, then ask again"
+    else:
+        text += "wait, then ask again"
     return failed(RecordsError.TIMEOUT, text)
 
 

@@ -297,6 +297,22 @@ def test_one_command_ends_with_the_answer() -> None:
     assert not any(map(scene.cluster.exists, ids[:2]))
 
 
+def test_a_ledger_that_no_message_asks_for_is_not_waited_for() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cluster.topic(scene.topic, ids[1:], entries=ENTRIES)  # a broker lost the deletion of the first
+    scene.cluster.wait(1)
+    (row,) = scene.plan(scene.at(2, 0))
+    assert (row["ledgers"], row["leftovers"]) == ([ids[1]], [ids[0]])
+    began = scene.cluster.clock.now_ms()
+    (result,) = scene.apply(Patience(answers=7200, finish=True))
+    assert (result.error, scene.cluster.exists(ids[1])) == (RecordsError.TIMEOUT, False)
+    assert f"asks for 1 of them, the first: {ids[0]}: apply a plan of leaked ledgers" in result.reason
+    assert scene.cluster.clock.now_ms() < began + 7200 * 1000
+    scene.cluster.remove(scene.cluster.path(ids[0]))
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
+
+
 def test_what_hinders_the_deletion_run_is_said_with_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def scan(*_: object) -> None:
         raise Refused("no scan")
