@@ -14,7 +14,7 @@ from enum import StrEnum
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
-from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 
@@ -31,7 +31,7 @@ class Presence(StrEnum):
     BOOKIE_UNANSWERED = "bookie_unanswered"
     """No bookie has entries of it, as far as they answer; at least one did not."""
     BOOKIES_UNKNOWN = "bookies_unknown"
-    """Nothing says which bookies had it."""
+    """Nothing says which bookies had it, nor could those be listed that there are."""
     OBJECT = "object"
     """An object of its offloaded copy is there."""
     OBJECT_UNREAD = "object_unread"
@@ -44,8 +44,8 @@ class Presence(StrEnum):
 class DeletedLedger:
     """A ledger to look for.
 
-    ``metadata`` is its last, from the archive or from an index object; None where nobody knows it. ``copies``: its
-    offloaded ones, those of aborted attempts too.
+    ``metadata`` is its last, from the archive; None where nobody knows it, as of one that brokers deleted: then every
+    bookie that the cluster has is asked. ``copies``: its offloaded ones, those of aborted attempts too.
     """
 
     ledger_id: int
@@ -126,20 +126,24 @@ def _places(ports: Ports, root: str, ledgers: Sequence[DeletedLedger], bookies: 
             deleted.append(index)
     yield in_metadata
     if bookies:
-        yield _on_bookies(ports, ledgers, deleted)
+        yield _on_bookies(ports, root, ledgers, deleted)
     yield _in_buckets(ports.objects, ledgers)
 
 
-def _on_bookies(ports: Ports, ledgers: Sequence[DeletedLedger], deleted: Sequence[int]) -> dict[int, Absence]:
+def _on_bookies(
+    ports: Ports, root: str, ledgers: Sequence[DeletedLedger], deleted: Sequence[int]
+) -> dict[int, Absence]:
     """Of those whose z-node is gone: the others may be given entries, and what a bookie says of them tells nothing."""
     found: dict[int, Absence] = {}
     asked: list[tuple[int, int, LedgerMetadata]] = []
+    anywhere = _on_any_bookie(ports, root) if any(ledgers[index].metadata is None for index in deleted) else None
     for index in deleted:
         one = ledgers[index]
-        if one.metadata is None:
+        metadata = one.metadata or anywhere
+        if metadata is None:
             found[index] = Absence(one.ledger_id, Presence.BOOKIES_UNKNOWN)
         else:
-            asked.append((index, one.ledger_id, one.metadata))
+            asked.append((index, one.ledger_id, metadata))
     answers = ports.reader.find_traces([(ledger_id, metadata) for _, ledger_id, metadata in asked])
     for (index, ledger_id, _), traces in zip(asked, answers, strict=True):
         if traces.holding:
@@ -147,6 +151,15 @@ def _on_bookies(ports: Ports, ledgers: Sequence[DeletedLedger], deleted: Sequenc
         elif traces.unanswered:
             found[index] = Absence(ledger_id, Presence.BOOKIE_UNANSWERED, tuple(traces.unanswered))
     return found
+
+
+def _on_any_bookie(ports: Ports, root: str) -> LedgerMetadata | None:
+    """Metadata of a ledger that any bookie may have, by their cookies: one that was not decommissioned has its own."""
+    cookies = ports.store.children([f"{root}/cookies"])[0]
+    if cookies is None or isinstance(cookies, Unread) or not cookies.names:
+        return None
+    bookies = tuple(sorted(cookies.names))
+    return LedgerMetadata(LedgerState.CLOSED, len(bookies), len(bookies), len(bookies), (Segment(0, bookies),))
 
 
 def _in_buckets(objects: ObjectStore | None, ledgers: Sequence[DeletedLedger]) -> dict[int, Absence]:

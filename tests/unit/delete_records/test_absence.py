@@ -50,6 +50,10 @@ class Scene:
         for bookie in bookies:
             self.reader.collected.setdefault(bookie, set()).add(1)
 
+    def cookies(self, *bookies: str) -> None:
+        for path in (f"{ROOT}/cookies", *(f"{ROOT}/cookies/{bookie}" for bookie in bookies)):
+            self.store.create(path, parents=True)
+
     def look(self, *, bookies: bool = True) -> list[tuple[Presence, tuple[str, ...]]]:
         return [(one.presence, one.where) for one in look(self.ports, ROOT, self.ledgers, bookies=bookies)]
 
@@ -89,7 +93,21 @@ def test_a_bookie_that_has_entries_says_more_than_one_without_an_answer(scene):
     assert scene.look()[0] == (Presence.ON_BOOKIE, ("b1", "b3"))
 
 
-def test_without_metadata_nobody_knows_whom_to_ask(scene):
+def test_without_metadata_every_bookie_of_the_cluster_is_asked(scene):
+    scene.ledgers = [DeletedLedger(1, None)]
+    scene.cookies("b1", "b2", "b3", "b4")
+    assert scene.look() == [(Presence.ON_BOOKIE, ("b1", "b2", "b3", "b4"))]
+    scene.collect("b1", "b2", "b3", "b4")
+    scene.reader.unanswered = {"b4"}
+    assert scene.look() == [(Presence.BOOKIE_UNANSWERED, ("b4",))]
+    scene.reader.unanswered = set()
+    assert scene.look() == [GONE]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_without_metadata_and_without_bookies_nobody_knows_whom_to_ask(scene, listed):
+    if listed:
+        scene.cookies()
     scene.ledgers = [DeletedLedger(3, None)]
     assert scene.look() == [(Presence.BOOKIES_UNKNOWN, ())]
     assert scene.look(bookies=False) == [GONE]
