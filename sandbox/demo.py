@@ -1,4 +1,4 @@
-"""``make demo``: the main jobs on a sandbox, from leaks and full disks to proof that nothing live was touched.
+"""``make demo``: the main jobs on a sandbox, from leaks to late messages, and proof that nothing live was touched.
 
 Belongs here: driving the Dagster jobs as an operator would, and checking the outcome against what was planted. The
 product itself never sees what was planted. Exit code 0 only if exactly what was planted to go is gone and every live
@@ -28,6 +28,7 @@ from rich.table import Table
 
 from assets.names import PLAN, key
 from orchestration.definitions import build_defs
+from pulsar_lifecycle.delayed_index.repair import repair_planning
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.connect import Connections
@@ -43,7 +44,7 @@ from pulsar_lifecycle.scan.references import KINDS
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from pulsar_lifecycle.tiered.buckets import bucket_runs
 from resources.lifecycle import LifecycleResource
-from sandbox import expired, tiered, znodes
+from sandbox import delayed, expired, tiered, znodes
 from sandbox.cluster import Cluster
 from sandbox.expired import Expired
 from sandbox.seed import Seeded, seed
@@ -58,6 +59,8 @@ UI = "http://127.0.0.1:3000"
 """Where ``make ui`` serves."""
 LABEL = "__repository__@pulsar-lifecycle"
 """How Dagster calls the code location of ``workspace.yaml``: pages of jobs show runs with this label."""
+DUE_IN = 120.0
+"""Seconds until the first delayed message is due: its index is repaired by then."""
 EXPIRED_BYTES = 140 << 20
 """What :mod:`sandbox.expired` plans to see freed."""
 
@@ -114,9 +117,12 @@ def _demo(cluster: Cluster, begun: float) -> int:
     _tier(jobs, lake, settings)
     tiered_verdicts = _tiered_verdicts(cluster, jobs, settings, config, archive)
     freed, disk_verdicts = _free_disk(cluster, jobs, lake, settings, say)
+    late_verdicts = _remind(cluster, jobs, lake, settings, say)
     say("reading every live topic back through the broker")
     wrong = read_back(cluster, [*seeded.live, *freed.live])
-    others = {ledger for one in archive for ledger in one.ids} | freed.ledgers
+    late = {row["ledger_id"] for row in rows.to_pylist() if row["topic"] == delayed.TOPIC}  # what repairs replaced
+    planned = set(rows.column("ledger_id").to_pylist()) - late
+    others = {ledger for one in archive for ledger in one.ids} | freed.ledgers | late
     deleted = {
         row["ledger_id"]
         for run_id in jobs.run_ids
@@ -128,8 +134,8 @@ def _demo(cluster: Cluster, begun: float) -> int:
         Verdict("the plan may be applied", summary.actionable, in_words(summary.gaps)),
         Verdict(
             "planned exactly the leaked ledgers",
-            set(rows.column("ledger_id").to_pylist()) == expected,
-            f"{summary.ledgers} of {len(expected)}",
+            planned == expected,
+            f"{len(planned)} of {len(expected)}",
         ),
         Verdict(
             "deleted exactly those, and they are gone",
@@ -143,6 +149,7 @@ def _demo(cluster: Cluster, begun: float) -> int:
         ),
         *tiered_verdicts,
         *disk_verdicts,
+        *late_verdicts,
     ]
     _report(lake, journal, summary, jobs.run_ids, verdicts)
     _lead_on(settings.cluster, summary)
@@ -237,6 +244,54 @@ def _free_disk(
             "the entry logs on disk are smaller by most of it",
             made.entry_logs - now > EXPIRED_BYTES // 2,
             f"{made.entry_logs >> 20} MiB before, {now >> 20} after",
+        ),
+    ]
+
+
+def _remind(cluster: Cluster, jobs: _Jobs, lake: Lake, settings: Settings, say: Callable[[str], None]) -> list[Verdict]:
+    """Find three broken indexes of delayed messages, repair them while no broker has the topic, and read it back."""
+    say(f"{delayed.COUNT:,} delayed messages for three subscriptions; the index of each is broken in another way")
+    made = delayed.seed(cluster, settings, DUE_IN)
+    if made.read:
+        return []
+    time.sleep(UNLOADED_AFTER)
+    jobs.run("scan", "scan: which subscriptions have an index now")
+    checked = jobs.run("check_delayed_index", "reading every index and the messages behind it")
+    pages = {
+        event.materialization.asset_key.path[-1]: event.materialization.metadata
+        for event in checked.get_asset_materialization_events()
+    }
+    epoch_id = lake.epochs(cluster=settings.cluster)[-1].epoch_id
+    found: dict[str, set[str]] = {}
+    for row in lake.read_epoch_table(epoch_id, "delayed_index_findings").to_pylist():
+        if row["topic"] == delayed.TOPIC:
+            found.setdefault(row["subscription"], set()).add(row["code"])
+    unnamed = [name for name, code in delayed.FOUND.items() if code not in found.get(name, ())]
+    plan, repairs = lake.repair_plan(str(pages["delayed_index_plan"]["plan id"].value))
+    planned = sum(row["topic"] == delayed.TOPIC for row in repairs.to_pylist())
+    due_rows = lake.read_epoch_table(epoch_id, "delayed_messages_due").to_pylist()
+    forecast = sum(row["messages"] for row in due_rows if row["topic"] == delayed.TOPIC)
+    if plan.ledgers:
+        jobs.launch("repair_delayed_index", repair_planning.run_config(plan), "repairing them: no topic is loaded")
+    in_time = time.time() * 1000 < made.first_due
+    say("waiting until they are due, and reading them back")
+    wrong = delayed.read_back(cluster, made)
+    due = 3 * delayed.COUNT
+    return [
+        Verdict(
+            "findings name each broken index",
+            not unnamed and planned == len(delayed.FOUND),
+            ", ".join(unnamed) or "; ".join(f"{name}: {code}" for name, code in delayed.FOUND.items()),
+        ),
+        Verdict(
+            "the forecast has every message",
+            forecast == due and "by hour" in pages["delayed_messages_due"],
+            f"{forecast:,} of {due:,}, with a picture by hour",
+        ),
+        Verdict(
+            "every delayed message came once, and none early",
+            in_time and not wrong,
+            "; ".join(wrong) or (f"{due:,} messages" if in_time else "the repair was too late to mean anything"),
         ),
     ]
 
