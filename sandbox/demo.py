@@ -60,7 +60,9 @@ UI = "http://127.0.0.1:3000"
 LABEL = "__repository__@pulsar-lifecycle"
 """How Dagster calls the code location of ``workspace.yaml``: pages of jobs show runs with this label."""
 DUE_IN = 120.0
-"""Seconds until the first delayed message is due: its index is repaired by then."""
+"""Seconds at least until the first delayed message is due: its index is repaired by then."""
+SCANS = 4.0
+"""So many times as long as a scan took, a busy machine needs from the first delayed message to the repair's end."""
 EXPIRED_BYTES = 140 << 20
 """What :mod:`sandbox.expired` plans to see freed."""
 
@@ -251,7 +253,7 @@ def _free_disk(
 def _remind(cluster: Cluster, jobs: _Jobs, lake: Lake, settings: Settings, say: Callable[[str], None]) -> list[Verdict]:
     """Find three broken indexes of delayed messages, repair them while no broker has the topic, and read it back."""
     say(f"{delayed.COUNT:,} delayed messages for three subscriptions; the index of each is broken in another way")
-    made = delayed.seed(cluster, settings, DUE_IN)
+    made = delayed.seed(cluster, settings, max(DUE_IN, SCANS * jobs.took["scan"]))
     if made.read:
         return []
     time.sleep(UNLOADED_AFTER)
@@ -345,11 +347,14 @@ class _Jobs:
         self._settings = settings
         self._say = say
         self.run_ids: list[str] = []
+        self.took: dict[str, float] = {}
+        """Seconds, of the last run of a job."""
 
     def run(self, name: str, what: str, ops: dict[str, Any] | None = None) -> dg.ExecuteInProcessResult:
         """Run a job to its end. Raises LifecycleError when it fails."""
         self._say(what)
         quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+        began = time.monotonic()
         with dg.DagsterInstance.get() as instance:
             result = self._defs.resolve_job_def(name).execute_in_process(
                 run_config={**quiet, **({"ops": ops} if ops else {})},
@@ -358,6 +363,7 @@ class _Jobs:
                 tags={REPOSITORY_LABEL_TAG: LABEL},
             )
         self.run_ids.append(result.run_id)
+        self.took[name] = time.monotonic() - began
         if not result.success:
             failures = [e.message or "" for e in result.all_events if e.is_failure]
             raise LifecycleError(f"job {name} failed: {failures[-1] if failures else 'no message'}")
