@@ -33,7 +33,13 @@ PLANNED = {
     "error": "string",
     "reason": "string",
 }
-ANSWERED = {"partition": "string", "low_watermark": "string", "error": "string", "reason": "string"}
+ANSWERED = {
+    "partition": "string",
+    "low_watermark": "string",
+    "first_readable": "string",
+    "error": "string",
+    "reason": "string",
+}
 
 
 class RecordsOffset(dg.Config):
@@ -151,8 +157,9 @@ def answered(results: Mapping[TopicPartition, DeleteRecordsResult], dry_run: boo
         {
             "partition": str(topic),
             "low_watermark": str(result.low_watermark),
+            "first_readable": str(result.first_readable or ""),
             "error": result.error,
-            "reason": result.reason,
+            "reason": result.reason or result.readable_below,
         }
         for topic, result in sorted(results.items(), key=lambda item: (item[1].error is None, str(item[0])))
     ]

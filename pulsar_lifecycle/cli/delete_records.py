@@ -209,14 +209,24 @@ def _apply(where: Cluster, plan_id: str, digest: str, patience: Any, *, as_json:
 
 def _document(topic: TopicPartition, result: DeleteRecordsResult) -> dict[str, Any]:
     mark = result.low_watermark if isinstance(result.low_watermark, int) else str(result.low_watermark)
-    return {"partition": str(topic), "low_watermark": mark, "error": result.error, "reason": result.reason or None}
+    first = str(result.first_readable) if result.first_readable else None
+    return {
+        "partition": str(topic),
+        "low_watermark": mark,
+        "first_readable": first,
+        "error": result.error,
+        "reason": result.reason or None,
+    }
 
 
 def _print_results(results: Mapping[TopicPartition, DeleteRecordsResult]) -> None:
     show.table(
-        ["partition", "low watermark", "error"],
-        [(str(topic), str(result.low_watermark), result.error) for topic, result in results.items()],
+        ["partition", "low watermark", "first readable", "error"],
+        [
+            (str(topic), str(one.low_watermark), str(one.first_readable or ""), one.error)
+            for topic, one in results.items()
+        ],
     )
     for topic, result in results.items():
-        if result.error:
-            show.text(f"{topic}: {result.reason}")
+        if said := result.reason or result.readable_below:
+            show.text(f"{topic}: {said}")

@@ -15,12 +15,14 @@ from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, Presence, look, wait_until_gone
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition, failed
+from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.journal.archive import last_archived
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
-from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.ports import Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -46,11 +48,11 @@ def answers(
     """
     with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         deadline = ports.clock.now_ms() + wait_ms
-        found, kept, going = _asked(ports, rows, refused)
+        root = cluster.settings.bookkeeper.ledgers_root
+        found, kept, going = _asked(ports, root, rows, refused)
         ledgers = {i: one for own in going.values() for i, one in own.items()}
         if bookies:
             ledgers = _with_metadata(cluster, ledgers)
-        root = cluster.settings.bookkeeper.ledgers_root
         ordered = [ledgers[i] for i in sorted(ledgers)]
         absent = wait_until_gone(ports, root, ordered, bookies=bookies, deadline_ms=deadline)
         where = {one.ledger_id: one for one in absent}
@@ -67,9 +69,9 @@ def not_deleted(
 ) -> frozenset[int]:
     """Ledgers that left their topics and are there still, in BookKeeper's metadata or in a bucket. Read-only."""
     with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
-        _, _, going = _asked(ports, rows, refused)
-        ledgers = {i: one for own in going.values() for i, one in own.items()}
         root = cluster.settings.bookkeeper.ledgers_root
+        _, _, going = _asked(ports, root, rows, refused)
+        ledgers = {i: one for own in going.values() for i, one in own.items()}
         found = look(ports, root, [ledgers[i] for i in sorted(ledgers)], bookies=False)
     return frozenset(one.ledger_id for one in found if not one.gone)
 
@@ -89,14 +91,14 @@ def sent_at(cluster: Cluster, ledgers: Collection[int]) -> dict[int, int]:
 
 
 def _asked(
-    ports: Ports, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
+    ports: Ports, root: str, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
 ) -> tuple[
     dict[TopicPartition, DeleteRecordsResult | None], Mapping[str, _Kept], Mapping[str, Mapping[int, DeletedLedger]]
 ]:
     """Results that are known, what the other topics keep, and what must be gone of those that lack nothing."""
     found = {Topic.parse(row["topic"]): _refused(row, refused) for row in rows}
     asked = [row for row in rows if found[Topic.parse(row["topic"])] is None]
-    kept = _kept(ports, asked, {str(topic) for topic in refused})
+    kept = _kept(ports, root, asked)
     going = {row["topic"]: _ledgers(row, kept[row["topic"]].stays) for row in asked if not kept[row["topic"]].lacks}
     return found, kept, going
 
@@ -113,11 +115,13 @@ class _Kept:
     """What a topic's z-node says: its low watermark, or what it ``lacks`` for an answer.
 
     ``stays``: the ledger that was to be rolled and go, and has messages above the low watermark after all; or -1.
+    ``first_readable``: from where on brokers can show messages.
     """
 
     mark: MessagePosition
     lacks: str = ""
     stays: int = -1
+    first_readable: MessagePosition | None = None
 
 
 _DELETABLE = (Presence.Z_NODE, Presence.OBJECT)
@@ -128,7 +132,7 @@ def _result(kept: _Kept, there: Sequence[Absence], unsent: Collection[int]) -> D
     if kept.lacks:
         return failed(RecordsError.TIMEOUT, kept.lacks)
     if not there:
-        return DeleteRecordsResult(kept.mark)
+        return DeleteRecordsResult(kept.mark, first_readable=kept.first_readable or kept.mark)
     first = there[0]
     where = f" ({', '.join(first.where)})" if first.where else ""
     text = f"{len(there)} of its ledgers are not proven gone, the first: {first.ledger_id}, {first.presence}{where}; "
@@ -144,25 +148,44 @@ def _result(kept: _Kept, there: Sequence[Absence], unsent: Collection[int]) -> D
     return failed(RecordsError.TIMEOUT, text)
 
 
-def _kept(ports: Ports, rows: Sequence[Row], applied: Collection[str]) -> dict[str, _Kept]:
-    """By topic; those that were ``applied`` just now were judged by what is in their ledgers."""
+def _kept(ports: Ports, root: str, rows: Sequence[Row]) -> dict[str, _Kept]:
+    """By topic."""
     ports.store.sync("/")
     paths = [f"{MANAGED_LEDGERS_ROOT}/{Topic.parse(row['topic']).managed_ledger}" for row in rows]
+    read = zip(rows, map(_info, paths, ports.store.read(paths)), strict=True)
+    infos = {row["topic"]: info for row, info in read}
+    asked = {row["topic"]: MessagePosition.parse(row["low_watermark"]) for row in rows}
+    rolled = {
+        row["topic"]: info
+        for row in rows
+        if row["rolls"] and isinstance(info := infos[row["topic"]], ManagedLedgerInfo)
+        if any(item.ledger_id == asked[row["topic"]].ledger_id for item in info.ledgers)
+    }
+    ends = dict(zip(rolled, readable_ledgers(ports, root, list(rolled.values())), strict=True)) if rolled else {}
     found: dict[str, _Kept] = {}
-    for row, path, node in zip(rows, paths, ports.store.read(paths), strict=True):
-        asked = MessagePosition.parse(row["low_watermark"])
-        there = isinstance(node, Node)
-        found[row["topic"]] = (
-            _kept_by(row, asked, node.data, row["topic"] in applied)
-            if there
-            else _Kept(asked, f"{path} could not be read")
-        )
+    for row in rows:
+        topic, info = row["topic"], infos[row["topic"]]
+        if isinstance(info, str):
+            found[topic] = _Kept(asked[topic], info)
+        else:
+            found[topic] = _kept_by(row, asked[topic], info, ends.get(topic, ()))
     return found
 
 
-def _kept_by(row: Row, asked: MessagePosition, data: bytes, applied: bool) -> _Kept:
+def _info(path: str, node: Node | Unread | None) -> ManagedLedgerInfo | str:
+    """What a topic's z-node holds, or why nobody knows."""
+    if not isinstance(node, Node):
+        return f"{path} does not exist" if node is None else f"{path} could not be read: {node.reason}"
     try:
-        info = managed_ledger.decode(data)
+        return managed_ledger.decode(node.data)
+    except CorruptFormat as error:
+        return str(error)
+
+
+def _kept_by(
+    row: Row, asked: MessagePosition, info: ManagedLedgerInfo, ledgers: Sequence[ReadableLedger] | LifecycleError
+) -> _Kept:
+    try:
         mark = low_watermark.of(info.properties)
     except CorruptFormat as error:
         return _Kept(asked, str(error))
@@ -170,11 +193,14 @@ def _kept_by(row: Row, asked: MessagePosition, data: bytes, applied: bool) -> _K
         return _Kept(asked)  # it had no ledger: nothing is below, and nothing is kept with the topic
     if mark is None or mark < asked:
         return _Kept(asked, f"its low watermark is {mark or 'not kept yet'}, {asked} is asked for")
-    listed = {item.ledger_id for item in info.ledgers}.intersection(row["ledgers"])
-    stays = asked.ledger_id if applied and row["rolls"] and asked.ledger_id in listed else -1
-    if left := listed - {stays}:
+    if isinstance(ledgers, LifecycleError):
+        return _Kept(asked, f"whether ledger {asked.ledger_id} may go is not known: {ledgers}")
+    above = any(one.ledger_id == asked.ledger_id and one.last_entry_id >= asked.entry_id for one in ledgers)
+    stays = asked.ledger_id if above else -1
+    listed = {item.ledger_id for item in info.ledgers}
+    if left := listed.intersection(row["ledgers"]) - {stays}:
         return _Kept(asked, f"its topic lists ledger {min(left)} still")
-    return _Kept(mark, stays=stays)
+    return _Kept(mark, "", stays, MessagePosition(min(listed), 0) if listed else mark)
 
 
 def _ledgers(row: Row, stays: int) -> dict[int, DeletedLedger]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -101,11 +101,22 @@ class DeleteRecordsResult:
     """What became of one partition: its low watermark, or -1 with the error and its sentence.
 
     A low watermark is given only once everything below it that could go whole is gone, on every replica.
+    ``first_readable``: from where on brokers could show messages at that moment; where it is below the low watermark,
+    the ledger that both lie in holds messages above it, too, and stays.
     """
 
     low_watermark: MessagePosition | Literal[-1]
     error: RecordsError | None = None
     reason: str = ""
+    first_readable: MessagePosition | None = field(default=None, compare=False)
+
+    @property
+    def readable_below(self) -> str:
+        """That messages below the low watermark can still be read, as a sentence; empty if none can."""
+        mark = self.low_watermark
+        if isinstance(mark, int) or self.first_readable is None or self.first_readable >= mark:
+            return ""
+        return f"messages from {self.first_readable} up to {mark} remain readable: ledgers go whole"
 
 
 def failed(error: RecordsError, reason: str) -> DeleteRecordsResult:

@@ -16,6 +16,7 @@ from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Op
 from pulsar_lifecycle.deletion.undo.undo_run import Request, undo_deletions
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
@@ -126,7 +127,8 @@ def test_the_end_is_rolled_so_that_all_goes() -> None:
     scene.apply()
     assert not set(scene.listed()) & set(ids)
     scene.delete()
-    assert scene.apply() == [DeleteRecordsResult(parse_offset(f"{ids[-1]}:10"))]
+    (result,) = scene.apply()
+    assert (result, result.readable_below) == (DeleteRecordsResult(parse_offset(f"{ids[-1]}:10")), "")
     assert not any(map(scene.cluster.exists, ids))
 
 
@@ -178,7 +180,15 @@ def test_what_arrives_after_the_plan_stays() -> None:
     assert ids[-1] in scene.listed()
     assert not set(scene.listed()) & set(ids[:-1])
     scene.delete()
-    assert scene.apply() == [DeleteRecordsResult(parse_offset(f"{ids[-1]}:10"))]
+    for dry_run in (False, True):  # both say that the ten messages below are there still
+        (result,) = scene.apply(dry_run=dry_run)
+        assert result == DeleteRecordsResult(parse_offset(f"{ids[-1]}:10"))
+        assert str(result.first_readable) == f"{ids[-1]}:0"
+        assert f"from {ids[-1]}:0 up to {ids[-1]}:10 remain readable" in result.readable_below
+    scene.cluster.put(ledger_path(ids[-1]), b"no ledger")
+    (result,) = scene.apply(dry_run=True)
+    assert result.error is RecordsError.TIMEOUT
+    assert f"whether ledger {ids[-1]} may go is not known" in result.reason
 
 
 @pytest.mark.parametrize(
