@@ -66,9 +66,10 @@ class Window(Section):
             if now / 1000 - at.timestamp() >= self.duration:
                 return None
             local = at.astimezone(zone)
+            again = local.fold and not self.cron.split()[1].startswith("*")  # the hour that summer time's end repeats
             days = local.day in day, local.isoweekday() % 7 in weekday
             dated = any(days) if either else all(days)
-            if local.minute in minute and local.hour in hour and local.month in month and dated:
+            if not again and local.minute in minute and local.hour in hour and local.month in month and dated:
                 return int(at.timestamp() * 1000)
             at -= timedelta(minutes=1)
         return None

@@ -4,7 +4,7 @@ Belongs here: launching jobs. Not here: whether a plan may go (``pulsar_lifecycl
 that is launched checks everything anew, as if an operator had launched it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,68 +14,19 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 from assets.names import CLUSTER, EPOCH, PLAN, READER
 from orchestration.automatic.at_work import BY_ITSELF, lease_of_job, without_dead
 from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.launches import COLLECT, LAUNCHES
 from orchestration.automatic.may_begin import BOOKIES, bookies_wait
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.automation import KINDS, AutomatedKind, Plan, approve_plan, decision_of, settings_of
 from pulsar_lifecycle.records.plans import epoch_of
 from pulsar_lifecycle.runs.automation_rule import Decision
-from pulsar_lifecycle.runs.caps import automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import check_not_paused
 from resources.lifecycle import LifecycleResource
 
 TRIES, AGAIN_AFTER_LOOKS = 3, 5
 """A run that failed before it did anything is launched again, so often at most, and after so many looks."""
-
-Config = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Which job applies plans of a kind, and with which configuration."""
-
-    job: str
-    op: str
-    config: Callable[[Cluster, Plan, KindAutomation], Config]
-
-
-def _capped(where: Cluster, plan: Plan, kind: KindAutomation) -> Config:
-    caps = automation_caps(where.settings, kind)
-    return {
-        "plan_id": plan.plan_id,
-        "digest": plan.digest,
-        "max_ledgers": caps.max_ledgers,
-        "max_share": caps.max_share,
-        "max_bytes": caps.max_bytes,
-        "max_ledgers_per_topic": caps.max_ledgers_per_topic,
-        "namespaces": list(kind.namespaces),
-    }
-
-
-def _for_good(where: Cluster, plan: Plan, kind: KindAutomation) -> Config:
-    return {**_capped(where, plan, kind), "dry_run": False}
-
-
-def _only(action: str) -> Callable[[Cluster, Plan, KindAutomation], Config]:
-    def config(where: Cluster, plan: Plan, kind: KindAutomation) -> Config:
-        named = {"plan_id": plan.plan_id, "digest": plan.digest, "namespaces": list(kind.namespaces)}
-        return {**named, "only": action, "limit": kind.max_ledgers}
-
-    return config
-
-
-LAUNCHES = {
-    "orphans": Launch("apply_plan", "send_intents", _capped),
-    "retention": Launch("apply_retention", "trim_expired", _for_good),
-    "offload": Launch("offload", "offload_ledgers", _only("offload")),
-    "bookkeeper_copies": Launch("offload", "offload_ledgers", _only("release")),
-    "objects": Launch("sweep_objects", "sweep", _for_good),
-    "delayed_index": Launch("repair_delayed_index", "repair", _for_good),
-    "consumed_records": Launch("delete_records", "delete_before", _for_good),
-}
-"""By the kind's key in ``[automation]``."""
-COLLECT = "collect_bookies"
 
 
 def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) -> dg.SensorDefinition:
@@ -169,12 +120,11 @@ def next_attempt(instance: dg.DagsterInstance, cluster: str, key: str, now: int,
 
 def _request(where: Cluster, cluster: str, kind: AutomatedKind, run_key: str, plan: Plan) -> dg.RunRequest:
     launch = LAUNCHES[kind.name]
-    config = launch.config(where, plan, settings_of(where, kind))
     tags = {CLUSTER: cluster, PLAN: plan.plan_id, EPOCH: epoch_of(plan.plan_id), BY_ITSELF: kind.name}
     return dg.RunRequest(
         run_key=run_key,
         job_name=launch.job,
-        run_config={"ops": {launch.op: {"config": dict(config)}}},
+        run_config=launch.run_config(where, plan, settings_of(where, kind)),
         tags={tag: value for tag, value in tags.items() if value},
     )
 

@@ -4,25 +4,33 @@ Belongs here: asking the rule once more. Not here: the rule (``pulsar_lifecycle/
 about runs that a person launched.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import dagster as dg
 
 from orchestration.automatic.at_work import BY_ITSELF
+from orchestration.automatic.launches import LAUNCHES
 from pulsar_lifecycle.automation_settings import Automation
-from pulsar_lifecycle.inspect.automation import KINDS, decision_of
+from pulsar_lifecycle.inspect.automation import KINDS, decision_of, settings_of
 from pulsar_lifecycle.runs.cluster import Cluster
 
 BOOKIES = "bookies"
 
 
 def check_may_begin(context: dg.OpExecutionContext, where: Cluster, plan_id: str = "") -> None:
-    """Raise dagster.Failure where the settings, the window or an approval do not let this run go any more.
+    """Raise dagster.Failure where the settings, the window or an approval do not let this run go any more, as it is.
 
     What was launched by itself, and is executed again by a person, goes.
     """
     name = context.run.tags.get(BY_ITSELF, "")
     if not name or context.run.parent_run_id:
         return
-    why = bookies_wait(where, where.clock.now_ms()) if name == BOOKIES else _against(where, name, plan_id)
+    why = (
+        bookies_wait(where, where.clock.now_ms())
+        if name == BOOKIES
+        else _against(where, name, plan_id, context.run.run_config)
+    )
     if why:
         raise dg.Failure(f"launched by itself, it may not begin any more: {why}", allow_retries=False)
 
@@ -35,9 +43,12 @@ def bookies_wait(where: Cluster, now: int) -> str:
     return "" if kind.window and kind.window.opened_at(now) is not None else "its window is not open"
 
 
-def _against(where: Cluster, name: str, plan_id: str) -> str:
+def _against(where: Cluster, name: str, plan_id: str, launched: Mapping[str, Any]) -> str:
     kind = next((one for one in KINDS if one.name == name), None)
     if kind is None:
         return f"this version knows no kind {name!r}"
-    decision, _ = decision_of(where, kind, plan_id)
-    return "" if decision.goes else f"{decision.code.value}: {decision.text}"
+    decision, plan = decision_of(where, kind, plan_id)
+    if not decision.goes or plan is None:
+        return f"{decision.code.value}: {decision.text}"
+    now = LAUNCHES[name].run_config(where, plan, settings_of(where, kind))
+    return "" if now["ops"] == launched["ops"] else f"automation.{name} or its caps have changed since"

@@ -14,7 +14,8 @@ from assets.deletion import growth_shown, queue_age
 from assets.names import CLUSTER, PLAN, READER
 from orchestration.automatic.alerts import failure_document
 from orchestration.automatic.at_work import DEAD_AFTER_SECONDS
-from orchestration.automatic.automation import LAUNCHES, TRIES, follows_scan
+from orchestration.automatic.automation import TRIES, follows_scan
+from orchestration.automatic.launches import LAUNCHES
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation
 from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits
@@ -335,7 +336,13 @@ def test_a_run_that_waited_asks_once_more_whether_it_may_begin(
             ).success
 
         shut = {"cron": "0 0 30 2 *", "duration": "1h"}
-        for change in ({"mode": "plan"}, {"mode": "off"}, {"mode": "approve"}, {"mode": "apply", "window": shut}):
+        narrower: tuple[dict[str, Any], ...] = (
+            {"window": shut},
+            {"namespaces": ["acme"]},
+            {"max_ledgers_per_topic": 5},
+        )
+        modes: tuple[dict[str, Any], ...] = ({"mode": "plan"}, {"mode": "off"}, {"mode": "approve"})
+        for change in (*modes, *({"mode": "apply"} | some for some in narrower)):
             automated(scene, monkeypatch, **change)
             assert not begun(), change
             assert scene.listed("a") == ids

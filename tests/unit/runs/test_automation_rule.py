@@ -116,6 +116,14 @@ def test_a_window_is_in_its_time_zone_and_says_since_when_it_is_open() -> None:
     assert window.opened_at(at("2026-11-24T02:00:00")) is None
 
 
+def test_a_window_opens_once_in_the_hour_that_the_end_of_summer_time_repeats() -> None:
+    window = Window(cron="0 2 * * *", duration="1h", timezone="Europe/Zurich")
+    assert window.opened_at(at("2026-10-25T00:30:00")) == at("2026-10-25T00:00:00")
+    assert window.opened_at(at("2026-10-25T01:30:00")) is None
+    hourly = Window(cron="0 * * * *", duration="10m", timezone="Europe/Zurich")
+    assert hourly.opened_at(at("2026-10-25T01:05:00")) == at("2026-10-25T01:00:00")
+
+
 @pytest.mark.parametrize("cron", ["", "* * * *", "60 * * * *", "a * * * *", "5-1 * * * *", "*/0 * * * *"])
 def test_what_is_no_cron_is_refused(cron: str) -> None:
     with pytest.raises(ValidationError):

@@ -1,0 +1,66 @@
+"""How plans of each kind are applied by themselves: which job, with which configuration.
+
+Belongs here: what a person would give that job. Not here: whether a plan may go, nor launching.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pulsar_lifecycle.automation_settings import KindAutomation
+from pulsar_lifecycle.inspect.automation import Plan
+from pulsar_lifecycle.runs.caps import automation_caps
+from pulsar_lifecycle.runs.cluster import Cluster
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Which job applies plans of a kind, and with which configuration."""
+
+    job: str
+    op: str
+    config: Callable[[Cluster, Plan, KindAutomation], Config]
+
+    def run_config(self, where: Cluster, plan: Plan, kind: KindAutomation) -> dict[str, Any]:
+        """The run's whole configuration for a plan, as the settings of its kind are now."""
+        return {"ops": {self.op: {"config": dict(self.config(where, plan, kind))}}}
+
+
+def _capped(where: Cluster, plan: Plan, kind: KindAutomation) -> Config:
+    caps = automation_caps(where.settings, kind)
+    return {
+        "plan_id": plan.plan_id,
+        "digest": plan.digest,
+        "max_ledgers": caps.max_ledgers,
+        "max_share": caps.max_share,
+        "max_bytes": caps.max_bytes,
+        "max_ledgers_per_topic": caps.max_ledgers_per_topic,
+        "namespaces": list(kind.namespaces),
+    }
+
+
+def _for_good(where: Cluster, plan: Plan, kind: KindAutomation) -> Config:
+    return {**_capped(where, plan, kind), "dry_run": False}
+
+
+def _only(action: str) -> Callable[[Cluster, Plan, KindAutomation], Config]:
+    def config(where: Cluster, plan: Plan, kind: KindAutomation) -> Config:
+        named = {"plan_id": plan.plan_id, "digest": plan.digest, "namespaces": list(kind.namespaces)}
+        return {**named, "only": action, "limit": kind.max_ledgers}
+
+    return config
+
+
+LAUNCHES = {
+    "orphans": Launch("apply_plan", "send_intents", _capped),
+    "retention": Launch("apply_retention", "trim_expired", _for_good),
+    "offload": Launch("offload", "offload_ledgers", _only("offload")),
+    "bookkeeper_copies": Launch("offload", "offload_ledgers", _only("release")),
+    "objects": Launch("sweep_objects", "sweep", _for_good),
+    "delayed_index": Launch("repair_delayed_index", "repair", _for_good),
+    "consumed_records": Launch("delete_records", "delete_before", _for_good),
+}
+"""By the kind's key in ``[automation]``."""
+COLLECT = "collect_bookies"
