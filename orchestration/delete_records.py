@@ -1,7 +1,7 @@
 """Job ``delete_records``: plan what deleting records of some partitions comes to, or apply such a plan."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import dagster as dg
 from pydantic import Field
@@ -9,17 +9,24 @@ from pydantic import Field
 from assets.pages import lineage, show
 from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.automatic.may_begin import check_may_begin
-from orchestration.named import topic_of
 from pulsar_lifecycle.delete_records.apply_run import FINISHED_WITHIN, Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.offset_file import Asked
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
-from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Options, TopicPartition, parse_offset
+from pulsar_lifecycle.delete_records.request import (
+    DeleteRecordsResult,
+    Options,
+    TopicPartition,
+    parse_offset,
+    parse_topic,
+)
 from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
+
+Parsed = TypeVar("Parsed")
 
 PLANNED = {
     "topic": "string",
@@ -52,12 +59,20 @@ class RecordsOffset(dg.Config):
     def asked(self, number: int) -> Asked:
         """The library's form of it. Raises UsageError."""
         field = f"partitions[{number}]"
-        topic = topic_of(f"{field}.topic", self.topic)
+        topic = _named(f"{field}.topic", parse_topic, self.topic)
         if self.partition < -1 or (self.partition >= 0 and topic.partition is not None):
             raise UsageError(
                 f"{field}.partition: expected the number of a partition of {topic}, found {self.partition}"
             )
-        return Asked(topic, None if self.partition == -1 else self.partition, parse_offset(self.offset), field)
+        offset = _named(f"{field}.offset", parse_offset, self.offset)
+        return Asked(topic, None if self.partition == -1 else self.partition, offset, field)
+
+
+def _named(field: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise UsageError(f"{field}: {error}") from error
 
 
 class DeleteRecordsConfig(dg.Config):
@@ -79,8 +94,8 @@ class DeleteRecordsConfig(dg.Config):
     max_bytes: int | None = None
     max_ledgers_per_topic: int | None = None
     namespaces: list[str] = Field(default=[])
-    timeout: float = 300.0
-    wait: float = 0.0
+    timeout: float = Field(default=300.0, gt=0, le=31_536_000)
+    wait: float = Field(default=0.0, ge=0, le=31_536_000)
     wait_for_bookies: bool = False
     finish: bool = False
     collect: bool = False

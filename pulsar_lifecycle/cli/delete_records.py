@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 READERS = 4
 """Threads that read entries for times, and that scan and delete with --finish."""
+A_YEAR = 31_536_000.0
+"""Seconds; nobody waits longer."""
 
 
 def delete_records(
@@ -56,10 +58,10 @@ def delete_records(
     ] = False,
     no_undo: Annotated[bool, typer.Option("--no-undo", help="No undo brings back what goes.")] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.001, help="Seconds for each broker, for all its partitions.")
+        float, typer.Option("--timeout", min=0.001, max=A_YEAR, help="Seconds for each broker, for all its partitions.")
     ] = 300.0,
     wait: Annotated[
-        float, typer.Option("--wait", min=0.0, help="Seconds to wait until everything is proven gone.")
+        float, typer.Option("--wait", min=0.0, max=A_YEAR, help="Seconds to wait until everything is proven gone.")
     ] = 0.0,
     wait_for_bookies: Annotated[
         bool, typer.Option("--wait-for-bookies", help="Every bookie must say that it has no entry of what went.")
@@ -101,9 +103,8 @@ def delete_records(
 
 def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> list[Asked]:
     from pulsar_lifecycle.delete_records.offset_file import Asked, parse_offset_file
-    from pulsar_lifecycle.delete_records.request import parse_offset
-    from pulsar_lifecycle.errors import CorruptFormat, UsageError
-    from pulsar_lifecycle.model import Topic
+    from pulsar_lifecycle.delete_records.request import parse_offset, parse_topic
+    from pulsar_lifecycle.errors import UsageError
 
     if file is not None:
         try:
@@ -119,8 +120,8 @@ def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> 
     found: list[Asked] = []
     for name in topics:
         try:
-            found.append(Asked(Topic.parse(name), None, offset, "--topic"))
-        except CorruptFormat as error:
+            found.append(Asked(parse_topic(name), None, offset, "--topic"))
+        except UsageError as error:
             raise UsageError(f"--topic: {error}") from error
     return found
 

@@ -114,9 +114,13 @@ def _of_namespace(ports: Connections, namespace: Namespace) -> list[TopicPartiti
 
 def _lowest(ports: Ports, root: str, topic: TopicPartition, named: tuple[str, ...]) -> MessagePosition:
     """The first message that a named subscription has yet to acknowledge. Raises Refused where one is missing."""
-    path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
-    positions = snapshot.positions(ports, root, snapshot.cursors(ports.store, path))
+    node, info = snapshot.topic_node(ports.store, topic)
+    positions = snapshot.positions(ports, root, snapshot.cursors(ports.store, node.path))
     if missing := sorted(set(named) - set(positions)):
         raise Refused(f"it has no subscription {missing[0]}, which consumed_records.subscriptions names")
     lowest = min(positions[name] for name in named)
-    return MessagePosition(max(lowest.ledger_id, 0), lowest.entry_id + 1)
+    listed = sorted(item.ledger_id for item in info.ledgers)
+    if lowest.ledger_id not in listed:  # brokers take ledgers without entries off the list, wherever cursors stand
+        following = next((i for i in listed if i > lowest.ledger_id), max(lowest.ledger_id, 0))
+        return MessagePosition(following, 0)
+    return MessagePosition(lowest.ledger_id, lowest.entry_id + 1)

@@ -76,6 +76,9 @@ def misplaced(view: PartitionView, position: MessagePosition) -> Refusal | None:
     if end is None or position > end:
         return Refusal.plain(RecordsError.OUT_OF_RANGE, f"{position} is beyond its end, which is {end or 'nowhere'}")
     entries = next((e.entries for e in view.extents if e.ledger_id == position.ledger_id), None)
+    if entries is None and view.first is not None and position > view.first:
+        text = f"it lists no ledger {position.ledger_id}: {position} is no position of it"
+        return Refusal.plain(RecordsError.NO_SUCH_POSITION, text)
     if entries is not None and (position.entry_id, position.batch_index) > (entries, 0):
         text = f"ledger {position.ledger_id} has {entries} entries: there is no message {position}"
         return Refusal.plain(RecordsError.NO_SUCH_POSITION, text)

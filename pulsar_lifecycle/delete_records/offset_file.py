@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from json.decoder import scanstring  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 from typing import Any, NamedTuple, NoReturn
 
-from pulsar_lifecycle.delete_records.request import Offset, parse_offset
-from pulsar_lifecycle.errors import CorruptFormat, UsageError
+from pulsar_lifecycle.delete_records.request import Offset, parse_offset, parse_topic
+from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.model import Topic
 
 VERSION = 1
@@ -104,13 +104,9 @@ class _File:
         if not isinstance(member.value, str):
             self._refuse(member.at, field, f"expected a name, found {member.value!r}")
         try:
-            topic = Topic.parse(member.value)
-            topic.managed_ledger  # noqa: B018 - raises for a name that no z-node can have
-        except CorruptFormat as error:
+            return parse_topic(member.value)
+        except UsageError as error:
             self._refuse(member.at, field, str(error))
-        if topic.domain != "persistent":
-            self._refuse(member.at, field, f"{topic} stores nothing: only persistent topics do")
-        return topic
 
     def _partition(self, member: _Member | None, field: str) -> int | None:
         if member is None:

@@ -112,7 +112,7 @@ def _refused(row: Row, refused: Mapping[TopicPartition, Refusal | None]) -> Dele
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a topic's z-node says: its low watermark, or what it ``lacks`` for an answer.
+    """What a topic's z-node says: its low watermark, or what it ``lacks`` for an answer, with its ``error``.
 
     ``stays``: the ledger that was to be rolled and go, and has messages above the low watermark after all; or -1.
     ``first_readable``: from where on brokers can show messages.
@@ -122,6 +122,7 @@ class _Kept:
     lacks: str = ""
     stays: int = -1
     first_readable: MessagePosition | None = None
+    error: RecordsError = RecordsError.TIMEOUT
 
 
 _DELETABLE = (Presence.Z_NODE, Presence.OBJECT)
@@ -130,7 +131,7 @@ _DELETABLE = (Presence.Z_NODE, Presence.OBJECT)
 
 def _result(kept: _Kept, there: Sequence[Absence], unsent: Collection[int]) -> DeleteRecordsResult:
     if kept.lacks:
-        return failed(RecordsError.TIMEOUT, kept.lacks)
+        return failed(kept.error, kept.lacks)
     if not there:
         return DeleteRecordsResult(kept.mark, first_readable=kept.first_readable or kept.mark)
     first = there[0]
@@ -167,15 +168,20 @@ def _kept(ports: Ports, root: str, rows: Sequence[Row]) -> dict[str, _Kept]:
         topic, info = row["topic"], infos[row["topic"]]
         if isinstance(info, str):
             found[topic] = _Kept(asked[topic], info)
+        elif info is None:
+            deleted = f"{topic} does not exist any more"
+            found[topic] = _Kept(asked[topic], deleted, error=RecordsError.UNKNOWN_PARTITION)
         else:
             found[topic] = _kept_by(row, asked[topic], info, ends.get(topic, ()))
     return found
 
 
-def _info(path: str, node: Node | Unread | None) -> ManagedLedgerInfo | str:
-    """What a topic's z-node holds, or why nobody knows."""
-    if not isinstance(node, Node):
-        return f"{path} does not exist" if node is None else f"{path} could not be read: {node.reason}"
+def _info(path: str, node: Node | Unread | None) -> ManagedLedgerInfo | str | None:
+    """What a topic's z-node holds, or why nobody knows; None if there is none."""
+    if node is None:
+        return None
+    if isinstance(node, Unread):
+        return f"{path} could not be read: {node.reason}"
     try:
         return managed_ledger.decode(node.data)
     except CorruptFormat as error:

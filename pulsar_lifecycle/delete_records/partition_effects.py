@@ -19,7 +19,7 @@ from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.request import END, Options
 from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
-from pulsar_lifecycle.errors import LifecycleError, Refused, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, ManagedLedgerInfo
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
@@ -86,6 +86,8 @@ class PartitionDeletion:
             refusal = self._delete()
         except STOPPING:
             raise
+        except AccessDenied as error:
+            refusal = Refusal.plain(RecordsError.NOT_AUTHORIZED, str(error))
         except Unavailable as error:
             refusal = Refusal(RecordsError.TIMEOUT, Why(Code.SERVER_FAILED, str(error)))
         except Refused as error:

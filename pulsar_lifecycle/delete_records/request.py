@@ -43,6 +43,18 @@ _MAX_MS = 253_402_300_799_999
 """The last millisecond of the year 9999."""
 
 
+def parse_topic(text: str) -> Topic:
+    """A topic or partition that stores messages, by its full name. Raises UsageError saying what is wrong with it."""
+    try:
+        topic = Topic.parse(text)
+        topic.managed_ledger  # noqa: B018 - raises for a name that no z-node can have
+    except CorruptFormat as error:
+        raise UsageError(str(error)) from error
+    if topic.domain != "persistent":
+        raise UsageError(f"{topic} stores nothing: only persistent topics do")
+    return topic
+
+
 def parse_offset(text: str) -> Offset:
     """``LEDGER:ENTRY``, ``LEDGER:ENTRY:BATCH-INDEX``, ``-1``, or ``@`` and a time: ms, or ISO 8601 with its zone.
 

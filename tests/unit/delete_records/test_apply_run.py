@@ -14,7 +14,7 @@ from pulsar_lifecycle.delete_records import finishing
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp, parse_offset
 from pulsar_lifecycle.deletion.undo.undo_run import Request, undo_deletions
-from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.errors import AccessDenied, Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
@@ -205,6 +205,38 @@ def test_positions_that_there_are(asked: tuple[int, int], error: RecordsError | 
     (row,) = scene.plan(scene.at(*asked))
     assert row["error"] == error
     assert not scene.properties()
+
+
+def test_a_position_in_a_ledger_of_another_topic_is_refused() -> None:
+    """It lies between two ledgers of this one, so everything up to the next would go."""
+    scene = RecordsScene(2)
+    ids = scene.ids[scene.topic]
+    scene.cluster.topic(scene.topic, [ids[0], ids[1], ids[3], ids[4]], entries=ENTRIES)
+    scene.cluster.wait(1)
+    (row,) = scene.plan(scene.at(2, 3))
+    assert (row["error"], row["ledgers"]) == (RecordsError.NO_SUCH_POSITION, [])
+
+
+def test_a_request_that_its_broker_forbids_is_that_partitions_error() -> None:
+    def denied(topic: Topic) -> None:
+        raise AccessDenied(f"{topic}: 403")
+
+    scene = RecordsScene(2)
+    scene.cluster.admin.topics = {topic: {} for topic in scene.topics}
+    scene.cluster.admin.on_unload = denied
+    scene.plan(END, scene.at(0, 4, scene.topics[1]))
+    first, second = scene.apply()
+    assert (first.error, second.error) == (RecordsError.NOT_AUTHORIZED, None)
+    assert scene.listed() == scene.ids[scene.topic]
+
+
+def test_a_topic_that_was_deleted_after_the_plan_is_unknown() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 0))
+    scene.cluster.remove(scene.cluster.topic_path(scene.topic))
+    for dry_run in (False, True):
+        (result,) = scene.apply(dry_run=dry_run)
+        assert result.error is RecordsError.UNKNOWN_PARTITION
 
 
 def test_a_silent_broker_fails_its_own_partitions_alone() -> None:

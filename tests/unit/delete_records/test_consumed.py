@@ -26,6 +26,18 @@ def test_the_slowest_named_subscription_decides() -> None:
     assert (row["error"], row["ledgers"]) == (None, scene.ids[scene.topic][:3])
 
 
+def test_a_cursor_in_a_ledger_that_its_broker_took_off_has_read_up_to_the_next() -> None:
+    scene = scene_with({"acme/orders": ("billing",)})
+    ids = scene.ids[scene.topic]
+    scene.cluster.topic(scene.topic, [ids[0], ids[1], ids[3], ids[4]], entries=10)  # the third was empty
+    scene.cluster.wait(1)
+    scene.cursor("billing", 2, -1)
+    summary, rows, consumed = plan_consumed_records(scene.where)
+    assert (summary is not None, consumed.offsets) == (True, {scene.topic: scene.at(3, 0)})
+    assert rows is not None
+    assert [(row["error"], row["ledgers"]) for row in rows.to_pylist()] == [(None, ids[:2])]
+
+
 def test_a_missing_subscription_stops_its_topic_alone() -> None:
     scene = scene_with({"acme/orders": ("billing", "audit")}, 2)
     for topic in scene.topics:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestration.delete_records import RecordsOffset
 from pulsar_lifecycle.delete_records.offset_file import Asked, parse_offset_file
 from pulsar_lifecycle.delete_records.request import END, Timestamp, parse_offset
 from pulsar_lifecycle.errors import UsageError
@@ -101,3 +102,17 @@ def test_a_time_is_read_in_any_zone(at: object) -> None:
     assert isinstance(offset, Timestamp)
     assert abs(offset.ms - at.timestamp() * 1000) <= 1  # type: ignore[attr-defined]
     assert parse_offset(str(offset)) == offset
+
+
+@pytest.mark.parametrize(
+    ("topic", "offset", "said"),
+    [
+        ("c", "-1", "partitions[0].topic: topic name"),
+        ("non-persistent://a/b/c", "-1", "partitions[0].topic: non-persistent://a/b/c stores nothing"),
+        ("persistent://a/b/c", "x", "partitions[0].offset: expected LEDGER:ENTRY"),
+    ],
+)
+def test_a_jobs_configuration_names_the_field(topic: str, offset: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        RecordsOffset(topic=topic, offset=offset).asked(0)
+    assert said in str(refused.value)
