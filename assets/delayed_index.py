@@ -18,7 +18,8 @@ from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read, fingerprint_of
 from assets.pages.plots import messages_due
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan, run_config
-from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair
+from pulsar_lifecycle.delayed_index.repair.repair_run import repair
+from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
 from pulsar_lifecycle.delayed_index.stored.check_run import (
     BUCKETS,
     CAPACITY,

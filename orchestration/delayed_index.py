@@ -12,7 +12,8 @@ from assets.pages import lineage, show
 from orchestration.automatic.failures import shown_at_the_end, wrong_configuration_fails
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.jobs import PlanConfig
-from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, undo_repair
+from pulsar_lifecycle.delayed_index.repair.repair_run import repair, undo_repair
+from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
 from pulsar_lifecycle.records.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 

@@ -4,7 +4,7 @@
 """Snapshots kept in the lake before a repair takes their keys away, so that they can be written anew.
 
 Belongs here: keeping them, finding them, what an undo has to write anew. Not here: doing it
-(``repair_run.py``).
+(``repair_work.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One cursor's bucket properties exchanged for others, while no broker has its topic.
 
 Belongs here: the order of steps. Not here: which properties (``levels.py``), which cursors and whether they may be
-edited at all (``repair_run.py``).
+edited at all (``repair_work.py``).
 
 Why it is safe. A broker that loads a topic writes the topic's z-node before it reads any cursor
 (``ManagedLedgerImpl.initialize``). The topic's z-node is read first, then known to be on no broker, then the cursor is

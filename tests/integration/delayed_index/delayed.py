@@ -14,7 +14,8 @@ import pulsar
 
 from pulsar_lifecycle.delayed_index.bookkeeper_storage import BookKeeperBucketStorage
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
-from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair
+from pulsar_lifecycle.delayed_index.repair.repair_run import repair
+from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
 from pulsar_lifecycle.delayed_index.stored import check_run
 from pulsar_lifecycle.delayed_index.stored.check_run import check_delayed_indexes
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding

@@ -14,7 +14,8 @@ import pytest
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
-from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair
+from pulsar_lifecycle.delayed_index.repair.repair_run import repair
+from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
 from pulsar_lifecycle.delayed_index.stored.check_run import DUE
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats import managed_ledger

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
-from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, undo_repair
+from pulsar_lifecycle.delayed_index.repair.repair_run import repair, undo_repair
+from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
 from pulsar_lifecycle.delayed_index.stored.check_run import FINDINGS
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.errors import LifecycleError, Unavailable

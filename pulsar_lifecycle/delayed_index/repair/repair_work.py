@@ -1,0 +1,346 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""The repair of one subscription, and its undo: snapshots are written, then its cursor's properties are exchanged.
+
+Belongs here: whether a subscription is as planned and may be edited, the order of note, snapshots, edit. Not here:
+beginning a launch (``repair_run.py``), the edit itself and why it is safe (``edit.py``). Nothing is deleted but new
+snapshots that no cursor came to name: old ones are left to the plan of orphans. The lake keeps what they hold
+(``archived_snapshots.py``): an undo writes anew those that are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pulsar_lifecycle.delayed_index.bookkeeper_storage import BookKeeperBucketStorage
+from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
+from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
+from pulsar_lifecycle.delayed_index.repair.archived_snapshots import NewLedger, had, keep, kept_of
+from pulsar_lifecycle.delayed_index.repair.begun_snapshots import SNAPSHOT, Begun, NewSnapshot, resolve
+from pulsar_lifecycle.delayed_index.repair.edit import Edit, Edited, Keys, write_keys
+from pulsar_lifecycle.delayed_index.repair.levels import RepairLevel, goal_of
+from pulsar_lifecycle.delayed_index.stored.index_findings import judge
+from pulsar_lifecycle.delayed_index.stored.index_reading import (
+    IndexPorts,
+    StoredTopic,
+    read_entries,
+    read_topic,
+    snapshot_entries,
+)
+from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription, outstanding
+from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, LedgerMetadata
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import ArchivedSnapshot, JournalReader, LedgerWriter, Node
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.scan import stored_references
+from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.unloads import RunGuard
+from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, checked_path, why_loaded
+
+TRIES = 3
+"""How often a topic is unloaded and its cursor tried to be edited."""
+STEP = Step(Action.REPAIR_INDEX, Phase.REPAIR_INDEX)
+UNDO = "undo"
+"""In place of a repair's level, of what gave its buckets back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What became of a subscription."""
+
+    topic: str
+    subscription: str
+    level: str
+    outcome: Outcome
+    why: Why
+    before: Keys
+    after: Keys
+
+
+@dataclass(frozen=True, slots=True)
+class RepairDetail:
+    """Details of a journal row: the subscription's cursor, and its bucket properties before and after."""
+
+    subscription: str
+    path: str
+    czxid: int
+    level: str
+    before: Keys
+    after: Keys
+
+
+@dataclass
+class SubscriptionRepairs:
+    """Some subscriptions, one after the other, for one launch; without a ``guard`` a dry run."""
+
+    run: TopicRun
+    ports: Ports
+    reading: IndexPorts
+    writer: LedgerWriter
+    broker: DelayedIndexSettings
+    journal: Writer
+    journal_reader: JournalReader
+    guard: RunGuard | None
+
+    def one(self, row: Mapping[str, Any]) -> Repaired:
+        """Repair a subscription of the plan."""
+        before = dict(one.rpartition("=")[::2] for one in row["buckets"])
+        subject = _Subject(Topic.parse(row["topic"]), row["subscription"], row["level"], before, row["bytes"])
+        return self._guarded(subject, lambda: self._repaired(subject))
+
+    def back(self, row: Mapping[str, Any]) -> Repaired:
+        """Undo the repair that a row of the journal is of."""
+        said = json.loads(row["detail"])
+        subject = _Subject(Topic.parse(row["topic"]), said["subscription"], UNDO, said["after"], 0)
+        if said["level"] == UNDO:
+            return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "it has its buckets back already"))
+        return self._guarded(subject, lambda: self._undone(subject, said))
+
+    def _guarded(self, subject: _Subject, work: Callable[[], Repaired]) -> Repaired:
+        if self.guard:
+            self.guard.check(self.ports.store)
+        try:
+            return work()
+        except STOPPING:
+            raise
+        except Refused as refusal:
+            return self._said(subject, Outcome.LEFT, Why(Code.TOPIC_REFUSED, str(refusal)))
+        except LifecycleError as error:
+            return self._said(subject, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error)))
+
+    def _repaired(self, subject: _Subject) -> Repaired:
+        self.ports.store.sync("/")
+        stored = read_topic(
+            self.reading, subject.topic, self.run.ledgers_root, subject.cursor, unbucketed=not subject.before
+        )
+        if why := self._kept(subject, stored):
+            return self._said(subject, Outcome.LEFT, why)
+        one = stored.subscriptions[0]
+        subject = replace(subject, before={bucket.key: bucket.value for bucket in one.buckets})
+        level = RepairLevel(subject.level)
+        entries = read_entries(self.reading, stored, self.run.ledgers_root)
+        if entries.unread:
+            why = next(iter(entries.unread.values()))
+            return self._said(subject, Outcome.LEFT, Why(Code.UNREAD, f"its topic cannot be read whole: {why}"))
+        now = self.ports.clock.now_ms()
+        found = judge(one, entries, now)
+        goal = goal_of(level, one, found, outstanding(one, entries, settled=True), self.broker, now)
+        kept = {bucket.key: bucket.value for bucket in goal.kept}
+        if not goal.new and kept == dict(subject.before):
+            return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "by now it needs no repair"))
+        if self.guard is None:
+            keys = kept | {new.key: "(new)" for new in goal.new}
+            return self._said(subject, Outcome.GOES, Why(Code.MAY_GO, "it is to be repaired"), keys)
+        gone = [bucket for bucket in one.buckets if kept.get(bucket.key) != bucket.value]
+        about = ArchivedSnapshot(
+            self.journal.run_id, self.journal.cluster, str(subject.topic), subject.cursor, "", -1, b"", (), now
+        )
+        keep(self.ports.journal, self.reading, self.run.ledgers_root, gone, about)
+        bookies = self._bookies(one, stored) if goal.new else (1, 1, 1)
+        new = [(one.key, one.entries, bookies) for one in goal.new]
+        after = self._written(subject, new, kept)
+        return self._exchange(subject, Edit(one.path, one.czxid, subject.before, after), self.guard)
+
+    def _undone(self, subject: _Subject, said: Mapping[str, Any]) -> Repaired:
+        stored = read_topic(self.reading, subject.topic, self.run.ledgers_root, subject.cursor)
+        before: Keys = said["before"]
+        current = {b.key: b.value for one in stored.subscriptions for b in one.buckets}
+        if current == dict(before):
+            return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "it has the buckets that it had"), before)
+        if why := self._protected(subject, stored):
+            return self._said(subject, Outcome.LEFT, why)
+        owner = str(subject.topic), subject.cursor
+        kept = kept_of(self.journal_reader, self.journal.cluster, *owner, before)
+        goal, new = had(self.reading, self.run.ledgers_root, kept, before, current, subject.before)
+        if not new and goal == current:
+            return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "it has what it had"), goal)
+        _check_ranges([*goal, *(key for key, _, _ in new)])
+        if self.guard is None:
+            keys = goal | {key: "(new)" for key, _, _ in new}
+            return self._said(subject, Outcome.GOES, Why(Code.MAY_GO, "it is to get its buckets back"), keys)
+        after = self._written(subject, new, goal)
+        return self._exchange(subject, Edit(said["path"], said["czxid"], subject.before, after), self.guard)
+
+    # ------------------------------------------------------------------------------------------------------ may it be
+
+    def _kept(self, subject: _Subject, stored: StoredTopic) -> Why | None:
+        """Why a subscription is left alone; None if it may be repaired."""
+        if stored.unread:
+            return Why(Code.UNREAD, next(iter(stored.unread.values())))
+        if not stored.subscriptions:
+            text = "it has no buckets any more" if subject.before else "it is gone"
+            return Why(Code.NOT_THERE, text)
+        current = {bucket.key: str(bucket.ledger_id) for bucket in stored.subscriptions[0].buckets}
+        if current != dict(subject.before):  # a plan has -1 where the property names no ledger
+            return Why(Code.CHANGED_SINCE_PLAN, "it has other buckets than the plan says")
+        return self._protected(subject, stored)
+
+    def _protected(self, subject: _Subject, stored: StoredTopic) -> Why | None:
+        if stored.info.terminated is not None:
+            return Why(Code.TOPIC_PROTECTED, "its topic is terminated: brokers load it without writing its z-node")
+        source = snapshot.shadow_source(self.ports.store, subject.topic, stored.info)
+        if why := self.run.topic_rule(subject.topic, source, SHADOWS_SEEN_FOR):
+            return why
+        loaded = self._loaded(subject.topic, stored.node, stored)
+        if loaded and not self.run.writes_loaded(subject.topic):
+            text = f"its topic counts as loaded ({loaded}), and delayed_index.loaded_topics does not name it"
+            return Why(Code.TOPIC_LOADED, text)
+        return None
+
+    def _loaded(self, topic: Topic, node: Node, stored: StoredTopic) -> Why | None:
+        run = self.run
+        return why_loaded(self.ports.store, run.ledgers_root, run.brokers, run.now, topic, node, stored.info)
+
+    # ----------------------------------------------------------------------------------------------------- effects
+
+    def _written(self, subject: _Subject, wanted: Sequence[NewLedger], kept: Keys) -> dict[str, str]:
+        """Write new snapshots, read each back, and return all keys that the cursor is to have."""
+        keys, root = dict(kept), self.run.ledgers_root
+        ports, made = self.ports, list[int]()
+        try:
+            for key, entries, bookies in wanted:
+                assert self.guard is not None
+                self.guard.check(ports.store)
+                storage = BookKeeperBucketStorage(
+                    ports.store, ports.reader, self.writer, bookies, root, lambda i: self._note_snapshot(subject, i)
+                )
+                ledger_id = storage.create_bucket_snapshot(entries, key, str(subject.topic), subject.cursor)
+                made.append(ledger_id)
+                keys[key] = str(ledger_id)
+                (metadata,) = stored_references.metadata_of(ports.store, [ledger_id], root)
+                if not isinstance(metadata, LedgerMetadata):
+                    raise metadata
+                if snapshot_entries(self.reading, ledger_id, metadata) != list(entries):
+                    raise Refused(f"new snapshot {ledger_id} does not read back as it was written")
+            _check_ranges(keys)
+        except BaseException:
+            self._discard(subject, made)
+            raise
+        return keys
+
+    def _bookies(self, one: StoredSubscription, stored: StoredTopic) -> tuple[int, int, int]:
+        """Ensemble and quorums for new snapshots: those of the old ones, else of the topic's newest ledger."""
+        for bucket in one.buckets:
+            if bucket.bookies is not None:
+                return bucket.bookies
+        ids = sorted((info.ledger_id for info in stored.info.ledgers), reverse=True)
+        for known in stored_references.metadata_of(self.ports.store, ids, self.run.ledgers_root):
+            if isinstance(known, LedgerMetadata):
+                return known.ensemble_size, known.write_quorum, known.ack_quorum
+        raise Refused("no ledger says on how many bookies a snapshot is to be")
+
+    def _exchange(self, subject: _Subject, edit: Edit, guard: RunGuard) -> Repaired:
+        said = self._edited(subject, edit, guard)
+        self._discard(subject, [int(value) for key, value in edit.after.items() if edit.before.get(key) != value])
+        return said
+
+    def _edited(self, subject: _Subject, edit: Edit, guard: RunGuard) -> Repaired:
+        """Note it, then edit the cursor while no broker has the topic."""
+        store, root = self.ports.store, self.run.ledgers_root
+        about = Why(Code.ABOUT_TO, "its bucket properties are exchanged next")
+        self._record(subject, Outcome.BEGUN, about, edit)
+        for _ in range(TRIES):
+            guard.check(store)
+            store.sync("/")
+            node, info = snapshot.topic_node(store, subject.topic)
+            checked = checked_path(store, root, subject.topic, node, info)
+            brokers, now = self.run.brokers, self.run.now
+            if why_loaded(store, root, brokers, now, subject.topic, node, info):
+                if lack := guard.unloads.lacks():
+                    return self._said(subject, Outcome.LEFT, lack, edit=edit)
+                guard.unloads.wait()
+                if failure := guard.unloads.unload(self.ports.admin, subject.topic):
+                    return self._said(subject, Outcome.LEFT, failure, edit=edit)
+            edited = write_keys(store, edit, node, [(checked, -1), guard.guard])
+            if edited is Edited.DONE:
+                return self._said(
+                    subject, Outcome.DONE, Why(Code.REPAIRED, "its bucket properties were exchanged"), edit=edit
+                )
+            if edited is Edited.CHANGED:
+                why = Why(Code.CHANGED_MEANWHILE, "its bucket properties changed meanwhile")
+                return self._said(subject, Outcome.LEFT, why, edit=edit)
+        why = Why(Code.CHANGED_MEANWHILE, f"its topic was loaded or written at each of {TRIES} tries")
+        return self._said(subject, Outcome.LEFT, why, edit=edit)
+
+    def _discard(self, subject: _Subject, ledgers: Sequence[int]) -> None:
+        """Delete new snapshots that no cursor came to name; what cannot be deleted now, the next run resolves."""
+        with contextlib.suppress(LifecycleError):
+            self.resolve([Begun(one, subject.topic, subject.cursor) for one in ledgers], lambda _: False)
+
+    def resolve(self, begun: Sequence[Begun], is_loaded: Callable[[Topic], bool]) -> None:
+        """Find out, and say, what became of new snapshots; see ``begun_snapshots.py``."""
+        if begun and self.guard:
+            self.guard.check(self.ports.store)
+            for one, outcome, why in resolve(
+                self.ports.store, self.run.ledgers_root, begun, self.guard.guard, is_loaded
+            ):
+                self._snapshot_row(one, outcome, why)
+
+    def is_loaded(self, topic: Topic) -> bool:
+        """Whether some broker may have a topic loaded; so it counts where that cannot be told."""
+        try:
+            node, info = snapshot.topic_node(self.ports.store, topic)
+        except Refused:
+            return str(topic) in self.run.brokers.loaded
+        run = self.run
+        return bool(why_loaded(self.ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info))
+
+    # ------------------------------------------------------------------------------------------------------ saying so
+
+    def _said(
+        self, subject: _Subject, outcome: Outcome, why: Why, after: Keys | None = None, edit: Edit | None = None
+    ) -> Repaired:
+        found = edit.after if edit else after if after is not None else subject.before
+        if self.guard:
+            self._record(subject, outcome, why, edit)
+        return Repaired(str(subject.topic), subject.cursor, subject.level, outcome, why, subject.before, found)
+
+    def _record(self, subject: _Subject, outcome: Outcome, why: Why, edit: Edit | None) -> None:
+        detail = RepairDetail(
+            subject.cursor,
+            edit.path if edit else "",
+            edit.czxid if edit else 0,
+            subject.level,
+            subject.before,
+            edit.after if edit else subject.before,
+        )
+        about = Subject(-1, COMPONENT_BUCKET, str(subject.topic), subject.bytes, details=(detail,))
+        self.ports.journal.record([self.journal.row(STEP, about, outcome, why, self.ports.clock.now_ms())])
+
+    def _note_snapshot(self, subject: _Subject, ledger_id: int) -> None:
+        why = Why(Code.ABOUT_TO, "a new snapshot is written next")
+        self._snapshot_row(Begun(ledger_id, subject.topic, subject.cursor), Outcome.BEGUN, why)
+
+    def _snapshot_row(self, one: Begun, outcome: Outcome, why: Why) -> None:
+        details = (NewSnapshot(one.subscription),)
+        about = Subject(one.ledger_id, COMPONENT_BUCKET, str(one.topic), details=details)
+        self.ports.journal.record([self.journal.row(SNAPSHOT, about, outcome, why, self.ports.clock.now_ms())])
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A subscription, what is to be done about it, and the bucket properties that it must have for that."""
+
+    topic: Topic
+    cursor: str
+    level: str
+    before: Keys
+    bytes: int
+
+
+def _check_ranges(keys: Iterable[str]) -> None:
+    """Raise Refused for ranges that overlap: no cursor may ever have such keys."""
+    reached = -1
+    for start, end in sorted(parse_bucket_key(key) for key in keys):
+        if start <= reached:
+            raise Refused(f"the new buckets would overlap at ledger {start}")
+        reached = end
