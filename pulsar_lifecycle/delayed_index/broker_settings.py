@@ -81,6 +81,23 @@ class DelayedIndexSettings:
                 found[one.name] = _value(one.name, str(one.type), text.strip())
         return cls(**found)  # type: ignore[arg-type]
 
+    @classmethod
+    def from_settings(cls, properties: Mapping[str, str]) -> DelayedIndexSettings:
+        """Out of ``delayed_index.brokers``, which somebody typed: as :meth:`from_broker_conf`, with no other names.
+
+        Raises ConfigError, which names the setting.
+        """
+        known = {broker_name(one.name) for one in fields(cls)}
+        if unknown := sorted(properties.keys() - known):
+            raise ConfigError(
+                f"delayed_index.brokers: {unknown[0]}: brokers have no such setting of delayed delivery; they have "
+                f"{', '.join(sorted(known))}"
+            )
+        try:
+            return cls.from_broker_conf(properties)
+        except ConfigError as error:
+            raise ConfigError(f"delayed_index.brokers: {error}") from None
+
 
 _LIMITS = (
     ("delayed_delivery_tick_time_millis", 1, None),

@@ -120,7 +120,7 @@ def delayed(
     with where.ports(read_only=True) as ports:
         now = ports.clock.now_ms()
         root = where.settings.bookkeeper.ledgers_root
-        broker = DelayedIndexSettings.from_broker_conf(where.settings.delayed_index.brokers)
+        broker = DelayedIndexSettings.from_settings(where.settings.delayed_index.brokers)
         document = delayed_index(ports, subject, root, now, broker, subscription, whole=whole)
     if as_json:
         show.json_document(document)

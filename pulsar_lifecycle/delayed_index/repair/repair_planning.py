@@ -39,7 +39,7 @@ def make_repair_plan(
     now, lake, epoch_id = cluster.clock.now_ms(), cluster.lake, epoch.epoch_id
     settings = cluster.settings.delayed_index
     limits = [set(some) for some in (settings.namespaces, namespaces) if some]
-    broker = DelayedIndexSettings.from_broker_conf(settings.brokers)
+    broker = DelayedIndexSettings.from_settings(settings.brokers)
     by_buckets = broker.delayed_delivery_tracker_factory_class_name == BUCKET_FACTORY
     findings, named_buckets = ((t if namespaces is None else chosen(t)) for t in (FINDINGS, BUCKETS))
     codes: dict[tuple[str, str], set[IndexFinding]] = defaultdict(set)

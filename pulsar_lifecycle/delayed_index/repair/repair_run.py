@@ -143,6 +143,7 @@ class _Work:
     context: Context
     now: int
     brokers: Brokers
+    broker: DelayedIndexSettings
     guard: tuple[str, int] | None
     undo: bool
     tasks: int
@@ -181,7 +182,7 @@ class _Work:
                 ports,
                 index_ports(opened),
                 opened.writer,
-                DelayedIndexSettings.from_broker_conf(settings.delayed_index.brokers),
+                self.broker,
                 Writer(self.run_id, settings.cluster, self.plan_id),
                 opened.journal_reader,
                 RunGuard(self.guard, unloads) if self.guard else None,
@@ -192,6 +193,7 @@ class _Work:
 def _running(cluster: Cluster, run_id: str, plan_id: str, *, undo: bool, dry_run: bool, tasks: int) -> Iterator[_Work]:
     """What tasks work with, ``tasks`` at once (0: as many as there are); before it, what killed runs left."""
     settings = cluster.settings
+    broker = DelayedIndexSettings.from_settings(settings.delayed_index.brokers)
     with contextlib.ExitStack() as stack:
         if not dry_run:
             stack.enter_context(published(cluster))
@@ -216,6 +218,7 @@ def _running(cluster: Cluster, run_id: str, plan_id: str, *, undo: bool, dry_run
             owners_rules(cluster, epoch, now),
             now,
             load_state.fetch_brokers(ports.store, ports.admin),
+            broker,
             guard,
             undo,
             tasks or cluster.tasks.at_once,

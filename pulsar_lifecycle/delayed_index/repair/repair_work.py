@@ -48,6 +48,8 @@ from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, 
 
 TRIES = 3
 """How often a topic is unloaded and its cursor tried to be edited."""
+MAX_ENTRY_BYTES = 5 << 20
+"""Pulsar's ``maxMessageSize``: what its bookies take (``nettyMaxFrameSizeBytes``) is little more."""
 STEP = Step(Action.REPAIR_INDEX, Phase.REPAIR_INDEX)
 UNDO = "undo"
 """In place of a repair's level, of what gave its buckets back."""
@@ -210,6 +212,7 @@ class SubscriptionRepairs:
             for key, entries, bookies in wanted:
                 assert self.guard is not None
                 self.guard.check(ports.store)
+                _check_sizes(key, entries)
                 storage = BookKeeperBucketStorage(
                     ports.store, ports.reader, self.writer, bookies, root, lambda i: self._note_snapshot(subject, i)
                 )
@@ -335,6 +338,17 @@ class _Subject:
     level: str
     before: Keys
     bytes: int
+
+
+def _check_sizes(key: str, entries: Sequence[bytes]) -> None:
+    """Raise Refused for an entry that no bookie takes, rather than having each of them refuse it."""
+    largest = max(map(len, entries))
+    if largest > MAX_ENTRY_BYTES:
+        raise Refused(
+            f"{key}: an entry of its new snapshot would have {largest:,} bytes, and bookies take {MAX_ENTRY_BYTES:,}: "
+            "lower delayedDeliveryMaxIndexesPerBucketSnapshotSegment (delayed_index.brokers) if it is a segment; too "
+            "many messages of one ledger are delayed if it is entry 0"
+        )
 
 
 def _check_ranges(keys: Iterable[str]) -> None:

@@ -80,7 +80,8 @@ def check_delayed_indexes(cluster: Cluster, epoch_id: str, namespaces: Collectio
     pieces = [topics[at : at + size] for at in range(0, len(topics), size)]
     settings = share_of(cluster.tasks, cluster.settings)
     names = {table: table if namespaces is None else chosen(table) for table in SCHEMAS}
-    work = _Check(lake, epoch_id, settings, cluster.connect, now, names)
+    broker = DelayedIndexSettings.from_settings(settings.delayed_index.brokers)
+    work = _Check(lake, epoch_id, settings, cluster.connect, now, names, broker)
     parts = [*cluster.tasks.map(work.write, pieces), work.store({FINDINGS: unnamed})]
     for table, name in names.items():
         lake.publish(epoch_id, name, [part[table] for part in parts])
@@ -157,14 +158,15 @@ class _Check:
     now: int
     names: Mapping[str, str]
     """Under which name each table is stored."""
+    broker: DelayedIndexSettings
 
     def write(self, topics: Sequence[TopicToRead]) -> dict[str, str]:
         """The parts that have the rows of these topics, by table."""
         found: dict[str, list[rows.Row]] = {table: [] for table in SCHEMAS}
-        broker = DelayedIndexSettings.from_broker_conf(self.settings.delayed_index.brokers)
         with self.connect(self.settings, read_only=True) as ports:
             for one in topics:
-                about = judged(index_ports(ports), Topic.parse(one.name), self._root, self.now, broker, whole=one.whole)
+                topic = Topic.parse(one.name)
+                about = judged(index_ports(ports), topic, self._root, self.now, self.broker, whole=one.whole)
                 for table, some in about:
                     found[table] += some
         return self.store(found)

@@ -25,6 +25,15 @@ def test_brokers_without_a_setting_have_the_tracker_in_memory():
     assert found.delayed_delivery_tracker_factory_class_name == IN_MEMORY_FACTORY
 
 
+def test_what_was_typed_wrong_is_named():
+    with pytest.raises(
+        ConfigError, match=r"delayed_index\.brokers: delayedDeliveryMinIndexCount: brokers have no such"
+    ):
+        DelayedIndexSettings.from_settings({"delayedDeliveryMinIndexCount": "20"})
+    with pytest.raises(ConfigError, match=r"delayed_index\.brokers: delayedDeliveryMinIndexCountPerBucket: 'x'"):
+        DelayedIndexSettings.from_settings({"delayedDeliveryMinIndexCountPerBucket": "x"})
+
+
 def test_settings_are_read_by_their_names_in_broker_conf():
     found = DelayedIndexSettings.from_broker_conf(
         {

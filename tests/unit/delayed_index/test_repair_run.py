@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pulsar_lifecycle.delayed_index.repair import repair_work
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair, undo_repair
 from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
@@ -102,6 +103,20 @@ def test_a_property_that_names_no_ledger_is_dropped(scene: DelayedScene) -> None
     done = repaired(scene, Order(summary.plan_id, summary.digest))
     assert (done.level, done.outcome) == ("drop", Outcome.DONE), done
     assert scene.keys("a") == before
+
+
+def test_a_snapshot_that_no_bookie_takes_is_refused_before_a_ledger_is_made(
+    scene: DelayedScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair_work, "MAX_ENTRY_BYTES", 100)
+    order = broken(scene)
+    before = scene.keys("a")
+
+    left = repaired(scene, order)
+    assert (left.outcome, left.why.code) == (Outcome.LEFT, Code.TOPIC_REFUSED)
+    assert "bookies take 100" in left.why.text
+    assert scene.keys("a") == before
+    assert written(scene) == []
 
 
 def test_an_undo_writes_anew_what_is_gone_and_is_harmless_twice(scene: DelayedScene) -> None:
