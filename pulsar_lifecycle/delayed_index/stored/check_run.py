@@ -200,8 +200,18 @@ def judged(
 ) -> Iterator[tuple[str, list[dict[str, Any] | rows.Row]]]:
     """The rows of a topic's subscriptions, or of the ``only`` one, by table. What cannot be read is a finding.
 
-    ``whole``: subscriptions without buckets, too. ``broker``: the settings by which brokers make theirs.
+    ``whole``: subscriptions without buckets, too. ``broker``: the settings by which brokers make theirs. What would be
+    red is read once more, and that counts: a broker deletes a snapshot before the property that names it.
     """
+    found = list(_judged(ports, topic, root, now, broker, only, whole=whole))
+    if any(row["harm"] in RED for table, some in found if table == FINDINGS for row in some):
+        found = list(_judged(ports, topic, root, now, broker, only, whole=whole))
+    yield from found
+
+
+def _judged(
+    ports: IndexPorts, topic: Topic, root: str, now: int, broker: DelayedIndexSettings, only: str, *, whole: bool
+) -> Iterator[tuple[str, list[dict[str, Any] | rows.Row]]]:
     sealed_at = broker.delayed_delivery_min_index_count_per_bucket if whole else None
     try:
         stored = read_topic(ports, topic, root, only, unbucketed=whole)
