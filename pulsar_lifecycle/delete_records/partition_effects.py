@@ -115,7 +115,7 @@ class PartitionDeletion:
             if cut.rolls:
                 self._roll(read)
             self._run = replace(self._run, loaded_topics=frozenset({str(self._topic)}))  # we had it loaded ourselves
-            looked = self._look()
+            looked = self._look_moved()
             if isinstance(looked, Refusal):
                 return looked
             read, cut = looked
@@ -138,6 +138,21 @@ class PartitionDeletion:
         writes = self._run.writes_loaded(self._topic)
         refusal = cut_rules.refuse(read.view, cut, self._options, self._run.context, may_write_loaded=writes)
         return refusal or (read, cut)
+
+    def _look_moved(self) -> tuple[Read, Cut] | Refusal:
+        """The partition once its cursors are persisted where they were moved to; a broker may do so a little later."""
+        looked = self._look()
+        for seconds in snapshot.LOOKS_AFTER[1:]:
+            if isinstance(looked, Refusal) or not looked[1].moved:
+                return looked
+            self._ports.clock.sleep(seconds)
+            self._guard.check(self._ports.store)
+            looked = self._look()
+        if isinstance(looked, Refusal) or not looked[1].moved:
+            return looked
+        name, at = looked[1].moved[0]
+        text = f"its broker was asked to move subscription {name}, and has it at {at} still: run again in a minute"
+        return Refusal(RecordsError.TIMEOUT, Why(Code.SERVER_FAILED, text))
 
     def _move(self, read: Read, cut: Cut, name: str, at: Position) -> None:
         past = read.view.last_below(cut.low_watermark)

@@ -110,9 +110,10 @@ class BrokerAdmin(Protocol):
         ...
 
     def move_cursor(self, topic: Topic, subscription: str, past: Position) -> None:
-        """Let a durable subscription go on behind an entry; disconnects its consumers for a moment. Loads the topic.
+        """Have a durable subscription acknowledge everything up to an entry. Loads the topic.
 
-        Where there is no such entry the broker moves it elsewhere, and says nothing. Raises NotFound, OutcomeUnknown.
+        It never goes back, keeps what it acknowledged beyond, and its consumers stay connected. The broker persists it
+        within a minute. Raises NotFound, OutcomeUnknown, Conflict beyond the end and while messages expire anyhow.
         """
         ...
 

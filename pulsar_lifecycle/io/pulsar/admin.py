@@ -291,10 +291,14 @@ class HttpBrokerAdmin:
         self._request("PUT", _path(topic, "properties"), dict(properties))
 
     def move_cursor(self, topic: Topic, subscription: str, past: Position) -> None:
-        """Let a subscription go on behind an entry (``resetCursorOnPosition``)."""
+        """Have a subscription acknowledge all up to an entry (``expireMessagesByPosition``).
+
+        A reset would forget what it acknowledged beyond, and deliver that again.
+        """
         name = quote(encode_name(subscription), safe="")
-        place = {"ledgerId": past.ledger_id, "entryId": past.entry_id, "partitionIndex": -1, "batchIndex": -1}
-        self._request("POST", _path(topic, "subscription", name, "resetcursor"), place | {"excluded": True})
+        number = -1 if topic.partition is None else topic.partition  # the broker compares it with the topic's name
+        place = {"ledgerId": past.ledger_id, "entryId": past.entry_id, "partitionIndex": number, "batchIndex": -1}
+        self._request("POST", _path(topic, "subscription", name, "expireMessages"), place | {"excluded": False})
 
     def delete_topic(self, topic: Topic, force: bool) -> None:
         """The broker's own DELETE; without ``force`` it refuses a topic with connected clients (412, StoreError)."""

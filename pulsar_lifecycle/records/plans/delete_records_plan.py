@@ -42,7 +42,7 @@ class RecordsError(StrEnum):
     OUT_OF_RANGE = "OffsetOutOfRangeException"
     """The position is beyond the end of the partition."""
     NOT_AUTHORIZED = "TopicAuthorizationException"
-    """The operator's role is not admin of the tenant: the broker said so."""
+    """The operator's role is not admin of the tenant, or may not do to the topic what is needed: the broker said so."""
     UNKNOWN_PARTITION = "UnknownTopicOrPartitionException"
     """There is no such topic or partition."""
 

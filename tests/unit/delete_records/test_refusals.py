@@ -131,6 +131,27 @@ def test_a_cursor_below_is_moved_behind_the_last_message_below_it() -> None:
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
 
 
+def test_nothing_goes_before_a_moved_cursor_is_persisted(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = RecordsScene()
+    scene.cursor("s", 0, 3)
+    scene.cluster.admin.topics[scene.topic] = {"s": FakeSubscription()}
+    scene.plan(scene.at(2, 0), options=MOVE)
+    (result,) = scene.apply()  # its broker has moved it in memory alone
+    assert result.error is RecordsError.TIMEOUT
+    assert "move subscription s" in result.reason
+    assert (scene.listed(), scene.properties()) == (scene.ids[scene.topic], {})
+    passes = scene.cluster.clock.sleep
+
+    def persisted_later(seconds: float) -> None:
+        passes(seconds)
+        scene.cursor("s", 1, 9)
+
+    monkeypatch.setattr(scene.cluster.clock, "sleep", persisted_later)
+    (result,) = scene.apply()
+    assert "are not proven gone" in result.reason
+    assert scene.listed() == scene.ids[scene.topic][2:]
+
+
 def test_a_subscription_that_came_after_the_plan_keeps_its_messages() -> None:
     scene = RecordsScene()
     scene.plan(scene.at(2, 0))
