@@ -133,7 +133,7 @@ def _stuck(waiting: QueueState, now: int) -> list[str]:
         f"{show.counted(one.messages, 'intent')}, the oldest for {show.span(now - one.since)}, waiting for "
         f"{WAITS_FOR[one.waiting]}"
         for one in waiting.waits
-        if one.waiting not in (Waiting.NO_SCAN, Waiting.TURN) or now - one.since > PATIENCE_MS
+        if one.waiting not in (Waiting.NO_SCAN, Waiting.NO_EARLIER_SCAN, Waiting.TURN) or now - one.since > PATIENCE_MS
     ]
 
 

@@ -28,6 +28,7 @@ from pulsar_lifecycle.deletion.decision_row import journal_row
 from pulsar_lifecycle.deletion.owner_check import in_use, look_at_owners
 from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.deletion.released import look_at_copies
+from pulsar_lifecycle.deletion.run_evidence import NO_EARLIER_SCAN
 from pulsar_lifecycle.deletion.waiting import STAYS, send_back, stay
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
@@ -277,6 +278,8 @@ def _judge(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
             d.decide(Outcome.RETRYING if passes else Outcome.KEPT, orphans.code_of(finding), finding["reason"])
         elif marked_at is not None:
             continue
+        elif evidence.earlier_started_at is None:
+            d.wait(Waiting.NO_EARLIER_SCAN, f"not confirmed: {NO_EARLIER_SCAN}")
         elif why := evidence.unconfirmed(d.info.ledger_id, d.node.stat.czxid, d.node.stat.ctime):
             d.decide(Outcome.KEPT, Code.NOT_CONFIRMED, why.text)
 

@@ -158,12 +158,6 @@ def begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
     below = below_floor(settings, control.is_sandbox(store))
     if below:
         raise RefusedBy(RefusalCode.BELOW_FLOOR, in_words(below))
-    older = earlier_epochs(cluster, epoch)
-    if not older:
-        raise RefusedBy(
-            RefusalCode.SCAN_UNCONFIRMED,
-            f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}",
-        )
     with held_lease(settings, store, clock, f"run {run_id}") as lease:
         refuse_scans_from_the_future(epoch, lease.taken_at)
         now = min(lease.taken_at, clock.now_ms())
@@ -180,7 +174,7 @@ def begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
             ledgers_root=settings.bookkeeper.ledgers_root,
             now=now,
             brokers=brokers,
-            evidence=evidence_at(cluster, epoch, older[-1], now),
+            evidence=evidence_at(cluster, epoch, now),
             batch=settings.deletion.batch,
             retry_delay_ms=settings.deletion.twoPhaseDeletionReconsumeLaterInSeconds * 1000,
             max_retries=settings.deletion.twoPhaseDeletionMaxRetryDeleteCount,
@@ -193,16 +187,18 @@ def begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
         )
 
 
-def evidence_at(cluster: Cluster, epoch: Epoch, earlier: Epoch, now: int) -> Evidence:
+def evidence_at(cluster: Cluster, epoch: Epoch, now: int) -> Evidence:
     """What a deletion run goes by at ``now`` (ms), and ``explain``: a closed epoch and the one that confirms it."""
+    older = earlier_epochs(cluster, epoch)
+    earlier = older[-1] if older else None
     asked = since(cluster, earlier, epoch)
     context = rules_of_deletion(cluster, epoch, cluster.clock.now_ms())
     return Evidence(
         refs=cluster.lake.referenced(epoch.epoch_id),
         started_at=epoch.started_at,
         earlier=in_use_at_any(cluster.lake.referenced(e.epoch_id) for e in asked),
-        earlier_started_at=earlier.started_at,
-        earlier_czxid=earlier.max_czxid,
+        earlier_started_at=earlier.started_at if earlier else None,
+        earlier_czxid=earlier.max_czxid if earlier else -1,
         context=replace(context, holds=cluster.settings.orphans.holds(now)),
         marked=valid_marks(cluster, epoch, marked_ledgers(cluster.journal_reader, cluster.settings.cluster)),
         offloads=_offload_evidence(cluster, epoch, asked, now),
@@ -221,7 +217,7 @@ def valid_marks(cluster: Cluster, epoch: Epoch, marks: Marks[T]) -> Marks[T]:
 
 def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], now: int) -> OffloadEvidence:
     """What the epochs say of offloaded copies; their lists are read by the worker that needs them."""
-    topics = [c for e in (epoch, asked[0]) for c in e.census if c.table == "managed_ledgers"]
+    topics = [c for e in (epoch, *asked[:1]) for c in e.census if c.table == "managed_ledgers"]
     return OffloadEvidence(
         now=cluster.lake.named_uuids(epoch.epoch_id),
         earlier=NamedByAny(tuple(cluster.lake.named_uuids(e.epoch_id) for e in asked)),

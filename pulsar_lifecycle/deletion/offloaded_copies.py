@@ -23,6 +23,7 @@ from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS, foreign
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion.decision import Decision, ObjectSeen, Run
 from pulsar_lifecycle.deletion.owner_check import STILL_IN_USE, BrokerMemory, ask_owners, first_sent, in_use, memory_of
+from pulsar_lifecycle.deletion.run_evidence import NO_EARLIER_SCAN
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.deletion_message import MessageOffloadContext
@@ -152,6 +153,8 @@ def _look_at_scans(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
         elif not run.offload.exclusive:
             why = "our own first phase did not ask for it, and object_store.exclusive is not set"
             d.decide(Outcome.KEPT, Code.NOT_OURS, why)
+        elif evidence.earlier_started_at is None:
+            d.wait(Waiting.NO_EARLIER_SCAN, f"not confirmed: {NO_EARLIER_SCAN}")
         elif _uuid(d) in earlier:
             why = "not confirmed: the earlier scan still found its UUID in a topic's metadata"
             d.decide(Outcome.KEPT, Code.NOT_CONFIRMED, why)
@@ -227,7 +230,7 @@ def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
         d.decide(Outcome.KEPT, Code.NOT_OURS, "younger than the message: another attempt's")
     elif _marked_at(run, d) is not None:
         return
-    elif newest + CLOCK_SKEW_MS >= evidence.earlier_started_at:
+    elif evidence.earlier_started_at is None or newest + CLOCK_SKEW_MS >= evidence.earlier_started_at:
         d.decide(Outcome.KEPT, Code.NOT_CONFIRMED, "not confirmed: younger than the earlier of two scans")
     elif run.now - newest < evidence.context.grace:
         d.decide(Outcome.KEPT, Finding.TOO_YOUNG, "younger than the grace period")

@@ -49,8 +49,9 @@ class Evidence:
 
     ``refs`` is of the newest epoch, started at ``started_at``; ``earlier`` is of one at least ``confirm_after`` older,
     started at ``earlier_started_at``, and of every one in between. A ledger must be absent from all, and the earlier
-    one must have looked for it: ``earlier_czxid`` is of the newest ledger it listed. ``context.now`` is replaced by
-    the run's, and its sources of shadow topics are those of all these epochs.
+    one must have looked for it: ``earlier_czxid`` is of the newest ledger it listed. While no covered epoch is that
+    old, ``earlier_started_at`` is None, and ``earlier`` is of every one there is. ``context.now`` is replaced by the
+    run's, and its sources of shadow topics are those of all these epochs.
 
     ``marked`` is what our own journal says we took out of a topic's metadata and that is not settled yet: ledger id ->
     (czxid, when). For these, grace period and earlier scan are no question; ``refs`` must be younger than the mark, and
@@ -60,7 +61,7 @@ class Evidence:
     refs: Referenced
     started_at: int
     earlier: Referenced
-    earlier_started_at: int
+    earlier_started_at: int | None
     earlier_czxid: int
     context: findings.Context
     marked: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
@@ -70,6 +71,8 @@ class Evidence:
         """Why the earlier scan does not confirm that nothing needs this ledger; None if it does."""
         if ledger_id in self.earlier.needed or ledger_id in self.earlier.offloaded:
             return _not_confirmed("an earlier scan still found a reference")
+        if self.earlier_started_at is None:
+            return _not_confirmed(NO_EARLIER_SCAN)
         if czxid > self.earlier_czxid or ctime >= self.earlier_started_at:
             return _not_confirmed("younger than the earlier of two scans")
         return None
@@ -78,6 +81,9 @@ class Evidence:
         """When (ms) our own first phase took exactly this ledger out of its topic's metadata; None if it did not."""
         found = self.marked.get(ledger_id)
         return found[1] if found and found[0] == czxid else None
+
+
+NO_EARLIER_SCAN = "no covered scan is older than the newest by orphans.confirm_after yet"
 
 
 def _not_confirmed(text: str) -> Why:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.deletion.deletion_run import evidence_at, valid_marks
+from pulsar_lifecycle.deletion.deletion_run import evidence_at
 from pulsar_lifecycle.deletion.run_evidence import Evidence
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.inspect.explain_codes import ExplainCode
@@ -32,7 +32,7 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.owner_names import owner_in
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.scan.evidence import earlier_epochs, new_gaps, rules_of_deletion
+from pulsar_lifecycle.scan.evidence import new_gaps
 
 Row = dict[str, Any]
 
@@ -46,7 +46,7 @@ class History:
     ledger, newest first; of those in ``settled`` nothing is left to apply. ``journal`` and ``archived`` are oldest
     first. ``marked`` is (czxid, when in ms) of our first phase's mark that stands; ``released`` what a release of ours
     left in BookKeeper and no deletion run settled. ``gaps``: why the epoch does not count any more, as the settings are
-    now. ``evidence``: what a deletion run would go by, None while no earlier scan confirms the newest.
+    now. ``evidence``: what a deletion run would go by, None without a scan.
     """
 
     epoch: Epoch | None = None
@@ -123,8 +123,7 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
         after = lake.set_aside_until(settings.cluster)
         return replace(history, marked=next((mark for mark in marks.values() if mark[1] > after), None))
     epoch = epochs[-1]
-    older = earlier_epochs(cluster, epoch)
-    evidence = evidence_at(cluster, epoch, older[-1], now) if older else None
+    evidence = evidence_at(cluster, epoch, now)
     valid_ms = settings.orphans.plan_valid_for * 1000
     plans = tuple(
         plan
@@ -140,8 +139,8 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
     return replace(
         history,
         epoch=epoch,
-        context=evidence.context if evidence else rules_of_deletion(cluster, epoch, now),
-        marked=(evidence.marked if evidence else valid_marks(cluster, epoch, marks)).get(ledger_id),
+        context=evidence.context,
+        marked=evidence.marked.get(ledger_id),
         gaps=tuple(new_gaps(cluster, epoch)),
         references=lake.read_epoch_table(epoch.epoch_id, "references", ledger_id=ledger_id),
         finding={"code": None, **findings[0]} if findings else None,  # a scan of an earlier version has no codes

@@ -265,6 +265,7 @@ class Waiting(StrEnum):
     """
 
     NO_SCAN = "no-scan"
+    NO_EARLIER_SCAN = "no-earlier-scan"
     NO_OBJECT_STORE = "no-object-store"
     OBJECT_STORE_DENIES = "object-store-denies"
     UNDECODED_TOPICS = "undecoded-topics"
@@ -279,6 +280,8 @@ class Waiting(StrEnum):
 
 WAITS_FOR = {
     Waiting.NO_SCAN: "a covered scan that began after it was sent and after its ledger left its topic: run job scan",
+    Waiting.NO_EARLIER_SCAN: "a covered scan that is older than the newest by orphans.confirm_after: run the job scan, "
+    "and again after that time",
     Waiting.NO_OBJECT_STORE: "object_store: it is not set",
     Waiting.OBJECT_STORE_DENIES: "the object store, which does not let us look at its objects: mend object_store's "
     "credentials, permissions or buckets",

@@ -30,8 +30,6 @@ class RefusalCode(StrEnum):
     """The scan is older than `orphans.plan_valid_for`: scan again."""
     SCAN_NOT_COVERED = "scan_not_covered"
     """The newest scan is not covered, or did not read every root that the settings name: mend its gaps, scan again."""
-    SCAN_UNCONFIRMED = "scan_unconfirmed"
-    """No covered scan is `orphans.confirm_after` older than the newest one."""
     WORD_WITHDRAWN = "word_withdrawn"
     """The settings do not say any more what the scan counted on: scan again."""
     CLOCKS_DIFFER = "clocks_differ"

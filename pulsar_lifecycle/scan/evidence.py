@@ -95,10 +95,11 @@ def earlier_epochs(cluster: Cluster, epoch: Epoch) -> list[Epoch]:
     ]
 
 
-def since(cluster: Cluster, earlier: Epoch, epoch: Epoch) -> list[Epoch]:
-    """Epochs from ``earlier`` on that began before ``epoch``, covered or not, oldest first."""
+def since(cluster: Cluster, earlier: Epoch | None, epoch: Epoch) -> list[Epoch]:
+    """Epochs from ``earlier`` on (None: all) that began before ``epoch``, covered or not, oldest first."""
     kept = cluster.lake.epochs(epoch.fingerprint)
-    return [e for e in kept if earlier.started_at <= e.started_at < epoch.started_at]
+    oldest = earlier.started_at if earlier else 0
+    return [e for e in kept if oldest <= e.started_at < epoch.started_at]
 
 
 def rules_of_deletion(cluster: Cluster, epoch: Epoch, now: int) -> Context:

@@ -105,6 +105,13 @@ def test_a_message_newer_than_the_scan_waits(scene: Scene) -> None:
     scene.one(Outcome.WAITING, Waiting.NO_SCAN)
 
 
+def test_what_nobody_of_ours_asked_for_waits_for_a_second_scan(scene: Scene) -> None:
+    scene.send(scene.intent)
+    scene.before = scene.now
+    scene.one(Outcome.WAITING, Waiting.NO_EARLIER_SCAN)
+    assert len(scene.keys) == 4
+
+
 @pytest.mark.parametrize("driver", ["google-cloud-storage", "azureblob", "aliyun-oss", "filesystem", "transient", "x"])
 def test_objects_of_another_driver_are_kept(scene: Scene, driver: str) -> None:
     scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, driver=driver))

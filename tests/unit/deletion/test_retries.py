@@ -257,6 +257,20 @@ def test_a_ledger_that_we_took_out_of_its_topic_needs_neither_age_nor_an_earlier
     assert delete_marked(stat.czxid, marked_at).outcome == Outcome.DELETED
 
 
+def test_before_a_second_scan_only_what_we_took_out_of_its_topic_goes(scene: Scene) -> None:
+    cluster = scene.cluster
+    stat = cluster.zookeeper.stat(cluster.path(scene.data))
+    assert stat is not None
+    scene.publish(scene.intent(scene.data), scene.intent(scene.cursor))
+    marked = {scene.data: (stat.czxid, scene.now.epoch.started_at - 1)}
+    decided = {d.info.ledger_id: d for d in delete(cluster, scene.now, scene.now, marked=marked)}
+    assert decided[scene.data].outcome == Outcome.DELETED
+    other = decided[scene.cursor]
+    assert (other.outcome, other.code) == (Outcome.WAITING, Waiting.NO_EARLIER_SCAN)
+    assert cluster.exists(scene.cursor)
+    assert scene.waiting == 1
+
+
 def test_a_marked_ledger_that_something_refers_to_is_kept(scene: Scene) -> None:
     cluster = scene.cluster
     stat = cluster.zookeeper.stat(cluster.path(scene.live))
