@@ -25,7 +25,8 @@ from sandbox.cli import app as sandbox_app
 
 app = typer.Typer(
     help="Control plane for the data lifecycle of an Apache Pulsar cluster. "
-    "Scans, plans and deletions are Dagster jobs; these commands look, explain, approve and stop them.",
+    "Scans, plans and deletions are Dagster jobs; these commands look, explain, approve and stop them. "
+    "One of them deletes: delete-records --apply.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # it would swallow what stands in brackets

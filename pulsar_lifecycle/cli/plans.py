@@ -31,7 +31,7 @@ NOTHING_LEFT = "nothing is left to apply"
 
 
 def plans(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the stored plans of all kinds but offload, newest first."""
+    """List the stored plans of all kinds but those of objects, newest first."""
     from pulsar_lifecycle.cli.plan_kinds import kind_of, share
     from pulsar_lifecycle.inspect.settled import settled_plans
 

@@ -1,6 +1,6 @@
 """What one message of the deletion queue becomes: its outcome, and what a run knows when it decides.
 
-Belongs here: the values that deciding (``deletion/batch.py``, ``owner_check.py``) and acting share. Not here: any rule.
+Belongs here: the values that deciding (``deciding.py``) and acting (``batch.py``) share. Not here: any rule.
 """
 
 from __future__ import annotations

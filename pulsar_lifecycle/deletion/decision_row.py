@@ -1,6 +1,6 @@
 """The journal's row of what one message of the deletion queue became.
 
-Not here: deciding (``deletion/batch.py``).
+Not here: deciding (``deciding.py``).
 """
 
 from __future__ import annotations

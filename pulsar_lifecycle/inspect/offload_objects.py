@@ -1,7 +1,7 @@
 """What a bucket holds of one offloaded ledger, decoded for a person.
 
 Belongs here: both objects of the pair, whichever was named, as plain values for JSON under upstream's field names. Not
-here: z-nodes and ledgers (``inspection``), whether the copy is the ledger (``tiered/proof.py``), printing. What is
+here: z-nodes and ledgers (``describe.py``), whether the copy is the ledger (``tiered/proof.py``), printing. What is
 wrong with the pair stands in the document under ``problems``; only a pair that is not there at all raises.
 """
 

@@ -1,7 +1,7 @@
 """One scan of the cluster: the metastore's tables as Parquet, their census, and who refers to what.
 
-Belongs here: the tasks of an epoch up to ``references``. Not here: judging (``findings``), and how z-nodes are
-read (``metastore/walk.py``). Tables of a shared root are stored beside ours as ``TABLE@ROOT``.
+Belongs here: the tasks of an epoch up to ``references``. Not here: judging (``deletion/planning/orphans.py``), and how
+z-nodes are read (``metastore/walk.py``). Tables of a shared root are stored beside ours as ``TABLE@ROOT``.
 """
 
 from __future__ import annotations

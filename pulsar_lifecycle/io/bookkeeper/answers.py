@@ -1,6 +1,6 @@
 """What the answers of one or several bookies mean: an entry, the end of an open ledger, or an error.
 
-Not here: asking (``bookie_pool``), and whom (``bookie``, ``ledger_stream``, ``replica_check``).
+Not here: asking (``pool.py``), and whom (``reader.py``, ``stream.py``, ``replica_check.py``).
 Source: bookkeeper-server 4.17.2, PendingReadOp, ReadLastConfirmedOp.
 
 What "not there" means. NO_LEDGER is said by a bookie that has no entry of the ledger: it was deleted and collected, or

@@ -1,7 +1,7 @@
 """One TCP connection to a bookie, speaking the v2 protocol to read and to add entries; it never fences.
 
 Belongs here: frames, TLS, and which answer is whose. Not here: which bookie to ask and when to try another
-(``bookie_pool``), digests (``formats.entry``), what answers mean (``bookie_answers``).
+(``pool.py``), digests (``formats.entry``), what answers mean (``answers.py``).
 Source: org.apache.bookkeeper.proto.BookieProtocol and BookieProtoEncoding, bookkeeper-server 4.17.2.
 
 A frame is a uint32 length and a body; the body starts with ``version << 24 | opcode << 16 | flags``. A server takes the

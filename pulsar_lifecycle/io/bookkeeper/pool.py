@@ -1,7 +1,7 @@
 """A connection to each bookie, and waiting for all of them at once.
 
 Belongs here: finding bookies, connecting, noticing timeouts and loss, asking again after a bookie's restart. Not here:
-what is asked (``ledger_stream``, ``replica_check``) and frames (``bookie_connection``).
+what is asked (``stream.py``, ``replica_check.py``) and frames (``connection.py``).
 """
 
 from __future__ import annotations

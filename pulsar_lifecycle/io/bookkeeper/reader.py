@@ -1,7 +1,7 @@
 """Entries straight from the bookies: ``ports.LedgerReader`` without recovery, without fencing, without Java.
 
-Belongs here: which ledgers may be read how, and where one ends. Not here: reading ranges (``ledger_stream``), checks of
-every copy (``replica_check``), connections (``bookie_pool``), frames (``bookie_connection``), entry bytes
+Belongs here: which ledgers may be read how, and where one ends. Not here: reading ranges (``stream.py``), checks of
+every copy (``replica_check.py``), connections (``pool.py``), frames (``connection.py``), entry bytes
 (``formats.entry``).
 """
 
@@ -98,7 +98,7 @@ class BookieReader:
     def stream(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> Iterator[EntryBatch]:
         """Entries first..last of a closed ledger, both inclusive, in order, a batch of some MiB at most at a time.
 
-        Reads ahead by ``ledger_stream.READ_AHEAD`` bytes, from all replicas. Raises as :meth:`read`, after the entries
+        Reads ahead by ``stream.READ_AHEAD`` bytes, from all replicas. Raises as :meth:`read`, after the entries
         before the one that failed, and UsageError at once. Close it if it is not read to its end.
         """
         if metadata.state != LedgerState.CLOSED:

@@ -1,8 +1,8 @@
 """Many consecutive entries of one ledger, read ahead from all of its replicas and handed on in order, each verified.
 
 Belongs here: which part of a range is asked of which bookie, how much at once, and where to turn when an answer will
-not do. Not here: connections (``bookie_pool``), the bytes of an entry (``formats.entry``), what errors mean
-(``bookie_answers``).
+not do. Not here: connections (``pool.py``), the bytes of an entry (``formats.entry``), what errors mean
+(``answers.py``).
 Source: bookkeeper-server 4.17.2, RoundRobinDistributionSchedule, PendingReadOp, BatchedReadEntryProcessor.
 
 A range is cut into parts. Where every bookie of the ensemble has every entry, a part is as many entries as make a

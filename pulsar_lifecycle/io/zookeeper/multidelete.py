@@ -1,8 +1,8 @@
 """The bytes of a ZooKeeper ``multi`` that deletes: one check, then deletions by version, all or none.
 
-Belongs here: request and reply. Not here: sessions, and what is done about a deletion that failed (``zk``). kazoo's own
-transaction costs more time per operation than the server does; it sends any object with ``type``, ``serialize`` and
-``deserialize``. Source: org.apache.zookeeper 3.9.3, MultiOperationRecord, MultiResponse, ZooDefs.OpCode, DataTree.
+Belongs here: request and reply. Not here: sessions, and what is done about a deletion that failed (``store.py``).
+kazoo's own transaction costs more time per operation than the server does; it sends any object with ``type``,
+``serialize`` and ``deserialize``. Source: org.apache.zookeeper 3.9.3, MultiOperationRecord, MultiResponse, ZooDefs.OpCode, DataTree.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The bytes of ZooKeeper's ``multiRead``: many getData and getChildren in one request.
 
-Belongs here: request and reply of opcode 22 and how large a batch may be. Not here: sessions and errors (``zk``).
+Belongs here: request and reply of opcode 22 and how large a batch may be. Not here: sessions and errors (``store.py``).
 kazoo has no such operation, but it sends any object with ``type``, ``serialize`` and ``deserialize``.
 Source: org.apache.zookeeper 3.9.3, MultiOperationRecord, MultiResponse, ZooDefs.OpCode; servers know it since 3.6.
 """

@@ -1,6 +1,6 @@
 """A ZooKeeper session through kazoo: connect, credentials, reconnects, the latency probe, kazoo's errors as ours.
 
-Belongs here: everything about the connection. Not here: which requests are made and which may be repeated (``zk``).
+Belongs here: everything about the connection. Not here: which requests are made and may be repeated (``store.py``).
 Source: kazoo 2.11; org.apache.zookeeper.KeeperException, 3.9.
 """
 
