@@ -2,7 +2,8 @@
 
 Belongs here: request and reply. Not here: sessions, and what is done about a deletion that failed (``store.py``).
 kazoo's own transaction costs more time per operation than the server does; it sends any object with ``type``,
-``serialize`` and ``deserialize``. Source: org.apache.zookeeper 3.9.3, MultiOperationRecord, MultiResponse, ZooDefs.OpCode, DataTree.
+``serialize`` and ``deserialize``. Source: org.apache.zookeeper 3.9.3, MultiOperationRecord, MultiResponse,
+ZooDefs.OpCode, DataTree.
 """
 
 from __future__ import annotations

@@ -134,6 +134,14 @@ def test_status_gives_no_age_to_what_cannot_be_read(
     assert "since" not in out
 
 
+def store_two_scans(lake: FileLake, fingerprint: str, at: int) -> None:
+    """Two covered scans that found nothing in use, at ``at`` (ms) and 30 hours later."""
+    for name, began in (("e0", at), ("e1", at + 30 * 3_600_000)):
+        context = Context(began, 1, frozenset({"shop/orders"}))
+        lake.store_epoch(Epoch(name, "test", fingerprint, began, began, (), 10**9, 10**9, ()), Referenced(), context)
+        lake.publish(name, "references", [lake.write_part(name, "references", REFERENCES, [])])
+
+
 @pytest.mark.parametrize(
     ("topic", "setting"),
     [
@@ -151,11 +159,8 @@ def test_explain_judges_by_the_settings_of_today(
     ledger, store = cluster.ledger(data_tags(Topic.parse(topic))), cluster.open_store()
     run = command_over(stores=lambda *_, **__: cluster.open_store(), reader=lambda: cluster.reader)
     at = cluster.clock.now_ms() + 1000
-    epoch = Epoch("e1", "test", cluster_fingerprint(store, "/ledgers"), at, at, (), 1, 1, ())
-    context = Context(now=at, grace=1, namespaces=frozenset({"shop/orders"}))
     lake = FileLake(load_settings(settings_file).lake.path)
-    lake.store_epoch(epoch, Referenced(), context)
-    lake.publish("e1", "references", [lake.write_part("e1", "references", REFERENCES, [])])
+    store_two_scans(lake, cluster_fingerprint(store, "/ledgers"), at)
     verdicts: list[str] = []
     declared = settings_file.read_text() + "bookkeeper.shared_with = []\n"
     for text in (declared, declared + setting + "\n"):
@@ -187,7 +192,8 @@ def test_explain_knows_the_shadow_topics_of_earlier_scans_as_a_deletion_run_does
     at, fingerprint = cluster.clock.now_ms() + 1000, cluster_fingerprint(store, "/ledgers")
     lake = FileLake(load_settings(settings_file).lake.path)
     settings_file.write_text(settings_file.read_text() + "bookkeeper.shared_with = []\n")
-    for hours, sources in ((30, {str(topic)} if shadowed else set[str]()), (48, set[str]())):
+    nothing = set[str]()
+    for hours, sources in ((20, nothing), (30, {str(topic)} if shadowed else nothing), (48, nothing)):
         began, name = at + hours * 3_600_000, f"e{hours}"
         context = Context(began, 1, frozenset({"shop/orders"}), shadow_sources=frozenset(sources))
         lake.store_epoch(Epoch(name, "test", fingerprint, began, began, (), 10**9, 10**9, ()), Referenced(), context)
@@ -204,9 +210,7 @@ def test_explain_says_why_a_covered_scan_counts_no_more(
     run = command_over(stores=lambda *_, **__: cluster.open_store(), reader=lambda: cluster.reader)
     at = cluster.clock.now_ms() + 1000
     lake = FileLake(load_settings(settings_file).lake.path)
-    epoch = Epoch("e1", "test", cluster_fingerprint(store, "/ledgers"), at, at, (), 1, 1, ())
-    lake.store_epoch(epoch, Referenced(), Context(at, 1, frozenset({"shop/orders"})))
-    lake.publish("e1", "references", [lake.write_part("e1", "references", REFERENCES, [])])
+    store_two_scans(lake, cluster_fingerprint(store, "/ledgers"), at)
     text = settings_file.read_text()
     west = '[{ name = "west", hosts = "127.0.0.1:2" }]'
     for setting, why in (("", "is not set now"), (f"bookkeeper.shared_with = {west}", "names a root now"), ("", "")):
