@@ -44,6 +44,8 @@ Where cursors could not be listed, ``path`` is the z-node above all that is unkn
 NAMED_POSITIONS = pa.schema([*POSITIONS, *(MANAGED_CURSORS.field(name) for name in OF_NAME)])
 """The same with the name of each cursor, its managed ledger and when it was last active (ms)."""
 
+_PLAIN = r"^persistent://(?P<namespace>[^/]+/[^/]+)/[^/]+$"
+"""Topics of V2 namespaces."""
 _PARTITION = r"-partition-(0|[1-9][0-9]{0,9})$"
 """A little more than ``Topic.partition`` takes for one: a number beyond an int is none."""
 
@@ -244,14 +246,7 @@ def _kept(topics: pa.Table, lists: Any, context: Context, loaded: Any) -> Any:
     )
     counts = np.asarray(lists.value_lengths().fill_null(0), np.int64)
     attempts = np.bincount(np.repeat(np.arange(len(counts)), counts)[np.asarray(open_)], minlength=len(counts)) > 0
-    strict = replace(context, system_topics=False)
-    names, sources = (topics.column(name).to_pylist() for name in ("topic", "shadow_source"))
-    parsed = [Topic.parse(name) for name in names]
-    owners = [
-        protection.topic_protection(topic, source or "", strict) or protection.deletion_protection(topic, strict)
-        for topic, source in zip(parsed, sources, strict=True)
-    ]
-    found = pa.array(owners, pa.string())
+    found = owners_kept(topics, replace(context, system_topics=False))
     for where, code in (
         (pc.fill_null(topics.column("terminated"), True), Protection.TERMINATED),
         (pa.array(attempts), Protection.OPEN_ATTEMPT),
@@ -259,3 +254,30 @@ def _kept(topics: pa.Table, lists: Any, context: Context, loaded: Any) -> Any:
     ):
         found = pc.coalesce(found, pc.if_else(whole(where), str(code), pa.scalar(None, pa.string())))
     return found
+
+
+def owners_kept(topics: pa.Table, context: Context) -> Any:
+    """By topic the ``Protection`` of the owners' rules, null for none; of rows of ``tables.MANAGED_LEDGERS``.
+
+    One topic answers for all of its namespace that no rule can tell apart by their names.
+    """
+    names, sources = (whole(topics.column(name)) for name in ("topic", "shadow_source"))
+    namespace = pc.struct_field(pc.extract_regex(names, _PLAIN), "namespace")
+    named = (*context.kept_topics, *context.open_topics, *context.shadow_sources, *context.holds)
+    of_named = {"/".join(name.partition("://")[2].split("/")[:2]) for name in named}
+    strange = pc.or_(pc.match_substring(names, "__"), pc.match_substring(names, "/transaction_coordinator_"))
+    alone = pc.or_(pc.or_(strange, sources.is_valid()), pc.is_in(namespace, pa.array(sorted(of_named), pa.string())))
+    alike = pc.if_else(alone, pa.scalar(None, pa.string()), namespace).dictionary_encode()
+    of = np.asarray(alike.indices.fill_null(-1), np.int64)
+    spaces, first = np.unique(of, return_index=True)
+    codes = pa.array([_owner_kept(names[n].as_py(), "", context) for n in first[spaces >= 0].tolist()], pa.string())
+    found = codes.take(pa.array(of, mask=of < 0))
+    rows = pa.array(np.flatnonzero(of < 0))
+    own = zip(names.take(rows).to_pylist(), sources.take(rows).to_pylist(), strict=True)
+    each = pa.array([_owner_kept(name, source or "", context) for name, source in own], pa.string())
+    return pc.replace_with_mask(found, pa.array(of < 0), each)
+
+
+def _owner_kept(name: str, source: str, context: Context) -> Protection | None:
+    topic = Topic.parse(name)
+    return protection.topic_protection(topic, source, context) or protection.deletion_protection(topic, context)

@@ -8,10 +8,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS, retention_topics
+from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS, owners_kept, retention_topics
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_LEDGERS
+from pulsar_lifecycle.topics import protection
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
 
@@ -115,3 +116,48 @@ def test_in_bulk_as_one_by_one(
     )
     expected = [plainly(n, listed, positions, found, in_force) for n, listed in topics.items() if n not in broken]
     assert made.to_pylist() == expected
+
+
+LOCALS = [
+    "x",
+    "x-partition-0",
+    "y",
+    "__change_events",
+    "a__transaction_pending_ack",
+    "transaction_coordinator_1",
+    "z\n",
+]
+SPACES = ["acme/a", "acme/b", "pulsar/system", "acme/here/a", "other/a"]
+FULL = [f"persistent://{space}/{local}" for space in SPACES for local in LOCALS]
+owned = st.frozensets(st.sampled_from([*FULL, "non-persistent://acme/a/x"]), max_size=3)
+some_spaces = st.frozensets(st.sampled_from(SPACES), max_size=4)
+
+
+@SOME
+@given(
+    st.lists(st.tuples(st.sampled_from([*FULL, "non-persistent://acme/a/x"]), st.booleans()), max_size=20),
+    st.builds(
+        Context,
+        now=st.just(0),
+        grace=st.just(0),
+        namespaces=some_spaces,
+        gone_namespaces=some_spaces,
+        shared_namespaces=some_spaces,
+        kept_namespaces=some_spaces,
+        holds=st.frozensets(st.sampled_from([*FULL, *SPACES, "acme", "other"]), max_size=2),
+        shadow_sources=owned,
+        system_topics=st.booleans(),
+        kept_topics=owned,
+        open_topics=owned,
+    ),
+)
+def test_what_keeps_topics_is_what_keeps_each_of_them(topics: list[tuple[str, bool]], context: Context) -> None:
+    source = "persistent://acme/a/s"
+    rows = [{"topic": name, "shadow_source": source if shadow else None} for name, shadow in topics]
+    found = owners_kept(pa.Table.from_pylist(rows, MANAGED_LEDGERS), context).to_pylist()
+    expected = [
+        protection.topic_protection(topic, source if shadow else "", context)
+        or protection.deletion_protection(topic, context)
+        for topic, shadow in ((Topic.parse(name), shadow) for name, shadow in topics)
+    ]
+    assert found == expected
