@@ -150,7 +150,7 @@ class SubscriptionRepairs:
         bookies = self._bookies(one, stored) if goal.new else (1, 1, 1)
         new = [(one.key, one.entries, bookies) for one in goal.new]
         after = self._written(subject, new, kept)
-        return self._exchange(subject, Edit(one.path, one.czxid, subject.before, after), self.guard)
+        return self._exchange(subject, Edit(one.path, one.czxid, subject.before, after), kept, self.guard)
 
     def _undone(self, subject: _Subject, said: Mapping[str, Any]) -> Repaired:
         stored = read_topic(self.reading, subject.topic, self.run.ledgers_root, subject.cursor)
@@ -170,7 +170,7 @@ class SubscriptionRepairs:
             keys = goal | {key: "(new)" for key, _, _ in new}
             return self._said(subject, Outcome.GOES, Why(Code.MAY_GO, "it is to get its buckets back"), keys)
         after = self._written(subject, new, goal)
-        return self._exchange(subject, Edit(said["path"], said["czxid"], subject.before, after), self.guard)
+        return self._exchange(subject, Edit(said["path"], said["czxid"], subject.before, after), goal, self.guard)
 
     # ------------------------------------------------------------------------------------------------------ may it be
 
@@ -241,9 +241,10 @@ class SubscriptionRepairs:
                 return known.ensemble_size, known.write_quorum, known.ack_quorum
         raise Refused("no ledger says on how many bookies a snapshot is to be")
 
-    def _exchange(self, subject: _Subject, edit: Edit, guard: RunGuard) -> Repaired:
+    def _exchange(self, subject: _Subject, edit: Edit, kept: Keys, guard: RunGuard) -> Repaired:
+        """Edit the cursor; what was written for that, unlike what is ``kept``, goes where it comes to nothing."""
         said = self._edited(subject, edit, guard)
-        self._discard(subject, [int(value) for key, value in edit.after.items() if edit.before.get(key) != value])
+        self._discard(subject, [int(value) for key, value in edit.after.items() if kept.get(key) != value])
         return said
 
     def _edited(self, subject: _Subject, edit: Edit, guard: RunGuard) -> Repaired:

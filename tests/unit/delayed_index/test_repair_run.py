@@ -160,6 +160,22 @@ def test_what_a_repair_took_from_a_cursor_is_known_to_later_scans(scene: Delayed
     assert unnamed_snapshots(killed, "test", 0) == set()
 
 
+def test_an_undo_that_comes_to_nothing_deletes_no_old_snapshot(scene: DelayedScene) -> None:
+    order = broken(scene)
+    before = scene.keys("a")
+    repaired(scene, order)
+    now, other = scene.keys("a"), scene.snapshot("a", min(scene.listed("a")))
+
+    def meanwhile(operation: Operation) -> None:
+        if operation.name == "write" and "/managed-ledgers/" in operation.paths[0] and scene.keys("a") == now:
+            scene.name_bucket("a", min(scene.listed("a")), other)
+
+    scene.before = meanwhile
+    assert undone(scene, order).why.code is Code.CHANGED_MEANWHILE
+    assert other in scene.keys("a").values()
+    assert all(scene.servers.exists(one) for one in before.values())
+
+
 def test_all_ledgers_may_be_gone_and_an_id_may_be_of_another_ledger_by_now(scene: DelayedScene) -> None:
     order = broken(scene)
     before, held = scene.keys("a"), scene.messages("a")
