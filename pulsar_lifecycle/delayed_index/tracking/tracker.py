@@ -382,7 +382,7 @@ class BucketTracker:
     def _drop(self, bucket: Bucket) -> None:
         """Delete a bucket. What it should have and no segment had is unread; what is in the queue stays."""
         self._forget()
-        if bucket.messages == 1:  # the last one, which is about to go
+        if bucket.messages == 1 and bucket.last_loaded[1:] in bucket.undelivered:  # which is about to go
             self._tracked.add_one(*bucket.last_loaded[1:])
         else:
             queued = self._shared.select(bucket.holds)
