@@ -20,14 +20,14 @@ from pulsar_lifecycle.delete_records.consumed import stopped_since
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.finishing import finish
 from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
-from pulsar_lifecycle.delete_records.records_planning import EACH, plan_delete_records
+from pulsar_lifecycle.delete_records.records_planning import EACH, denial, plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
 from pulsar_lifecycle.delete_records.topic_view import unanswered_owner
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.plans import delete_records_plan
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
@@ -180,11 +180,19 @@ class _Launch:
         self._deadline = cluster.clock.now_ms() + int(per_broker * 1000)
 
     def all(self, rows: Sequence[Row]) -> Iterator[tuple[TopicPartition, Refusal | None]]:
-        """What became of each partition; those of a broker that does not answer are not begun."""
+        """What became of each partition; those of a broker that does not answer are not begun.
+
+        The role may have lost its rights since the plan was made, and no broker checks what we write ourselves.
+        """
         by_broker: dict[str, list[Row]] = {}
+        denied: dict[Namespace, Refusal | None] = {}
         for row in rows:
             topic = Topic.parse(row["topic"])
-            if why := unanswered_owner(self._ports.store, self._brokers, topic):
+            if topic.namespace not in denied:
+                denied[topic.namespace] = denial(self._ports, topic)
+            if refusal := denied[topic.namespace]:
+                yield topic, refusal
+            elif why := unanswered_owner(self._ports.store, self._brokers, topic):
                 yield topic, Refusal.plain(RecordsError.TIMEOUT, why)
             else:
                 by_broker.setdefault(self._brokers.brokers.loaded.get(str(topic), ""), []).append(row)

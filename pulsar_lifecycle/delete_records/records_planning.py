@@ -173,7 +173,7 @@ class _Planning:
         """The broker's own word: whether our role is admin of the tenant. Asked once for each namespace."""
         namespace = str(topic.namespace)
         if namespace not in self._denied:
-            self._denied[namespace] = _denial(self._ports, topic)
+            self._denied[namespace] = denial(self._ports, topic)
         return self._denied[namespace]
 
 
@@ -203,7 +203,11 @@ def replicated_to(configuration: MetadataStore, topics: Iterable[TopicPartition]
     return found
 
 
-def _denial(ports: Ports, topic: TopicPartition) -> Refusal | None:
+def denial(ports: Ports, topic: TopicPartition) -> Refusal | None:
+    """The broker's word that our role may not delete the records of a topic; None where it may.
+
+    It knows the tenant and the role alone: one question answers for all topics of a namespace.
+    """
     try:
         ports.admin.check_admin(topic)
     except AccessDenied as error:

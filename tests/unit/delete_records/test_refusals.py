@@ -152,6 +152,18 @@ def test_nothing_goes_before_a_moved_cursor_is_persisted(monkeypatch: pytest.Mon
     assert scene.listed() == scene.ids[scene.topic][2:]
 
 
+def test_a_role_that_lost_its_rights_after_the_plan_deletes_nothing() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 0))
+    scene.cluster.admin.denied = {"acme"}
+    (result,) = scene.apply()
+    assert (result.error, result.low_watermark) == (RecordsError.NOT_AUTHORIZED, -1)
+    assert (scene.listed(), scene.properties()) == (scene.ids[scene.topic], {})
+    scene.cluster.admin.denied = set()
+    scene.apply()
+    assert scene.listed() == scene.ids[scene.topic][2:]
+
+
 def test_a_subscription_that_came_after_the_plan_keeps_its_messages() -> None:
     scene = RecordsScene()
     scene.plan(scene.at(2, 0))
