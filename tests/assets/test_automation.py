@@ -24,12 +24,14 @@ from pulsar_lifecycle.inspect.automation import KINDS, AutomatedKind, approve_pl
 from pulsar_lifecycle.journal.approvals import applied_plans
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
-from pulsar_lifecycle.records.outcomes import Waiting
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.automation_rule import AutomationCode, Decision
 from pulsar_lifecycle.runs.caps import Lowered, Order, automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from resources.lifecycle import LifecycleResource
@@ -139,7 +141,10 @@ def test_what_cannot_be_approved_is_refused(scene: RetentionScene) -> None:
 
 def test_only_named_namespaces_go(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
     planned(scene)
-    for names, code in ((("acme",), "goes"), (("acme/orders",), "goes"), (("acme/other",), "empty")):
+    for names in (("acme/other",), ("acme/order",), ("acme/orders2",), ("acm",), ("acme2",)):
+        where = automated(scene, monkeypatch, mode="apply", namespaces=names)
+        assert decision_of(where, RETENTION)[0].code == AutomationCode.EMPTY, names
+    for names, code in ((("acme",), "goes"), (("acme/orders",), "goes")):
         where = automated(scene, monkeypatch, mode="apply", namespaces=names)
         assert decision_of(where, RETENTION)[0].code == code
 
@@ -385,3 +390,16 @@ def test_growth_is_measured_by_what_was_applied(scene: RetentionScene, monkeypat
     scene.topic("b", 100, 100, 100)
     make_retention_plan(where, scene.scan())
     assert decision_of(where, RETENTION)[0].code is AutomationCode.GREW
+
+
+def test_an_offload_does_not_take_the_release_of_copies_by_the_same_plan_for_done(scene: RetentionScene) -> None:
+    where, now = scene.cluster, scene.now
+    step, about = Step(Action.OFFLOAD, Phase.OFFLOAD), Subject(7, "", "persistent://acme/orders/a", details=())
+    row = Writer("run", "test", "offload-1").row(step, about, Outcome.OFFLOADED, Why(Code.MAY_GO, "so"), now)
+    where.journal.record([row])
+    taken = {
+        kind.name: applied_plans(where.journal_reader, "test", ["offload-1"], now - 1, kind.effects)
+        for kind in KINDS
+        if kind.prefix == "offload-"
+    }
+    assert taken == {"offload": {"offload-1": 1}, "bookkeeper_copies": {}}
