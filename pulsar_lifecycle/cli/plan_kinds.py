@@ -33,13 +33,16 @@ from pulsar_lifecycle.records.plans import (
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 
 Groups = list[tuple[str, int, str]]
-"""A group's name, its ledgers, what they free."""
+"""A group's name, its ledgers, their bytes."""
+FREES = "frees"
+"""What the bytes of most plans are."""
 
 
 class PlanKind(Protocol):
     """One kind of plan. ``job`` applies it; ``columns`` are those of a line of its sample.
 
-    ``needs_two_scans``: whether an earlier scan must confirm what it rests on; ``what``: what its summary counts.
+    ``needs_two_scans``: whether an earlier scan must confirm what it rests on; ``what``: what its summary counts;
+    ``measure``: what its bytes are.
     """
 
     @property
@@ -50,6 +53,8 @@ class PlanKind(Protocol):
     def needs_two_scans(self) -> bool: ...  # noqa: D102
     @property
     def what(self) -> str: ...  # noqa: D102
+    @property
+    def measure(self) -> str: ...  # noqa: D102
 
     def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """Summary and rows. Raises NotFound."""
@@ -97,6 +102,7 @@ class _OfLedgers:
     """Plans whose summaries count ledgers."""
 
     what = "ledger"
+    measure = FREES
 
     def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
         """How many go, of how many, and their bytes."""
@@ -186,6 +192,7 @@ class RetentionPlans(_OfLedgers):
 class LoadPlans:
     """Plans of topics to load; each stands under its last ledger."""
 
+    measure = FREES
     job = "load_topics"
     needs_two_scans = False
     what = "topic"
@@ -229,6 +236,7 @@ class LoadPlans:
 class InactivePlans:
     """Plans of inactive topics, or of inactive subscriptions; each stands under a ledger."""
 
+    measure = FREES
     needs_two_scans = False
     columns = ("ledger", "topic", "subscription", "unused since", "holds")
 
@@ -311,9 +319,11 @@ class RecordsPlans(_OfLedgers):
         return *(row[name] for name in names), show.size(row["bytes"]), row["error"]
 
 
-class RepairPlans(_OfLedgers):
-    """Plans of repairs of delayed indexes; each subscription stands under its newest snapshot."""
+class RepairPlans:
+    """Plans of repairs of delayed indexes; each subscription stands under its newest snapshot. They free nothing."""
 
+    what = "subscription"
+    measure = "snapshots"
     job = "repair_delayed_index"
     needs_two_scans = False
     columns = ("snapshot", "topic", "subscription", "repair", "because", "messages")
@@ -333,6 +343,16 @@ class RepairPlans(_OfLedgers):
     def sized(self, rows: pa.Table) -> pa.Table:
         """Bytes of one copy of the snapshots."""
         return delayed_index_plan.as_capped(rows)
+
+    def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
+        """How many of how many topics; old snapshots stay."""
+        several = show.counted(summary.ledgers, self.what)
+        topics = show.counted(len(rows.column("topic").unique()), "topic")
+        size = show.size(summary.logical_bytes)
+        return [
+            ("repairs", f"{several} of {topics}"),
+            ("snapshots", f"{size}; those that it replaces stay until the plan of orphans takes them"),
+        ]
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by level."""

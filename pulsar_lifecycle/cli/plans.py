@@ -32,7 +32,7 @@ NOTHING_LEFT = "nothing is left to apply"
 
 def plans(context: typer.Context, as_json: AsJson = False) -> None:
     """List the stored plans of all kinds but those of objects, newest first."""
-    from pulsar_lifecycle.cli.plan_kinds import kind_of, share
+    from pulsar_lifecycle.cli.plan_kinds import FREES, kind_of, share
     from pulsar_lifecycle.inspect.settled import settled_plans
 
     where = cluster_of(context)
@@ -60,9 +60,9 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
         (
             plan.plan_id,
             f"{show.span(now - plan.created_at)} ago",
-            show.counted(plan.ledgers, what := kind_of(plan.plan_id).what),
+            show.counted(plan.ledgers, what := (kind := kind_of(plan.plan_id)).what),
             share(plan) if what == "ledger" else None,
-            show.size(plan.physical_bytes),
+            show.size(plan.physical_bytes) if kind.measure == FREES else None,
             condition(plan, settings, now, settled),
         )
         for plan in found
@@ -262,7 +262,7 @@ def _print_plan(
     if rows.num_rows:
         for name, groups in kind.groups(rows).items():
             show.text(f"by {name.replace('_', ' ')}", "bold cyan")
-            show.table([name.replace("_", " "), f"{kind.what}s", "frees"], groups, 2)
+            show.table([name.replace("_", " "), f"{kind.what}s", kind.measure], groups, 2)
         show.text(f"sample ({min(SAMPLE, rows.num_rows)} of {rows.num_rows})", "bold cyan")
         show.table(list(kind.columns), [kind.line(row) for row in rows.slice(0, SAMPLE).to_pylist()], 2)
     if not refusal and left:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
 from tests.kit.command import run
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
 from tests.kit.scenes.retention_scene import NAMESPACE
@@ -67,3 +68,21 @@ def test_what_is_not_there_is_an_error_and_a_finding_is_exit_code_1(
     scene.lose(min(scene.keys("a").values()))
     assert command(TOPIC) == 1
     assert "key_without_ledger" in capsys.readouterr().out
+
+
+def test_a_plan_of_repairs_says_that_it_deletes_nothing(
+    scene: DelayedScene, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.lose(min(scene.keys("a").values()))
+    summary, _ = make_repair_plan(scene.cluster, scene.checked())
+    over = partial(run, connect=scene.cluster.connect)
+
+    assert over("plan", summary.plan_id) == 0
+    text = capsys.readouterr().out
+    assert "repairs    1 subscription of 1 topic" in text
+    assert "deletes" not in text
+    assert "frees" not in text
+    assert over("plans") == 0
+    line = next(one for one in capsys.readouterr().out.splitlines() if summary.plan_id in one)
+    assert "1 subscription" in line
+    assert " B " not in line
