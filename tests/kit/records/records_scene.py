@@ -18,6 +18,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.run_settings import ConsumedRecordsSettings
 from pulsar_lifecycle.runs.caps import Order
+from tests.kit.fakes.journal import FakeJournal
 from tests.kit.records.topic_times import sent
 from tests.kit.simulated import pipeline
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
@@ -47,12 +48,20 @@ class RecordsScene:
         for topic in self.topics:
             self.cluster.topic(topic, self.ids[topic], entries=ENTRIES)
         self.cluster.wait(8 * 24)
+        self._scan_twice()
+        self.consumed: dict[str, tuple[str, ...]] = {}
+        self.writes_loaded = False
+
+    def lose_lake(self) -> None:
+        """Plans, journal and scans are gone; there are new scans."""
+        self.cluster.journal = FakeJournal()
+        self._scan_twice()
+
+    def _scan_twice(self) -> None:
         self.scans = [pipeline.scan(self.cluster, self.policy)]
         self.cluster.wait(25)
         self.scans.append(pipeline.scan(self.cluster, self.policy, self.scans))
         self.lake = pipeline.lake_of(*self.scans)
-        self.consumed: dict[str, tuple[str, ...]] = {}
-        self.writes_loaded = False
 
     def _ledger(self, topic: Topic, **more: Any) -> int:
         self.published += ENTRIES

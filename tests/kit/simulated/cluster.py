@@ -230,15 +230,16 @@ class SimulatedCluster:
         compacted: int | None = None,
         buckets: Mapping[tuple[int, int], int] | None = None,
         at: int = 0,
+        entry: int = -1,
         active: int | None = None,
     ) -> None:
-        """A cursor's z-node, which stands in ledger ``at``, with a client at it last at ``active`` (ms).
+        """A cursor's z-node, which stands at ``entry`` of ledger ``at``, with a client at it last at ``active`` (ms).
 
         ``compacted`` is its own copy of the compacted ledger, ``buckets`` by topic ledgers.
         """
         info = cursor_format.ManagedCursorInfo(
             ledger,
-            Position(at, -1),
+            Position(at, entry),
             properties={} if compacted is None else {cursor_format.COMPACTED_LEDGER_PROPERTY: compacted},
             cursor_properties={bucket_key(*span): str(i) for span, i in (buckets or {}).items()},
             last_active=active,

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pulsar_lifecycle.delete_records import cut_rules, partition_answers
+from pulsar_lifecycle.delete_records import absence, cut_rules, partition_answers
 from pulsar_lifecycle.delete_records.absence import Absence, Presence
+from pulsar_lifecycle.delete_records.partition import PartitionView
+from pulsar_lifecycle.delete_records.times import time_offsets
+from pulsar_lifecycle.delete_records.times.publish_times import Span, Steps
+from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.topics import low_watermark
 from tests.simulation.mutations.mutation import Mutation
 
@@ -48,9 +53,37 @@ def answer_unkept() -> AbstractContextManager[Any]:
     return patch.object(partition_answers, "_kept_by", lambda row, asked, *_: partition_answers._Kept(asked))
 
 
+def answer_without_bookies() -> AbstractContextManager[Any]:
+    """Nobody waits until the bookies have collected."""
+    return patch.object(absence, "_on_bookies", lambda *_: {})
+
+
+def move_to_the_end() -> AbstractContextManager[Any]:
+    """Subscriptions are moved past all that there is."""
+
+    def last(view: PartitionView, position: Any) -> Position:
+        return Position(view.extents[-1].ledger_id, view.extents[-1].entries - 1)
+
+    return patch.object(PartitionView, "last_below", last)
+
+
+def believe_the_search() -> AbstractContextManager[Any]:
+    """A time is where a search over times finds it, whatever lies below."""
+    answer = time_offsets._answer
+
+    def searched(question: Any, place: Any, found: Any) -> Any:
+        blind = replace(found, first_newer=None, steps=Steps()) if isinstance(found, Span) else found
+        return answer(question, place, blind)
+
+    return patch.object(time_offsets, "_answer", searched)
+
+
 RECORDS: Mapping[str, Mutation] = {
     "take the ledger that a position lies in": take_the_ledger_of_the_position,
     "move low watermarks back": move_back,
     "answer before the ledgers are gone": answer_early,
     "answer whatever low watermark is kept": answer_unkept,
+    "answer before the bookies have collected": answer_without_bookies,
+    "move subscriptions past the low watermark": move_to_the_end,
+    "believe a search over publish times": believe_the_search,
 }

@@ -101,9 +101,12 @@ CAUGHT_BY = {
     "delete BookKeeper's copy whatever brokers could read": 479,
     "abort a committed attempt": 283,
     "take the ledger that a position lies in": 30,
-    "move low watermarks back": 130,
+    "move low watermarks back": 630,
     "answer before the ledgers are gone": 30,
     "answer whatever low watermark is kept": 1770,
+    "move subscriptions past the low watermark": 630,
+    "believe a search over publish times": 330,
+    "answer before the bookies have collected": 670,
 }
 """The lowest seed that caught each, when last looked for: it is tried first.
 

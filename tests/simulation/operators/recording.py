@@ -1,26 +1,29 @@
 """Delete records in a schedule: partitions at rest, requests for positions in them, applied, and answered in the end.
 
-Belongs here: which schedules have it, what an operator does, its laws: nothing at or above the low watermark goes, the
-low watermark never moves back, no partition is answered before it is true. Not here: cursors and holes of what a run
-takes off a list, and deletions, which ``laws.py`` judges for every run.
+Belongs here: which schedules have it, what an operator does, its laws: nothing at or above the low watermark goes, by
+a time nothing that was published at or after it; the low watermark never moves back, no subscription is moved past it;
+no partition is answered before it is true, of its bookies too where they are asked. Not here: cursors and holes of what
+a run takes off a list, and deletions, which ``laws.py`` judges for every run.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from random import Random
 
-from pulsar_lifecycle.delete_records.apply_run import apply_delete_records
+from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
-from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Offset
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Offset, Options, Timestamp
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, LedgerInfo
-from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.runs.caps import Order
+from tests.kit.records.topic_times import sent
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.operators.operator import Operator
 from tests.simulation.operators.retaining import EVERY
-from tests.simulation.world.model import ONE_ENTRY, Cursor, ModelTopic
+from tests.simulation.world.model import Cursor, ModelTopic
 from tests.simulation.world.ports import SimStore
 from tests.simulation.world.world import World
 
@@ -53,13 +56,15 @@ class Recording:
         """Every ledger that a partition had when its records were asked to go."""
         self.asked: dict[Topic, MessagePosition] = {}
         """The highest position that an applied plan asks for."""
-        self.kept: dict[Topic, MessagePosition] = {}
+        self.published: dict[int, list[int]] = {}
+        """When (ms) each entry of a ledger was published."""
         self.plans: list[tuple[Order, Mapping[Topic, MessagePosition]]] = []
         self.turn = -1
         operator.laws.judge_retention = self.judge
         self._judge_write: Callable[[SimStore, str, bytes, bytes], None] = self.world.zookeeper.on_write
         self.world.zookeeper.on_write = self.about_to_write
         self.world.admin.on_properties = self.broker_keeps
+        self.world.admin.on_move = self.broker_moves
 
     def next(self) -> str:
         """The step that is due, or another."""
@@ -82,7 +87,7 @@ class Recording:
             return "no room for another partition"
         self.topics.append(name)
         world.put(f"/admin/policies/{name.namespace}", b"{}")
-        ledgers = [world.make("data", name, entries=ONE_ENTRY * random.randint(1, 3)) for _ in range(4)]
+        ledgers = [self._ledger(name, random.randint(1, 3)) for _ in range(4)]
         topic = world.model.topics[name] = ModelTopic(name, ledgers)
         topic.moved = topic.pinned = True
         world.store(topic)
@@ -114,11 +119,17 @@ class Recording:
                 END if random.random() < 0.2 else MessagePosition(ledger, random.randint(0, self._entries(ledger)))
             )
             self.had[name] |= set(topic.ledgers)
+        besides = self._besides()
+        for name in offsets:
+            if besides.random() < 0.3:
+                times = [at for i in world.model.topics[name].ledgers for at in self.published.get(i, ())] or [0]
+                offsets[name] = Timestamp(besides.choice(times) + besides.randint(0, 1))
+        options = Options(move_cursors=besides.random() < 0.6, any_order=besides.random() < 0.5)
         if not offsets:
             return "no partition to ask for"
         world.trace = None
         before, acts = world.zookeeper.zxid, len(world.interceptor.fired)
-        summary, rows = plan_delete_records(self.operator.cluster, offsets)
+        summary, rows = plan_delete_records(self.operator.cluster, offsets, options)
         if len(world.interceptor.fired) == acts and world.zookeeper.zxid != before:
             raise Violation("I6: a plan to delete records wrote to the metadata store")
         marks = {
@@ -128,6 +139,9 @@ class Recording:
         }
         self.plans.append((Order(summary.plan_id, summary.digest), marks))
         self._are_asked_for(offsets, marks)
+        self.counts["plans that move subscriptions"] += any(
+            row["moved_cursors"] and not row["error"] for row in rows.to_pylist()
+        )
         errors = {str(row["topic"]): row["error"] for row in rows.to_pylist() if row["error"]}
         return f"{summary.plan_id}: {offsets} -> {marks}, {errors}"
 
@@ -170,6 +184,19 @@ class Recording:
         world.put(path, managed_ledger.encode(managed_ledger.ManagedLedgerInfo(old.ledgers, old.terminated, merged)))
         self.counts["low watermarks kept by brokers"] += 1
 
+    def broker_moves(self, topic: Topic, name: str, past: Position) -> None:
+        """A broker is asked to move a subscription; it does whatever it is told."""
+        world, asked = self.world, self.asked.get(topic)
+        cursor = world.model.topics[topic].cursors[name]
+        if asked is None or past >= asked.entry or past < world.position(cursor):
+            raise Violation(
+                f"{name} of {topic} is moved from {world.position(cursor)} past {past}, to {asked} is asked for"
+            )
+        world.move_to(world.model.topics[topic], name, past.ledger_id)
+        cursor.exact = past
+        world.store_cursor(world.model.topics[topic], name)
+        self.counts["subscriptions moved"] += 1
+
     def _raised(self, topic: Topic, old: MessagePosition | None, new: MessagePosition | None) -> None:
         if new == old:
             return
@@ -179,8 +206,11 @@ class Recording:
             raise Violation(f"the low watermark of {topic} becomes {new}, {self.asked.get(topic)} is asked for")
         self.counts["low watermarks raised"] += 1
 
-    def _answered(self, topic: Topic, result: DeleteRecordsResult, asked: MessagePosition) -> None:
-        """An answer is true: the low watermark is kept with the topic, and no ledger below it exists."""
+    def _answered(self, topic: Topic, result: DeleteRecordsResult, asked: MessagePosition, bookies: bool) -> None:
+        """An answer is true: the low watermark is kept with the topic, and no ledger below it exists.
+
+        Nor has any bookie, if they were asked, entries of one.
+        """
         mark = result.low_watermark
         if result.error is not None or isinstance(mark, int):
             if result.error is None or mark != -1:
@@ -194,6 +224,8 @@ class Recording:
             whole = ledger < mark.ledger_id
             if whole and self.world.exists(ledger):
                 raise Violation(f"{topic} is answered with {mark}, and ledger {ledger} exists")
+            if whole and bookies and self.world.reader.payloads.get(ledger):
+                raise Violation(f"{topic} is answered with {mark}, and bookies have entries of {ledger}")
         self.counts["partitions answered"] += 1
 
     # -------------------------------------------------------------------------------------------------------- private
@@ -206,21 +238,21 @@ class Recording:
         run_id = operator._run_id("records")
         self.world.trace = None
         operator.laws.retaining = not dry_run
+        patience = Patience(bookies=self._besides().random() < 0.5)
         try:
             with operator._within_caps(run_id):
-                found = apply_delete_records(operator.cluster, run_id, order, dry_run=dry_run)
+                found = apply_delete_records(operator.cluster, run_id, order, dry_run=dry_run, patience=patience)
         finally:
             operator.laws.retaining = False
         for topic, result in found.items():
             if topic in marks:
-                self._answered(topic, result, marks[topic])
+                self._answered(topic, result, marks[topic], patience.bookies)
         return "; ".join(f"{topic}: {result}" for topic, result in found.items())
 
     def _are_asked_for(self, offsets: Mapping[Topic, Offset], marks: Mapping[Topic, MessagePosition]) -> None:
         """What the operator asked for, by the simulator's own truth; a plan may keep to what was asked for before."""
         for topic, offset in offsets.items():
-            last = max(self.had[topic])
-            wanted = offset if isinstance(offset, MessagePosition) else MessagePosition(last, self._entries(last))
+            wanted = self._wanted(topic, offset)
             allowed = max(wanted, self.asked.get(topic, wanted))
             if topic in marks:
                 next_ledgers = [i for i in sorted(self.had[topic]) if i > wanted.ledger_id]
@@ -229,6 +261,31 @@ class Recording:
                 if marks[topic] > allowed:
                     raise Violation(f"{topic}: a plan goes up to {marks[topic]}, {allowed} is asked for")
             self.asked[topic] = allowed
+
+    def _wanted(self, topic: Topic, offset: Offset) -> MessagePosition:
+        """The first message that stays: of a time, the first published at or after it that the topic lists."""
+        if isinstance(offset, MessagePosition):
+            return offset
+        if isinstance(offset, Timestamp):
+            for ledger in sorted(self.world.model.topics[topic].ledgers):
+                for entry, at in enumerate(self.published.get(ledger, ())):
+                    if at >= offset.ms:
+                        return MessagePosition(ledger, entry)
+        last = max(self.had[topic])
+        return MessagePosition(last, self._entries(last))
+
+    def _ledger(self, name: Topic, entries: int) -> int:
+        """A ledger of messages; one of ten was published by a producer whose clock is an hour slow."""
+        besides, before = self._besides(), sum(map(len, self.published.values()))
+        now = self.world.time.now_ms() + before
+        times = [now + at - (3_600_000 if besides.random() < 0.1 else 0) for at in range(entries)]
+        ledger = self.world.make("data", name, entries=[sent(at) for at in times])
+        self.published[ledger] = times
+        return ledger
+
+    def _besides(self) -> Random:
+        """Chance that leaves what the schedule draws as it is."""
+        return Random(hash(self.operator.random.getstate()[1]))
 
     def _entries(self, ledger: int) -> int:
         return len(self.world.model.ledgers[ledger].entries)

@@ -136,6 +136,7 @@ class Brokers(Truth):
             compacted=cursor.noted,
             buckets=cursor.buckets,
             at=cursor.at,
+            entry=cursor.exact.entry_id if cursor.exact and cursor.exact.ledger_id == cursor.at else -1,
             active=cursor.active,
         )
 

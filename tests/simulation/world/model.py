@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Position, Topic
 from tests.kit.simulated.cluster import (
     ENTRY_BYTES,
     bucket_tags,
@@ -58,6 +58,8 @@ class Cursor:
     compacted: int | None = None
     noted: int | None = None
     at: int = 0
+    exact: Position | None = None
+    """Where a reset put it, as long as that is in ledger ``at``; else it stands before the first entry there."""
     buckets: dict[tuple[int, int], int] = field(default_factory=dict)
     swallowed: dict[tuple[int, int], int] = field(default_factory=dict)
     """Snapshots whose key was never stored: only the broker's memory has them."""

@@ -320,6 +320,12 @@ class SimAdmin(FakeBrokerAdmin):
         self.unloading(topic)
         self.interceptor.after("admin.unload")
 
+    def move_cursor(self, topic: Topic, subscription: str, past: Position) -> None:
+        self.interceptor.before("admin.move_cursor")
+        self._answer_for(topic)
+        self.on_move(topic, subscription, past)
+        self.interceptor.after("admin.move_cursor")
+
     def owner(self, topic: Topic) -> str:
         self.interceptor.before("admin.owner")
         self._answer()

@@ -132,7 +132,7 @@ class Truth(SimulatedCluster):
         """A cursor's persisted position; in ledger 0 where no one can say."""
         entries = self.reader.payloads.get(cursor.ledger) if cursor.ledger >= 0 else None
         if cursor.ledger < 0:
-            return Position(cursor.at, -1)
+            return cursor.exact if cursor.exact and cursor.exact.ledger_id == cursor.at else Position(cursor.at, -1)
         try:
             return cursor_format.decode_position(entries[-1]).mark_delete if entries else Position(0, -1)
         except CorruptFormat:

@@ -96,6 +96,19 @@ def test_the_low_watermark_never_moves_back() -> None:
     assert scene.apply() == [DeleteRecordsResult(scene.at(3, 4))]
 
 
+def test_the_low_watermark_and_what_is_left_below_survive_the_loss_of_our_lake() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(3, 4))
+    scene.apply()
+    scene.lose_lake()
+    (row,) = scene.plan(scene.at(1, 0))
+    assert (row["low_watermark"], row["ledgers"], row["leftovers"]) == (str(scene.at(3, 4)), [], ids[:3])
+    (result,) = scene.apply()
+    assert result.error is RecordsError.TIMEOUT  # nobody knows of the deletions any more, but the ledgers are there
+    assert scene.properties()[LOW_WATERMARK] == str(scene.at(3, 4))
+
+
 def test_a_position_inside_the_first_ledger_raises_the_low_watermark_alone() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
