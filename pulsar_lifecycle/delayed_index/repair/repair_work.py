@@ -318,7 +318,8 @@ class SubscriptionRepairs:
             edit.after if edit else subject.before,
         )
         about = Subject(-1, COMPONENT_BUCKET, str(subject.topic), subject.bytes, details=(detail,))
-        self.ports.journal.record([self.journal.row(STEP, about, outcome, why, self.ports.clock.now_ms())])
+        named = why.put(f"subscription {subject.cursor}: {why.text}")
+        self.ports.journal.record([self.journal.row(STEP, about, outcome, named, self.ports.clock.now_ms())])
 
     def _note_snapshot(self, subject: _Subject, ledger_id: int) -> None:
         why = Why(Code.ABOUT_TO, "a new snapshot is written next")

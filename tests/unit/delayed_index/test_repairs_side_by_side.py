@@ -75,6 +75,11 @@ def test_topics_are_spread_over_tasks_and_all_repaired(scene: DelayedScene, orde
     assert Counter((one.topic, one.subscription) for one in done).most_common(1)[0][1] == 1
     assert len(done) == TOPICS + 1
     assert len(tasks.pieces) == AT_ONCE
+    rows = [row for row in scene.servers.journal.rows if row.outcome is Outcome.DONE and row.topic.endswith("/t0")]
+    assert {row.reason.partition(":")[0] for row in rows if row.action is Action.REPAIR_INDEX} == {
+        "subscription s",
+        "subscription u",
+    }
     topics = [{row["topic"] for row in piece} for piece in tasks.pieces]
     assert sum(map(len, topics)) == len(set().union(*topics)) == TOPICS
 
