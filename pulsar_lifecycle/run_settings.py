@@ -140,7 +140,8 @@ class ConsumedRecordsSettings(Section):
 
     subscriptions: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """By namespace (``tenant/namespace``) or full topic name, the subscriptions that count: what all of them have
-    acknowledged goes. Where one does not exist, nothing does; a topic's own entry goes before its namespace's."""
+    acknowledged goes. Where one does not exist, nothing does. A partition's own entry goes before its topic's, and that
+    before its namespace's."""
 
     @field_validator("subscriptions")
     @classmethod

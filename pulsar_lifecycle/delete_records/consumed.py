@@ -83,12 +83,21 @@ def stopped_since(cluster: Cluster, topics: Iterable[TopicPartition]) -> dict[To
 
 
 def _topics(ports: Connections, policy: Mapping[str, tuple[str, ...]]) -> dict[TopicPartition, tuple[str, ...]]:
-    """The subscriptions that count for each topic: what names the topic goes before what names its namespace."""
+    """The subscriptions that count for each topic.
+
+    What names a partition goes before what names its topic, and that before what names its namespace.
+    """
     found: dict[TopicPartition, tuple[str, ...]] = {}
-    for name in sorted(policy, key=lambda one: "://" in one):
+    for name in sorted(policy, key=_narrowness):
         topics = _named(ports, name) if "://" in name else _of_namespace(ports, Namespace.parse(name))
         found |= dict.fromkeys(topics, policy[name])
     return found
+
+
+def _narrowness(name: str) -> int:
+    if "://" not in name:
+        return 0
+    return 1 if Topic.parse(name).partition is None else 2
 
 
 def _named(ports: Connections, name: str) -> list[TopicPartition]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pulsar_lifecycle.delete_records.consumed import consumed_offsets, plan_consumed_records
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import RecordsScene
@@ -52,6 +54,19 @@ def test_a_topics_own_policy_goes_before_its_namespaces() -> None:
     scene = scene_with({"acme/orders": ("missing",), str(RecordsScene().topic): ("billing",)})
     scene.cursor("billing", 1, 4)
     assert consumed_offsets(scene.where).offsets == {scene.topic: scene.at(1, 5)}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_partitions_own_policy_goes_before_its_topics(turned: bool) -> None:
+    topic = RecordsScene().topic
+    named = {str(topic.partitioned_parent): ("billing",), str(topic): ("billing", "missing")}
+    scene = scene_with(dict(reversed(named.items())) if turned else named)
+    path = f"/admin/partitioned-topics/{topic.namespace}/persistent/placed"
+    scene.cluster.put(path, b'{"partitions": 1}')
+    scene.cursor("billing", 3, 4)
+    consumed = consumed_offsets(scene.where)
+    assert not consumed.offsets
+    assert "no subscription missing" in consumed.stopped[topic]
 
 
 def test_another_subscription_that_is_behind_keeps_its_messages() -> None:
