@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import Any
 
@@ -18,7 +18,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerType
 from pulsar_lifecycle.records.outcomes import Outcome
 from tests.simulation.faults import disasters, queue_faults
 from tests.simulation.laws.deletion_laws import Violation
-from tests.simulation.operators import loading, tiering
+from tests.simulation.operators import delaying, loading, tiering
 from tests.simulation.steps import DAY, ROUTINE, WAITS, Result, Steps
 from tests.simulation.world import broker_acts, other_acts
 from tests.simulation.world.model import HOUR
@@ -134,7 +134,10 @@ class _Schedule(Steps):
         if world.tiered:
             self._storm_of_offloads()
         if isinstance(self.retaining, loading.Loading):
-            self._storm_of_loads()
+            self._storm_of(loading.STORM, 8)
+        if isinstance(self.retaining, delaying.Delaying):
+            self._storm_of(delaying.STORM, 9)
+            self._repaired(self.retaining)
         self.say(f"peace: {self._heal(Random(0))}")
         for act in (other_acts.end_recovery,) * 9:
             act(world)
@@ -224,15 +227,24 @@ class _Schedule(Steps):
             if random.random() < 0.3:
                 self.say(f"storm: {self._process(random, 'redrive', self.operator.redrive, 0.5)}")
 
-    def _storm_of_loads(self) -> None:
-        """Load topics and trim them, now that a scan covers the cluster."""
+    def _storm_of(self, steps: Sequence[str], seed: int) -> None:
+        """What an operator does besides deletions, now that a scan covers the cluster."""
         self.say(f"storm: {self._heal(Random(0))}")
-        random = Random(self.begins + 8)
+        random = Random(self.begins + seed)
         self.world.random = self.operator.random = random
-        for what in loading.STORM:
+        for what in steps:
             if random.random() < 0.1:
                 self.say(f"storm: {self._world(random)}")
             self.say(f"storm: {self._retain(random, what)}")
+
+    def _repaired(self, one: delaying.Delaying) -> None:
+        """Repair without faults, as far as a plan may, and have brokers deliver everything."""
+        self.say(f"storm: {self._heal(Random(0))}")
+        one.faulty = False
+        for what in ("hours", "scan", "check", "plan_repair", "repair"):
+            work = self.operator.scan if what == "scan" else getattr(one, what)
+            self.say(f"storm: {self._calmly(work)}")
+        one.all_comes()
 
     def _storm_of_offloads(self) -> None:
         """Offload, release and delete, now that a scan covers the cluster; then once more without faults."""

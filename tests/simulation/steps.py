@@ -19,7 +19,7 @@ from tests.kit.simulated.cluster import another_cluster
 from tests.simulation.faults import fault_codes, injections, queue_faults, states, traps
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.laws.laws import Laws
-from tests.simulation.operators import loading, recording, retaining, tiering
+from tests.simulation.operators import delaying, loading, recording, retaining, tiering
 from tests.simulation.operators.operator import Operator, new_interceptor
 from tests.simulation.settings import random_settings
 from tests.simulation.world import acts
@@ -80,7 +80,7 @@ class Steps:
         self.begins = random.getrandbits(32)
         count = random.randint(12, most)
         weights = KINDS | {"tiered": 30} if tiering.has(seed) else KINDS
-        if any(one.has(seed) for one in (retaining, loading, recording)):
+        if any(one.has(seed) for one in (retaining, loading, recording, delaying)):
             weights = weights | {"retention": 90}
         kinds = random.choices(list(weights), list(weights.values()), k=count)
         self.steps = [(kind, random.getrandbits(32)) for kind in kinds]
@@ -94,14 +94,22 @@ class Steps:
             tiering.prepare(self.world)
         if loading.has(seed):
             settings = loading.settings_for(settings, Random(self.begins + 6))
+        if delaying.has(seed):
+            settings = delaying.settings_for(settings, Random(self.begins + 6))
         self.operator = Operator(self.world, self.laws, Random(self.begins), settings)
         self.tiering = tiering.Tiering(self.operator)
-        self.retaining = recording.Recording(self.operator) if recording.has(seed) else loading.of(seed, self.operator)
+        self.retaining = self._besides(seed)
         if settings.bookkeeper.shared_with:
             self.world.roots[WEST] = another_cluster()
         self.operator.spoiled = lambda: states.spoiled(self.world)
         self.routine = random.randrange(2) * 2
         self.trap, self.trap_from = traps.of(seed), Random(self.begins + 4).randrange(count // 2)
+
+    def _besides(self, seed: int) -> retaining.Retaining | recording.Recording | delaying.Delaying | None:
+        """What an operator does besides deletions, in some schedules."""
+        if delaying.has(seed):
+            return delaying.Delaying(self.operator)
+        return recording.Recording(self.operator) if recording.has(seed) else loading.of(seed, self.operator)
 
     def _count(self, code: str) -> None:
         if code:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -65,6 +66,7 @@ class FakeLake:
         self.load_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.repair_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self._unpublished: dict[str, pa.Table] = {}
+        self._written = count()
         self._tables = Tables()
 
     # -------------------------------------------------------------------------------------------------------- epochs
@@ -188,13 +190,12 @@ class FakeLake:
         return f"{self.location}/{epoch_id}/{table}"
 
     def write_part(self, epoch_id: str, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
-        name = f"_{len(self._unpublished)}"
+        name = f"_{next(self._written)}"
         self._unpublished[name] = self._tables.whole([b for b in batches if b.num_rows], schema)
         return name
 
     def publish(self, epoch_id: str, table: str, names: Sequence[str]) -> None:
-        self._one(epoch_id).tables[table] = [self._unpublished[name] for name in names]
-        self._unpublished.clear()
+        self._one(epoch_id).tables[table] = [self._unpublished.pop(name) for name in names]
 
     def parts(self, epoch_id: str, table: str) -> list[str]:
         kept = self.begun[epoch_id].tables if epoch_id in self.begun else {}

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger, schema
+from pulsar_lifecycle.formats.cursor import MessageRange
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
@@ -21,7 +22,7 @@ from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.deletion_queue import FakeDeletionQueue, FakeDeletionTopics
 from tests.kit.fakes.journal import FakeJournal
-from tests.kit.fakes.ledger_reader import FakeLedgerReader
+from tests.kit.fakes.ledger_reader import FakeLedgerReader, FakeLedgerWriter
 from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper
 
 ENTRY_BYTES = 10
@@ -110,6 +111,10 @@ class SimulatedCluster:
     def open_store(self, *, read_only: bool = False) -> FakeStore:
         """A session with the metadata store."""
         return self.zookeeper.session(read_only=read_only)
+
+    def open_writer(self, store: FakeStore) -> FakeLedgerWriter:
+        """A writer of ledgers, by a session's store."""
+        return FakeLedgerWriter(store, self.reader)
 
     def open_queue(self) -> FakeDeletionQueue:
         """A session with the deletion queue, at the cluster's time."""
@@ -232,14 +237,17 @@ class SimulatedCluster:
         at: int = 0,
         entry: int = -1,
         active: int | None = None,
+        deleted: Sequence[MessageRange] = (),
     ) -> None:
         """A cursor's z-node, which stands at ``entry`` of ledger ``at``, with a client at it last at ``active`` (ms).
 
-        ``compacted`` is its own copy of the compacted ledger, ``buckets`` by topic ledgers.
+        ``compacted`` is its own copy of the compacted ledger, ``buckets`` by topic ledgers,
+        ``deleted`` what is acknowledged beyond where it stands.
         """
         info = cursor_format.ManagedCursorInfo(
             ledger,
             Position(at, entry),
+            tuple(deleted),
             properties={} if compacted is None else {cursor_format.COMPACTED_LEDGER_PROPERTY: compacted},
             cursor_properties={bucket_key(*span): str(i) for span, i in (buckets or {}).items()},
             last_active=active,

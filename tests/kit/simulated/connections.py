@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from pulsar_lifecycle.io.connect import Connections
-from pulsar_lifecycle.ports import DeletionQueue, Ids
+from pulsar_lifecycle.ports import DeletionQueue, Ids, LedgerWriter
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks, Tasks
 from pulsar_lifecycle.settings import Settings
@@ -59,6 +59,10 @@ class SimConnections(Connections):
     @cached_property
     def objects(self) -> Any:
         return self._where.world.objects
+
+    @cached_property
+    def writer(self) -> LedgerWriter:
+        return self._where.world.open_writer(self.store)
 
     @cached_property
     def queue(self) -> DeletionQueue:

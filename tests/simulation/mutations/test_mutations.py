@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.mutations.copy_mutations import COPIES
+from tests.simulation.mutations.delayed_mutations import DELAYED
 from tests.simulation.mutations.deletion_mutations import DELETION
 from tests.simulation.mutations.load_mutations import LOADS
 from tests.simulation.mutations.record_mutations import RECORDS
@@ -12,10 +13,10 @@ from tests.simulation.mutations.retention_mutations import RETENTION
 from tests.simulation.mutations.scan_mutations import SCANS
 from tests.simulation.mutations.tiered_mutations import TIERED
 from tests.simulation.mutations.topic_mutations import TOPICS
-from tests.simulation.operators import loading, recording, retaining, tiering
+from tests.simulation.operators import delaying, loading, recording, retaining, tiering
 from tests.simulation.simulator import simulate
 
-ALL = {**DELETION, **SCANS, **TOPICS, **COPIES, **TIERED, **RETENTION, **LOADS, **RECORDS}
+ALL = {**DELETION, **SCANS, **TOPICS, **COPIES, **TIERED, **RETENTION, **LOADS, **RECORDS, **DELAYED}
 
 WITHIN = 400
 """Schedules that may pass before a mutation is caught."""
@@ -107,6 +108,15 @@ CAUGHT_BY = {
     "move subscriptions past the low watermark": 630,
     "believe a search over publish times": 330,
     "answer before the bookies have collected": 670,
+    "exchange buckets without the version of the topic": 733,
+    "delete old snapshots before the new ones are named": 33,
+    "rebuild buckets that overlap": 213,
+    "rebuild by the position of another subscription": 33,
+    "merge buckets without the segments that were loaded": 273,
+    "name snapshots that are not written": 33,
+    "discard new snapshots that a cursor names": 33,
+    "merge and drop buckets beside those that lost messages": 493,
+    "rebuild buckets that are early": 33,
 }
 """The lowest seed that caught each, when last looked for: it is tried first.
 
@@ -134,6 +144,8 @@ def test_a_mutation_is_caught(name: str, capsys: pytest.CaptureFixture[str]) -> 
         seeds = range(loading.AT, WITHIN * retaining.EVERY, retaining.EVERY)
     elif name in RECORDS:
         seeds = range(recording.AT, WITHIN * retaining.EVERY, retaining.EVERY)
+    elif name in DELAYED:
+        seeds = range(delaying.AT, WITHIN * retaining.EVERY, retaining.EVERY)
     with ALL[name]():
         found = next((one for one in map(simulate, (hint, *seeds)) if one.violation), None)
     assert found, f"{name}: not caught by seeds {seeds}"

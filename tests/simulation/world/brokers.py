@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from uuid import UUID
 
+from pulsar_lifecycle.formats.cursor import MessageRange
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
@@ -138,6 +139,11 @@ class Brokers(Truth):
             at=cursor.at,
             entry=cursor.exact.entry_id if cursor.exact and cursor.exact.ledger_id == cursor.at else -1,
             active=cursor.active,
+            deleted=[
+                MessageRange(Position(ledger, entry - 1), Position(ledger, entry))
+                for ledger, entry in sorted(cursor.acked)
+                if ledger >= cursor.at
+            ],
         )
 
     def move_to(self, topic: ModelTopic, name: str, ledger: int) -> None:
@@ -185,7 +191,7 @@ class Brokers(Truth):
             topic.offloaded.pop(topic.ledgers[-1], None)
         self._forget_snapshots(topic)
         if not topic.terminated and not topic.shadow_of:
-            topic.ledgers.append(self.make("data", topic.name, state=LedgerState.OPEN))
+            topic.ledgers.append(self.make("data", topic.name, state=LedgerState.OPEN, entries=topic.first))
         self.store(topic)
         self._list(topic.name)
         if self.policies and self.random.random() < 0.7:
@@ -223,6 +229,7 @@ class Brokers(Truth):
             self._relist(topic.name)
 
     def _forget_snapshots(self, topic: ModelTopic) -> None:
+        self.on_forget(topic)
         topic.readers.clear()
         topic.unlisted.clear()
         topic.stale.clear()

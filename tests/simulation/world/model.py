@@ -65,6 +65,10 @@ class Cursor:
     """Snapshots whose key was never stored: only the broker's memory has them."""
     active: int | None = None
     """When (ms) a client was last at it, by the z-node."""
+    acked: set[tuple[int, int]] = field(default_factory=set)
+    """(ledger, entry) of what is acknowledged from ledger ``at`` on, by the z-node."""
+    broken: bool = False
+    """Whether somebody broke its index of delayed messages, and nobody has repaired it since."""
 
 
 @dataclass
@@ -91,6 +95,12 @@ class ModelTopic:
     moved: bool = False
     pinned: bool = False
     unscanned: bool = False
+    apart: bool = False
+    """Whether no act of chance is done to it."""
+    due: dict[tuple[int, int], int] = field(default_factory=dict)
+    """When (ms) delayed messages are due, by (ledger, entry)."""
+    first: tuple[bytes, ...] = ONE_ENTRY
+    """What a broker writes to a new ledger of it."""
     stale: dict[int, OffloadContext | None] = field(default_factory=dict)
     """Offloads as its broker has them in memory, where we have written others since it loaded the topic."""
 

@@ -52,7 +52,7 @@ def delete_namespace(world: World) -> str | None:
         return None
     namespace = topic.name.namespace
     inside = [t for t in world.model.topics.values() if t.name.namespace == namespace]
-    if any(t.away or not is_whole(world, t) for t in inside):
+    if any(t.away or t.apart or not is_whole(world, t) for t in inside):
         return None
     for one in inside:
         world.delete_topic(one)
@@ -206,7 +206,7 @@ def revive(world: World) -> str | None:
                 found.append((ledger, None))
         elif topic is None and len(world.model.topics) < 8:
             found.append((ledger, ModelTopic(made.topic)))
-        elif topic and not topic.loaded and not topic.away and not topic.shadow_of and is_whole(world, topic):
+        elif topic and not (topic.loaded or topic.away or topic.apart or topic.shadow_of) and is_whole(world, topic):
             found.append((ledger, topic))
     if not found:
         return None

@@ -17,6 +17,7 @@ from pulsar_lifecycle.ports import (
     Children,
     Entry,
     JournalRow,
+    MetadataStore,
     ObjectHead,
     ObjectSummary,
     ReplicaCheck,
@@ -30,7 +31,7 @@ from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.deletion_queue import MAIN, RETRY
 from tests.kit.fakes.journal import FakeJournal
-from tests.kit.fakes.ledger_reader import FakeLedgerReader
+from tests.kit.fakes.ledger_reader import FakeLedgerReader, FakeLedgerWriter
 from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.simulation.world.interception import Interceptor, T, Trace
@@ -260,6 +261,23 @@ class SimReader(FakeLedgerReader):
         found = super().find_traces(ledgers)
         self.interceptor.after("reader.find_traces")
         return found
+
+
+class SimWriter(FakeLedgerWriter):
+    """New ledgers on the bookies, whose ids ``issued`` gives."""
+
+    def __init__(
+        self, store: MetadataStore, reader: FakeLedgerReader, interceptor: Interceptor, issued: Callable[[], int]
+    ) -> None:
+        super().__init__(store, reader)
+        self.interceptor = interceptor
+        self.issued = issued
+
+    def reserve(self) -> int:
+        self.interceptor.before("writer.reserve")
+        ledger_id = self.issued()
+        self.interceptor.after("writer.reserve")
+        return ledger_id
 
 
 class SimAdmin(FakeBrokerAdmin):

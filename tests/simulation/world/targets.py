@@ -12,7 +12,7 @@ from tests.simulation.world.world import World
 
 
 def pick(world: World, wanted: Callable[[ModelTopic], bool] = lambda topic: True) -> ModelTopic | None:
-    here = [t for t in world.model.topics.values() if not t.away and is_whole(world, t) and wanted(t)]
+    here = [t for t in world.model.topics.values() if not (t.away or t.apart) and is_whole(world, t) and wanted(t)]
     return world.random.choice(sorted(here, key=lambda t: str(t.name))) if here else None
 
 

@@ -37,7 +37,15 @@ from tests.simulation.world.model import (
     ModelTopic,
 )
 from tests.simulation.world.policies import BrokerPolicies
-from tests.simulation.world.ports import SimAdmin, SimClock, SimJournal, SimObjectStore, SimReader, SimZooKeeper
+from tests.simulation.world.ports import (
+    SimAdmin,
+    SimClock,
+    SimJournal,
+    SimObjectStore,
+    SimReader,
+    SimWriter,
+    SimZooKeeper,
+)
 from tests.simulation.world.queue import SimQueue, SimTopics
 
 
@@ -98,6 +106,8 @@ class Truth(SimulatedCluster):
         """Called when its broker drops unread messages of a subscription, of these ledgers, by a quota."""
         self.on_unsubscribe: Callable[[ModelTopic, str], None] = lambda topic, subscription: None
         """Called when its broker deletes a subscription as it has expired."""
+        self.on_forget: Callable[[ModelTopic], None] = lambda topic: None
+        """Called when a broker forgets what it has in memory of a topic."""
         self.wire: Callable[[SimQueue], None] = lambda queue: None
 
     # ------------------------------------------------------------------------------------------------ product's ports
@@ -106,6 +116,14 @@ class Truth(SimulatedCluster):
         if not hasattr(self, "interceptor"):
             return FakeStore(self.zookeeper, 0, False)  # the world's own hand: nothing watches it
         return self.zookeeper.connect(self.interceptor, read_only=read_only, trace=self.trace, lagging=self.lagging)
+
+    def open_writer(self, store: FakeStore) -> SimWriter:
+        def issued() -> int:
+            self.zookeeper.issue_ledger_id()
+            self._last_id += 1
+            return self._last_id
+
+        return SimWriter(store, self.reader, self.interceptor, issued)
 
     def open_queue(self) -> SimQueue:
         self.deletion_topics.now_ms = self.time.now_ms()

@@ -1,0 +1,254 @@
+"""Delayed messages in a schedule: topics whose brokers store an index of them, which is broken, checked and repaired.
+
+Belongs here: which schedules have it, what an operator does, and that all is delivered in the end. Not here: what
+brokers do (``world/delayed_brokers.py``), the laws of a repair (``laws/delayed_laws.py``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
+from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
+from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, undo_repair
+from pulsar_lifecycle.delayed_index.stored.check_run import check_delayed_indexes
+from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.settings import Settings
+from tests.simulation.laws.delayed_laws import UNDO, DelayedLaws
+from tests.simulation.laws.deletion_laws import Violation
+from tests.simulation.operators.operator import Operator
+from tests.simulation.operators.retaining import EVERY
+from tests.simulation.world.delayed_brokers import MOST, NAMESPACE, DelayedBrokers
+from tests.simulation.world.interception import Injection, crash
+from tests.simulation.world.model import HOUR, ModelTopic
+from tests.simulation.world.world import World
+
+AT = 13
+BROKERS = {
+    "delayedDeliveryMinIndexCountPerBucket": "3",
+    "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds": "86400",
+    "delayedDeliveryMaxIndexesPerBucketSnapshotSegment": "3",
+}
+STORM = (
+    *("grow", "damage", "grow", "damage", "hours", "scan", "check", "plan_repair", "repair", "work", "repair"),
+    *("damage", "hours", "scan", "check", "plan_repair", "repair", "undo_repair"),
+)
+"""What an operator does of it once a scan covers the cluster."""
+CALLS = (("store.",), ("store.write",), ("store.write",), ("writer.",), ("journal.",), ("store.create",))
+
+
+def has(seed: int) -> bool:
+    """Whether a schedule has delayed messages; the first of those is left as it was, with what it caught before."""
+    return seed % EVERY == AT and seed > AT
+
+
+def settings_for(settings: Settings, random: Random) -> Settings:
+    """How brokers seal, which small buckets are merged, and whether loaded topics may be repaired."""
+    repairs = {
+        "namespaces": random.choice([(), (NAMESPACE,)]),
+        "loaded_topics": random.choice([False, True]),
+        "merge_above": random.choice([0, 1, 1]),
+        "merge_below": 1_000,
+        "brokers": BROKERS | {"delayedDeliveryMinIndexCountPerBucket": random.choice(["3", "16"])},
+    }
+    return Settings.model_validate({**settings.model_dump(), "delayed_index": repairs})
+
+
+class Delaying:
+    """What an operator does about indexes of delayed messages. Its methods return what to print."""
+
+    STEPS: tuple[str, ...] = (
+        *("grow", "work", "damage", "hours", "scan", "check", "plan_repair", "repair", "work", "days"),
+        *("damage", "hours", "scan", "check", "plan_repair", "repair"),
+    )
+    """What an operator does, in this order."""
+    BESIDES: tuple[str, ...] = ("work", "work", "damage", "repair", "undo_repair", "days")
+    """What comes out of it, sometimes."""
+    RUNS = frozenset({"check", "plan_repair", "repair", "undo_repair"})
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+        self.counts = Counter[str]()
+        broker = DelayedIndexSettings.from_broker_conf(BROKERS)
+        self.brokers = DelayedBrokers(operator.world, broker, self.counts)
+        self.laws = DelayedLaws(operator.world, self.brokers, self.counts)
+        self.grown = self.depth = 0
+        self.turn = -1
+        self.faulty = True
+
+    def next(self) -> str:
+        """The step that is due, or another."""
+        random = self.operator.random
+        if random.random() < 0.25:
+            return random.choice(self.BESIDES)
+        self.turn += 1
+        return self.STEPS[self.turn % len(self.STEPS)]
+
+    @property
+    def world(self) -> World:
+        """The cluster."""
+        return self.operator.world
+
+    # ------------------------------------------------------------------------------------------------------ the cluster
+
+    def grow(self) -> str:
+        """One more topic with delayed messages."""
+        if len(self.brokers.topics()) >= 2:
+            return "no room for another topic with delayed messages"
+        self.grown += 1
+        return self.brokers.grow(self.operator.random, f"due-{self.grown}")
+
+    def work(self) -> str:
+        """Brokers go on for a while."""
+        random = self.operator.random
+        return "; ".join(self.brokers.act(random) for _ in range(random.randint(1, 4)))
+
+    def damage(self) -> str:
+        """Somebody breaks an index."""
+        return self.brokers.damage(self.operator.random)
+
+    def hours(self) -> str:
+        """A few hours pass: a topic that was just written counts as loaded."""
+        self.world.wait_ms(2 * HOUR)
+        return "two hours"
+
+    def days(self) -> str:
+        """Some messages are due meanwhile."""
+        self.world.wait_ms(3 * 24 * HOUR)
+        return "three days"
+
+    # ---------------------------------------------------------------------------------------------------- the operator
+
+    def check(self) -> str:
+        """Check the indexes of the newest scan."""
+        epochs = self.operator.lake.epochs()
+        if not epochs:
+            return "no scan yet"
+        return self._looks(lambda: str(check_delayed_indexes(self.operator.cluster, epochs[-1].epoch_id).findings))
+
+    def plan_repair(self) -> str:
+        """A plan of the newest scan that was checked."""
+        epochs = self.operator.lake.epochs()
+        if not epochs:
+            return "no scan yet"
+
+        def plan() -> str:
+            summary, rows = make_repair_plan(self.operator.cluster, epochs[-1])
+            found = [(row["topic"], row["subscription"], row["level"]) for row in rows.to_pylist()]
+            return f"{summary.plan_id}: {found}, actionable {summary.actionable}"
+
+        try:
+            return self._looks(plan)
+        except NotFound as error:
+            return str(error)
+
+    def _looks(self, work: Callable[[], str]) -> str:
+        world = self.world
+        world.trace = None
+        before, acts = world.zookeeper.zxid, len(world.interceptor.fired)
+        said = work()
+        if len(world.interceptor.fired) == acts and world.zookeeper.zxid != before:
+            raise Violation("I6: a look at delayed indexes wrote to the metadata store")
+        return said
+
+    def repair(self) -> str:
+        """Apply the newest plan of repairs."""
+        plans = self.operator.lake.repair_plans()
+        if not plans:
+            return "no plan of repairs yet"
+        summary, rows = self.operator.lake.repair_plan(plans[-1].plan_id)
+        self.laws.levels = {(row["topic"], row["subscription"]): row["level"] for row in rows.to_pylist()}
+        self._disturb()
+        order, run_id = Order(summary.plan_id, summary.digest), self.operator._run_id("repair")
+        return self._effect("repair", lambda: repair(self.operator.cluster, run_id, order, dry_run=False))
+
+    def undo_repair(self) -> str:
+        """Give back what the newest plan's repair changed."""
+        plans = self.operator.lake.repair_plans()
+        if not plans:
+            return "no plan of repairs yet"
+        run_id, plan_id = self.operator._run_id("undo-repair"), plans[-1].plan_id
+        try:
+            return self._effect(UNDO, lambda: undo_repair(self.operator.cluster, run_id, plan_id, dry_run=False))
+        except NotFound as error:
+            return str(error)
+
+    def _effect(self, what: str, work: Callable[[], list[Repaired]]) -> str:
+        self.world.trace = None
+        with self.laws.run(what):
+            done = work()
+        for one in done:
+            self.counts["subscriptions repaired"] += one.outcome is Outcome.DONE and what != UNDO
+        return "; ".join(f"{one.level} of {one.subscription} of {one.topic} {one.outcome}: {one.why}" for one in done)
+
+    def _disturb(self) -> None:
+        """Amid a repair brokers go on, its process is killed, or another repair begins."""
+        random, world = self.operator.random, self.world
+        if not self.faulty or self.depth or random.random() < 0.3:
+            return
+        interceptor, own = world.interceptor, Random(random.getrandbits(32))
+
+        def brokers_act(call: str) -> None:
+            world.zookeeper.freeze()
+            was, world.random = world.random, own
+            try:
+                done = "; ".join(self.brokers.act(own) for _ in range(own.randint(1, 2)))
+            finally:
+                world.random = was
+            interceptor.fired.append(f"meanwhile {done}")
+
+        def brokers_load(call: str) -> None:
+            world.zookeeper.freeze()
+            was, world.random = world.random, own
+            try:
+                for topic in self.brokers.topics():
+                    if not topic.loaded:  # no dispatcher has read anything yet: the cursors are as they were
+                        world.load(topic)
+                        interceptor.fired.append(f"meanwhile {topic.name} is loaded")
+            finally:
+                world.random = was
+
+        def another(call: str) -> None:
+            self.depth += 1
+            if own.random() < 0.7:
+                for store in list(world.zookeeper.open):
+                    store.expire()
+            try:
+                done = self.repair()
+            except LifecycleError as refused:
+                done = f"{type(refused).__name__}: {refused}"
+            finally:
+                self.depth -= 1
+            interceptor.fired.append(f"another repair meanwhile: {done}")
+
+        act = random.choice([brokers_act, brokers_act, brokers_load, another, crash(interceptor)])
+        nth, when = random.randrange(4), random.choice(["before", "before", "after"])
+        interceptor.injections.append(Injection("delays", random.choice(CALLS), nth, when, act))
+
+    # ------------------------------------------------------------------------------------------------------------- end
+
+    def all_comes(self) -> None:
+        """Once all is due, every message comes whose index nobody broke since it was repaired."""
+        world = self.world
+        for topic in self.brokers.topics():
+            if topic.loaded:
+                world.unload(topic)
+            for name in [name for name, cursor in topic.cursors.items() if cursor.broken]:
+                world.delete_cursor(topic, name)
+            world.load(topic)
+            self.brokers.deliver(topic)
+        world.wait_ms(MOST + HOUR)
+        for topic in self.brokers.topics():
+            while topic.loaded and self.brokers.deliver(topic):
+                pass
+            if topic.loaded:
+                self._none_left(topic)
+
+    def _none_left(self, topic: ModelTopic) -> None:
+        for name in topic.cursors:
+            if left := self.brokers.left(topic, name):
+                raise Violation(f"delayed: {left} of {topic.name} never come to {name}")
