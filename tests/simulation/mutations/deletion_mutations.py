@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pulsar_lifecycle.deletion import batch, owner_check
+from pulsar_lifecycle.deletion import batch, deciding, owner_check
 from pulsar_lifecycle.deletion import workers as on_tasks
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.deletion.run_evidence import Evidence
@@ -34,7 +34,7 @@ from tests.simulation.world.queue import SimDeadLetters
 
 def skip_owner_check() -> AbstractContextManager[Any]:
     """What a scan has seen is good enough."""
-    return patch.object(batch, "look_at_owners", lambda run, ports, live: None)
+    return patch.object(deciding, "look_at_owners", lambda run, ports, live: None)
 
 
 @contextmanager
