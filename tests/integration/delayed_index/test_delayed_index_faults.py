@@ -22,6 +22,7 @@ from tests.integration.contracts.zk_nodes import settings
 from tests.integration.delayed_index.delayed import BROKERS, checked, forged, keys_of, planted, set_key, unloaded
 from tests.integration.killed_run import Step, strike
 from tests.integration.pipeline import Pipeline, new_namespace
+from tests.kit.fakes.cutting_proxy import CuttingProxy
 
 pytestmark = pytest.mark.integration
 
@@ -36,6 +37,8 @@ STEPS = (
 )
 """In their order: a ledger's id, its z-node, its close, then the cursor; all but after the last one nothing changed."""
 ROUNDS = 12
+MULTI = 14
+"""The code of a transaction, in the protocol of ZooKeeper."""
 
 
 def test_a_repair_that_is_killed_anywhere_leaves_the_old_buckets_or_the_new_ones(
@@ -99,3 +102,23 @@ def test_a_broker_that_loads_the_topic_meanwhile_has_the_buckets_that_the_cursor
         store.delete("/race-lease", 0)
         print(outcomes)
     assert outcomes.keys() <= {Edited.DONE, Edited.RACED}
+
+
+def test_a_write_whose_answer_is_lost_was_made_or_is_made_again(sandbox: Cluster) -> None:
+    topic = f"persistent://{new_namespace(sandbox, 'answer')}/t"
+    with pulsar_client(sandbox.service_url) as client:
+        planted(sandbox, client, topic)
+    with Admin(sandbox.admin_url) as admin:
+        admin.unload(topic)
+    whole = keys_of(sandbox, topic)
+    fewer = dict(sorted(whole.items())[1:])
+    path, cursor = znodes.topic_znode(topic), znodes.cursor_znode(topic, "s")
+    with CuttingProxy(sandbox.zookeeper) as proxy, KazooStore(settings(f"127.0.0.1:{proxy.port}")) as store:
+        for answered, said, left in ((False, Edited.RACED, whole), (True, Edited.DONE, fewer)):
+            node, named = store.read([path, cursor])
+            assert isinstance(node, Node)
+            assert isinstance(named, Node)
+            proxy.cut_next(MULTI, answered=answered)
+            edit = Edit(cursor, named.stat.czxid, whole, fewer)
+            assert (write_keys(store, edit, node, []), proxy.cuts) == (said, 1 + answered)
+            assert keys_of(sandbox, topic) == left
