@@ -20,7 +20,6 @@ ledger whose closing time its z-node does not say for one of 1970, and one whose
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -252,16 +251,18 @@ def slowest(topics: pa.Table, positions: pa.Table) -> tuple[Any, Any, Any]:
     count = np.bincount(rows, minlength=topics.num_rows).astype(np.int32)
     place = np.zeros(topics.num_rows, np.int64)
     place[rows[first]] = first
-    lost = _at_or_below(topics.column("path"), unknown.to_pylist())
+    lost = _at_or_below(whole(topics.column("path")), whole(unknown))
     none = (count == 0) | lost
     taken = pa.array(place, mask=none)
     slowest = [ordered.column(name).take(taken) for name in ("ledger_id", "entry_id")]
     return pa.array(count, mask=lost), slowest[0], slowest[1]
 
 
-def _at_or_below(paths: Any, tops: Collection[str]) -> Any:
-    """Whether a path is one of ``tops`` or below one; these are few."""
-    found = np.zeros(len(paths), bool)
-    for top in tops:
-        found |= np.asarray(pc.or_(pc.equal(paths, top), pc.starts_with(paths, f"{top}/")))
+def _at_or_below(paths: Any, tops: Any) -> Any:
+    """Whether a path is one of ``tops`` or below one. Those may be many, as while a bookie does not answer."""
+    found = np.asarray(pc.is_in(paths, tops))
+    above = tops.filter(pc.invert(pc.is_in(tops, paths)))
+    while len(above) and len(paths) and pc.any(pc.not_equal(paths, "")).as_py():
+        paths = pc.replace_substring_regex(paths, r"/?[^/]*$", "")
+        found = found | np.asarray(pc.is_in(paths, above))
     return found

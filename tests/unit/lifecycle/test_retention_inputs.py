@@ -198,6 +198,8 @@ def test_a_position_that_cannot_be_read_is_unknown() -> None:
         ([(path("a"), 5, 2), (path("a"), 4, 9), (path("a"), 4, 10), (path("b"), 1, 1)], (3, 4, 9)),
         ([(path("a"), 5, -1), (path("a"), None, None)], (None, None, None)),
         ([(path("a"), 5, -1), ("/managed-ledgers/acme/orders/persistent", None, None)], (None, None, None)),
+        ([(path("a"), 5, -1), ("/managed-ledgers/acme", None, None)], (None, None, None)),
+        ([(path("a"), 5, -1), (path("gone"), None, None), ("/managed-ledgers/other", None, None)], (1, 5, -1)),
         ([(path("a"), 5, -1), ("/managed-ledgers/acme/orders2", None, None)], (1, 5, -1)),
         ([(path("a"), 5, -1), (path("gone"), 1, 1)], (1, 5, -1)),
     ],
