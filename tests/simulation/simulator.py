@@ -18,7 +18,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerType
 from pulsar_lifecycle.records.outcomes import Outcome
 from tests.simulation.faults import disasters, queue_faults
 from tests.simulation.laws.deletion_laws import Violation
-from tests.simulation.operators import delaying, loading, tiering
+from tests.simulation.operators import delaying, idling, loading, tiering
 from tests.simulation.steps import DAY, ROUTINE, WAITS, Result, Steps
 from tests.simulation.world import broker_acts, other_acts
 from tests.simulation.world.model import HOUR
@@ -135,6 +135,8 @@ class _Schedule(Steps):
             self._storm_of_offloads()
         if isinstance(self.retaining, loading.Loading):
             self._storm_of(loading.STORM, 8)
+        if isinstance(self.retaining, idling.Idling):
+            self._storm_of(idling.STORM, 8)
         if isinstance(self.retaining, delaying.Delaying):
             self._storm_of(delaying.STORM, 9)
             self._repaired(self.retaining)

@@ -19,7 +19,7 @@ from tests.kit.simulated.cluster import another_cluster
 from tests.simulation.faults import fault_codes, injections, queue_faults, states, traps
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.laws.laws import Laws
-from tests.simulation.operators import delaying, loading, recording, retaining, tiering
+from tests.simulation.operators import delaying, idling, loading, recording, retaining, tiering
 from tests.simulation.operators.operator import Operator, new_interceptor
 from tests.simulation.settings import random_settings
 from tests.simulation.world import acts
@@ -80,7 +80,7 @@ class Steps:
         self.begins = random.getrandbits(32)
         count = random.randint(12, most)
         weights = KINDS | {"tiered": 30} if tiering.has(seed) else KINDS
-        if any(one.has(seed) for one in (retaining, loading, recording, delaying)):
+        if any(one.has(seed) for one in (retaining, loading, recording, delaying, idling)):
             weights = weights | {"retention": 90}
         kinds = random.choices(list(weights), list(weights.values()), k=count)
         self.steps = [(kind, random.getrandbits(32)) for kind in kinds]
@@ -96,6 +96,8 @@ class Steps:
             settings = loading.settings_for(settings, Random(self.begins + 6))
         if delaying.has(seed):
             settings = delaying.settings_for(settings, Random(self.begins + 6))
+        if idling.has(seed):
+            settings = idling.settings_for(settings)
         self.operator = Operator(self.world, self.laws, Random(self.begins), settings)
         self.tiering = tiering.Tiering(self.operator)
         self.retaining = self._besides(seed)
@@ -105,8 +107,12 @@ class Steps:
         self.routine = random.randrange(2) * 2
         self.trap, self.trap_from = traps.of(seed), Random(self.begins + 4).randrange(count // 2)
 
-    def _besides(self, seed: int) -> retaining.Retaining | recording.Recording | delaying.Delaying | None:
+    def _besides(
+        self, seed: int
+    ) -> retaining.Retaining | recording.Recording | delaying.Delaying | idling.Idling | None:
         """What an operator does besides deletions, in some schedules."""
+        if idling.has(seed):
+            return idling.Idling(self.operator)
         if delaying.has(seed):
             return delaying.Delaying(self.operator)
         return recording.Recording(self.operator) if recording.has(seed) else loading.of(seed, self.operator)
@@ -170,7 +176,7 @@ class Steps:
         return self._retain(random, self.retaining.next())
 
     def _retain(self, random: Random, what: str) -> str:
-        """Something of retention, of loads, or of records."""
+        """Something of retention, of loads, of records, or of what nobody uses."""
         assert self.retaining is not None
         if what == "scan":
             return self._process(random, what, self.operator.scan, 0.2)

@@ -301,6 +301,8 @@ class SimAdmin(FakeBrokerAdmin):
         self.owning: Callable[[Topic], None] = lambda topic: None
         self.expiring: Callable[[Topic, str, int], None] = lambda topic, subscription, seconds: None
         self.trimming: Callable[[Topic], None] = lambda topic: None
+        self.using: Callable[[Topic, str], int | None] = lambda topic, subscription: 0
+        self.unsubscribing: Callable[[Topic, str], None] = lambda topic, subscription: None
 
     def loaded_topics(self) -> dict[str, str]:
         self.interceptor.before("admin.loaded_topics")
@@ -361,6 +363,18 @@ class SimAdmin(FakeBrokerAdmin):
         self._answer_for(topic)
         self.trimming(topic)
         self.interceptor.after("admin.trim")
+
+    def last_use(self, topic: Topic, subscription: str) -> int | None:
+        self.interceptor.before("admin.last_use")
+        self._answer_for(topic)
+        return self.using(topic, subscription)
+
+    def delete_subscription(self, topic: Topic, subscription: str) -> None:
+        self.interceptor.before("admin.delete_subscription")
+        self._answer_for(topic)
+        self.on_unsubscribe(topic, subscription)
+        self.unsubscribing(topic, subscription)
+        self.interceptor.after("admin.delete_subscription")
 
     def read_entry(self, topic: Topic, position: Position) -> None:
         self.interceptor.before("admin.read_entry")

@@ -108,6 +108,8 @@ class Truth(SimulatedCluster):
         """Called when its broker deletes a subscription as it has expired."""
         self.on_forget: Callable[[ModelTopic], None] = lambda topic: None
         """Called when a broker forgets what it has in memory of a topic."""
+        self.known_to_broker: Callable[[ModelTopic, str], int] = lambda topic, subscription: 0
+        """When (ms) clients were last at a subscription, as the broker that has its topic knows."""
         self.wire: Callable[[SimQueue], None] = lambda queue: None
 
     # ------------------------------------------------------------------------------------------------ product's ports

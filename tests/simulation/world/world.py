@@ -31,6 +31,7 @@ class World(Brokers):
         self.admin.unloading = self._unload_on_demand
         self.admin.owning, self.admin.expiring = self._own_on_demand, self._expire_on_demand
         self.admin.trimming = self._trim_on_demand
+        self.admin.using, self.admin.unsubscribing = self._used_on_demand, self._unsubscribe_on_demand
         self.admin.deleting = self._delete_on_demand
         self.admin.reading = self._read_on_demand
         self.admin.queued = lambda: len(self.deletion_topics.waiting)
@@ -78,6 +79,25 @@ class World(Brokers):
         topic = self._loaded(name)
         if self.policies:
             self.take_off(topic, len(self.policies.due(self, topic)))
+
+    def _used_on_demand(self, name: Topic, subscription: str) -> int | None:
+        topic = self._loaded(name)
+        if subscription not in topic.cursors:
+            raise NotFound(f"{name}: no subscription {subscription}")
+        said = self.admin.clients.get(name)
+        return None if said and said.consumers.get(subscription) else self.known_to_broker(topic, subscription)
+
+    def _unsubscribe_on_demand(self, name: Topic, subscription: str) -> None:
+        """A broker deletes a subscription without consumers, unless it fails; its answer may get lost."""
+        topic, how = self._loaded(name), self.random.choice(["done", "done", "done", "lost", "refused"])
+        if subscription not in topic.cursors:
+            raise NotFound(f"{name}: no subscription {subscription}")
+        said = self.admin.clients.get(name)
+        if how == "refused" or (said and said.consumers.get(subscription)):
+            raise StoreError(f"{name}: {subscription} has consumers")
+        self.delete_cursor(topic, subscription)
+        if how == "lost":
+            raise Unavailable("no answer")
 
     def _internals(self, topic: Topic) -> TopicInternals:
         found = self._loaded(topic)
