@@ -1,0 +1,177 @@
+"""It runs by itself: a deployment with daemon and webserver, told what to do by its settings file and by GraphQL alone.
+
+Nothing here calls the product but through the webserver and the command line. The daemon is killed on the way. At the
+end, once scans have stopped, the plan's page is red.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.settings import CONFIG_VARIABLE
+from sandbox import plant, topics, znodes
+from sandbox.clients import Admin, pulsar_client
+from sandbox.cluster import Cluster
+from tests.integration import pipeline as driving
+from tests.integration.delayed_index.delayed import BROKERS, keys_of, planted
+from tests.integration.orchestration.deployment import Deployment
+from tests.integration.pipeline import existing, new_namespace, wait_unlisted
+from tests.integration.tiered.offloads import contexts, with_bucket
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
+
+CLUSTER = "sandbox"
+FRESH_FOR = 120
+"""Seconds after which a plan's health is bad: long enough to see it good on a busy machine."""
+KINDS = ("orphans", "retention", "offload", "delayed_index")
+NOTHING = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What was planted: the ledgers that must go or move by themselves."""
+
+    config: Path
+    leaked: set[int]
+    archive: str
+    expired: str
+    delayed: str
+    beside: str
+    """As ``expired``, in a namespace that does not go by itself."""
+
+    def said(self, *command: str) -> Any:
+        """What a command answers with ``--json``."""
+        words = [str(Path(sys.executable).with_name("pulsar-lifecycle")), *command, "--json"]
+        done = subprocess.run(
+            words, env={CONFIG_VARIABLE: str(self.config), "PATH": ""}, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        return json.loads(done.stdout)
+
+
+def settings(sandbox: Cluster, folder: Path, own: dict[str, str]) -> Path:
+    """``own``: kind -> the one namespace in which it goes by itself. Scans each minute, sensors every five seconds."""
+    kinds: dict[str, Any] = {
+        kind: {"mode": "apply", "max_share": 1.0, "namespaces": [namespace]} for kind, namespace in own.items()
+    }
+    more: dict[str, dict[str, Any]] = {
+        **with_bucket(sandbox, namespaces=[own["offload"]]),
+        "automation": {**kinds, "bookkeeper_copies": "off", "look_every": "5s", "schedules": {"scan": "* * * * *"}},
+        "catalog": {"scan_fresh_for": f"{FRESH_FOR}s"},
+        "delayed_index": {"namespaces": [own["delayed_index"]], "brokers": BROKERS},
+    }
+    return driving.settings_file(sandbox, folder, more)
+
+
+def listed(sandbox: Cluster, topic: str) -> list[int]:
+    with sandbox.metadata() as zk:
+        return sorted(znodes.listed_ledgers(zk, topic))
+
+
+def scene_of(sandbox: Cluster, own: dict[str, str], config: Path) -> Scene:
+    """Produced, leaked, expired, delayed, and unloaded."""
+    leaking = f"persistent://{own['orphans']}/leaked"
+    archive, expired, late = (f"persistent://{own[kind]}/t" for kind in ("offload", "retention", "delayed_index"))
+    other = new_namespace(sandbox, "itself-beside")
+    beside = f"persistent://{other}/t"
+    leaked = {one.ledger_id for one in plant.orphan_data(sandbox, leaking)}
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        planted(sandbox, client, late)
+        full = [archive, expired, beside]
+        for topic in full:
+            topics.publish(client, topic, topics.payloads(130))
+        for topic in (*full, late):
+            admin.unload(topic)
+        admin.call("PUT", f"/v2/namespaces/{own['offload']}/offloadThreshold", 0)
+        for namespace in (own["retention"], other):
+            admin.call("POST", f"/v2/namespaces/{namespace}/retention", NOTHING)
+    with sandbox.metadata() as zk:
+        zk.delete(znodes.ledger_znode(int(sorted(keys_of(sandbox, late).items())[1][1])))
+    wait_unlisted(sandbox, [*full, leaking, late])
+    return Scene(config, leaked, archive, expired, late, beside)
+
+
+@pytest.fixture(scope="module")
+def deployed(sandbox: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Scene]]:
+    """All of it runs, nothing goes by itself yet; the code server loads while the scene is set."""
+    driving.drain(sandbox)
+    own = {kind: new_namespace(sandbox, f"itself-{kind.replace('_', '-')}") for kind in KINDS}
+    config = settings(sandbox, tmp_path_factory.mktemp("itself"), own)
+    deployment = Deployment(tmp_path_factory.mktemp("dagster"), {CLUSTER: config})
+    try:
+        deployment.begin()
+        scene = scene_of(sandbox, own, config)
+        deployment.start()
+        yield deployment, scene
+    finally:
+        deployment.stop()
+
+
+def test_what_the_settings_allow_is_done_by_itself_though_the_daemon_dies(
+    sandbox: Cluster, deployed: tuple[Deployment, Scene]
+) -> None:
+    deployment, scene = deployed
+    until = deployment.until
+    *expired, last = listed(sandbox, scene.expired)
+    sealed, broken = listed(sandbox, scene.archive)[:-1], keys_of(sandbox, scene.delayed)
+
+    deployment.switch_on(CLUSTER, schedules=["hourly_scan"], sensors=["after_scan", "automation"])
+    until("what follows a scan", lambda: deployment.runs("__ASSET_JOB"))
+    deployment.switch_off(CLUSTER, "after_scan")  # once is enough
+    until("two scans", lambda: len(deployment.runs("scan")) >= 2)  # the second confirms what the first called orphan
+    deployment.switch_off(CLUSTER, "hourly_scan")
+    until("them to end", lambda: len(_whole(deployment)) >= 2)
+    until("a green plan", lambda: deployment.freshness(CLUSTER, "deletion_plan") == "HEALTHY")
+    until("a green scan", lambda: deployment.checks(CLUSTER, "ledger_references") == {"coverage": "SUCCEEDED"})
+    until("a run that applies a plan", lambda: deployment.runs(lifecycle__automation="retention"))
+    deployment.kill_daemon()
+    deployment.start_daemon()
+
+    until("intents of the leaks", lambda: deployment.runs("apply_plan", lifecycle__automation="orphans"))
+    until("what expired to leave its topic", lambda: listed(sandbox, scene.expired) == [last])
+    deployment.switch_on(CLUSTER, sensors=["deletion_queue", "deletion_retry"])
+    until("a repair", lambda: keys_of(sandbox, scene.delayed) != broken)
+    until("the archive to be offloaded", lambda: _offloaded(sandbox, scene.archive) == sealed)
+    until("the leaks to go", lambda: not existing(sandbox, scene.leaked))
+    until("what expired to go", lambda: not existing(sandbox, expired))
+    assert len(listed(sandbox, scene.beside)) == 3
+
+    until("the run's page", lambda: deployment.pages(CLUSTER, "ledger_deletions"))
+    _lineage(scene, deployment)
+    until("a red plan", lambda: deployment.freshness(CLUSTER, "deletion_plan") == "DEGRADED")
+
+
+def _whole(deployment: Deployment) -> list[dict[str, Any]]:
+    return [run for run in deployment.runs("scan") if run["status"] == "SUCCESS"]
+
+
+def _offloaded(sandbox: Cluster, topic: str) -> list[int]:
+    return sorted(ledger for ledger, context in contexts(sandbox, topic).items() if context and context.complete)
+
+
+def _lineage(scene: Scene, deployed: Deployment) -> None:
+    """From a ledger to its run, from the run to its plan and scan, from the plan's page to the run."""
+    (row,) = [row for row in scene.said("journal", "--ledger", str(min(scene.leaked))) if row["outcome"] == "deleted"]
+    (run,) = [run for run in deployed.runs("delete_pending") if run["runId"] == row["run_id"]]
+    deployed.ended(run["runId"])
+    (run,) = [run for run in deployed.runs("delete_pending") if run["runId"] == row["run_id"]]
+    tags = {tag["key"]: tag["value"] for tag in run["tags"]}
+    assert tags["lifecycle/cluster"] == CLUSTER
+    plan_id, epoch = row["plan_id"], tags["lifecycle/epoch"]
+    assert plan_id in {page["plan id"] for page in deployed.pages(CLUSTER, "deletion_plan")}
+    applied = {run["runId"] for run in deployed.runs("apply_plan", lifecycle__plan=plan_id)}
+    assert applied
+    assert applied <= {page["run"] for page in deployed.observed(CLUSTER, "ledger_deletion_topic")}
+    assert applied <= {page["run"] for page in deployed.observed(CLUSTER, "deletion_plan")}
+    assert epoch in {page["lifecycle/epoch"] for page in deployed.pages(CLUSTER, "ledger_references")}
+    assert row["run_id"] in {page["run"] for page in deployed.pages(CLUSTER, "ledger_deletions")}
+    for asset in ("trimmed_ledgers", "offloaded_ledgers", "delayed_index_buckets", "journal", "archive"):
+        deployed.until(f"an event of {asset}", lambda asset=asset: deployed.observed(CLUSTER, asset))
