@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
 
-from pulsar_lifecycle.lifecycle.activity import cursor_run, inactive_rules, last_use
+from pulsar_lifecycle.lifecycle.activity import activity_run, cursor_run, inactive_rules, last_use
 from pulsar_lifecycle.lifecycle.activity.activity_tables import Evidence
 from pulsar_lifecycle.trimming import inactive_run
 from tests.simulation.mutations.mutation import Mutation
@@ -41,6 +42,12 @@ def one_scan_is_enough() -> AbstractContextManager[Any]:
     return patch.object(inactive_rules, "_inactive", old)
 
 
+def wait_for_less_than_the_period() -> AbstractContextManager[Any]:
+    """A sixth of the period is enough."""
+    real = activity_run.choice_of
+    return patch.object(activity_run, "choice_of", lambda *_: replace(found := real(*_), period=found.period // 6))
+
+
 def never_ask_the_broker() -> AbstractContextManager[Any]:
     """Subscriptions go without a question to their broker, whether it has their topic or not."""
     return patch.object(cursor_run._Deletion, "_at_broker", lambda *_: None)
@@ -54,6 +61,7 @@ def delete_topics_that_changed() -> AbstractContextManager[Any]:
 ACTIVITY: Mapping[str, Mutation] = {
     "overlook that a subscription moved": overlook_acknowledgements,
     "take one scan for a history": one_scan_is_enough,
+    "wait for less than the period": wait_for_less_than_the_period,
     "delete subscriptions without asking their broker": never_ask_the_broker,
     "delete inactive topics whatever changed since the plan": delete_topics_that_changed,
 }

@@ -120,6 +120,7 @@ CAUGHT_BY = {
     "rebuild buckets that are early": 33,
     "overlook that a subscription moved": 118,
     "take one scan for a history": 118,
+    "wait for less than the period": 378,
     "delete subscriptions without asking their broker": 18,
     "delete inactive topics whatever changed since the plan": 2718,
 }

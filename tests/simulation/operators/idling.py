@@ -34,6 +34,7 @@ STORM = (
     *("grow", "grow", "open", "scan", "report", "days", "days", "use", "days", "scan", "report"),
     *("delete_subscriptions", "delete_topics", "days", "days", "days", "scan", "report"),
     *("use", "delete_topics", "delete_subscriptions"),
+    *("grow", "scan", "report", "days", "scan", "report", "delete_topics", "delete_subscriptions"),
 )
 """What an operator does of it once a scan covers the cluster."""
 
