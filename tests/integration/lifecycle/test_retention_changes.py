@@ -11,6 +11,8 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.inspect.automation import KINDS, decision_of
+from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan
+from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming.retention_run import apply_retention
@@ -84,6 +86,13 @@ def test_topics_that_changed_since_the_plan_lose_nothing_and_the_rest_goes(
         wait_unlisted(sandbox, [written, rewound, recreated])
         wait_until_unloaded_counts(time.time())
 
+        epoch = pipeline.scan()  # the second one, with a cursor moved back since the first
+        _, rows = make_retention_plan(pipeline.where, epoch)
+        assert {row["topic"] for row in rows.to_pylist()} & set(ids) == {still, written}
+        kept = {row["ledger_id"]: row["kept"] for row in expired_ledgers(pipeline, epoch.epoch_id)}
+        held = ids[rewound][:-1]  # the last one of then is young again
+        assert [kept[ledger_id] for ledger_id in held] == [RetentionVerdict.CURSOR] * len(held)
+
         done = apply_retention(pipeline.where, "late", Order(plan["plan id"], plan["digest"]), dry_run=False)
         ours = {ledger_id for of in ids.values() for ledger_id in of}  # other tests leave expired topics here, too
         gone = ours & {one.ledger_id for one in done if one.outcome is Outcome.REMOVED}
@@ -115,6 +124,11 @@ def test_topics_that_changed_since_the_plan_lose_nothing_and_the_rest_goes(
             assert jobs.run("apply_retention", {"ops": {"trim_expired": {"config": config}}}).success
         assert listed(sandbox, nightly) == ids[nightly][-1:]
         assert nightly not in loaded(sandbox)
+
+
+def expired_ledgers(pipeline: Pipeline, epoch_id: str) -> list[dict[str, Any]]:
+    """The rows of table ``expired_ledgers`` of a scan."""
+    return pipeline.where.lake.read_epoch_table(epoch_id, TABLE).to_pylist()
 
 
 def plan_of(pipeline: Pipeline) -> dict[str, Any]:
