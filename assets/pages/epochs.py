@@ -49,7 +49,8 @@ def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster) -> str:
 
 
 def _refuse_foreign(where: Cluster, epoch_id: str) -> None:
-    if where.lake.fingerprint(epoch_id) != fingerprint_of(where):
+    began = where.lake.began_at(epoch_id)
+    if began is None or began.fingerprint != fingerprint_of(where):
         raise Refused(f"scan {epoch_id} is of another cluster, which shares the lake: launch job scan")
 
 

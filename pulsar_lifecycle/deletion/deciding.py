@@ -26,6 +26,7 @@ from pulsar_lifecycle.deletion.released import look_at_copies
 from pulsar_lifecycle.deletion.run_evidence import NO_EARLIER_SCAN
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows
 from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.ports import Node
@@ -106,7 +107,9 @@ def _judge(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
         chosen = rows.filter(pc.is_in(rows.column("ledger_id"), pa.array(sorted(marked), pa.int64())))
         waived = replace(context, grace=0)
         found |= _found(chosen, run, waived)
-        # what the rule says once a replica is copied and the open ledger closed
+        # what the rule says once a replica is copied, the open ledger closed, and whoever recovers this one is through
+        closed = pa.array([LedgerState.CLOSED.name] * chosen.num_rows, pa.string())
+        chosen = chosen.set_column(chosen.schema.get_field_index("state"), chosen.schema.field("state"), closed)
         passing = _found(chosen, run, replace(waived, under_replicated=BitMap64(), open_topics=frozenset()))
     for d in live:
         assert d.node is not None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
     from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
     from pulsar_lifecycle.records.referenced import Referenced
+    from pulsar_lifecycle.records.store_history import Marks
 
 
 class Lake(Protocol):
@@ -35,8 +36,8 @@ class Lake(Protocol):
 
     # ----------------------------------------------------------------------------------------------------------- epochs
 
-    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, fingerprint: str = "") -> None:
-        """Note that a scan of the cluster with this fingerprint started; ``started_at`` is ms."""
+    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, marks: Marks | None = None) -> None:
+        """Note that a scan started, ``started_at`` (ms), with the metadata store's counters at that moment."""
         ...
 
     def open_epoch(self, run_id: str) -> tuple[str, int]:
@@ -47,8 +48,8 @@ class Lake(Protocol):
         """The run that began an epoch."""
         ...
 
-    def fingerprint(self, epoch_id: str) -> str:
-        """The cluster on which an epoch began; empty where it was not noted."""
+    def began_at(self, epoch_id: str) -> Marks | None:
+        """The metadata store's counters when an epoch began; None where they were not noted."""
         ...
 
     def finished(self, epoch_id: str) -> bool:

@@ -33,6 +33,7 @@ from pulsar_lifecycle.records.epoch import DAY_MS, Census, Epoch, last_covered
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.referenced import Referenced, id_set
+from pulsar_lifecycle.records.store_history import went_back
 from pulsar_lifecycle.records.tables import Problem, stored_name
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.coverage import broken_history, prove
@@ -93,9 +94,12 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     )
     context, unread, places = _context(cluster, epoch_id, refs, started_at, unread_entries.lost, now)
     found = [*unread_entries.gaps, *unread]
-    if lake.fingerprint(epoch_id) not in ("", fingerprint):
+    began = lake.began_at(epoch_id)
+    if began and began.fingerprint != fingerprint:
         what = "the scan began on another cluster: its fingerprint differs"
         found.append(Gap(GapCode.OTHER_CLUSTER, "", what))
+    elif began and (gone_back := went_back(marks, began, "the begin of this scan")):
+        found.append(replace(gone_back, text=f"{gone_back}; what was read before and after does not fit: scan again"))
     for error in filter(None, (one.broker_error for one in census)):
         what = f"the brokers did not say what they have loaded: {error}"
         found.append(Gap(GapCode.BROKERS_UNREACHABLE, "", what))

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from pulsar_lifecycle.errors import (
     AccessDenied,
@@ -185,8 +186,8 @@ def broker_words(
 
     ``loaded``: (topic, its broker). ``others``: topics that are loaded, by broker. A broker that fails at one topic and
     then answers for another one says nothing of the former alone, whose owner is kept. So does one that answers for no
-    other, as it may have no other, and whose own answer is the failure: 500, and right after it what metadata says of
-    that topic. Any other missing answer is of the broker, or about us: unread.
+    other, as it may have no other or fail there too, and whose own answer is the failure: 500, and right after it what
+    metadata says of that topic. Any other missing answer is of the broker, or about us: unread.
     """
     words: list[Word] = []
     answered: dict[str, list[str]] = {}
@@ -200,18 +201,18 @@ def broker_words(
         answered.setdefault(broker, []).append(topic)
         where = f"broker memory of {topic}"
         words.extend(Word(ledger, kind, Topic.parse(topic).managed_ledger, where) for ledger, kind in held(internals))
-    broker_answers: dict[str, bool | None] = {}
+    broker_answers: dict[str, bool] = {}
     lost: set[str] = set()
     for topic, (broker, error) in failed.items():
         if broker not in broker_answers and _of_this_topic(error):
             other_topics = dict.fromkeys((*answered.get(broker, ()), *others.get(broker, ())))
             broker_answers[broker] = _answers(admin, [name for name in other_topics if name not in failed])
         alone = _of_this_topic(error) and broker_answers[broker]
-        if alone is None and broker not in lost:
+        if _of_this_topic(error) and not alone and broker not in lost:
             alone = _fails_at(admin, broker, topic)
             if not alone:  # one that is unread blocks: no need to ask about the others
                 lost.add(broker)
-        words.extend(_no_answer(Topic.parse(topic), error, bool(alone)))
+        words.extend(_no_answer(Topic.parse(topic), error, alone))
     return words
 
 
@@ -240,17 +241,13 @@ def _of_this_topic(error: LifecycleError) -> bool:
     return isinstance(error, Failed | StoreError) and not isinstance(error, AccessDenied | Conflict | NotFound)
 
 
-def _answers(admin: BrokerAdmin, topics: Sequence[str]) -> bool | None:
-    """Whether the broker of these topics says of any what it has in memory; None if it answers, and says so of none."""
+def _answers(admin: BrokerAdmin, topics: Sequence[str]) -> bool:
+    """Whether the broker of these topics says of any what it has in memory."""
     for topic in topics[:OTHER_TOPICS]:
-        try:
+        with suppress(LifecycleError):
             admin.internal_stats(Topic.parse(topic))
-        except (Failed, StoreError):
-            continue
-        except LifecycleError:
-            return False
-        return True
-    return None
+            return True
+    return False
 
 
 def _fails_at(admin: BrokerAdmin, broker: str, topic: str) -> bool:

@@ -34,6 +34,7 @@ from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.records.store_history import Marks
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.words import WordKind
 
@@ -61,12 +62,9 @@ class FileLake(LakeFiles):
 
     # -------------------------------------------------------------------------------------------------------- epochs
 
-    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, fingerprint: str = "") -> None:
-        """Note that a scan of the cluster with this fingerprint started; ``started_at`` is ms."""
-        self._write_document(
-            f"epochs/{epoch_id}/started.json",
-            {"epoch_id": epoch_id, "started_at": started_at, "run_id": run_id, "fingerprint": fingerprint},
-        )
+    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, marks: Marks | None = None) -> None:
+        """Note that a scan started, ``started_at`` (ms), with the metadata store's counters at that moment."""
+        self._write_document(f"epochs/{epoch_id}/started.json", asdict(_Started(epoch_id, started_at, run_id, marks)))
 
     def open_epoch(self, run_id: str) -> tuple[str, int]:
         """(epoch id, started at) of the scan that ``run_id`` began, else of the newest one. Raises NotFound."""
@@ -83,10 +81,10 @@ class FileLake(LakeFiles):
         started = self._started(epoch_id)
         return started.run_id if started else ""
 
-    def fingerprint(self, epoch_id: str) -> str:
-        """The cluster on which an epoch began; empty where it was not noted."""
+    def began_at(self, epoch_id: str) -> Marks | None:
+        """The metadata store's counters when an epoch began; None where they were not noted."""
         started = self._started(epoch_id)
-        return started.fingerprint if started else ""
+        return started.marks if started else None
 
     def finished(self, epoch_id: str) -> bool:
         """Whether an epoch was closed with its coverage proof."""
@@ -403,7 +401,7 @@ class _Started:
     epoch_id: str
     started_at: int
     run_id: str
-    fingerprint: str = ""
+    marks: Marks | None = None
 
 
 def _is_name(text: str) -> bool:

@@ -18,6 +18,7 @@ from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.records.store_history import Marks
 from pulsar_lifecycle.words import WordKind
 from tests.kit.fakes.tables import Tables
 
@@ -29,7 +30,7 @@ class FakeEpoch:
     epoch_id: str
     started_at: int
     run_id: str
-    fingerprint: str
+    marks: Marks | None = None
     census: dict[tuple[str, str], Census] = field(default_factory=dict[tuple[str, str], Census])
     tables: dict[str, list[pa.Table]] = field(default_factory=dict[str, list[pa.Table]])
     """The parts of each table."""
@@ -71,12 +72,12 @@ class FakeLake:
 
     # -------------------------------------------------------------------------------------------------------- epochs
 
-    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, fingerprint: str = "") -> None:
+    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, marks: Marks | None = None) -> None:
         one = self._one(epoch_id)
-        one.started_at, one.run_id, one.fingerprint, one.begun = started_at, run_id, fingerprint, True
+        one.started_at, one.run_id, one.marks, one.begun = started_at, run_id, marks, True
 
     def _one(self, epoch_id: str) -> FakeEpoch:
-        return self.begun.setdefault(epoch_id, FakeEpoch(epoch_id, 0, "", ""))
+        return self.begun.setdefault(epoch_id, FakeEpoch(epoch_id, 0, ""))
 
     def open_epoch(self, run_id: str) -> tuple[str, int]:
         newest_first = sorted(self.begun.values(), key=lambda one: one.epoch_id, reverse=True)
@@ -89,14 +90,14 @@ class FakeLake:
     def begun_by(self, epoch_id: str) -> str:
         return self._known(epoch_id).run_id
 
-    def fingerprint(self, epoch_id: str) -> str:
-        return self._known(epoch_id).fingerprint
+    def began_at(self, epoch_id: str) -> Marks | None:
+        return self._known(epoch_id).marks
 
     def finished(self, epoch_id: str) -> bool:
         return self._known(epoch_id).closed is not None
 
     def _known(self, epoch_id: str) -> FakeEpoch:
-        return self.begun.get(epoch_id) or FakeEpoch(epoch_id, 0, "", "")
+        return self.begun.get(epoch_id) or FakeEpoch(epoch_id, 0, "")
 
     def store_census(self, epoch_id: str, census: Census) -> None:
         self._one(epoch_id).census[census.table, census.root] = census

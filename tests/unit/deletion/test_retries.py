@@ -285,6 +285,19 @@ def test_a_marked_ledger_that_something_refers_to_is_kept(scene: Scene) -> None:
         assert (decision.outcome, cluster.exists(scene.live)) == (outcome, True)
 
 
+def test_a_marked_ledger_that_somebody_opens_for_recovery_is_retried(scene: Scene) -> None:
+    cluster = scene.cluster
+    ledger = cluster.ledger(data_tags(TOPIC), state=LedgerState.IN_RECOVERY)
+    stat = cluster.zookeeper.stat(cluster.path(ledger))
+    assert stat is not None
+    scene.publish(
+        PendingDeleteLedgerInfo(topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=ledger)
+    )
+    (ours,) = delete(cluster, scene.now, scene.before, marked={ledger: (stat.czxid, scene.now.epoch.started_at - 1)})
+    assert (ours.outcome, ours.code) == (Outcome.RETRYING, Finding.OPEN_ORPHAN)
+    assert cluster.exists(ledger)
+
+
 @pytest.mark.parametrize("component", [LedgerComponent.MANAGED_LEDGER, LedgerComponent.COMPACTED_LEDGER])
 @pytest.mark.parametrize("code", [Code.UNDER_REPLICATED, Code.OTHER_OPEN])
 def test_what_passes_by_itself_does_not_end_the_intent_of_a_marked_ledger(

@@ -26,6 +26,7 @@ from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.records.store_history import Marks
 from pulsar_lifecycle.records.tables import MANAGED_LEDGERS, OBJECTS
 from pulsar_lifecycle.words import WordKind
 from tests.kit.builders import A_GAP
@@ -200,9 +201,10 @@ def test_old_epochs_go_but_the_last_covered_one_of_each_day_stays(lake: Lake) ->
 
 
 def test_an_epoch_knows_its_run_its_cluster_and_whether_it_is_finished(lake: Lake) -> None:
-    lake.begin_epoch("e1", NOW, "run-1", "fp")
-    assert (lake.begun_by("e1"), lake.fingerprint("e1"), lake.finished("e1")) == ("run-1", "fp", False)
-    assert (lake.begun_by("none"), lake.fingerprint("none"), lake.finished("none")) == ("", "", False)
+    marks = Marks("fp", 7, 3, (2, 1))
+    lake.begin_epoch("e1", NOW, "run-1", marks)
+    assert (lake.begun_by("e1"), lake.began_at("e1"), lake.finished("e1")) == ("run-1", marks, False)
+    assert (lake.begun_by("none"), lake.began_at("none"), lake.finished("none")) == ("", None, False)
     finish(lake, epoch("e2", NOW))
     assert lake.finished("e2")
 

@@ -186,8 +186,6 @@ def test_what_a_broker_fails_at_saying_of_one_topic_alone_is_that_topics_and_its
         (Unavailable("no connection"), None),
         (ConfigError("no such token file"), None),
         (StoreError("the answer is not what Pulsar 4.0 sends"), BROKEN),
-        (BROKEN, Unavailable("no connection")),
-        (BROKEN, ConfigError("no such token file")),
     ],
 )
 def test_what_is_about_us_or_about_the_broker_is_unread(error: LifecycleError, others: LifecycleError | None) -> None:
@@ -196,7 +194,7 @@ def test_what_is_about_us_or_about_the_broker_is_unread(error: LifecycleError, o
     assert (word.problem, word.error) == (Problem.UNREAD, f"broker memory of {PARTITION}: {error}")
 
 
-@pytest.mark.parametrize("others", [BROKEN, AccessDenied("403")])
+@pytest.mark.parametrize("others", [BROKEN, AccessDenied("403"), Unavailable("no connection")])
 def test_a_broker_that_says_so_of_no_topic_and_answers_otherwise_is_well(others: LifecycleError) -> None:
     assert [w.keeps_owner for w in asked(BROKEN, others=others)] == [True, True]
 
