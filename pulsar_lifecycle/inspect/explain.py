@@ -283,11 +283,13 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
     judged = orphans.judge(rows, kinds.referenced(every), context.at(now)).to_pylist()[0]
     if judged["finding"] == orphans.PENDING:  # depends on what its broker said, which only a scan asks
         if history.finding is None:
-            text = "the last scan did not judge it yet, and its broker must be asked: the next scan tells"
+            text = "the last scan did not judge it yet: the next scan or deletion run asks its broker"
             return _kept(ExplainCode.NOT_JUDGED_YET, text)
         judged = history.finding
         if judged["finding"] == Finding.ORPHAN and found.written >= epoch.started_at:
-            text = "free by the last scan, but its topic was loaded or written since: the next scan tells"
+            text = (
+                "free by the last scan, but its topic was loaded or written since: the next scan or deletion run asks"
+            )
             return _kept(ExplainCode.WRITTEN_SINCE, text)
     why = Why(orphans.code_of(judged), judged["reason"])
     if judged["finding"] == Finding.OFFLOAD_LEFTOVER and history.releases(ledger):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pulsar_lifecycle.deletion.planning.orphans import NEEDS_OWNER
 from pulsar_lifecycle.inspect.explain import Explanation, explain
-from pulsar_lifecycle.inspect.explain_codes import Verdict
+from pulsar_lifecycle.inspect.explain_codes import ExplainCode, Verdict
 from pulsar_lifecycle.inspect.ledger_history import history_of
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.ports import JournalRow
@@ -59,8 +59,10 @@ def check(explained: Mapping[int, Explanation], journal: Iterable[JournalRow], r
 
 
 def _by_a_broker_of_then(found: Explanation) -> bool:
-    """Whether it is kept for what a broker told the newest scan; a run asks again, and may be told that it is over."""
+    """Whether it is kept for what a broker told the newest scan, or must tell now: a run asks, and may be told so."""
     ledger, finding = found.ledger, found.history.finding
+    if found.answer.why.code in (ExplainCode.NOT_JUDGED_YET, ExplainCode.WRITTEN_SINCE):
+        return True
     return (
         found.verdict is Verdict.KEPT
         and ledger is not None
