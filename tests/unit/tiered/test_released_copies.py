@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.deletion import batch, owner_check
+from pulsar_lifecycle.deletion import deciding, owner_check
 from pulsar_lifecycle.errors import (
     AccessDenied,
     LeaseLost,
@@ -391,7 +391,7 @@ def test_objects_that_are_lost_at_any_moment_before_the_last_look(key: Callable[
 
 
 def test_the_law_bites_where_copies_are_not_looked_at(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "look_at_copies", lambda run, ports, live: None)
+    monkeypatch.setattr(deciding, "look_at_copies", lambda run, ports, live: None)
     scene.released()
     scene.lose(scene.due[0])
     with pytest.raises(AssertionError):
