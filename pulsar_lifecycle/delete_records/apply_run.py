@@ -36,8 +36,8 @@ from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.side_by_side import shared
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.topics.topic_run import topic_run, topic_tools
-from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
+from pulsar_lifecycle.topics.topic_run import topic_run, topic_tools, unloads_of
+from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_run
 
@@ -152,16 +152,10 @@ def _acting(
             brokers = load_state.ask_brokers(ports.store, ports.admin)
             loaded = settings.trimming.loaded_topics
             run = topic_run(cluster, run_id, ports, context, now, loaded, brokers.brokers)
-            guard = RunGuard(lease.guard, share_of_unloads(cluster, 1))
+            guard = RunGuard(lease.guard, unloads_of(settings, ports.clock))
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
             yield replace(run, plan_id=plan_id), ports, lease.guard, brokers
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=not brokers.unanswered)
-
-
-def share_of_unloads(cluster: Cluster, brokers: int) -> Unloads:
-    """One broker's share of a run's budget of unloads: one that fails at them stops its own partitions alone."""
-    trimming = cluster.settings.trimming
-    return Unloads(trimming.unloads_per_second / brokers, max(1, trimming.max_unloads // brokers), cluster.clock)
 
 
 class _Launch:
@@ -197,8 +191,8 @@ class _Launch:
             else:
                 by_broker.setdefault(self._brokers.brokers.loaded.get(str(topic), ""), []).append(row)
         lanes: list[tuple[RunGuard, Sequence[Row]]] = []
-        for broker, group in by_broker.items():
-            guard = RunGuard(self._guard, share_of_unloads(self._cluster, len(by_broker)))
+        for broker, group in by_broker.items():  # one that fails at unloads stops its own partitions alone
+            guard = RunGuard(self._guard, unloads_of(self._cluster.settings, self._cluster.clock, len(by_broker)))
             lanes += [(guard, some) for some in _lanes(group, PER_BROKER if broker else UNLOADED)]
         if len(lanes) == 1:
             for row in lanes[0][1]:

@@ -36,9 +36,11 @@ def deliver_after_ms_of(settings: Settings, sandbox: bool) -> int:
     return int((wanted if sandbox else max(wanted, MIN_DELIVER_AFTER)) * 1000)
 
 
-def unloads_of(settings: Settings, clock: Clock) -> Unloads:
-    """One run's budget of unloads."""
-    return Unloads(settings.trimming.unloads_per_second, settings.trimming.max_unloads, clock)
+def unloads_of(settings: Settings, clock: Clock, shares: int = 1) -> Unloads:
+    """One run's budget of unloads, or one of so many shares of it: at least one each, unless the run has none."""
+    trimming = settings.trimming
+    limit = min(trimming.max_unloads, max(1, trimming.max_unloads // shares))
+    return Unloads(trimming.unloads_per_second / shares, limit, clock)
 
 
 def shadow_sources(cluster: Cluster, store: MetadataStore) -> snapshot.ShadowSources:

@@ -39,8 +39,8 @@ from pulsar_lifecycle.runs.journal_rows import Writer
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run
-from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
+from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, unloads_of
+from pulsar_lifecycle.topics.unloads import RunGuard
 
 HERE = 8
 """So many topics are repaired in this process: starting tasks for them would take longer."""
@@ -173,10 +173,7 @@ class _Work:
             ports = Ports(opened.store, opened.reader, opened.admin, opened.queue, opened.journal, opened.clock)
             loaded = settings.delayed_index.loaded_topics
             run = topic_run(cluster, self.run_id, ports, self.context, self.now, loaded, self.brokers)
-            trimming = settings.trimming
-            unloads = Unloads(
-                trimming.unloads_per_second / self.tasks, max(1, trimming.max_unloads // self.tasks), ports.clock
-            )
+            unloads = unloads_of(settings, ports.clock, self.tasks)
             yield SubscriptionRepairs(
                 run,
                 ports,
