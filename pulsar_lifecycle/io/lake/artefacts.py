@@ -34,7 +34,7 @@ from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.store_history import Marks
+from pulsar_lifecycle.records.store_history import UNKNOWN, Marks
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.words import WordKind
 
@@ -84,7 +84,7 @@ class FileLake(LakeFiles):
     def began_at(self, epoch_id: str) -> Marks | None:
         """The metadata store's counters when an epoch began; None where they were not noted."""
         started = self._started(epoch_id)
-        return started.marks if started else None
+        return started.marks_at_begin if started else None
 
     def finished(self, epoch_id: str) -> bool:
         """Whether an epoch was closed with its coverage proof."""
@@ -402,6 +402,12 @@ class _Started:
     started_at: int
     run_id: str
     marks: Marks | None = None
+    fingerprint: str = ""
+    """As version 0.1 wrote it until it noted the marks; not written any more."""
+
+    @property
+    def marks_at_begin(self) -> Marks | None:
+        return self.marks or (Marks(self.fingerprint, UNKNOWN) if self.fingerprint else None)
 
 
 def _is_name(text: str) -> bool:

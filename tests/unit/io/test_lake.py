@@ -1,5 +1,6 @@
 """The lake keeps epochs and plans whole, shows no unfinished ones, and forgets old epochs by rule."""
 
+import json
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +27,7 @@ from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.store_history import Marks
+from pulsar_lifecycle.records.store_history import UNKNOWN, Marks
 from pulsar_lifecycle.records.tables import MANAGED_LEDGERS, OBJECTS
 from pulsar_lifecycle.words import WordKind
 from tests.kit.builders import A_GAP
@@ -207,6 +208,15 @@ def test_an_epoch_knows_its_run_its_cluster_and_whether_it_is_finished(lake: Lak
     assert (lake.begun_by("none"), lake.began_at("none"), lake.finished("none")) == ("", None, False)
     finish(lake, epoch("e2", NOW))
     assert lake.finished("e2")
+
+
+def test_a_scan_that_an_earlier_version_began_knows_its_cluster(files: FileLake) -> None:
+    began = {"epoch_id": "e1", "started_at": NOW, "run_id": "run-1", "fingerprint": "fp"}
+    folder = Path(files.location) / "epochs" / "e1"
+    folder.mkdir(parents=True)
+    (folder / "started.json").write_text(json.dumps(began))
+
+    assert files.began_at("e1") == Marks("fp", UNKNOWN)
 
 
 def test_a_table_that_is_written_again_counts_as_not_read_until_then(lake: Lake) -> None:
