@@ -15,7 +15,7 @@ from assets.names import key
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.tiered.buckets.bucket_rules import SweepAction
 from pulsar_lifecycle.tiered.buckets.bucket_runs import TABLE, run_config, take_inventory

@@ -32,7 +32,7 @@ from pulsar_lifecycle.delayed_index.stored.check_run import (
 )
 from pulsar_lifecycle.delayed_index.stored.rows import BYTES_IN_MEMORY
 from pulsar_lifecycle.journal.prometheus import published
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting

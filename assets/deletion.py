@@ -25,7 +25,7 @@ from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.outcomes import WAITS_FOR, Outcome
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource

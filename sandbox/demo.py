@@ -38,8 +38,8 @@ from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import JournalReader, Lake
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.scan.references import KINDS
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from pulsar_lifecycle.tiered.buckets import bucket_runs

@@ -22,8 +22,8 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import (
     build_activity,
 )
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans, run_config
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.inactive_plan import counted_once
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
 

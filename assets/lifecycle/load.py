@@ -13,8 +13,8 @@ from assets.names import key
 from assets.pages import show
 from assets.pages.planned import table_and_plan
 from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan, run_config
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 
 COLUMNS = {

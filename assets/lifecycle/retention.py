@@ -13,7 +13,7 @@ from assets.names import key
 from assets.pages import show
 from assets.pages.planned import table_and_plan
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan, run_config
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.runs.cluster import Cluster
 

@@ -13,7 +13,7 @@ from assets.names import EPOCH
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import dagster as dg
 
 from assets.names import EPOCH, PLAN
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 
 SAMPLE = 50

@@ -182,7 +182,7 @@ def _status(where: Cluster) -> dict[str, Any]:
 def _print(document: dict[str, Any], where: Cluster) -> None:
     from pulsar_lifecycle.cli.plans import condition
     from pulsar_lifecycle.inspect.settled import settled_plans
-    from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+    from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 
     now = where.clock.now_ms()
     scan, begun, lease, queue = document["scan"], document["unfinished_scan"], document["lease"], document["queue"]

@@ -19,7 +19,7 @@ from pulsar_lifecycle.cli.options import AsJson, cluster_of
 if TYPE_CHECKING:
     from pulsar_lifecycle.delete_records.offset_file import Asked
     from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition
-    from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+    from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
     from pulsar_lifecycle.runs.cluster import Cluster
 
 READERS = 4

@@ -30,7 +30,7 @@ from pulsar_lifecycle.records.plans import (
     load_plan,
     retention_plan,
 )
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 
 Groups = list[tuple[str, int, str]]
 """A group's name, its ledgers, their bytes."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pulsar_lifecycle.cli.plan_kinds import PlanKind
     from pulsar_lifecycle.ports import JournalReader, Lake
     from pulsar_lifecycle.records.codes import Why
-    from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+    from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
     from pulsar_lifecycle.settings import Settings
 
 SAMPLE = 20

@@ -25,7 +25,7 @@ from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.plans.delete_records_plan import CONSUMED, RecordsError
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.topic_run import topic_tools

@@ -34,7 +34,7 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
 from pulsar_lifecycle.records.plans import deletion_plan
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.apply import Applied, chosen, send_intents
@@ -82,7 +82,7 @@ def make_plan(
         asked = since(cluster, earlier, epoch)
         in_use = in_use_at_any(cluster.lake.referenced(e.epoch_id) for e in asked)
         rows = confirmed_by_all(rows, in_use, shadow_sources_at_any(cluster, asked))
-    summary = deletion_plan.summary_of(
+    summary = summary_of(
         kind, cluster.ids.token(2), epoch, gaps, now, rows, deletion_plan.digest,
         logical="logical_bytes", physical="physical_bytes", confirmed_by=earlier.epoch_id if earlier else "",
     )  # fmt: skip

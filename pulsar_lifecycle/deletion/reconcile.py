@@ -20,7 +20,7 @@ from pulsar_lifecycle.errors import RefusedBy, UsageError
 from pulsar_lifecycle.journal.intents import NamespaceIntents, by_namespace, still_there, to_send, unknown
 from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.records.gaps import in_words
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import Order

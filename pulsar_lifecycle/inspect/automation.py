@@ -36,9 +36,9 @@ from pulsar_lifecycle.records.plans import (
     offload_plan,
     retention_plan,
 )
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.deletion_plan import digest as digest_of_orphans
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.automation_rule import Approval, AutomationCode, Candidate, Decision, decide, grew_too_much
 from pulsar_lifecycle.runs.cluster import Cluster

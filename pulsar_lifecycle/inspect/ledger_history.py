@@ -30,7 +30,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.owner_names import owner_in
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.evidence import new_gaps
 

@@ -23,7 +23,7 @@ from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
 from pulsar_lifecycle.records.plans import delayed_index_plan, delete_records_plan, inactive_plan
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 
 DAY_MS = 86_400_000

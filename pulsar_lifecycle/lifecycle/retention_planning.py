@@ -26,7 +26,7 @@ from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans import retention_plan
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pulsar_lifecycle.records.findings import Context
     from pulsar_lifecycle.records.known_words import KnownWord
     from pulsar_lifecycle.records.offload_uuids import NamedUuids, OffloadUuids
-    from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
     from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
+    from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
     from pulsar_lifecycle.records.referenced import Referenced
     from pulsar_lifecycle.records.store_history import Marks
 

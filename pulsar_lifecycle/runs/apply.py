@@ -23,7 +23,7 @@ from pulsar_lifecycle.records.copies import copy_of
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.records.outcomes import Outcome, Phase, action_of
 from pulsar_lifecycle.records.plans import deletion_plan
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.caps import Caps, Order
 from pulsar_lifecycle.runs.journal_rows import MessageSent, Step, Subject, Writer

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import NotFound, RefusedBy
 from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.caps import Caps
 from pulsar_lifecycle.words import WordKind

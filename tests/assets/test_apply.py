@@ -15,7 +15,7 @@ from orchestration.jobs import ApplyConfig, RedriveConfig, apply_plan_job, delet
 from orchestration.lifecycle.retention import RetentionConfig, apply_retention_job
 from pulsar_lifecycle.deletion.workers import OutcomeCount, RunEnd
 from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs.caps import AS_SET
 from pulsar_lifecycle.runs.cluster import Cluster

@@ -37,7 +37,7 @@ from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
 from pulsar_lifecycle.journal.archive import archived_nodes
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
 from pulsar_lifecycle.runs.cluster import Cluster as Where

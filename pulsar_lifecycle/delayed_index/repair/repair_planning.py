@@ -24,7 +24,7 @@ from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.plans import delayed_index_plan
 from pulsar_lifecycle.records.plans.delayed_index_plan import KIND, REPAIRS
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
 

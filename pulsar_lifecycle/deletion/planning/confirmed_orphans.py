@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
+from pulsar_lifecycle.records.plans.deletion_plan import PLAN
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 
 _SAME = ["ledger_id", "czxid", "ctime"]
 CONFIRMED_BY = (*_SAME, "finding")

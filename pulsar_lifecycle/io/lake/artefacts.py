@@ -29,9 +29,10 @@ from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.plans import inactive_plan
 from pulsar_lifecycle.records.plans.delayed_index_plan import REPAIRS
 from pulsar_lifecycle.records.plans.delete_records_plan import RECORDS
-from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
+from pulsar_lifecycle.records.plans.deletion_plan import PLAN
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.store_history import UNKNOWN, Marks

@@ -17,8 +17,8 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import ActivityReport
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans import inactive_plan
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
 from pulsar_lifecycle.records.plans.inactive_plan import SUBSCRIPTIONS, TOPICS
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence

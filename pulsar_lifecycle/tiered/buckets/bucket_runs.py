@@ -30,7 +30,7 @@ from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gaps
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, summary_of
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.runs import control

@@ -14,7 +14,7 @@ import pytest
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, run_config
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from pulsar_lifecycle.trimming.retention_run import apply_retention

@@ -16,7 +16,8 @@ from kazoo.client import KazooClient
 from orchestration.jobs import ApplyConfig
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.errors import LifecycleError, Paused, Refused, UsageError
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary, digest
+from pulsar_lifecycle.records.plans.deletion_plan import digest
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from sandbox import plant

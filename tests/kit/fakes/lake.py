@@ -15,8 +15,8 @@ from pulsar_lifecycle.records.epoch import Census, Epoch, forgotten
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.store_history import Marks
 from pulsar_lifecycle.words import WordKind

@@ -7,7 +7,7 @@ from typing import Any
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from tests.kit.scenes.load_scene import LoadScene

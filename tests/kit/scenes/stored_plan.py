@@ -12,7 +12,7 @@ from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.plans import deletion_plan
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import FINDINGS
 

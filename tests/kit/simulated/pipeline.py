@@ -24,7 +24,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.run_settings import MAX_LOSS
 from pulsar_lifecycle.runs.apply import Applied

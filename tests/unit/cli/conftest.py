@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pulsar_lifecycle.io.lake.artefacts import FileLake
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.settings import load_settings
 from tests.kit.scenes.stored_plan import store_plan
 from tests.kit.settings import write_settings

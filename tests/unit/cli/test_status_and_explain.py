@@ -21,7 +21,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.outcomes import Action
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import REFERENCES
 from pulsar_lifecycle.runs import control

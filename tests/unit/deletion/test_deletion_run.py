@@ -25,7 +25,7 @@ from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.metastore import reading
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs import plan_checks as plan_deletion

@@ -15,7 +15,7 @@ from pulsar_lifecycle.inspect.ledger_history import History
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.builders import A_GAP
 from tests.kit.scenes.explain_scene import DATA, HOUR, OWNER, ROOT, TOPIC_PATH, World, said, text

@@ -21,10 +21,11 @@ from pulsar_lifecycle.records.epoch import DAY_MS, Census, Epoch, last_covered
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.known_words import KnownWord
-from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
+from pulsar_lifecycle.records.plans.deletion_plan import PLAN
 from pulsar_lifecycle.records.plans.inactive_plan import INACTIVE_TOPICS
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.store_history import UNKNOWN, Marks

@@ -16,7 +16,7 @@ from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.plans import retention_plan
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from tests.kit.builders import A_GAP
 from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import ENTRY_BYTES

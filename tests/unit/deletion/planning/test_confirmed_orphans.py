@@ -15,7 +15,7 @@ from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.plans import deletion_plan
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs import apply, plan_checks

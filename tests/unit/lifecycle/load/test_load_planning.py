@@ -17,8 +17,8 @@ from pulsar_lifecycle.lifecycle.load.monitors import monitors_in_force
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.plans import load_plan
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.topics.policies import Layers, NamespacePolicies
 from tests.kit.builders import A_GAP
 from tests.kit.scenes.load_scene import LoadScene

@@ -1,0 +1,84 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""The summary of a plan of ledgers, whatever they go for: what is stored beside its rows.
+
+Belongs here: its fields, and making it of a scan and rows. Not here: a kind's rows and digest (the modules beside this
+one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import TypeAdapter
+
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.gaps import Gap, Gaps
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What is stored beside a plan's rows and covered by nothing but itself; ``digest`` covers the rows.
+
+    ``actionable`` is false for a report-only plan; ``gaps`` then says what was missing.
+    """
+
+    plan_id: str
+    cluster: str
+    fingerprint: str
+    epoch_id: str
+    confirmed_by: str
+    created_at: int
+    actionable: bool
+    gaps: Gaps
+    ledgers: int
+    logical_bytes: int
+    physical_bytes: int
+    cluster_ledgers: int
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a JSON document."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> PlanSummary:
+        """The inverse of :meth:`to_json`. Raises ValueError for another shape."""
+        return _SUMMARY.validate_python(document)
+
+
+_SUMMARY = TypeAdapter(PlanSummary)
+
+
+def summary_of(
+    kind: str,
+    token: str,
+    epoch: Epoch,
+    gaps: Sequence[Gap],
+    created_at: int,
+    rows: pa.Table,
+    digest: Callable[[pa.Table, Mapping[str, Any]], str],
+    *,
+    logical: str = "bytes",
+    physical: str = "bytes",
+    confirmed_by: str = "",
+    cluster_ledgers: int | None = None,
+) -> PlanSummary:
+    """The summary of a plan with these rows, made of an epoch; ``kind`` begins its id, ``token`` ends it.
+
+    ``digest`` is that of its kind; ``logical`` and ``physical`` name the columns of its sizes in bytes.
+    ``cluster_ledgers``: what its share is of, where that is not BookKeeper's ledgers.
+    """
+    logical_bytes, physical_bytes = (int(pc.sum(rows.column(name)).as_py() or 0) for name in (logical, physical))
+    if cluster_ledgers is None:
+        cluster_ledgers = next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed
+    summary = PlanSummary(
+        f"{kind}-{epoch.epoch_id}-{token}", epoch.cluster, epoch.fingerprint, epoch.epoch_id, confirmed_by,
+        created_at, not gaps, tuple(gaps), rows.num_rows, logical_bytes, physical_bytes, cluster_ledgers, "",
+    )  # fmt: skip
+    return replace(summary, digest=digest(rows, summary.to_json()))
