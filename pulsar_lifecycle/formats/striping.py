@@ -20,7 +20,7 @@ STRIPES = 16
 
 def segment_of(metadata: LedgerMetadata, entry_id: int) -> Segment:
     """The segment that an entry lies in."""
-    return max((s for s in metadata.segments if s.first_entry_id <= entry_id), key=lambda s: s.first_entry_id)
+    return next(segment for segment in reversed(metadata.segments) if segment.first_entry_id <= entry_id)
 
 
 def segment_end(metadata: LedgerMetadata, entry_id: int, last: int) -> int:

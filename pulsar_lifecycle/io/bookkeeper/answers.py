@@ -43,6 +43,17 @@ def verified(data: bytes, ledger_id: int, metadata: LedgerMetadata, entry_id: in
     raise AssertionError("unreachable: the last kind returns or raises")
 
 
+def verified_run(answer: Answer, metadata: LedgerMetadata, ledger_id: int, first: int, count: int) -> entry.EntryRun:
+    """Of the ``count`` entries asked for from ``first`` on those that came, up to the first that is not right."""
+    kinds = digest_types(metadata)
+    bounds = answer.bounds[:count]
+    while True:
+        kind = kinds.pop(0)
+        run = entry.verify(answer.frame, bounds, kind, metadata.password, ledger_id=ledger_id, first=first)
+        if run.payloads or not kinds:
+            return run
+
+
 def highest(
     ledger_id: int, metadata: LedgerMetadata, answers: Sequence[Answer | LifecycleError]
 ) -> Entry | int | LifecycleError | None:

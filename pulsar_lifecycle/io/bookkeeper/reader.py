@@ -1,8 +1,8 @@
 """Entries straight from the bookies: ``ports.LedgerReader`` without recovery, without fencing, without Java.
 
-Belongs here: which ledgers may be read how, and where one ends. Not here: reading ranges (``stream.py``), checks of
-every copy (``replica_check.py``), connections (``pool.py``), frames (``connection.py``), entry bytes
-(``formats.entry``).
+Belongs here: which ledgers may be read how, and where one ends. Not here: reading ranges (``stream.py``) and single
+entries (``singles.py``), checks of every copy (``replica_check.py``), connections (``pool.py``), frames
+(``connection.py``), entry bytes (``formats.entry``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Self
 
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
-from pulsar_lifecycle.io.bookkeeper import replica_check, traces
+from pulsar_lifecycle.io.bookkeeper import replica_check, singles, traces
 from pulsar_lifecycle.io.bookkeeper.answers import highest
 from pulsar_lifecycle.io.bookkeeper.connection import LAST_ENTRY
 from pulsar_lifecycle.io.bookkeeper.pool import BookiePool
@@ -57,13 +57,13 @@ class BookieReader:
     def last_entries(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Entry | LifecycleError | None]:
         """:meth:`last_entry` of many ledgers in few round trips, in order; what it would raise stands in the list."""
         results: list[Entry | LifecycleError | None] = [None] * len(ledgers)
-        wanted: dict[int, LedgerStream] = {}
+        last: dict[int, int] = {}
         open_ledgers: list[int] = []
-        for i, (ledger_id, metadata) in enumerate(ledgers):
+        for i, (_, metadata) in enumerate(ledgers):
             if metadata.state != LedgerState.CLOSED:
                 open_ledgers.append(i)
             elif metadata.last_entry_id >= 0:
-                wanted[i] = self._read(ledger_id, metadata, metadata.last_entry_id, metadata.last_entry_id)
+                last[i] = metadata.last_entry_id
         probes = [
             (bookie, ledgers[i][0], LAST_ENTRY) for i in open_ledgers for bookie in ledgers[i][1].segments[-1].bookies
         ]
@@ -72,16 +72,16 @@ class BookieReader:
             ledger_id, metadata = ledgers[i]
             found = highest(ledger_id, metadata, [next(answers) for _ in metadata.segments[-1].bookies])
             if isinstance(found, int):
-                wanted[i] = self._read(ledger_id, metadata, found, found)
+                last[i] = found
             else:
                 results[i] = found
-        for i, entry in zip(wanted, _single([(ledgers[i][0], one) for i, one in wanted.items()]), strict=True):
+        for i, entry in zip(last, self.read_each([(*ledgers[i], at) for i, at in last.items()]), strict=True):
             results[i] = entry
         return results
 
     def read_each(self, wanted: Sequence[tuple[int, LedgerMetadata, int]]) -> list[Entry | LifecycleError]:
         """One entry each of many ledgers in few round trips, in order; what :meth:`read` would raise is in the list."""
-        return _single([(ledger_id, self._read(ledger_id, known, at, at)) for ledger_id, known, at in wanted])
+        return singles.read_each(self._bookies, wanted)
 
     def read(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> list[Entry]:
         """Entries first..last, both inclusive. Each is verified; another replica is asked where one fails.
@@ -91,7 +91,7 @@ class BookieReader:
         """
         return [
             Entry(ledger_id, entry_id, payload)
-            for batch in self._read(ledger_id, metadata, first, last)
+            for batch in LedgerStream(self._bookies, ledger_id, metadata, first, last)
             for entry_id, payload in enumerate(batch.payloads, batch.first)
         ]
 
@@ -130,25 +130,8 @@ class BookieReader:
 
     # -------------------------------------------------------------------------------------------------------- private
 
-    def _read(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> LedgerStream:
-        return LedgerStream(self._bookies, ledger_id, metadata, first, last)
-
     def _paced(self, stream: LedgerStream) -> Iterator[EntryBatch]:
         for batch in stream:
             if self._pace is not None:
                 self._pace(sum(map(len, batch.payloads)))
             yield batch
-
-
-def _single(streams: Sequence[tuple[int, LedgerStream]]) -> list[Entry | LifecycleError]:
-    """The only entry of each stream, with its ledger's id."""
-    for _, stream in streams:
-        stream.start()  # all of them before the first is waited for
-    found: list[Entry | LifecycleError] = []
-    for ledger_id, stream in streams:
-        try:
-            (batch,) = stream
-            found.append(Entry(ledger_id, batch.first, batch.payloads[0]))
-        except LifecycleError as error:
-            found.append(error)
-    return found

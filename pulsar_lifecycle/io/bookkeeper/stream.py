@@ -21,7 +21,7 @@ from functools import partial
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import entry, striping
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, Segment
-from pulsar_lifecycle.io.bookkeeper.answers import digest_types, nowhere
+from pulsar_lifecycle.io.bookkeeper.answers import nowhere, verified_run
 from pulsar_lifecycle.io.bookkeeper.connection import Answer, Code, Request
 from pulsar_lifecycle.io.bookkeeper.pool import BookiePool
 from pulsar_lifecycle.ports import EntryBatch
@@ -214,7 +214,7 @@ class LedgerStream:
         bookie, part.bookie, part.request = part.bookie, "", None
         self._reserved -= part.reserved
         if isinstance(answer, Answer) and answer.code == Code.OK:
-            run = self._verified(part, answer)
+            run = verified_run(answer, self._metadata, self._ledger_id, part.first, part.count)
             if run.payloads:
                 self._fill(part, run, bookie)
                 return
@@ -226,17 +226,6 @@ class LedgerStream:
             self._troubled.add(bookie)
         part.said[bookie] = answer
         heapq.heappush(self._unasked, part)
-
-    def _verified(self, part: _Part, answer: Answer) -> entry.EntryRun:
-        kinds = digest_types(self._metadata)
-        bounds = answer.bounds[: part.count]
-        while True:
-            kind = kinds.pop(0)
-            run = entry.verify(
-                answer.frame, bounds, kind, self._metadata.password, ledger_id=self._ledger_id, first=part.first
-            )
-            if run.payloads or not kinds:
-                return run
 
     def _fill(self, part: _Part, run: entry.EntryRun, bookie: str) -> None:
         """Take what a bookie gave; the rest of the part, without what it gave damaged, is asked for anew."""
