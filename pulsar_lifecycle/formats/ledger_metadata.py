@@ -183,27 +183,49 @@ def _delimited(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def _build(message: pb.LedgerMetadataFormat, version: int, origin: bytes) -> LedgerMetadata:
-    _check(_wire.known(message))
-    custom = ((_wire.text(_wire.known(entry).key), entry.value) for entry in message.customMetadata)
+    """What LedgerMetadataBuilder demands is checked, and what every reader of a closed ledger relies on."""
+    size, quorum = _wire.known(message).ensembleSize, message.quorumSize
+    ack = message.ackQuorumSize if message.HasField("ackQuorumSize") else quorum
+    last = message.lastEntryId if message.HasField("lastEntryId") else None
+    if not size >= quorum >= ack >= 0:
+        raise _wire.MalformedError("an ensemble no smaller than the write quorum, and that than the ack quorum")
+    if message.state == LedgerState.CLOSED and (last is None or last < -1):
+        raise _wire.MalformedError("the last entry id of a closed ledger")
+    if message.state == LedgerState.CLOSED and message.length < 0:
+        raise _wire.MalformedError("the length of a closed ledger")
+    segments = tuple([_segment(segment.SerializePartialToString()) for segment in message.segment])
+    previous = -1
+    for segment in segments:
+        if segment.first_entry_id <= previous or len(segment.bookies) != size:
+            raise _wire.MalformedError(f"segments in order with {size} bookies each")
+        previous = segment.first_entry_id
+    if previous < 0:
+        raise _wire.MalformedError("a segment")
     return LedgerMetadata(
-        LedgerState(message.state),
-        message.ensembleSize,
-        message.quorumSize,
-        message.ackQuorumSize if message.HasField("ackQuorumSize") else message.quorumSize,
-        tuple(
-            Segment(_wire.known(segment).firstEntryId, tuple(map(_wire.text, segment.ensembleMember)))
-            for segment in message.segment
-        ),
+        _STATES[message.state],
+        size,
+        quorum,
+        ack,
+        segments,
         message.length,
-        message.lastEntryId if message.HasField("lastEntryId") else -1,
-        DigestType(message.digestType) if message.HasField("digestType") and message.HasField("password") else None,
+        -1 if last is None else last,
+        _DIGESTS[message.digestType] if message.HasField("digestType") and message.HasField("password") else None,
         message.password,
         _wire.optional(message, "ctime"),
         _wire.optional(message, "cToken"),
-        _wire.unique(custom, "custom metadata key"),
+        _wire.unique(
+            [(_wire.text(_wire.known(one).key), one.value) for one in message.customMetadata], "custom metadata key"
+        ),
         version,
         origin,
     )
+
+
+@lru_cache(maxsize=1 << 16)
+def _segment(data: bytes) -> Segment:
+    """A segment's message. Millions of ledgers share few: looking one up costs half of reading it."""
+    message = _wire.known(pb.LedgerMetadataFormat.Segment.FromString(data))
+    return Segment(message.firstEntryId, tuple(map(_wire.text, message.ensembleMember)))
 
 
 def _from_text(
@@ -213,24 +235,6 @@ def _from_text(
         return _build(parse(data, start), version, data)
     except _wire.MalformedError as error:
         raise CorruptFormat(WHAT, start, str(error)) from None
-
-
-def _check(message: pb.LedgerMetadataFormat) -> None:
-    """What LedgerMetadataBuilder demands, and what every reader of a closed ledger relies on."""
-    ack = message.ackQuorumSize if message.HasField("ackQuorumSize") else message.quorumSize
-    if not message.ensembleSize >= message.quorumSize >= ack >= 0:
-        raise _wire.MalformedError("an ensemble no smaller than the write quorum, and that than the ack quorum")
-    if message.state == LedgerState.CLOSED and not (message.HasField("lastEntryId") and message.lastEntryId >= -1):
-        raise _wire.MalformedError("the last entry id of a closed ledger")
-    if message.state == LedgerState.CLOSED and message.length < 0:
-        raise _wire.MalformedError("the length of a closed ledger")
-    previous = -1
-    for segment in message.segment:
-        if segment.firstEntryId <= previous or len(segment.ensembleMember) != message.ensembleSize:
-            raise _wire.MalformedError(f"segments in order with {message.ensembleSize} bookies each")
-        previous = segment.firstEntryId
-    if previous < 0:
-        raise _wire.MalformedError("a segment")
 
 
 def _fill(message: pb.LedgerMetadataFormat, value: LedgerMetadata) -> None:
@@ -400,8 +404,10 @@ def _closed(field_name: str, offset: int) -> Callable[[list[pb.LedgerMetadataFor
     return column
 
 
-_STATE_NAMES = {state.value: state.name for state in LedgerState}
-_DIGEST_NAMES = {digest.value: digest.name for digest in DigestType}
+_STATES = {state.value: state for state in LedgerState}
+_DIGESTS = {digest.value: digest for digest in DigestType}
+_STATE_NAMES = {number: state.name for number, state in _STATES.items()}
+_DIGEST_NAMES = {number: digest.name for number, digest in _DIGESTS.items()}
 _SCALAR_COLUMNS: dict[str, Callable[[list[pb.LedgerMetadataFormat]], list[Any]]] = {
     "state": lambda messages: [_STATE_NAMES[m.state] for m in messages],
     "entries": _closed("lastEntryId", 1),
