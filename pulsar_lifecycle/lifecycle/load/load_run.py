@@ -117,6 +117,7 @@ class _Judged:
     left: Mapping[Topic, Why]
     now: Mapping[Topic, TopicNow]
     owners: Mapping[Topic, str]
+    owned_since: Mapping[Topic, int | None]
     policies: InForce[RetentionPolicy | None]
     monitors: Monitors
     may_be_deleted: Collection[Topic]
@@ -181,8 +182,13 @@ class _LoadRun:
             context=self.run.context,
             policies=judged.policies,
             monitors=judged.monitors,
+            ttl_now=self._ttl_now,
             timeout_ms=int(self._settings.timeout * 1000),
         )
+
+    def _ttl_now(self, namespaces: Collection[str]) -> InForce[int | None]:
+        layers, differing = policies_now(self.cluster, namespaces, BROKER_NAMES)
+        return InForce({}) if differing else monitors_in_force(layers).ttl
 
     def _visit(self, topic: Topic, judged: _Judged) -> Visit:
         row = self.planned[topic]
@@ -192,6 +198,7 @@ class _LoadRun:
             judged.now[topic],
             row["retention_minutes"],
             row["ttl_seconds"],
+            owned_since=judged.owned_since.get(topic),
             may_be_deleted=topic in judged.may_be_deleted,
             trims=judged.trims.get(topic, ()),
             may_trim=judged.may_trim.get(topic, ()),
@@ -245,10 +252,11 @@ class _LoadRun:
                 left[topic] = why
         owners = Owners()
         owned = {topic: owners.of(self.ports.store, brokers, topic) for topic in topics if topic not in left}
-        left |= self._crowded(topics, left, owned, brokers)
+        since = {topic: owned_since(self.ports.store, topic) for topic in owned}
+        left |= self._crowded(topics, left, owned, since, brokers)
         ordered = {topic for topic, row in rows.items() if str(LoadKept.TOPIC_WOULD_BE_DELETED) in row["monitors"]}
         trims, may_trim = ({topic: row["trims"] for topic, row in of.items()} for of in (rows, later))
-        return _Judged(left, fresh.topics, owned, policies, monitors, ordered, trims, may_trim)
+        return _Judged(left, fresh.topics, owned, since, policies, monitors, ordered, trims, may_trim)
 
     def _why_left(
         self, topic: Topic, row: Mapping[str, Any] | None, now: TopicNow | None, differing: Sequence[str]
@@ -272,7 +280,12 @@ class _LoadRun:
         return None
 
     def _crowded(
-        self, topics: Sequence[Topic], left: Mapping[Topic, Why], owned: Mapping[Topic, str], brokers: Brokers
+        self,
+        topics: Sequence[Topic],
+        left: Mapping[Topic, Why],
+        owned: Mapping[Topic, str],
+        owners_since: Mapping[Topic, int | None],
+        brokers: Brokers,
     ) -> dict[Topic, Why]:
         """What keeps topics because of their bundle, their broker or this run's budget for these."""
         store, settings = self.ports.store, self._settings
@@ -281,7 +294,7 @@ class _LoadRun:
         owners = Owners()
         going = [topic for topic in topics if topic not in left]
         for topic in going:
-            broker, since = owned[topic], owned_since(store, topic)
+            broker, since = owned[topic], owners_since[topic]
             if besides := would_be_loaded(store, brokers, owners, topic, set(going)):
                 found[topic] = Why(LoadKept.BUNDLE_SHARED, besides)
             elif not broker:

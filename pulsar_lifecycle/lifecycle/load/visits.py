@@ -25,6 +25,7 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.topics.bundle_owner import owned_since
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE, RetentionPolicy
 from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
@@ -67,6 +68,8 @@ class LoadedTopic:
 class Visit:
     """A topic that is to be loaded by ``broker``; empty: whoever takes its bundle. ``before``: as it was judged.
 
+    ``owned_since``: when (ms) that broker took the bundle, None where no lock says so. ``untouched``: it was left alone
+    as its bundle had moved since, and no broker was asked for it.
     ``may_be_deleted``: its broker may delete it as inactive meanwhile, as the settings say. ``trims``: what its broker
     takes off its list, by the rule; ``may_trim``: by the end of the visit. ``gone``: it is deleted.
     """
@@ -76,6 +79,8 @@ class Visit:
     before: TopicNow
     retention_minutes: int
     ttl_seconds: int
+    owned_since: int | None = None
+    untouched: bool = False
     pending: PendingUnload | None = None
     loaded_at: int = 0
     failure: Why | None = None
@@ -90,7 +95,10 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Visits:
-    """What every wave of visits needs. ``policies`` and ``monitors`` are those by which the topics were judged."""
+    """What every wave of visits needs. ``policies`` and ``monitors`` are those by which the topics were judged.
+
+    ``ttl_now``: the TTL in force in namespaces, as it is when asked; what is not known is missing, or None.
+    """
 
     writer: Writer
     ports: Ports
@@ -99,6 +107,7 @@ class Visits:
     context: Context
     policies: InForce[RetentionPolicy | None]
     monitors: Monitors
+    ttl_now: Callable[[Collection[str]], InForce[int | None]]
     timeout_ms: int
 
     def make(self, visits: Sequence[Visit]) -> list[LoadedTopic]:
@@ -122,9 +131,9 @@ class Visits:
 
     def _free(self, visits: Sequence[Visit]) -> None:
         self._step(Phase.LOAD, visits, self._load, self._is_loaded)
-        alive = _alive(visits)
-        self._aim(alive)
-        self._step(Phase.EXPIRE, [visit for visit in alive if visit.targets], self._expire, self._is_expired)
+        self._aim(_alive(visits))
+        due = [visit for visit in _alive(visits) if visit.targets]
+        self._step(Phase.EXPIRE, due, self._expire, self._is_expired)
         alive = _alive(visits)
         self._expect(alive)
         self._step(Phase.TRIM, [visit for visit in alive if visit.going], self._trim, self._is_trimmed)
@@ -190,6 +199,10 @@ class Visits:
         control.note_unload(self.ports.store, visit.pending)
 
     def _load(self, visit: Visit) -> None:
+        if visit.broker and owned_since(self.ports.store, visit.topic) != visit.owned_since:
+            text = f"its bundle is {visit.broker}'s no more, or anew: asking for a bundle without an owner gives it one"
+            visit.failure, visit.untouched = Why(Code.CHANGED_MEANWHILE, text), True
+            return
         self._note(visit)  # anew: for how long it is watched counts from here, and others may have taken their time
         owner = self.ports.admin.owner(visit.topic)
         if visit.broker and owner != visit.broker:
@@ -203,7 +216,10 @@ class Visits:
         return bool(now.ids) and now.ids[-1] > max(visit.before.ids, default=-1)
 
     def _aim(self, visits: Sequence[Visit]) -> None:
-        """Where each subscription is once what is past its TTL in closed ledgers is expired."""
+        """Where each subscription is once what is past its TTL in closed ledgers is expired.
+
+        Loading others may have taken ``load.timeout``: a topic whose TTL is another one by now is left as it is.
+        """
         for visit in visits:
             limit = self.ports.clock.now_ms() - visit.ttl_seconds * 1000
             end = _end_of_expired(visit.before, limit) if visit.ttl_seconds > 0 else None
@@ -212,6 +228,14 @@ class Visits:
                 for name, at in visit.before.cursors.items()
                 if end is not None and at is not None and at < end and self.monitors.expires_messages(name)
             }
+        due = [visit for visit in visits if visit.targets]
+        in_force = self.ttl_now({str(visit.topic.namespace) for visit in due}) if due else InForce({})
+        for visit in due:
+            known = str(visit.topic.namespace) in in_force.by_namespace
+            if (ttl := in_force.of(visit.topic) if known else None) != visit.ttl_seconds:
+                said = "not known" if ttl is None else f"{ttl} s"
+                text = f"its TTL is {said} by now, was {visit.ttl_seconds} s: nothing of it was expired"
+                visit.failure = Why(Code.CHANGED_MEANWHILE, text)
 
     def _expire(self, visit: Visit) -> None:
         for name in visit.targets:
@@ -241,6 +265,8 @@ class Visits:
         self._journal(Phase.UNLOAD, visits, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "unload next"))
         found: list[LoadedTopic] = []
         for visit in visits:
+            if visit.untouched:  # an unload would load it first
+                continue
             self.guard.check(store)
             assert visit.pending is not None
             gone = partial(is_gone, store, self.ports.admin, self.ports.clock, visit.pending)

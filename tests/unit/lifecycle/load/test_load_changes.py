@@ -1,0 +1,67 @@
+"""What changes between the judgement of a load run and its effects: policies, and who owns a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.outcomes import Outcome
+from tests.kit.scenes.load_runs import OWN, applied, expired, pending, planned
+from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.retention_scene import NAMESPACE
+
+A = Topic.parse(f"{OWN}a")
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadScene:
+    scene = LoadScene(tmp_path, monkeypatch)
+    scene.work()
+    return scene
+
+
+@pytest.mark.parametrize("ttl", [4 * 3600, 0])
+def test_a_ttl_that_changes_while_topics_are_loaded_keeps_their_messages(scene: LoadScene, ttl: int) -> None:
+    """Loading the others of a wave may take minutes."""
+    ids = scene.topic("a", 330, 240, 0)
+    scene.servers.cursor(A, "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=3 * 3600)
+    plan = planned(scene, "a")
+    load, told = scene.servers.admin.on_load, list[str]()
+
+    def raised(topic: Topic) -> None:
+        load(topic)
+        scene.namespace(message_ttl_in_seconds=ttl)
+
+    scene.servers.admin.on_load = raised
+    scene.servers.admin.on_expire = lambda topic, name, seconds: told.append(name)
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.CHANGED_MEANWHILE)
+    assert told == []
+    assert scene.listed("a")[:3] == ids
+    assert not scene.is_loaded("a")
+    assert pending(scene) == []
+
+
+def test_a_bundle_that_moves_before_the_load_is_asked_for_nothing(scene: LoadScene) -> None:
+    """A lookup, or an unload, would give the bundle an owner that loads all its topics."""
+    for name in "ab":
+        expired(scene, name)
+    plan = planned(scene, *"ab")
+    scene.change(at_once=2)
+    load = scene.servers.admin.on_load
+
+    def shed(topic: Topic) -> None:
+        load(topic)
+        scene.servers.open_store().delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
+
+    scene.servers.admin.on_load = shed
+    first, second = applied(scene, plan)
+    assert first.outcome is Outcome.DONE
+    assert (second.outcome, second.why.code) == (Outcome.FAILED, Code.CHANGED_MEANWHILE)
+    assert second.topic not in {str(topic) for topic in scene.servers.admin.touched}
+    assert len(scene.listed(second.topic.rpartition("/")[2])) == 2  # no load put a third one behind
+    assert pending(scene) == []
