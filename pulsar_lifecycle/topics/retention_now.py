@@ -20,7 +20,12 @@ from pulsar_lifecycle.topics.policies import (
     owners_keep,
     topics_have_policies,
 )
-from pulsar_lifecycle.topics.retention_policy import BROKER_NAMES, RetentionPolicy, policies_in_force
+from pulsar_lifecycle.topics.retention_policy import (
+    BROKER_NAMES,
+    REPLICATION_NAMES,
+    RetentionPolicy,
+    policies_in_force,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ def policies_now(
     with cluster.ports(read_only=True) as ports:
         configurations = ports.admin.configurations()
         documents = namespace_policies(ports.configuration)
-    said, differing = common_configuration(configurations, (*BROKER_NAMES, *POLICY_SWITCHES, *more))
+    said, differing = common_configuration(configurations, (*BROKER_NAMES, *REPLICATION_NAMES, *POLICY_SWITCHES, *more))
     agreed = {name: value for name, value in said.items() if all(c.get(name) == value for c in configurations.values())}
     layers = Layers(agreed, {name: documents[name] for name in namespaces if name in documents})
     layers = replace(layers, topics=read_namespaces(cluster, layers.namespaces, agreed))

@@ -16,6 +16,7 @@ from typing import Any
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.topics.policies import InForce, Layers, topics_have_policies
 
 BYTES_PER_MB = 1 << 20
@@ -28,12 +29,17 @@ _MAX_MB = ((1 << 63) - 1) // BYTES_PER_MB
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 _TIME, _SIZE = "retentionTimeInMinutes", "retentionSizeInMB"
+_LATEST = "latest"
 RETENTION_POLICIES = "retentionPolicies"
 """Field of TopicPolicies."""
 _OF_NAMESPACE = "retention_policies"
 _BROKER_TIME, _BROKER_SIZE = "defaultRetentionTimeInMinutes", "defaultRetentionSizeInMB"
 BROKER_NAMES = frozenset({_BROKER_TIME, _BROKER_SIZE})
 """What it is called in broker.conf."""
+_CLUSTERS, _NAMESPACE_CLUSTERS = "replicationClusters", "replication_clusters"
+_STARTS_AT, _CLUSTER = "replicationStartAt", "clusterName"
+REPLICATION_NAMES = frozenset({_STARTS_AT, _CLUSTER})
+"""What broker.conf calls where a replicator begins in a topic that it has not read yet, and the cluster."""
 
 
 class Level(StrEnum):
@@ -130,14 +136,35 @@ def policies_in_force(layers: Layers) -> InForce[RetentionPolicy | None]:
     """Retention by namespace and by topic; None: unknown.
 
     That is a policy that brokers would not take, and the brokers' own where ``layers`` lacks it. Of a namespace whose
-    topics' policies could not be read all is unknown: a topic of it may have any.
+    topics' policies could not be read all is unknown: a topic of it may have any. So is that of replicated topics where
+    replicators begin at the first message (``PersistentTopic.startReplicator``): one that was never loaded since has no
+    cursor of theirs yet, and a broker that loads it makes one before it trims.
     """
     found = layers.in_force(RETENTION_POLICIES, _known)
+    if layers.brokers.get(_STARTS_AT, _LATEST).lower() != _LATEST:
+        found = _where_all_is_sent(found, layers.in_force(_CLUSTERS, _replicated))
     if not topics_have_policies(layers.brokers):
         return found
     read = {name for name, own in layers.topics.items() if own.unknown is None}
     by_namespace = {name: policy if name in read else None for name, policy in found.by_namespace.items()}
     return InForce(by_namespace, found.by_topic)
+
+
+def _where_all_is_sent(
+    found: InForce[RetentionPolicy | None], replicated: InForce[bool]
+) -> InForce[RetentionPolicy | None]:
+    names = {name: Topic.parse(name) for name in (*found.by_topic, *replicated.by_topic)}
+    return InForce(
+        {name: None if replicated.by_namespace[name] else policy for name, policy in found.by_namespace.items()},
+        {name: None if replicated.of(topic) else found.of(topic) for name, topic in names.items()},
+    )
+
+
+def _replicated(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, Any]) -> bool:
+    """Whether a topic is replicated to other clusters; what is no list of names may be any."""
+    said = topic.first(_CLUSTERS)
+    said = (namespace or {}).get(_NAMESPACE_CLUSTERS) if said is None else said
+    return said is not None and (not isinstance(said, list) or any(one != broker.get(_CLUSTER) for one in said))
 
 
 def _known(

@@ -8,7 +8,10 @@ import pytest
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
-from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy, in_force
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.topics.change_events import NamespacePolicies
+from pulsar_lifecycle.topics.policies import Layers
+from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy, in_force, policies_in_force
 
 BROKER = {"defaultRetentionTimeInMinutes": "30", "defaultRetentionSizeInMB": "-1"}
 NOTHING = TopicPolicies()
@@ -90,3 +93,37 @@ def test_what_brokers_would_not_take_or_would_overflow_is_refused(policy: Any) -
 )
 def test_in_words(minutes: int, mb: int, words: str) -> None:
     assert str(RetentionPolicy(minutes, mb, Level.TOPIC)) == words
+
+
+@pytest.mark.parametrize("starts_at", ["latest", "Latest", None])
+def test_replicators_that_begin_at_the_end_hold_nothing(starts_at: str | None) -> None:
+    found = policies_in_force(replicating(starts_at, ["here", "there"]))
+    assert found.by_namespace == {"acme/orders": RetentionPolicy(5, 7, Level.NAMESPACE)}
+
+
+@pytest.mark.parametrize(
+    ("clusters", "known"), [(["here"], True), ([], True), (None, True), (["here", "there"], False), ("there", False)]
+)
+def test_what_a_new_replicator_would_send_from_the_first_message_on_is_kept(clusters: Any, known: bool) -> None:
+    """A broker that loads the topic makes the replicator's cursor before it trims."""
+    found = policies_in_force(replicating("earliest", clusters))
+    assert found.by_namespace == {"acme/orders": RetentionPolicy(5, 7, Level.NAMESPACE) if known else None}
+
+
+def test_a_topic_has_clusters_of_its_own() -> None:
+    sent, local = (Topic.parse(f"persistent://acme/orders/{name}") for name in ("sent", "local"))
+    own = {
+        sent: TopicPolicies({"replicationClusters": ["here", "there"]}),
+        local: TopicPolicies({"replicationClusters": ["here"], "retentionPolicies": said(1, 2)}),
+    }
+    found = policies_in_force(replicating("earliest", ["here"], own))
+    assert found.of(Topic.parse("persistent://acme/orders/other")) == RetentionPolicy(5, 7, Level.NAMESPACE)
+    assert found.by_topic == {str(sent): None, str(local): RetentionPolicy(1, 2, Level.TOPIC)}
+
+
+def replicating(starts_at: str | None, clusters: Any, own: dict[Topic, TopicPolicies] | None = None) -> Layers:
+    brokers = {"clusterName": "here", "topicLevelPoliciesEnabled": "true", "systemTopicEnabled": "true"}
+    if starts_at is not None:
+        brokers["replicationStartAt"] = starts_at
+    policies = {**of_namespace(said(5, 7)), "replication_clusters": clusters}
+    return Layers(brokers, {"acme/orders": policies}, {"acme/orders": NamespacePolicies(own or {})})
