@@ -30,6 +30,7 @@ DEFAULTS: Mapping[str, str] = {
     "compactionRateByEntries": "1000",
     "compactionRateByBytes": "1000000",
     "forceAllowCompaction": "false",
+    "ledgerStorageClass": "org.apache.bookkeeper.bookie.SortedLedgerStorage",
 }
 """What BookKeeper 4.17 takes for a setting that its configuration file does not have."""
 
@@ -46,7 +47,8 @@ class DiskVerdict(StrEnum):
     NO_ANSWER = "no_answer"
     """Its HTTP server did not answer, or not as BookKeeper does."""
     NO_METRICS = "no_metrics"
-    """It has no Prometheus metrics (statsProviderClass), so what its entry logs hold is not known."""
+    """It has no Prometheus metrics (statsProviderClass), or another ledgerStorageClass than DbLedgerStorage, whose
+    metrics do not tell by ledger directory: so what its entry logs hold is not known."""
 
     READ_ONLY = "read_only"
     """It takes no writes: a ledger disk is over diskUsageThreshold, or an operator made it so."""
@@ -260,6 +262,9 @@ def _verdict(disk: BookieDisk, said: BookieStatus, read_only: bool) -> tuple[Dis
 def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
     """What the space that could be freed waits for, whatever stops the bookie from freeing it."""
     if said.directories is None:
+        storage = configured(said, "ledgerStorageClass").rpartition(".")[2]
+        if said.configuration.get("statsProviderClass") and storage != "DbLedgerStorage":
+            return DiskVerdict.NO_METRICS, f"its ledgerStorageClass is {storage}: only DbLedgerStorage's metrics say it"
         return DiskVerdict.NO_METRICS, "set statsProviderClass in its configuration"
     stored = sum(one.ledgers for one in said.directories)
     if stored > disk.placed.ledgers:

@@ -48,6 +48,19 @@ def test_what_a_bookie_waits_for(changes, expected):
 
 
 @pytest.mark.parametrize(
+    ("storage", "named"),
+    [
+        ({}, "statsProviderClass"),
+        ({"statsProviderClass": "Prometheus"}, "SortedLedgerStorage"),
+        ({"statsProviderClass": "Prometheus", "ledgerStorageClass": "a.b.InterleavedLedgerStorage"}, "Interleaved"),
+        ({"statsProviderClass": "Prometheus", "ledgerStorageClass": "a.b.DbLedgerStorage"}, "statsProviderClass"),
+    ],
+)
+def test_a_bookie_without_metrics_of_its_directories_is_told_what_to_set(storage, named):
+    assert named in verdict(status("b", directories=None, configuration=storage)).detail
+
+
+@pytest.mark.parametrize(
     ("error", "expected"),
     [
         (NotFound("no HTTP server"), DiskVerdict.NO_HTTP_SERVER),
