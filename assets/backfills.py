@@ -1,12 +1,14 @@
 """A backfill as one run: Dagster makes a run of each contiguous range of partitions, the first of them does all.
 
-Belongs here: how such an asset is declared, which partitions a run works on. Not here: what it does with them. Runs of
-one backfill are told apart by its tag alone, so that a run that is launched again does what it did before.
+Belongs here: how such an asset is declared, which partitions a run works on, how their pages are written. Not here:
+what it does with them. Runs of one backfill are told apart by its tag alone, so that a run that is launched again does
+what it did before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
@@ -24,7 +26,7 @@ def by_namespace(
     """Declares an asset of a cluster that is partitioned by namespace; ``about`` is what :func:`dagster.asset` takes.
 
     ``description``: what it does where ``dry_run`` is false; how to say so is added. Its body does
-    :func:`partitions_to_do`, writes the event of each of them, and yields :data:`NO_MORE`.
+    :func:`partitions_to_do` in :func:`pages_written`, and yields :data:`NO_MORE`.
     """
     return dg.asset(
         key=key(cluster, name),
@@ -60,3 +62,26 @@ def partitions_to_do(context: dg.AssetExecutionContext) -> list[str]:
         return every
     context.log.info(f"part of backfill {backfill_id}: the run with partition {every[0]} does all of it")
     return []
+
+
+@contextmanager
+def pages_written(
+    context: dg.AssetExecutionContext, names: Sequence[str], page: Callable[[str], Mapping[str, Any]]
+) -> Iterator[None]:
+    """Write the page of each partition, ``page`` of its name, however the block ends.
+
+    Where it ends in an error, its partitions count as not made: Dagster shows the backfill as failed, which it does not
+    by a run's end alone. What was done until then is on their pages as an observation. An error of ``page`` hides none
+    of the block's.
+    """
+    try:
+        yield
+    except Exception:
+        try:
+            for name in names:
+                context.log_event(dg.AssetObservation(context.asset_key, partition=name, metadata=page(name)))
+        except Exception as error:  # why the block ended matters more
+            context.log.warning(f"the pages of its namespaces could not be written: {error}")
+        raise
+    for name in names:
+        context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=page(name)))

@@ -12,7 +12,7 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from assets.backfills import NO_MORE, by_namespace, partitions_to_do
+from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to_do
 from assets.names import EPOCH, key
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read, fingerprint_of
@@ -32,6 +32,7 @@ from pulsar_lifecycle.delayed_index.stored.check_run import (
 )
 from pulsar_lifecycle.delayed_index.stored.rows import BYTES_IN_MEMORY
 from pulsar_lifecycle.journal.prometheus import published
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -143,21 +144,28 @@ def namespace_delayed_index_asset(cluster: str) -> dg.AssetsDefinition:
         summary, rows = make_repair_plan(where, epoch, names)
         order = Order(summary.plan_id, summary.digest)
         done: list[Repaired] = []
-        try:
+
+        def page(name: str) -> dict[str, Any]:
+            said = {EPOCH: epoch.epoch_id, "plan id": summary.plan_id, "dry run": config.dry_run}
+            return {**said, **namespace_shown(where, epoch.epoch_id, name, rows, done)}
+
+        with pages_written(context, names, page):
             with lineage.noted(context, where, summary.plan_id, dry_run=config.dry_run):
                 repair(where, context.run.run_id, order, dry_run=config.dry_run, report=done.extend)
-        finally:
-            for name in names:
-                page = {
-                    EPOCH: epoch.epoch_id,
-                    "plan id": summary.plan_id,
-                    "dry run": config.dry_run,
-                    **namespace_shown(where, epoch.epoch_id, name, rows, done),
-                }
-                context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=page))
+            check_repaired(done)
         yield from NO_MORE
 
     return namespace_delayed_index
+
+
+def check_repaired(done: Sequence[Repaired]) -> None:
+    """Fail where a subscription failed: what was done to the others stays done."""
+    if failed := [one for one in done if one.outcome is Outcome.FAILED]:
+        first = failed[0]
+        raise dg.Failure(
+            f"{len(failed)} of {len(done)} repairs failed, the first: {first.subscription} of {first.topic}: "
+            f"{first.why.text}; launch it again"
+        )
 
 
 def namespace_shown(

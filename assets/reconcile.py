@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.backfills import NO_MORE, by_namespace, partitions_to_do
+from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to_do
 from assets.findings import COLUMNS
 from assets.names import key
 from assets.pages import lineage, show
@@ -56,9 +56,9 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
                 resend=config.resend_in_flight,
                 progress=context.log.info,
             )
-        for name, metadata in intents_shown(found).items():
-            context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=metadata))
-        check_sent(found)
+        pages = intents_shown(found)
+        with pages_written(context, list(pages), lambda name: {"dry run": config.dry_run, **pages[name]}):
+            check_sent(found)
         yield from NO_MORE
 
     return namespace_reconciliation

@@ -18,7 +18,7 @@ from pydantic import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from assets.backfills import NO_MORE, by_namespace, partitions_to_do
+from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to_do
 from assets.names import key, pool
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read
@@ -161,20 +161,22 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
         where = lifecycle.cluster()
         epoch = where.lake.epoch(epoch_to_read(context, where))
         plan, rows = make_offload_plan(where, epoch, names, everything=True)
-        outcomes: Outcomes = ()
-        if not config.dry_run:
-            order = OffloadOrder(plan.plan_id, plan.digest)
-            with lineage.noted(context, where, plan.plan_id):
-                outcomes = offload_now(where, context.run.run_id, order, context.log.info)
-        for name in names:
+        outcomes: list[OffloadOutcome] = []
+
+        def page(name: str) -> dict[str, Any]:
             own = rows.filter(pc.equal(rows.column("namespace"), name))
             mine = [one for one in outcomes if one.topic and str(Topic.parse(one.topic).namespace) == name]
-            metadata = {**share_shown(plan, own, where.settings), **outcomes_shown(mine)}
-            context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=metadata))
-        if not config.dry_run:
-            alarm = proofs_evaluated(where, epoch.epoch_id)
-            context.log_event(alarm)  # pyright: ignore[reportArgumentType]  # it is one of those that it takes
-        check_done(outcomes)
+            shown = {"dry run": config.dry_run, **share_shown(plan, own, where.settings)}
+            return {**shown, **outcomes_shown(mine)} if outcomes else shown
+
+        with pages_written(context, names, page):
+            if not config.dry_run:
+                order = OffloadOrder(plan.plan_id, plan.digest)
+                with lineage.noted(context, where, plan.plan_id):
+                    outcomes += offload_now(where, context.run.run_id, order, context.log.info)
+                alarm = proofs_evaluated(where, epoch.epoch_id)
+                context.log_event(alarm)  # pyright: ignore[reportArgumentType]  # it is one of those that it takes
+            check_done(outcomes)
         yield from NO_MORE
 
     return [offload_plan, offloaded_ledgers]

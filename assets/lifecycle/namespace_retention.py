@@ -3,14 +3,15 @@
 Source of truth: as that of ``retention_plan``.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from assets.backfills import NO_MORE, by_namespace, partitions_to_do
+from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to_do
 from assets.names import EPOCH, key
 from assets.pages import lineage, show
 from assets.pages.epochs import fingerprint_of
@@ -53,16 +54,20 @@ def namespace_retention_asset(cluster: str) -> dg.AssetsDefinition:
         summary, rows = make_retention_plan(where, epoch)
         order = Order(summary.plan_id, summary.digest, namespaces=tuple(names))
         done: list[LedgerOutcome] = []
-        try:
+        with pages_written(context, names, lambda name: _shown(summary, rows, done, name, dry_run=config.dry_run)):
             with lineage.noted(context, where, summary.plan_id, dry_run=config.dry_run):
                 apply_retention(where, context.run.run_id, order, dry_run=config.dry_run, report=done.extend)
-        finally:
-            for name in names:
-                page = _shown(summary, rows, done, name, dry_run=config.dry_run)
-                context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=page))
+            check_trimmed(done)
         yield from NO_MORE
 
     return namespace_retention
+
+
+def check_trimmed(done: Sequence[LedgerOutcome]) -> None:
+    """Fail where a topic failed: what left the others' lists has left them."""
+    if failed := [one for one in done if one.outcome == Outcome.FAILED]:
+        topics = len({one.topic for one in failed})
+        raise dg.Failure(f"{topics} topics failed, the first: {failed[0].topic}: {failed[0].reason}; launch it again")
 
 
 def _shown(
@@ -71,6 +76,8 @@ def _shown(
     own = rows.filter(pc.equal(rows.column("namespace"), name))  # pyright: ignore[reportAttributeAccessIssue]
     mine = [one for one in done if f"://{name}/" in one.topic]
     gone = [one for one in mine if one.outcome == Outcome.REMOVED]
+    outcomes = Counter((one.outcome.value, one.why.code.value) for one in mine)
+    cells = [(*kind, count) for kind, count in sorted(outcomes.items())]
     return {
         EPOCH: summary.epoch_id,
         "plan id": summary.plan_id,
@@ -78,5 +85,6 @@ def _shown(
         "dagster/row_count": own.num_rows,
         "left their topics": len(gone),
         "bytes": sum(one.bytes for one in gone),
+        "outcomes": dg.MetadataValue.md(show.markdown(["outcome", "code", "rows"], cells)),
         "runs": dg.MetadataValue.md(show.applied_by(summary.plan_id)),
     }

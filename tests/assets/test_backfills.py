@@ -1,25 +1,115 @@
-"""A backfill over namespaces that are no neighbours: one plan, one set of effects."""
+"""A backfill over namespaces that are no neighbours, launched by GraphQL, through Dagster's own backfill daemon.
+
+One plan, one set of effects; and where the run that does all of it fails, the backfill is red.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
-from dagster._core.execution.backfill import PartitionBackfill
+from dagster._core.execution.backfill import BulkActionStatus
+from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.storage.tags import BACKFILL_ID_TAG
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import WorkspaceLoadTarget
+from dagster._daemon.backfill import execute_backfill_iteration
+from dagster_graphql.test.utils import execute_dagster_graphql
 
 from assets.lifecycle.namespace_retention import namespace_retention_asset
 from assets.names import key, namespace_partitions
+from assets.reconcile import reconciliation_asset
+from pulsar_lifecycle.deletion.planning import judged_scan
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.runs import control
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.retention_scene import RetentionScene
+from tests.kit.simulated.cluster import data_tags
 
 pytestmark = pytest.mark.filterwarnings("ignore:Function .AssetSelection.sources.")  # of Dagster itself
-NAMESPACES = ["acme/a", "acme/b", "acme/c", "acme/orders", "acme/z"]
-KEY = key("test", "namespace_retention")
+NAMESPACES = ["acme/a", "acme/b", "acme/c", "acme/d", "acme/orders", "acme/z"]
+FAR_APART = ["acme/a", "acme/c", "acme/orders", "acme/z"]
+"""Three ranges; ``acme/orders`` and ``acme/z`` are neighbours."""
+RETENTION, RECONCILIATION = "namespace_retention", "namespace_reconciliation"
+IN_THIS_PROCESS = """
+run_launcher: {module: tests.kit.run_launcher, class: InThisProcess}
+run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}
+telemetry: {enabled: false}
+"""
+LAUNCH = """mutation($it: LaunchBackfillParams!) {launchPartitionBackfill(backfillParams: $it) {
+  __typename ... on LaunchBackfillSuccess {backfillId} ... on PythonError {message}}}"""
+defs = dg.Definitions(
+    assets=[namespace_retention_asset("test"), reconciliation_asset("test")],
+    executor=dg.in_process_executor,
+    resources={"lifecycle": LifecycleResource()},
+)
+
+
+class ThisLocation(WorkspaceLoadTarget):
+    """The definitions above, in this process: its runs have the scene's fakes."""
+
+    def create_origins(self) -> Sequence[InProcessCodeLocationOrigin]:
+        target = LoadableTargetOrigin(python_file=__file__, attribute="defs")
+        return [InProcessCodeLocationOrigin(target, location_name="test")]
+
+
+class Daemon:
+    """An instance with its storage on disk, what the webserver answers, and the daemon's iterations."""
+
+    def __init__(self, instance: dg.DagsterInstance, workspace: WorkspaceProcessContext) -> None:
+        self.instance, self._workspace = instance, workspace
+
+    def launch(self, name: str, namespaces: list[str], *, dry_run: bool = False) -> str:
+        """Choose partitions in the dialog; the backfill's id."""
+        asked = {
+            "partitionNames": namespaces,
+            "assetSelection": [{"path": ["test", name]}],
+            "runConfigData": {"ops": {f"test__{name}": {"config": {"dry_run": dry_run}}}},
+        }
+        answer = execute_dagster_graphql(self._workspace.create_request_context(), LAUNCH, {"it": asked})
+        return answer.data["launchPartitionBackfill"]["backfillId"]
+
+    def ended(self, backfill: str) -> BulkActionStatus:
+        """Iterate as the daemon does until the backfill is over."""
+        for _ in range(10):
+            errors = [one for one in execute_backfill_iteration(self._workspace, logging.getLogger("test")) if one]
+            assert not errors
+            found = self.instance.get_backfill(backfill)
+            assert found is not None
+            if found.status is not BulkActionStatus.REQUESTED:
+                return found.status
+        raise AssertionError("the backfill does not end")
+
+    def runs(self, backfill: str) -> list[dg.DagsterRun]:
+        return list(self.instance.get_runs(dg.RunsFilter(tags={BACKFILL_ID_TAG: backfill})))
+
+    def pages(self, name: str, backfill: str) -> dict[str, dict[str, Any]]:
+        """What the namespaces show that the backfill made."""
+        mine = {run.run_id for run in self.runs(backfill)}
+        records = self.instance.fetch_materializations(key("test", name), limit=50).records
+        return {
+            str(record.partition_key): {k: v.value for k, v in record.asset_materialization.metadata.items()}
+            for record in records
+            if record.asset_materialization and record.run_id in mine
+        }
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    home = tmp_path_factory.mktemp("dagster")
+    (home / "dagster.yaml").write_text(IN_THIS_PROCESS)
+    partitions = namespace_partitions("test")
+    assert partitions.name is not None
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        instance.add_dynamic_partitions(partitions.name, NAMESPACES)
+        with WorkspaceProcessContext(instance, ThisLocation()) as workspace:
+            yield Daemon(instance, workspace)
 
 
 @pytest.fixture
@@ -29,79 +119,80 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
     return found
 
 
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as made:
-        partitions = namespace_partitions("test")
-        assert partitions.name is not None
-        made.add_dynamic_partitions(partitions.name, NAMESPACES)
-        yield made
+def expired(scene: RetentionScene, *namespaces: str) -> dict[str, list[int]]:
+    """Topic ``t`` of each namespace: two ledgers past its retention, and one behind them. Scanned."""
+    for namespace in namespaces:
+        scene.retention(60, -1, namespace)
+    found = {namespace: scene.topic("t", 100, 100, 100, namespace=namespace) for namespace in namespaces}
+    scene.scan(namespaces=frozenset({*namespaces, "pulsar/system"}))
+    return found
 
 
-def backfill(instance: dg.DagsterInstance, names: list[str]) -> str:
-    graph = AssetGraph.from_assets([namespace_retention_asset("test")])
-    made = PartitionBackfill.from_asset_partitions(
-        "b1", graph, names, [KEY], 1_700_000_000.0, {}, instance, False, None, None, None
-    )
-    instance.add_backfill(made.with_asset_backfill_data(made.asset_backfill_data, instance, graph))
-    return "b1"
+def test_the_first_run_of_a_backfill_does_all_of_it(scene: RetentionScene, daemon: Daemon) -> None:
+    ids = expired(scene, *NAMESPACES)
+    backfill = daemon.launch(RETENTION, FAR_APART)
+    assert daemon.ended(backfill) is BulkActionStatus.COMPLETED_SUCCESS
+    assert len(daemon.runs(backfill)) == 3
+    assert {name: scene.listed("t", name) for name in NAMESPACES} == {
+        **{name: ids[name][2:] for name in FAR_APART},
+        "acme/b": ids["acme/b"],
+        "acme/d": ids["acme/d"],
+    }
+    found = daemon.pages(RETENTION, backfill)
+    assert set(found) == set(FAR_APART)
+    assert {page["left their topics"] for page in found.values()} == {2}
+    (plan,) = {page["plan id"] for page in found.values()}
+    assert [one.plan_id for one in scene.lake.retention_plans()] == [plan]
+    assert len({row.run_id for row in scene.servers.journal.rows}) == 1
 
 
-def run(instance: dg.DagsterInstance, name: str, tags: dict[str, str], *, dry_run: bool = False) -> Any:
-    config = {"ops": {"test__namespace_retention": {"config": {"dry_run": dry_run}}}}
-    return dg.materialize(
+def test_a_dry_run_makes_the_plan_alone(scene: RetentionScene, daemon: Daemon) -> None:
+    ids = expired(scene, "acme/orders")
+    backfill = daemon.launch(RETENTION, ["acme/b", "acme/orders"], dry_run=True)
+    assert daemon.ended(backfill) is BulkActionStatus.COMPLETED_SUCCESS
+    assert scene.listed("t") == ids["acme/orders"]
+    assert daemon.pages(RETENTION, backfill)["acme/orders"]["dagster/row_count"] == 2
+
+
+def test_a_backfill_whose_run_is_refused_is_red(scene: RetentionScene, daemon: Daemon) -> None:
+    """Also for the namespaces of its other runs, which end well, as they have nothing to do."""
+    ids = expired(scene, "acme/orders")
+    control.pause(scene.servers.open_store(), "test")
+    backfill = daemon.launch(RETENTION, FAR_APART)
+    assert daemon.ended(backfill) is BulkActionStatus.COMPLETED_FAILED
+    assert daemon.pages(RETENTION, backfill) == {}
+    control.resume(scene.servers.open_store())
+    again = daemon.launch(RETENTION, FAR_APART)
+    assert daemon.ended(again) is BulkActionStatus.COMPLETED_SUCCESS
+    assert scene.listed("t") == ids["acme/orders"][2:]
+
+
+def test_intents_are_derived_again_in_one_run(scene: RetentionScene, daemon: Daemon) -> None:
+    leaked = {name: scene.servers.ledger(data_tags(Topic.parse(f"persistent://{name}/gone"))) for name in NAMESPACES}
+    for name in NAMESPACES:
+        scene.retention(60, -1, name)
+    for _ in range(2):
+        scene.servers.wait(24)
+        judged_scan.scan(scene.cluster, uuid4().hex)
+    backfill = daemon.launch(RECONCILIATION, FAR_APART)
+    assert daemon.ended(backfill) is BulkActionStatus.COMPLETED_SUCCESS
+    found = daemon.pages(RECONCILIATION, backfill)
+    assert {name: page["confirmed orphans"] for name, page in found.items()} == dict.fromkeys(FAR_APART, 1)
+    assert len({page["plan id"] for page in found.values()}) == 1
+    sent = [row for row in scene.servers.journal.rows if row.outcome == "sent"]
+    assert sorted(row.ledger_id for row in sent) == sorted(leaked[name] for name in FAR_APART)
+    assert len({(row.run_id, row.plan_id) for row in sent}) == 1
+
+
+def test_a_run_of_a_backfill_that_nobody_knows_does_its_own(scene: RetentionScene, daemon: Daemon) -> None:
+    ids = expired(scene, "acme/orders")
+    done = dg.materialize(
         [namespace_retention_asset("test")],
-        instance=instance,
-        partition_key=name,
-        run_config=config,
-        tags=tags,
+        instance=daemon.instance,
+        partition_key="acme/orders",
+        run_config={"ops": {"test__namespace_retention": {"config": {"dry_run": False}}}},
+        tags={BACKFILL_ID_TAG: "gone"},
         resources={"lifecycle": LifecycleResource()},
     )
-
-
-def pages(instance: dg.DagsterInstance) -> dict[str, dict[str, Any]]:
-    records = instance.fetch_materializations(KEY, limit=20).records
-    return {
-        str(record.partition_key): {k: v.value for k, v in record.asset_materialization.metadata.items()}
-        for record in records
-        if record.asset_materialization
-    }
-
-
-def test_the_first_run_of_a_backfill_does_all_of_it(scene: RetentionScene, instance: dg.DagsterInstance) -> None:
-    ids = scene.topic("a", 100, 100, 100)
-    scene.scan()
-    tags = {BACKFILL_ID_TAG: backfill(instance, ["acme/a", "acme/c", "acme/orders"])}
-    for name in ("acme/c", "acme/orders", "acme/a"):  # in any order
-        assert run(instance, name, tags).success
-    assert scene.listed("a") == ids[2:]
-    found = pages(instance)
-    assert set(found) == {"acme/a", "acme/c", "acme/orders"}
-    assert len({page["plan id"] for page in found.values()}) == 1
-    assert len(scene.lake.retention_plans()) == 1
-    assert found["acme/orders"]["left their topics"] == 2
-    assert found["acme/a"]["left their topics"] == 0
-
-
-def test_a_dry_run_makes_the_plan_alone(scene: RetentionScene, instance: dg.DagsterInstance) -> None:
-    ids = scene.topic("a", 100, 100, 100)
-    scene.scan()
-    assert run(instance, "acme/orders", {}, dry_run=True).success
-    assert scene.listed("a") == ids
-    assert pages(instance)["acme/orders"]["dagster/row_count"] == 2
-
-
-def test_what_was_not_chosen_stays(scene: RetentionScene, instance: dg.DagsterInstance) -> None:
-    ids = scene.topic("a", 100, 100, 100)
-    scene.scan()
-    assert run(instance, "acme/a", {BACKFILL_ID_TAG: backfill(instance, ["acme/a", "acme/c"])}).success
-    assert scene.listed("a") == ids
-
-
-def test_a_run_of_a_backfill_that_nobody_knows_does_its_own(
-    scene: RetentionScene, instance: dg.DagsterInstance
-) -> None:
-    ids = scene.topic("a", 100, 100, 100)
-    scene.scan()
-    assert run(instance, "acme/orders", {BACKFILL_ID_TAG: "gone"}).success
-    assert scene.listed("a") == ids[2:]
+    assert done.success
+    assert scene.listed("t") == ids["acme/orders"][2:]

@@ -84,9 +84,9 @@ class RetentionScene:
         document = json.dumps({"retention_policies": policy}).encode()
         self.servers.put(f"/admin/policies/{namespace}", document)
 
-    def topic(self, name: str, *minutes_ago: int, cursor: int | None = None) -> list[int]:
+    def topic(self, name: str, *minutes_ago: int, cursor: int | None = None, namespace: str = NAMESPACE) -> list[int]:
         """A topic with a ledger of 1 MiB for each age; its cursor stands at the end of the one of index ``cursor``."""
-        topic = Topic.parse(f"persistent://{NAMESPACE}/{name}")
+        topic = Topic.parse(f"persistent://{namespace}/{name}")
         servers = self.servers
         ids = [servers.ledger(data_tags(topic), state=LedgerState.CLOSED) for _ in minutes_ago]
         servers.topic(topic, ids)
@@ -101,9 +101,9 @@ class RetentionScene:
             servers.cursor(topic, "s", ledger=ledger, at=0)
         return ids
 
-    def listed(self, name: str) -> list[int]:
+    def listed(self, name: str, namespace: str = NAMESPACE) -> list[int]:
         """The ledgers that a topic lists now."""
-        path = self.servers.topic_path(Topic.parse(f"persistent://{NAMESPACE}/{name}"))
+        path = self.servers.topic_path(Topic.parse(f"persistent://{namespace}/{name}"))
         return [item.ledger_id for item in managed_ledger.decode(self.servers.zookeeper.data(path)).ledgers]
 
     def position(self, name: str, position: Position) -> None:
