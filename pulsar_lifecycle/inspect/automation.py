@@ -10,6 +10,7 @@ the launch, which is Dagster's (``orchestration/automatic/automation.py``). Look
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.automation_settings import KindAutomation
+from pulsar_lifecycle.automation_settings import Automation, KindAutomation
 from pulsar_lifecycle.errors import NotFound, RefusedBy, UsageError
 from pulsar_lifecycle.journal.approvals import (
     APPLIED_WITHIN_MS,
@@ -46,15 +47,22 @@ from pulsar_lifecycle.runs.plan_checks import within
 from pulsar_lifecycle.tiered.buckets import bucket_rules
 
 Plan = PlanSummary | OffloadPlan
+LATELY_MS = 3 * 86_400_000
+"""Where a plan of the usual size was applied, if plans are applied regularly."""
+CLOCKS_APART_MS = 86_400_000
+"""How far the clocks of hosts and of the lake may be apart, for what dates plans and rows of the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutomatedKind:
-    """One kind of plan that may go by itself. ``name`` is its key in ``[automation]``, ``prefix`` begins its ids."""
+    """One kind of plan that may go by itself. ``name`` is its key in ``[automation]``, ``prefix`` begins its ids.
+
+    ``plans``: those that the lake stored at so many ms or later.
+    """
 
     name: str
     prefix: str
-    plans: Callable[[Lake], Sequence[Plan]]
+    plans: Callable[[Lake, int], Sequence[Plan]]
     stored: Callable[[Lake, str], tuple[Plan, pa.Table]]
     digest: Callable[[pa.Table, Any], str]
     bytes: str = "bytes"
@@ -82,32 +90,32 @@ class AutomatedKind:
 
 KINDS = (
     AutomatedKind(
-        "orphans", "orphans-", lambda lake: lake.plans(), lambda lake, i: lake.plan(i), digest_of_orphans,
+        "orphans", "orphans-", lambda lake, since: lake.plans(since), lambda lake, i: lake.plan(i), digest_of_orphans,
         "physical_bytes",
     ),
     AutomatedKind(
-        "retention", "retention-", lambda lake: lake.retention_plans(), lambda lake, i: lake.retention_plan(i),
-        retention_plan.digest, "physical_bytes",
+        "retention", "retention-", lambda lake, since: lake.retention_plans(since),
+        lambda lake, i: lake.retention_plan(i), retention_plan.digest, "physical_bytes",
     ),
     AutomatedKind(
-        "offload", "offload-", lambda lake: lake.offload_plans(), lambda lake, i: lake.offload_plan(i),
+        "offload", "offload-", lambda lake, since: lake.offload_plans(since), lambda lake, i: lake.offload_plan(i),
         offload_plan.digest, action=OffloadChoice.OFFLOAD, effects=frozenset({Action.OFFLOAD}),
     ),
     AutomatedKind(
-        "bookkeeper_copies", "offload-", lambda lake: lake.offload_plans(), lambda lake, i: lake.offload_plan(i),
-        offload_plan.digest, action=OffloadChoice.RELEASE,
+        "bookkeeper_copies", "offload-", lambda lake, since: lake.offload_plans(since),
+        lambda lake, i: lake.offload_plan(i), offload_plan.digest, action=OffloadChoice.RELEASE,
         effects=frozenset({Action.RELEASE, Action.DELETE_LEDGER}),
     ),
     AutomatedKind(
-        "objects", "objects-", lambda lake: lake.object_plans(), lambda lake, i: lake.object_plan(i),
+        "objects", "objects-", lambda lake, since: lake.object_plans(since), lambda lake, i: lake.object_plan(i),
         bucket_rules.digest,
     ),
     AutomatedKind(
-        "delayed_index", "repair-", lambda lake: lake.repair_plans(), lambda lake, i: lake.repair_plan(i),
+        "delayed_index", "repair-", lambda lake, since: lake.repair_plans(since), lambda lake, i: lake.repair_plan(i),
         delayed_index_plan.digest,
     ),
     AutomatedKind(
-        "consumed_records", f"{delete_records_plan.CONSUMED}-", lambda lake: lake.delete_records_plans(),
+        "consumed_records", f"{delete_records_plan.CONSUMED}-", lambda lake, since: lake.delete_records_plans(since),
         lambda lake, i: lake.delete_records_plan(i), delete_records_plan.digest, "physical_bytes",
         capped=delete_records_plan.as_capped,
     ),
@@ -116,14 +124,14 @@ KINDS = (
 
 _BY_HAND = (
     AutomatedKind(
-        "delete_records", f"{delete_records_plan.KIND}-", lambda lake: lake.delete_records_plans(),
+        "delete_records", f"{delete_records_plan.KIND}-", lambda lake, since: lake.delete_records_plans(since),
         lambda lake, i: lake.delete_records_plan(i), delete_records_plan.digest,
     ),
     AutomatedKind(
-        "load", "load-", lambda lake: lake.load_plans(), lambda lake, i: lake.load_plan(i), load_plan.digest
+        "load", "load-", lambda lake, _: lake.load_plans(), lambda lake, i: lake.load_plan(i), load_plan.digest
     ),
     AutomatedKind(
-        "inactive", "inactive-", lambda lake: lake.inactive_plans(), lambda lake, i: lake.inactive_plan(i),
+        "inactive", "inactive-", lambda lake, _: lake.inactive_plans(), lambda lake, i: lake.inactive_plan(i),
         inactive_plan.digest,
     ),
 )  # fmt: skip
@@ -142,40 +150,68 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     """
     settings, now = settings_of(where, kind), where.clock.now_ms()
     valid = int(where.settings.orphans.plan_valid_for * 1000)
-    mine = [plan for plan in kind.plans(where.lake) if _is_of(plan, kind, where)]
+    mine = _plans(where, kind, now - valid - CLOCKS_APART_MS) or _plans(where, kind, 0)
     asked = [plan for plan in mine if plan.plan_id == plan_id] if plan_id else mine
     newest = asked[-1] if asked else None
     early = decide(settings, _bare(newest) if newest else None, now, valid_for_ms=valid)
     if newest is None or early.code in (AutomationCode.OFF, AutomationCode.REPORT_ONLY, AutomationCode.EXPIRED):
         return early, newest
-    rows = kind.rows(kind.stored(where.lake, newest.plan_id)[1], settings.namespaces)
-    applied = _applied(where, kind, mine, now)
-    size = int(pc.sum(rows.column(kind.bytes)).as_py() or 0)
+    ledgers, size = _sized(where, kind, newest, settings.namespaces)
+    begun = max(now - APPLIED_WITHIN_MS, newest.created_at - CLOCKS_APART_MS)
+    taken = applied_plans(where.journal_reader, where.settings.cluster, [newest.plan_id], begun, kind.effects)
     candidate = Candidate(
-        newest.plan_id, newest.digest, newest.created_at, newest.actionable, rows.num_rows, size,
-        _cluster_ledgers(newest), taken=newest.plan_id in applied,
+        newest.plan_id, newest.digest, newest.created_at, newest.actionable, ledgers, size,
+        _cluster_ledgers(newest), taken=bool(taken),
     )  # fmt: skip
-    largest = max((count for one, count in applied.items() if one != newest.plan_id), default=0)
-    found = decide(
-        settings, candidate, now, valid_for_ms=valid, approval=_approval(where, newest), largest_applied=largest
-    )
+    approval = _approval(where, newest) if settings.mode is Automation.APPROVE else None
+
+    def decided(largest: int) -> Decision:
+        return decide(settings, candidate, now, valid_for_ms=valid, approval=approval, largest_applied=largest)
+
+    found = decided(ledgers)  # as if as much had been applied
+    if found.code in (AutomationCode.GOES, AutomationCode.WINDOW_SHUT) and grew_too_much(settings, ledgers, 0):
+        found = decided(_largest_applied(where, kind, newest, now, ledgers / settings.max_growth))
     return found, newest
 
 
 def growth_of(where: Cluster, name: str, plan: Plan) -> tuple[bool, int]:
     """Whether a plan of a kind is far larger than those applied in the last 30 days, and the largest of these."""
     kind = next(one for one in KINDS if one.name == name)
-    mine = [one for one in kind.plans(where.lake) if _is_of(one, kind, where)]
-    applied = _applied(where, kind, mine, where.clock.now_ms())
-    largest = max((count for one, count in applied.items() if one != plan.plan_id), default=0)
+    largest = _largest_applied(where, kind, plan, where.clock.now_ms())
     return grew_too_much(settings_of(where, kind), kind.ledgers(where.lake, plan), largest), largest
 
 
-def _applied(where: Cluster, kind: AutomatedKind, plans: Sequence[Plan], now: int) -> dict[str, int]:
-    """Plans that were applied in the last 30 days, and to how many ledgers, which may be few of those that it has."""
-    since = now - APPLIED_WITHIN_MS
-    recent = [plan.plan_id for plan in plans if plan.created_at >= since]
-    return applied_plans(where.journal_reader, where.settings.cluster, recent, since, kind.effects)
+def _largest_applied(where: Cluster, kind: AutomatedKind, plan: Plan, now: int, enough: float = math.inf) -> int:
+    """To how many ledgers any plan of a kind but ``plan`` was applied in the last 30 days, at most.
+
+    They may be few of those that it has. ``enough``: a larger one need not be looked for. Where the last days have none
+    of that size, this reads 30 days of the journal: ask it only where it decides.
+    """
+    largest = 0
+    for days in (LATELY_MS, APPLIED_WITHIN_MS):
+        since = now - days
+        plans = _plans(where, kind, since - CLOCKS_APART_MS)
+        others = [one.plan_id for one in plans if one.created_at >= since and one.plan_id != plan.plan_id]
+        applied = applied_plans(where.journal_reader, where.settings.cluster, others, since, kind.effects)
+        largest = max(applied.values(), default=0)
+        if largest >= enough:
+            break
+    return largest
+
+
+def _plans(where: Cluster, kind: AutomatedKind, since: int) -> list[Plan]:
+    """The cluster's plans of a kind that were stored at ``since`` (ms) or later, oldest first."""
+    cluster = where.settings.cluster
+    plans = kind.plans(where.lake, since)
+    return [plan for plan in plans if plan.plan_id.startswith(kind.prefix) and plan.cluster == cluster]
+
+
+def _sized(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str]) -> tuple[int, int]:
+    """Ledgers, as caps count them, and bytes of what of a plan may go by itself. Its rows are read only for a part."""
+    if isinstance(plan, PlanSummary) and not names and kind.capped is None:
+        return plan.ledgers, plan.physical_bytes
+    rows = kind.rows(kind.stored(where.lake, plan.plan_id)[1], names)
+    return rows.num_rows, int(pc.sum(rows.column(kind.bytes)).as_py() or 0)
 
 
 def approve_plan(
@@ -221,10 +257,6 @@ def _approval(where: Cluster, plan: Plan) -> Approval | None:
         return approval_of(where.journal_reader, where.settings.cluster, plan.plan_id, plan.created_at)
     except (ValueError, KeyError, TypeError) as error:  # a row of another program approves nothing
         raise NotFound(f"plan {plan.plan_id}: its approval cannot be read: {error}") from error
-
-
-def _is_of(plan: Plan, kind: AutomatedKind, where: Cluster) -> bool:
-    return plan.plan_id.startswith(kind.prefix) and plan.cluster == where.settings.cluster
 
 
 def _bare(plan: Plan) -> Candidate:

@@ -167,6 +167,7 @@ class Lake(Protocol):
         ...
 
     # ------------------------------------------------------------------------------------------------------------ plans
+    # ``since`` (ms) leaves out plans that were stored before, by the lake's own clock: they are not read.
 
     def store_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan and return its location."""
@@ -184,7 +185,7 @@ class Lake(Protocol):
         """A stored offload plan with its rows. Raises NotFound."""
         ...
 
-    def offload_plans(self) -> list[OffloadPlan]:
+    def offload_plans(self, since: int = 0) -> list[OffloadPlan]:
         """Every offload plan that can be read, oldest first."""
         ...
 
@@ -196,7 +197,7 @@ class Lake(Protocol):
         """A stored plan of :meth:`store_object_plan` with its rows. Raises NotFound."""
         ...
 
-    def object_plans(self) -> list[PlanSummary]:
+    def object_plans(self, since: int = 0) -> list[PlanSummary]:
         """Every plan of :meth:`store_object_plan` that can be read, oldest first."""
         ...
 
@@ -212,7 +213,7 @@ class Lake(Protocol):
         """A stored plan of :meth:`store_retention_plan` with its rows. Raises NotFound."""
         ...
 
-    def retention_plans(self) -> list[PlanSummary]:
+    def retention_plans(self, since: int = 0) -> list[PlanSummary]:
         """Every retention plan that can be read, oldest first."""
         ...
 
@@ -232,7 +233,7 @@ class Lake(Protocol):
         """A stored plan of :meth:`store_repair_plan` with its rows. Raises NotFound."""
         ...
 
-    def repair_plans(self) -> list[PlanSummary]:
+    def repair_plans(self, since: int = 0) -> list[PlanSummary]:
         """Summaries of all plans of repairs, oldest first."""
         ...
 
@@ -260,7 +261,7 @@ class Lake(Protocol):
         """A stored plan of :meth:`store_delete_records_plan` with its rows. Raises NotFound."""
         ...
 
-    def delete_records_plans(self) -> list[PlanSummary]:
+    def delete_records_plans(self, since: int = 0) -> list[PlanSummary]:
         """Every plan to delete records that can be read, oldest first."""
         ...
 
@@ -268,7 +269,7 @@ class Lake(Protocol):
         """Whether a stored plan has a row for the ledger."""
         ...
 
-    def plans(self) -> list[PlanSummary]:
+    def plans(self, since: int = 0) -> list[PlanSummary]:
         """Stored plans, oldest first, without those of :meth:`broken_plans`."""
         ...
 

@@ -21,9 +21,10 @@ from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomat
 from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits
 from pulsar_lifecycle.errors import Refused, StoreError, UsageError
 from pulsar_lifecycle.inspect.automation import KINDS, AutomatedKind, approve_plan, decision_of, growth_of
-from pulsar_lifecycle.journal.approvals import applied_plans
+from pulsar_lifecycle.journal.approvals import APPLIED_WITHIN_MS, applied_plans
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
+from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
@@ -35,6 +36,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from resources.lifecycle import LifecycleResource
+from tests.kit.fakes.connections import connecting
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.settings import write_settings
 
@@ -378,6 +380,43 @@ def test_a_run_whose_host_died_does_not_hold_up_automation(
         found = instance.get_run_by_id(run.run_id)
         assert found
         assert found.status is dg.DagsterRunStatus.FAILURE
+
+
+class Asked:
+    """A journal, and the conditions for which rows were asked."""
+
+    def __init__(self, journal: JournalReader) -> None:
+        self._journal, self.conditions = journal, list[str]()
+
+    def find(self, condition: Any = None, columns: Any = None) -> Any:
+        self.conditions.append(str(condition))
+        return self._journal.find(condition, columns)
+
+    def asked_since(self, at: int) -> bool:
+        return any(f"(at >= {at})" in condition for condition in self.conditions)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "far_back"),
+    [
+        ({"mode": "plan"}, AutomationCode.PLAN_ONLY, False),
+        ({"mode": "apply"}, AutomationCode.GOES, False),
+        ({"mode": "apply", "max_ledgers": 1}, AutomationCode.OVER_CAP, False),
+        ({"mode": "apply", "growth_from": 1}, AutomationCode.GREW, True),
+        ({"mode": "approve", "growth_from": 1}, AutomationCode.NOT_APPROVED, False),
+    ],
+)
+def test_a_look_reads_no_rows_and_30_days_of_the_journal_only_where_they_decide(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], code: AutomationCode, far_back: bool
+) -> None:
+    planned(scene)
+    plan, asked = make_retention_plan(scene.cluster, scene.scan())[0], Asked(scene.servers.journal)
+    Path(scene.lake.retention_plan_location(plan.plan_id), "rows.parquet").unlink()
+    automated(scene, monkeypatch, **kind)
+    connect = connecting(clock=lambda: scene.servers.clock, journal_reader=lambda: asked)
+    where = Cluster(LifecycleResource().without_spark().settings, connect=connect, given=scene.cluster.given)
+    assert decision_of(where, RETENTION)[0].code is code
+    assert asked.asked_since(scene.now - APPLIED_WITHIN_MS) == far_back
 
 
 def test_growth_is_measured_by_what_was_applied(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:

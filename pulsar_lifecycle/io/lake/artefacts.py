@@ -242,9 +242,9 @@ class FileLake(LakeFiles):
         """A stored offload plan with its rows, read from the files. Raises NotFound."""
         return self._plan(OFFLOAD_PLANS, plan_id, OffloadPlan.from_json, CANDIDATES)
 
-    def offload_plans(self) -> list[OffloadPlan]:
+    def offload_plans(self, since: int = 0) -> list[OffloadPlan]:
         """Every offload plan that can be read, oldest first."""
-        return self._readable(OFFLOAD_PLANS, OffloadPlan.from_json)
+        return self._readable(OFFLOAD_PLANS, OffloadPlan.from_json, since)
 
     def store_object_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of what is to leave the buckets and return its location."""
@@ -254,9 +254,9 @@ class FileLake(LakeFiles):
         """A stored plan of :meth:`store_object_plan` with its rows, read from the files. Raises NotFound."""
         return self._plan(OBJECT_PLANS, plan_id, PlanSummary.from_json, OBJECTS)
 
-    def object_plans(self) -> list[PlanSummary]:
+    def object_plans(self, since: int = 0) -> list[PlanSummary]:
         """Every plan of what is to leave the buckets that can be read, oldest first."""
-        return self._readable(OBJECT_PLANS, PlanSummary.from_json)
+        return self._readable(OBJECT_PLANS, PlanSummary.from_json, since)
 
     def store_retention_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of what is past its retention and return its location."""
@@ -270,9 +270,9 @@ class FileLake(LakeFiles):
         """A stored plan of :meth:`store_retention_plan` with its rows, read from the files. Raises NotFound."""
         return self._plan(RETENTION_PLANS, plan_id, PlanSummary.from_json, EXPIRED_LEDGERS)
 
-    def retention_plans(self) -> list[PlanSummary]:
+    def retention_plans(self, since: int = 0) -> list[PlanSummary]:
         """Every retention plan that can be read, oldest first."""
-        return self._readable(RETENTION_PLANS, PlanSummary.from_json)
+        return self._readable(RETENTION_PLANS, PlanSummary.from_json, since)
 
     def store_load_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of topics to load and return its location."""
@@ -294,9 +294,9 @@ class FileLake(LakeFiles):
         """A stored plan of :meth:`store_repair_plan` with its rows, read from the files. Raises NotFound."""
         return self._plan(REPAIR_PLANS, plan_id, PlanSummary.from_json, REPAIRS)
 
-    def repair_plans(self) -> list[PlanSummary]:
+    def repair_plans(self, since: int = 0) -> list[PlanSummary]:
         """Every plan of repairs that can be read, oldest first."""
-        return self._readable(REPAIR_PLANS, PlanSummary.from_json)
+        return self._readable(REPAIR_PLANS, PlanSummary.from_json, since)
 
     def store_inactive_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of inactive topics, or of inactive subscriptions, and return its location."""
@@ -318,9 +318,9 @@ class FileLake(LakeFiles):
         """A stored plan of :meth:`store_delete_records_plan` with its rows, read from the files. Raises NotFound."""
         return self._plan(DELETE_RECORDS_PLANS, plan_id, PlanSummary.from_json, RECORDS)
 
-    def delete_records_plans(self) -> list[PlanSummary]:
+    def delete_records_plans(self, since: int = 0) -> list[PlanSummary]:
         """Every plan to delete records that can be read, oldest first."""
-        return self._readable(DELETE_RECORDS_PLANS, PlanSummary.from_json)
+        return self._readable(DELETE_RECORDS_PLANS, PlanSummary.from_json, since)
 
     def _store_plan(self, kind: str, plan: PlanSummary | OffloadPlan, rows: pa.Table) -> str:
         sink = pa.BufferOutputStream()
@@ -337,15 +337,17 @@ class FileLake(LakeFiles):
             raise NotFound(f"there is no plan {plan_id!r} in {self.location}/{kind}")
         return plan, self._rows(f"{kind}/{plan_id}/rows.parquet", schema)
 
-    def _readable(self, kind: str, decode: Callable[[Mapping[str, Any]], P]) -> list[P]:
-        found, _ = self._documents(kind, decode)
+    def _readable(self, kind: str, decode: Callable[[Mapping[str, Any]], P], since: int = 0) -> list[P]:
+        found, _ = self._documents(kind, decode, since)
         return sorted(found, key=lambda plan: (plan.created_at, plan.plan_id))
 
-    def _documents(self, kind: str, decode: Callable[[Mapping[str, Any]], P]) -> tuple[list[P], list[CorruptFormat]]:
+    def _documents(
+        self, kind: str, decode: Callable[[Mapping[str, Any]], P], since: int = 0
+    ) -> tuple[list[P], list[CorruptFormat]]:
         """The plans of a kind, and what is wrong with the others."""
         plans: list[P] = []
         broken: list[CorruptFormat] = []
-        for name in sorted(self._folders(kind)):
+        for name in sorted(self._written_since(kind, "plan.json", since) if since else self._folders(kind)):
             try:
                 plan = self._document(f"{kind}/{name}/plan.json", decode)
             except CorruptFormat as error:
@@ -375,9 +377,9 @@ class FileLake(LakeFiles):
             raise StoreError(f"{path}: cannot be read: {error}") from error
         return rows.num_rows > 0
 
-    def plans(self) -> list[PlanSummary]:
+    def plans(self, since: int = 0) -> list[PlanSummary]:
         """Stored plans, oldest first, without those of :meth:`broken_plans`."""
-        return self._readable(PLANS, PlanSummary.from_json)
+        return self._readable(PLANS, PlanSummary.from_json, since)
 
     def broken_plans(self) -> list[CorruptFormat]:
         """What is wrong with plans, of any kind, whose document is not a plan's, one error each."""

@@ -126,6 +126,15 @@ class LakeFiles:
         except OSError as error:
             raise StoreError(f"{self.location}/{relative}: cannot be listed: {error}") from error
 
+    def _written_since(self, relative: str, document: str, since: int) -> list[str]:
+        """The folders whose document was written at ``since`` (ms) or later, found in one listing."""
+        selector = pafs.FileSelector(f"{self._root}/{relative}", allow_not_found=True, recursive=True)
+        try:
+            found = [info for info in self._filesystem.get_file_info(selector) if info.base_name == document]
+        except OSError as error:
+            raise StoreError(f"{self.location}/{relative}: cannot be listed: {error}") from error
+        return [info.path.split("/")[-2] for info in found if info.mtime_ns is None or info.mtime_ns >= since * 10**6]
+
     def _document(self, relative: str, make: Callable[[Mapping[str, Any]], T]) -> T | None:
         """As :meth:`_parsed`; None where there is none."""
         try:

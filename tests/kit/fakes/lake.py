@@ -231,8 +231,8 @@ class FakeLake:
     def plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         return _kept(self.kept_plans, plan_id)
 
-    def plans(self) -> list[PlanSummary]:
-        return sorted((summary for summary, _ in self.kept_plans.values()), key=lambda plan: plan.created_at)
+    def plans(self, since: int = 0) -> list[PlanSummary]:
+        return _oldest_first(self.kept_plans, since)
 
     def broken_plans(self) -> list[CorruptFormat]:
         return []
@@ -247,8 +247,8 @@ class FakeLake:
     def offload_plan(self, plan_id: str) -> tuple[OffloadPlan, pa.Table]:
         return _kept(self.offload_plans_kept, plan_id)
 
-    def offload_plans(self) -> list[OffloadPlan]:
-        return sorted((plan for plan, _ in self.offload_plans_kept.values()), key=lambda plan: plan.created_at)
+    def offload_plans(self, since: int = 0) -> list[OffloadPlan]:
+        return _oldest_first(self.offload_plans_kept, since)
 
     def store_object_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         self.object_plans_kept[summary.plan_id] = summary, rows
@@ -257,8 +257,8 @@ class FakeLake:
     def object_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         return _kept(self.object_plans_kept, plan_id)
 
-    def object_plans(self) -> list[PlanSummary]:
-        return sorted((plan for plan, _ in self.object_plans_kept.values()), key=lambda plan: plan.created_at)
+    def object_plans(self, since: int = 0) -> list[PlanSummary]:
+        return _oldest_first(self.object_plans_kept, since)
 
     def store_load_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         self.load_plans_kept[summary.plan_id] = summary, rows
@@ -268,8 +268,7 @@ class FakeLake:
         return _kept(self.load_plans_kept, plan_id)
 
     def load_plans(self) -> list[PlanSummary]:
-        kept = (summary for summary, _ in self.load_plans_kept.values())
-        return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
+        return _oldest_first(self.load_plans_kept)
 
     def store_delete_records_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         self.delete_records_plans_kept[summary.plan_id] = summary, rows
@@ -278,9 +277,8 @@ class FakeLake:
     def delete_records_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         return _kept(self.delete_records_plans_kept, plan_id)
 
-    def delete_records_plans(self) -> list[PlanSummary]:
-        kept = (summary for summary, _ in self.delete_records_plans_kept.values())
-        return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
+    def delete_records_plans(self, since: int = 0) -> list[PlanSummary]:
+        return _oldest_first(self.delete_records_plans_kept, since)
 
     def store_repair_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         self.repair_plans_kept[summary.plan_id] = summary, rows
@@ -289,9 +287,8 @@ class FakeLake:
     def repair_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         return _kept(self.repair_plans_kept, plan_id)
 
-    def repair_plans(self) -> list[PlanSummary]:
-        kept = (summary for summary, _ in self.repair_plans_kept.values())
-        return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
+    def repair_plans(self, since: int = 0) -> list[PlanSummary]:
+        return _oldest_first(self.repair_plans_kept, since)
 
     def store_inactive_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         self.inactive_plans_kept[summary.plan_id] = summary, rows
@@ -301,8 +298,7 @@ class FakeLake:
         return _kept(self.inactive_plans_kept, plan_id)
 
     def inactive_plans(self) -> list[PlanSummary]:
-        kept = (summary for summary, _ in self.inactive_plans_kept.values())
-        return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
+        return _oldest_first(self.inactive_plans_kept)
 
     def store_retention_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         self.retention_plans_kept[summary.plan_id] = summary, rows
@@ -314,12 +310,17 @@ class FakeLake:
     def retention_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         return _kept(self.retention_plans_kept, plan_id)
 
-    def retention_plans(self) -> list[PlanSummary]:
-        kept = (summary for summary, _ in self.retention_plans_kept.values())
-        return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
+    def retention_plans(self, since: int = 0) -> list[PlanSummary]:
+        return _oldest_first(self.retention_plans_kept, since)
 
 
 def _kept(plans: dict[str, tuple[Any, pa.Table]], plan_id: str) -> tuple[Any, pa.Table]:
     if plan_id not in plans:
         raise NotFound(f"there is no plan {plan_id!r}")
     return plans[plan_id]
+
+
+def _oldest_first(plans: dict[str, tuple[Any, pa.Table]], since: int = 0) -> list[Any]:
+    """Stored when they were made."""
+    kept = (plan for plan, _ in plans.values() if plan.created_at >= since)
+    return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))

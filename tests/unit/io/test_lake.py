@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +22,8 @@ from pulsar_lifecycle.records.epoch import DAY_MS, Census, Epoch, last_covered
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.known_words import KnownWord
+from pulsar_lifecycle.records.plans.delayed_index_plan import REPAIRS
+from pulsar_lifecycle.records.plans.delete_records_plan import RECORDS
 from pulsar_lifecycle.records.plans.deletion_plan import PLAN
 from pulsar_lifecycle.records.plans.inactive_plan import INACTIVE_TOPICS
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
@@ -385,6 +388,23 @@ def test_every_kind_of_plan_reads_back_by_itself_oldest_first(lake: Lake) -> Non
     for absent in (lake.object_plan, lake.offload_plan):
         with pytest.raises(NotFound, match="no plan"):
             absent("p0")
+
+
+def test_plans_that_were_stored_before_a_moment_are_left_out(lake: Lake) -> None:
+    now = time.time_ns() // 10**6
+    plan = PlanSummary("p1", "c", "fp", "e2", "e1", now, True, (), 0, 0, 0, 10, "digest")
+    offload = OffloadPlan("p1", "c", "fp", "e2", now, True, (), (), 0, 0, 0, 0, 0, 0, 0, 0, "digest")
+    assert lake.plans(now) == []
+    lake.store_plan(plan, PLAN.empty_table())
+    lake.store_retention_plan(plan, EXPIRED_LEDGERS.empty_table())
+    lake.store_object_plan(plan, OBJECTS.empty_table())
+    lake.store_repair_plan(plan, REPAIRS.empty_table())
+    lake.store_delete_records_plan(plan, RECORDS.empty_table())
+    lake.store_offload_plan(offload, CANDIDATES.empty_table())
+    for plans in (lake.plans, lake.retention_plans, lake.object_plans, lake.repair_plans, lake.delete_records_plans):
+        assert plans(now - 60_000) == plans() == [plan]
+        assert plans(now + 60_000) == []
+    assert (lake.offload_plans(now - 60_000), lake.offload_plans(now + 60_000)) == ([offload], [])
 
 
 def test_a_plan_says_which_ledgers_it_holds(lake: Lake) -> None:
