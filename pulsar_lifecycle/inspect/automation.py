@@ -26,6 +26,7 @@ from pulsar_lifecycle.journal.approvals import (
     applied_plans,
     approval_of,
     approval_row,
+    newest_word,
 )
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.outcomes import Action
@@ -248,7 +249,9 @@ def approve_plan(
         raise RefusedBy(RefusalCode.PLAN_EXPIRED, f"plan {plan_id} has expired: approve a newer one")
     until = min(expires, now + int(where.settings.automation.approval_valid_for * 1000))
     approved = Approved(by.strip(), digest, until)
-    where.journal.record([approval_row(run_id, cluster, plan_id, approved, now, withdrawn=withdraw)])
+    newest = newest_word(where.journal_reader, cluster, plan_id, plan.created_at)
+    at = max(now, newest + 1)  # what was said last counts, whoever's clock is behind
+    where.journal.record([approval_row(run_id, cluster, plan_id, approved, at, withdrawn=withdraw)])
     return approved
 
 

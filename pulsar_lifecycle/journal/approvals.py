@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,13 +49,22 @@ def approval_row(
 
 def approval_of(journal: JournalReader, cluster: str, plan_id: str, since: int) -> Approval | None:
     """The newest approval of a plan, given at ``since`` (ms) or later; None if there is none, or it was withdrawn."""
-    mine = (pc.field("cluster") == cluster) & (pc.field("plan_id") == plan_id)
-    about = mine & (pc.field("action") == Action.APPROVE_PLAN) & filed_since(since)
-    rows = journal.find(about, ["outcome", "detail", "at"]).sort_by("at").to_pylist()
+    rows = _words(journal, cluster, plan_id, since)
     if not rows or rows[-1]["outcome"] != Outcome.APPROVED:
         return None
     detail = json.loads(rows[-1]["detail"])
     return Approval(detail["by"], detail["digest"], rows[-1]["at"], detail["until"])
+
+
+def newest_word(journal: JournalReader, cluster: str, plan_id: str, since: int) -> int:
+    """When (ms) a plan was last approved, or an approval withdrawn, by the clock of who did; ``since`` if never."""
+    return max((row["at"] for row in _words(journal, cluster, plan_id, since)), default=since)
+
+
+def _words(journal: JournalReader, cluster: str, plan_id: str, since: int) -> list[dict[str, Any]]:
+    mine = (pc.field("cluster") == cluster) & (pc.field("plan_id") == plan_id)
+    about = mine & (pc.field("action") == Action.APPROVE_PLAN) & filed_since(since)
+    return journal.find(about, ["outcome", "detail", "at"]).sort_by("at").to_pylist()
 
 
 def applied_plans(

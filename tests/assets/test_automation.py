@@ -419,6 +419,24 @@ def test_a_look_reads_no_rows_and_30_days_of_the_journal_only_where_they_decide(
     assert asked.asked_since(scene.now - APPLIED_WITHIN_MS) == far_back
 
 
+@pytest.mark.parametrize("behind", [600, 7_200])
+def test_what_was_said_last_counts_though_a_clock_is_behind(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    """The withdrawal comes from a host whose clock is behind that of who approved, or of who made the plan."""
+    where, plan = automated(scene, monkeypatch, mode="approve"), planned(scene)
+    scene.servers.clock.advance(3_600)
+    approve_plan(where, "run-1", plan.plan_id, plan.digest, "ann")
+    scene.servers.clock.advance(-behind)
+    approve_plan(where, "run-2", plan.plan_id, plan.digest, "bob", withdraw=True)
+    scene.servers.clock.advance(behind)
+    assert decision_of(where, RETENTION)[0].code is AutomationCode.NOT_APPROVED
+    scene.servers.clock.advance(-behind)
+    approve_plan(where, "run-3", plan.plan_id, plan.digest, "ann")
+    scene.servers.clock.advance(behind)
+    assert decision_of(where, RETENTION)[0].code is AutomationCode.GOES
+
+
 def test_growth_is_measured_by_what_was_applied(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large plan of which an operator applied one ledger says nothing of how much may go by itself."""
     growing = {"mode": "apply", "growth_from": 1, "max_growth": 1}
