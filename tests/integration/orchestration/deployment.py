@@ -31,13 +31,16 @@ ENDED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 _TOLD = "mutation($it: %s!) {answer: %s(%s: $it) {__typename ... on PythonError {message}}}"
 _RUNS = """query($it: RunsFilter) {runsOrError(filter: $it) {... on Runs {results {runId jobName status
   tags {key value}}}}}"""
-_SHOWN = """timestamp runId metadataEntries {label ... on TextMetadataEntry {text} ... on MarkdownMetadataEntry {mdStr}
-  ... on IntMetadataEntry {intValue} ... on BoolMetadataEntry {boolValue}}"""
+_SHOWN = """timestamp runId partition metadataEntries {label ... on TextMetadataEntry {text}
+  ... on MarkdownMetadataEntry {mdStr} ... on IntMetadataEntry {intValue} ... on BoolMetadataEntry {boolValue}}"""
 _PAGES = f"""query($it: AssetKeyInput!) {{assetOrError(assetKey: $it) {{... on Asset {{
   assetMaterializations(limit: 20) {{{_SHOWN}}}
   assetObservations(limit: 20) {{{_SHOWN}}}}}}}}}"""
 _FRESHNESS = """query($it: [AssetKeyInput!]) {assetNodes(assetKeys: $it) {freshnessStatusInfo {freshnessStatus}
   assetChecksOrError {... on AssetChecks {checks {name executionForLatestMaterialization {status}}}}}}"""
+_BACKFILL = """mutation($it: LaunchBackfillParams!) {launchPartitionBackfill(backfillParams: $it) {
+  __typename ... on LaunchBackfillSuccess {backfillId} ... on PythonError {message}}}"""
+_BACKFILLED = """query($it: String!) {partitionBackfillOrError(backfillId: $it) {... on PartitionBackfill {status}}}"""
 _STATE = """query($it: InstigationSelector!) {instigationStateOrError(instigationSelector: $it) {
   ... on InstigationState {id instigationType}}}"""
 
@@ -185,6 +188,22 @@ class Deployment:
         found = self.until(f"run {run_id} to end", lambda: [one for one in self._run(run_id) if one in ENDED])
         return found[0]
 
+    def backfill(self, location: str, asset: str, partitions: Sequence[str], **config: Any) -> tuple[str, list[str]]:
+        """Choose partitions of an asset in the dialog, and wait; how the backfill ended, and its runs."""
+        asked = {
+            "assetSelection": [{"path": [location, asset]}],
+            "partitionNames": list(partitions),
+            "runConfigData": {"ops": {f"{location}__{asset}": {"config": config}}},
+        }
+        answer = self.ask(_BACKFILL, asked)["launchPartitionBackfill"]
+        assert "backfillId" in answer, answer
+        found = self.until(f"the backfill of {asset}", lambda: self._backfilled(answer["backfillId"]))
+        return found, [run["runId"] for run in self.runs(dagster__backfill=answer["backfillId"])]
+
+    def _backfilled(self, backfill: str) -> str:
+        status = self.ask(_BACKFILLED, backfill)["partitionBackfillOrError"]["status"]
+        return "" if status == "REQUESTED" else status
+
     def pages(self, *asset: str) -> list[dict[str, Any]]:
         """What an asset's materializations show, the newest first: label -> value, and ``run``."""
         return [_page(one) for one in self._events(asset)["assetMaterializations"]]
@@ -228,4 +247,4 @@ def _page(event: Mapping[str, Any]) -> dict[str, Any]:
         entry["label"]: next((value for name, value in entry.items() if name != "label"), None)
         for entry in event["metadataEntries"]
     }
-    return shown | {"run": event["runId"], "at": int(event["timestamp"])}
+    return shown | {"run": event["runId"], "at": int(event["timestamp"]), "partition": event["partition"]}

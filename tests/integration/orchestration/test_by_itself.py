@@ -1,7 +1,7 @@
 """It runs by itself: a deployment with daemon and webserver, told what to do by its settings file and by GraphQL alone.
 
 Nothing here calls the product but through the webserver and the command line. The daemon is killed on the way. At the
-end, once scans have stopped, the plan's page is red.
+end, once scans have stopped, the plan's page is red. Then namespaces far apart are backfilled.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from tests.integration import pipeline as driving
 from tests.integration.delayed_index.delayed import BROKERS, keys_of, planted
-from tests.integration.orchestration.deployment import Deployment
+from tests.integration.orchestration.deployment import ENDED, Deployment
 from tests.integration.pipeline import existing, new_namespace, wait_unlisted
 from tests.integration.tiered.offloads import contexts, with_bucket
 
@@ -46,6 +46,9 @@ class Scene:
     delayed: str
     beside: str
     """As ``expired``, in a namespace that does not go by itself."""
+    far: Mapping[str, int]
+    """Neighbouring namespaces in their order, of which none goes by itself: what leaked in each. Topic ``t`` of every
+    second one is as ``expired``, of the others as ``archive``."""
 
     def said(self, *command: str) -> Any:
         """What a command answers with ``--json``."""
@@ -83,20 +86,26 @@ def scene_of(sandbox: Cluster, own: dict[str, str], config: Path) -> Scene:
     other = new_namespace(sandbox, "itself-beside")
     beside = f"persistent://{other}/t"
     leaked = {one.ledger_id for one in plant.orphan_data(sandbox, leaking)}
+    far = {name: plant.young(sandbox, f"persistent://{name}/leaked")[0].ledger_id for name in far_apart(sandbox)}
     with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
         planted(sandbox, client, late)
-        full = [archive, expired, beside]
+        full = [archive, expired, beside, *(f"persistent://{name}/t" for name in far)]
         for topic in full:
             topics.publish(client, topic, topics.payloads(130))
         for topic in (*full, late):
             admin.unload(topic)
         admin.call("PUT", f"/v2/namespaces/{own['offload']}/offloadThreshold", 0)
-        for namespace in (own["retention"], other):
+        for namespace in (own["retention"], other, *list(far)[::2]):
             admin.call("POST", f"/v2/namespaces/{namespace}/retention", NOTHING)
     with sandbox.metadata() as zk:
         zk.delete(znodes.ledger_znode(int(sorted(keys_of(sandbox, late).items())[1][1])))
-    wait_unlisted(sandbox, [*full, leaking, late])
-    return Scene(config, leaked, archive, expired, late, beside)
+    wait_unlisted(sandbox, [*full, leaking, late, *(f"persistent://{name}/leaked" for name in far)])
+    return Scene(config, leaked, archive, expired, late, beside, far)
+
+
+def far_apart(sandbox: Cluster) -> list[str]:
+    """Six namespaces that follow one another in the list of partitions."""
+    return [new_namespace(sandbox, f"itself-far-{number}") for number in range(6)]
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +156,39 @@ def test_what_the_settings_allow_is_done_by_itself_though_the_daemon_dies(
     until("the run's page", lambda: deployment.pages(CLUSTER, "ledger_deletions"))
     _lineage(scene, deployment)
     until("a red plan", lambda: deployment.freshness(CLUSTER, "deletion_plan") == "DEGRADED")
+
+
+def test_namespaces_far_apart_are_one_backfill_with_one_plan(
+    sandbox: Cluster, deployed: tuple[Deployment, Scene]
+) -> None:
+    deployment, scene = deployed
+    if len(_whole(deployment)) < 2:
+        deployment.switch_on(CLUSTER, schedules=["hourly_scan"])
+        deployment.until("two scans", lambda: len(_whole(deployment)) >= 2)
+    deployment.switch_off(CLUSTER, "hourly_scan", "automation", "deletion_queue", "deletion_retry")
+    deployment.until("runs to end", lambda: all(run["status"] in ENDED for run in deployment.runs()))
+    chosen, others = list(scene.far)[::2], list(scene.far)[1::2]
+    before = {name: listed(sandbox, f"persistent://{name}/t") for name in scene.far}
+
+    for asset, namespaces in (
+        ("namespace_reconciliation", chosen),
+        ("namespace_retention", chosen),
+        ("offloaded_ledgers", others),
+    ):
+        ended, runs = deployment.backfill(CLUSTER, asset, namespaces, dry_run=False)
+        pages = [page for page in deployment.pages(CLUSTER, asset) if page["run"] in runs]
+        assert (ended, len(runs)) == ("COMPLETED_SUCCESS", 3)
+        assert sorted(page["partition"] for page in pages) == namespaces
+        assert len({page["plan id"] for page in pages}) == 1
+        assert len({page["run"] for page in pages}) == 1
+
+    rows = {ledger: scene.said("journal", "--ledger", str(ledger)) for ledger in scene.far.values()}
+    sent = {ledger for ledger, found in rows.items() if any(row["outcome"] == "sent" for row in found)}
+    assert sent == {scene.far[name] for name in chosen}
+    for name, ledgers in before.items():
+        topic = f"persistent://{name}/t"
+        assert listed(sandbox, topic) == (ledgers[-1:] if name in chosen else ledgers)
+        assert _offloaded(sandbox, topic) == ([] if name in chosen else ledgers[:-1])
 
 
 def _whole(deployment: Deployment) -> list[dict[str, Any]]:
