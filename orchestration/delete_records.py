@@ -1,7 +1,7 @@
 """Job ``delete_records``: plan what deleting records of some partitions comes to, or apply such a plan."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import dagster as dg
 from pydantic import Field
@@ -9,6 +9,7 @@ from pydantic import Field
 from assets.pages import lineage, show
 from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.automatic.may_begin import check_may_begin
+from orchestration.named import CapsConfig, parsed
 from pulsar_lifecycle.delete_records.apply_run import FINISHED_WITHIN, Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.offset_file import Asked
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
@@ -22,11 +23,9 @@ from pulsar_lifecycle.delete_records.request import (
 from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.runs.caps import Lowered, Order
+from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
-
-Parsed = TypeVar("Parsed")
 
 PLANNED = {
     "topic": "string",
@@ -59,23 +58,16 @@ class RecordsOffset(dg.Config):
     def asked(self, number: int) -> Asked:
         """The library's form of it. Raises UsageError."""
         field = f"partitions[{number}]"
-        topic = _named(f"{field}.topic", parse_topic, self.topic)
+        topic = parsed(f"{field}.topic", parse_topic, self.topic)
         if self.partition < -1 or (self.partition >= 0 and topic.partition is not None):
             raise UsageError(
                 f"{field}.partition: expected the number of a partition of {topic}, found {self.partition}"
             )
-        offset = _named(f"{field}.offset", parse_offset, self.offset)
+        offset = parsed(f"{field}.offset", parse_offset, self.offset)
         return Asked(topic, None if self.partition == -1 else self.partition, offset, field)
 
 
-def _named(field: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
-    try:
-        return parse(text)
-    except UsageError as error:
-        raise UsageError(f"{field}: {error}") from error
-
-
-class DeleteRecordsConfig(dg.Config):
+class DeleteRecordsConfig(CapsConfig):
     """Either ``partitions``, for a plan, or ``plan_id`` and ``digest``, to apply it. Times in seconds.
 
     Without ``dry_run = false`` a plan is not applied: the run answers as things stand. ``finish``: the run scans and
@@ -89,11 +81,6 @@ class DeleteRecordsConfig(dg.Config):
     no_undo: bool = False
     plan_id: str = ""
     digest: str = ""
-    max_ledgers: int | None = None
-    max_share: float | None = None
-    max_bytes: int | None = None
-    max_ledgers_per_topic: int | None = None
-    namespaces: list[str] = Field(default=[])
     timeout: float = Field(default=300.0, gt=0, le=31_536_000)
     wait: float = Field(default=0.0, ge=0, le=31_536_000)
     wait_for_bookies: bool = False
@@ -103,8 +90,7 @@ class DeleteRecordsConfig(dg.Config):
 
     def order(self) -> Order:
         """The library's form of what applies a plan; the caps may be lowered, as of any plan."""
-        caps = Lowered(self.max_ledgers, self.max_share, self.max_bytes, self.max_ledgers_per_topic)
-        return Order(self.plan_id, self.digest, caps, namespaces=tuple(self.namespaces))
+        return self.order_of(self.plan_id, self.digest)
 
     def asked(self) -> list[Asked]:
         """The request; empty where a plan is to be applied. Raises UsageError."""

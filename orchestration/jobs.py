@@ -18,12 +18,12 @@ from assets.names import CLUSTER, FINDINGS, METASTORE, key
 from assets.pages import lineage
 from orchestration.automatic.failures import wrong_configuration_fails
 from orchestration.automatic.may_begin import check_may_begin
-from orchestration.named import ledgers_of, namespace_of, topic_of
+from orchestration.named import CapsConfig, ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.redrive import LetterFilter, at_most, chosen, redrive_now
 from pulsar_lifecycle.deletion.workers import OutcomeCount
 from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.runs.caps import Lowered, Order
+from pulsar_lifecycle.runs.caps import Order
 from resources.lifecycle import LifecycleResource
 
 SCANNED = (*METASTORE, "ledger_references", *FINDINGS, "scan_coverage")
@@ -63,7 +63,7 @@ def delete_pending_job(cluster: str) -> UnresolvedAssetJobDefinition:
     )
 
 
-class PlanConfig(dg.Config):
+class PlanConfig(CapsConfig):
     """Which plan, how much of it however often it is applied (0: all); its page has it ready.
 
     ``namespaces``: only what is of these tenants, namespaces and full topic names; empty: all.
@@ -75,16 +75,10 @@ class PlanConfig(dg.Config):
     plan_id: str
     digest: str
     limit: int = 0
-    max_ledgers: int | None = None
-    max_share: float | None = None
-    max_bytes: int | None = None
-    max_ledgers_per_topic: int | None = None
-    namespaces: list[str] = Field(default=[])
 
     def order(self) -> Order:
         """The library's form of it."""
-        caps = Lowered(self.max_ledgers, self.max_share, self.max_bytes, self.max_ledgers_per_topic)
-        return Order(self.plan_id, self.digest, caps, self.limit, tuple(self.namespaces))
+        return self.order_of(self.plan_id, self.digest, self.limit)
 
 
 class ApplyConfig(PlanConfig):
