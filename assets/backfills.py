@@ -34,7 +34,8 @@ def by_namespace(
         backfill_policy=dg.BackfillPolicy.single_run(),
         output_required=False,
         description=f"{description} As it ships it is a dry run. To do it, the *Config* of the backfill is "
-        f"`{{ops: {{{cluster}__{name}: {{config: {{dry_run: false}}}}}}}}`.",
+        f"`{{ops: {{{cluster}__{name}: {{config: {{dry_run: false}}}}}}}}`. Dagster makes a run of each range of "
+        "neighbours, though its dialog says one: the first does all, with one plan.",
         **about,
     )
 
