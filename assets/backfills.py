@@ -77,12 +77,20 @@ def pages_written(
     """
     try:
         yield
-    except Exception:
+    except Exception as ended:
+        why = {"not made": f"run {context.run.run_id} failed: {_text(ended)}"}
         try:
             for name in names:
-                context.log_event(dg.AssetObservation(context.asset_key, partition=name, metadata=page(name)))
+                context.log_event(
+                    dg.AssetObservation(context.asset_key, partition=name, metadata={**why, **page(name)})
+                )
         except Exception as error:  # why the block ended matters more
             context.log.warning(f"the pages of its namespaces could not be written: {error}")
         raise
     for name in names:
         context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=page(name)))
+
+
+def _text(error: Exception) -> str:
+    """What an error says; a Failure has it as its description."""
+    return (error.description if isinstance(error, dg.Failure) else None) or str(error)

@@ -161,6 +161,10 @@ def test_a_backfill_whose_run_is_refused_is_red(scene: RetentionScene, daemon: D
     backfill = daemon.launch(RETENTION, FAR_APART)
     assert daemon.ended(backfill) is BulkActionStatus.COMPLETED_FAILED
     assert daemon.pages(RETENTION, backfill) == {}
+    observed = daemon.instance.fetch_observations(key("test", RETENTION), limit=9).records
+    assert sorted(str(record.partition_key) for record in observed) == FAR_APART
+    said = [record.asset_observation.metadata["not made"].value for record in observed if record.asset_observation]
+    assert all("paused" in str(one) for one in said)
     control.resume(scene.servers.open_store())
     again = daemon.launch(RETENTION, FAR_APART)
     assert daemon.ended(again) is BulkActionStatus.COMPLETED_SUCCESS
