@@ -184,10 +184,11 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
 def _plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
     how = show.how_to_apply(summary, run_config(summary), job="apply_plan", nothing="Nothing to delete.")
     share = summary.ledgers / max(summary.cluster_ledgers, 1)
+    deletes, frees = ("deletes", "frees") if summary.actionable else ("would delete", "would free")
     return {
         "actionable": summary.actionable,
-        "deletes": f"{summary.ledgers} ledgers, {share:.2%} of the cluster's {summary.cluster_ledgers}",
-        "frees": f"{show.size(summary.physical_bytes)} on the bookies ({show.size(summary.logical_bytes)} of data)",
+        deletes: f"{summary.ledgers} ledgers, {share:.2%} of the cluster's {summary.cluster_ledgers}",
+        frees: f"{show.size(summary.physical_bytes)} on the bookies ({show.size(summary.logical_bytes)} of data)",
         "by namespace": dg.MetadataValue.md(_by(rows, "namespace")),
         "by component": dg.MetadataValue.md(_by(rows, "component")),
         "why": dg.MetadataValue.md(_by(rows, "code", "reason")),
