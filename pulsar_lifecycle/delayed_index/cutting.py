@@ -6,6 +6,8 @@ Upstream: ``MutableBucket.createImmutableBucketAndAsyncPersistent``, pulsar-brok
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 
 from pulsar_lifecycle.formats.delayed_indexes import Longs
@@ -22,10 +24,16 @@ def cut(timestamps: Longs, time_step_ms: int, max_indexes: int = NO_LIMIT) -> Lo
     """
     if time_step_ms < 1 or (max_indexes < 1 and max_indexes != NO_LIMIT):
         raise ValueError(f"segments of {time_step_ms} ms and {max_indexes} indexes")
-    bounds = [0]
-    size = len(timestamps)
-    while (begin := bounds[-1]) < size:
-        after = int(timestamps[begin]) + time_step_ms
-        end = size if after > timestamps[-1] else int(timestamps.searchsorted(after))
-        bounds.append(end if max_indexes == NO_LIMIT else min(end, begin + max_indexes))
+    bounds, size = [0], len(timestamps)
+    times = timestamps.data  # gives a number several times as fast as the array does
+    most = size if max_indexes == NO_LIMIT else max_indexes
+    begin, last = 0, 0
+    while begin < size:
+        after, end = times[begin] + time_step_ms, min(begin + most, size)
+        near = begin + 2 * last  # segments are often about as long as the one before
+        if begin < near < end and times[near] >= after:
+            end = near
+        begin, last = bisect_left(times, after, begin, end), begin
+        last = begin - last
+        bounds.append(begin)
     return np.array(bounds, np.int64)

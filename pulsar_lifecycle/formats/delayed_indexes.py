@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import _wire, delayed_bucket
+from pulsar_lifecycle.formats._rows import varint_widths
 
 Longs = NDArray[np.int64]
 _Words = NDArray[np.uint64]
@@ -30,7 +31,6 @@ _CHUNK = 1 << 20
 _SLACK = bytes(8)
 _TIMESTAMP_WIDTH = 6
 """Bytes of a varint of milliseconds from 1971 to 2109."""
-_WIDTHS = [1 << 7 * width for width in range(1, 9)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -315,17 +315,6 @@ def _are_alike(indexes: Indexes) -> bool:
     )
 
 
-def varint_widths(values: Longs) -> Longs:
-    """Bytes of each value, 0 or more, as a varint."""
-    widths = np.ones(len(values), np.int64)
-    top = int(values.max()) if len(values) else 0
-    for limit in _WIDTHS:
-        if top < limit:
-            break
-        widths += values >= limit
-    return widths
-
-
 def _spread(values: Longs, width: int) -> _Words:
     """Numbers as bytes of 7 bits, little-endian, without continuation bits; at most ``width`` bytes."""
     words = values.view(np.uint64)
@@ -337,22 +326,36 @@ def _spread(values: Longs, width: int) -> _Words:
 
 def _encode_alike(indexes: Indexes) -> tuple[bytes, Longs]:
     """Three words a record, each laid over what the one before left behind its end; and where each record begins."""
-    ledger_widths, entry_widths = varint_widths(indexes.ledgers), varint_widths(indexes.entries)
-    sizes = ledger_widths + entry_widths + (_TIMESTAMP_WIDTH + 3)
+    ledger_widths, of_ledgers = _ledger_words(indexes.ledgers)
+    entry_widths = varint_widths(indexes.entries)
+    sizes = entry_widths + ledger_widths + (_TIMESTAMP_WIDTH + 3)
     ends = np.cumsum(sizes + 2)
     starts = ends - sizes - 2
     times = _spread(indexes.timestamps, 6) | _CONTINUED[6]
-    ledgers = _spread(indexes.ledgers, 5) | _CONTINUED[ledger_widths]
-    entries = _spread(indexes.entries, 5) | _CONTINUED[entry_widths]
+    entries = _spread(indexes.entries, int(entry_widths.max())) | _CONTINUED[entry_widths]
     out = np.empty(int(ends[-1]) + len(_SLACK), np.uint8)
     windows = np.ndarray((len(out) - 7,), "<u8", out, strides=(1,))
-    tails = (times >> np.uint64(40)) | np.uint64(_LEDGER << 8) | (ledgers << np.uint64(16))
-    tails |= np.uint64(_ENTRY) << (ledger_widths.view(np.uint64) * np.uint64(8) + np.uint64(16))
-    windows[starts + 8] = tails
+    windows[starts + 8] = (times >> np.uint64(40)) | of_ledgers
     windows[ends - entry_widths] = entries
-    heads = np.uint64(_RECORD | _TIMESTAMP << 16) | (sizes.view(np.uint64) << np.uint64(8)) | (times << np.uint64(24))
-    windows[starts] = heads
+    times <<= np.uint64(24)
+    times |= sizes.view(np.uint64) << np.uint64(8)
+    times |= np.uint64(_RECORD | _TIMESTAMP << 16)
+    windows[starts] = times
     return out[: -len(_SLACK)].tobytes(), starts
+
+
+def _ledger_words(ledgers: Longs) -> tuple[Longs, _Words]:
+    """Of each ledger the bytes of its varint, and the word that has its tag, it, and the entry's tag, from byte 1 on.
+
+    Buckets have few ledgers, close to each other: each is made once. One alone is told once for all rows.
+    """
+    low, high = int(ledgers.min()), int(ledgers.max())
+    few = high - low < len(ledgers)
+    values = np.arange(low, high + 1) if few else ledgers
+    widths = varint_widths(values)
+    words = (_spread(values, 5) | _CONTINUED[widths]) << np.uint64(16) | np.uint64(_LEDGER << 8)
+    words |= np.uint64(_ENTRY) << (widths.view(np.uint64) * np.uint64(8) + np.uint64(16))
+    return (widths[ledgers - low], words[ledgers - low]) if few and low < high else (widths, words)
 
 
 def _encode_any(indexes: Indexes) -> tuple[bytes, Longs]:

@@ -146,6 +146,16 @@ class BucketMap:
         found[ledgers > ends[found]] = -1
         return found
 
+    def of_ledgers(self, ledgers: Longs) -> list[tuple[Bucket, Mask]]:
+        """Each bucket that covers any of the topic ledgers, and which."""
+        places = self.places_of(ledgers)
+        if not len(places) or (last := int(places.max())) < 0:
+            return []
+        if last == int(places.min()):
+            return [(self._buckets[last], np.ones(len(places), np.bool_))]
+        which = np.flatnonzero(np.bincount(places + 1)[1:])
+        return [(self._buckets[at], places == at) for at in which.tolist()]
+
     def put(self, bucket: Bucket) -> None:
         """Add one whose range overlaps no other's."""
         at = bisect_right(self._starts, bucket.start_ledger_id)

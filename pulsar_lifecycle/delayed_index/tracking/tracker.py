@@ -18,7 +18,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.snapshot_storage import BucketKeys, BucketSnapshotStorage
@@ -124,7 +123,7 @@ class BucketTracker:
     def contains_messages(self, ledgers: Longs, entries: Longs) -> Mask:
         """As :meth:`contains_message`, of many."""
         found = self._tracked.contains(ledgers, entries)
-        for bucket, which in self._by_bucket(ledgers):
+        for bucket, which in self._buckets.of_ledgers(ledgers):
             found[which] |= bucket.undelivered.contains(ledgers[which], entries[which])
         return found
 
@@ -190,22 +189,27 @@ class BucketTracker:
 
     def _before_seal(self, ledgers: Longs) -> tuple[int, Mask]:
         """How many messages come before the open bucket must be sealed, and which of them go into it."""
-        uncovered = ~self._buckets.are_covered(ledgers)
+        firsts = np.concatenate(([0], np.flatnonzero(ledgers[1:] != ledgers[:-1]) + 1))
+        counts = np.diff(firsts, append=len(ledgers))
+        """Of messages that have one ledger and follow each other; only before the first of them anything is sealed."""
+        runs = ledgers[firsts]
+        uncovered = ~self._buckets.are_covered(runs)
         start = self._start
         if start == _NO_LEDGER and uncovered.any():
-            start = int(ledgers[np.argmax(uncovered)])
-        at_open = uncovered & (ledgers >= start)
-        seals = np.zeros(len(ledgers), np.bool_)
+            start = int(runs[np.argmax(uncovered)])
+        at_open = uncovered & (runs >= start)
+        seals = np.zeros(len(runs), np.bool_)
         if len(self._open) + len(ledgers) > self._least:
-            ends = np.maximum.accumulate(np.where(at_open, ledgers, _NO_LEDGER))
+            ends = np.maximum.accumulate(np.where(at_open, runs, _NO_LEDGER))
             before = np.maximum(np.concatenate(([_NO_LEDGER], ends[:-1])), self._end)
-            sizes = np.cumsum(at_open) - at_open + len(self._open)
-            seals = uncovered & (ledgers > before) & (sizes >= self._least)
+            opened = np.where(at_open, counts, 0)
+            sizes = np.cumsum(opened) - opened + len(self._open)
+            seals = uncovered & (runs > before) & (sizes >= self._least)
         after = self._buckets.first_after(start)
         if after is not None:
-            seals |= uncovered & (ledgers > after.end_ledger_id)
-        taken = int(np.argmax(seals)) if seals.any() else len(ledgers)
-        return taken, at_open[:taken]
+            seals |= uncovered & (runs > after.end_ledger_id)
+        at = int(np.argmax(seals)) if seals.any() else len(runs)
+        return int(counts[:at].sum()), np.repeat(at_open[:at], counts[:at])
 
     def _crosses(self, ledger: int) -> bool:
         """Whether the open bucket would overlap another if it went up to this ledger."""
@@ -399,15 +403,9 @@ class BucketTracker:
         if not len(indexes):
             return
         rest = indexes[~self._tracked.discard(indexes.ledgers, indexes.entries)]
-        for bucket, which in self._by_bucket(rest.ledgers):
+        for bucket, which in self._buckets.of_ledgers(rest.ledgers):
             bucket.undelivered.discard(rest.ledgers[which], rest.entries[which])
             bucket.messages = len(bucket.undelivered)  # a damaged snapshot may have had some twice
-
-    def _by_bucket(self, ledgers: Longs) -> list[tuple[Bucket, npt.NDArray[np.bool_]]]:
-        """Each bucket that covers any of the ledgers, and which."""
-        buckets = self._buckets.in_order()
-        places = self._buckets.places_of(ledgers)
-        return [(buckets[at], places == at) for at in np.unique(places).tolist() if at >= 0]
 
     def take_unread(self) -> EntrySet:
         """Messages of snapshots that broke, each told once: they are tracked no more. Read them again and add them."""
