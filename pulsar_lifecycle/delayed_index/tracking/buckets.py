@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pulsar_lifecycle.delayed_index.keys import bucket_key
 from pulsar_lifecycle.delayed_index.tracking.due_queue import Place
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet, Mask
-from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
+from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs, ascends
 
 
 @dataclass(slots=True, eq=False)
@@ -146,13 +146,16 @@ class BucketMap:
         found[ledgers > ends[found]] = -1
         return found
 
-    def of_ledgers(self, ledgers: Longs) -> list[tuple[Bucket, Mask]]:
-        """Each bucket that covers any of the topic ledgers, and which."""
+    def of_ledgers(self, ledgers: Longs) -> list[tuple[Bucket, Mask | slice]]:
+        """Each bucket that covers any of the topic ledgers, and where."""
         places = self.places_of(ledgers)
-        if not len(places) or (last := int(places.max())) < 0:
+        if not len(places) or int(places.max()) < 0:
             return []
-        if last == int(places.min()):
-            return [(self._buckets[last], np.ones(len(places), np.bool_))]
+        if ascends(places):
+            first, last = np.searchsorted(places, 0), int(places[-1])
+            which = np.arange(int(places[first]), last + 1)
+            bounds = zip(places.searchsorted(which).tolist(), places.searchsorted(which, "right").tolist(), strict=True)
+            return [(self._buckets[at], slice(*some)) for at, some in zip(which.tolist(), bounds, strict=True)]
         which = np.flatnonzero(np.bincount(places + 1)[1:])
         return [(self._buckets[at], places == at) for at in which.tolist()]
 
