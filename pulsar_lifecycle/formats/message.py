@@ -26,6 +26,9 @@ WHAT = "message"
 _MAGIC_BROKER = b"\x0e\x02"  # Commands.magicBrokerEntryMetadata
 _MAGIC_CHECKSUM = b"\x0e\x01"  # Commands.magicCrc32c
 _DELIVER_AT = b"\x98\x01"  # the tag of MessageMetadata.deliver_at_time: without these bytes there is none
+_TRANSACTION = b"\xb8\x01"  # as well, of txnid_most_bits
+_TRANSACTION_ENDS = frozenset({21, 23})
+"""Marker types of a commit and an abort (``MarkerType.TXN_COMMIT_VALUE``, ``TXN_ABORT_VALUE``; PulsarMarkers.proto)."""
 _SIZE = struct.Struct(">i")
 _CHECKSUM = struct.Struct(">I")
 _crc32c = cast(Any, google_crc32c)  # ships without complete types
@@ -168,25 +171,37 @@ def deliver_at(data: bytes) -> int | None:
 
     For entries whose digest was verified. Raises CorruptFormat where there is no metadata.
     """
-    found = delay(data)
-    return found[0] if found else None
+    found = schedule(data)
+    return found.deliver_at if found else None
 
 
-def delay(data: bytes) -> tuple[int, bool] | None:
-    """As :func:`deliver_at`, and whether the entry is of a transaction, committed or not."""
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When an entry is due (ms), and its transaction; ``ends``: it is the marker of that one's commit or abort."""
+
+    deliver_at: int | None
+    transaction: tuple[int, int] | None
+    ends: bool
+
+
+def schedule(data: bytes) -> Schedule | None:
+    """As :func:`deliver_at`, with the transaction; None for an entry that is not delayed and of no transaction."""
     offset = _sized(data, len(_MAGIC_BROKER), "broker entry metadata")[1] if data.startswith(_MAGIC_BROKER) else 0
     if data.startswith(_MAGIC_CHECKSUM, offset):
         offset += len(_MAGIC_CHECKSUM) + _CHECKSUM.size
     begin, end = _sized(data, offset, "message metadata")
-    if _DELIVER_AT not in data[begin:end]:
+    metadata = data[begin:end]
+    if _DELIVER_AT not in metadata and _TRANSACTION not in metadata:
         return None
-    return _wire.decode(pb.MessageMetadata, data[begin:end], WHAT, _delay, begin)
+    return _wire.decode(pb.MessageMetadata, metadata, WHAT, _schedule, begin)
 
 
-def _delay(message: pb.MessageMetadata) -> tuple[int, bool] | None:
-    if not message.HasField("deliver_at_time"):
+def _schedule(message: pb.MessageMetadata) -> Schedule | None:
+    due = _wire.optional(message, "deliver_at_time")
+    of = (message.txnid_most_bits, message.txnid_least_bits) if message.HasField("txnid_most_bits") else None
+    if due is None and of is None:
         return None
-    return message.deliver_at_time, message.HasField("txnid_most_bits")
+    return Schedule(due, of, of is not None and message.marker_type in _TRANSACTION_ENDS)
 
 
 def _sized(data: bytes, offset: int, name: str) -> tuple[int, int]:

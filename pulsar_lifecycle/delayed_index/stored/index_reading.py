@@ -29,7 +29,7 @@ from pulsar_lifecycle.formats.delayed_indexes import Indexes
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.io.connect import Connections
-from pulsar_lifecycle.model import Topic, cursor_name
+from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, MetadataStore, Node, ObjectStore, Unread
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import snapshot
@@ -60,6 +60,8 @@ class StoredTopic:
     unread: Mapping[str, str]
 
 
+Transaction = tuple[int, int]
+"""The most and the least bits of its id."""
 SYSTEM_CURSORS = (stored_references.COMPACTION_CURSOR, "pulsar.dedup")
 REPLICATOR = "pulsar.repl."
 
@@ -212,18 +214,26 @@ def read_entries(ports: IndexPorts, stored: StoredTopic, root: str) -> TopicEntr
     unsettled: list[NDArray[np.bool_]] = []
     counts: dict[int, int] = {}
     unread: dict[int, str] = {}
+    begun: dict[Transaction, Position] = {}
+    """Transactions that did not end, and their first messages."""
     for info, known in zip(listed, metadata, strict=True):
         first = start.entry_id + 1 if info.ledger_id == start.ledger_id else 0
         try:
             count, batches = _batches(ports, info, known, first)
-            delayed, transactional = delayed_in(info.ledger_id, batches)
+            delayed, transactional = delayed_in(info.ledger_id, batches, begun)
             open_ = isinstance(known, LedgerMetadata) and known.state is not LedgerState.CLOSED
             parts.append(delayed)
             unsettled.append(transactional | open_)
             counts[info.ledger_id] = count
         except LifecycleError as error:
             unread[info.ledger_id] = str(error)
-    return TopicEntries(Indexes.concatenate(parts), counts, unread, np.concatenate([np.empty(0, np.bool_), *unsettled]))
+    found, held = Indexes.concatenate(parts), np.concatenate([np.empty(0, np.bool_), *unsettled])
+    if begun:
+        first = min(begun.values())
+        held |= (found.ledgers > first.ledger_id) | (
+            (found.ledgers == first.ledger_id) & (found.entries > first.entry_id)
+        )
+    return TopicEntries(found, counts, unread, held)
 
 
 def _id(info: LedgerInfo) -> int:
@@ -261,20 +271,30 @@ def _batches(
     return count, opened.stream(first, count - 1) if first < count else ()
 
 
-def delayed_in(ledger_id: int, batches: Iterable[EntryBatch]) -> tuple[Indexes, NDArray[np.bool_]]:
+def delayed_in(
+    ledger_id: int, batches: Iterable[EntryBatch], begun: dict[Transaction, Position]
+) -> tuple[Indexes, NDArray[np.bool_]]:
     """The delayed messages among entries of a ledger, and which of them are of transactions.
 
-    Raises CorruptFormat for an entry that is no message.
+    ``begun`` gets the transactions that begin here, with their first message, and loses those that end here. Raises
+    CorruptFormat for an entry that is no message.
     """
     times: list[int] = []
     transactional: list[bool] = []
     ids: list[int] = []
     for batch in batches:
         for entry_id, payload in enumerate(batch.payloads, batch.first):
-            found = message.delay(payload)
-            if found is not None:
-                times.append(found[0])
-                transactional.append(found[1])
+            found = message.schedule(payload)
+            if found is None:
+                continue
+            if found.transaction is not None:
+                if found.ends:
+                    begun.pop(found.transaction, None)
+                else:
+                    begun.setdefault(found.transaction, Position(ledger_id, entry_id))
+            if found.deliver_at is not None:
+                times.append(found.deliver_at)
+                transactional.append(found.transaction is not None)
                 ids.append(entry_id)
     indexes = Indexes(np.array(times, np.int64), np.full(len(ids), ledger_id, np.int64), np.array(ids, np.int64))
     return indexes, np.array(transactional, np.bool_)

@@ -64,7 +64,8 @@ class TopicEntries:
 
     ``unread``: by ledger, why its entries are not known; ``counts`` then may lack it. ``unsettled``: which of the
     delayed ones no new index may have, as a broker delivers what an index says without asking: messages of
-    transactions, which may be open or aborted, and those of ledgers that are not closed, whose last entries may go.
+    transactions, which may be open or aborted; all that follow the first message of an open one, which brokers hold
+    back until it ends; and those of ledgers that are not closed, whose last entries may go.
     """
 
     delayed: Indexes
