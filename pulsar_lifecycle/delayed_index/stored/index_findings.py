@@ -165,6 +165,8 @@ def _against_entries(
     yield from _missing(IndexFinding.LOST, subscription.buckets, truth, lost)
     missing = unindexed & (truth.timestamps > now)
     merged = missing & ~lost & _before_merged(buckets, truth)
+    if entries.unsettled is not None:  # a rebuild leaves these out, and would be asked for again and again
+        merged &= ~entries.unsettled
     yield from _missing(IndexFinding.MERGED_AND_LOST, subscription.buckets, truth, merged)
     sealed = max((bucket.end for bucket in subscription.buckets), default=-1)
     rest = missing & ~lost & ~merged & (truth.ledgers <= sealed)
@@ -191,7 +193,13 @@ def _repeated(at: Longs) -> NDArray[np.bool_]:
 
 def _nowhere(subscription: StoredSubscription, entries: TopicEntries, indexed: Indexes) -> NDArray[np.bool_]:
     """Which indexed messages no ledger of the topic has; what stands before the subscription may be trimmed."""
-    here = indexed.ledgers >= subscription.position.ledger_id
+    position = subscription.position
+    listed = np.array(sorted({*entries.counts, *entries.unread}), np.int64)
+    after = listed[listed > position.ledger_id]
+    first = position.ledger_id
+    if position.entry_id < 0 and position.ledger_id not in listed and len(after):
+        first = int(after[0])  # there a broker moves it to, when it loads the topic; elsewhere it stays
+    here = indexed.ledgers >= first
     here &= ~np.isin(indexed.ledgers, np.array(list(entries.unread), np.int64))
     ledgers = np.array(sorted(entries.counts), np.int64)
     if not len(ledgers):

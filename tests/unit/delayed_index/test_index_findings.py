@@ -98,6 +98,15 @@ def test_a_merged_bucket_that_lacks_what_was_due_first_lost_it() -> None:
     assert codes(subscription(lacking), entries(3, 5)) == {IndexFinding.MERGED_AND_LOST: 10}
 
 
+def test_messages_of_transactions_that_a_rebuild_left_out_of_a_bucket_were_not_lost_by_a_merge() -> None:
+    topic = entries(3, 5)
+    first = np.argsort(topic.delayed.timestamps)[:10]
+    unsettled = np.isin(np.arange(2 * COUNT), first)
+    rebuilt = bucket(3, 5, sorted(of_ledger(3) + of_ledger(5))[10:])
+
+    assert codes(subscription(rebuilt), replace(topic, unsettled=unsettled)) == {IndexFinding.NOT_INDEXED: 10}
+
+
 def test_duplicates_wrong_times_and_entries_that_are_not_there() -> None:
     twice = bucket(5, 5, [*of_ledger(5)[:-1], (due(5, 49) + 5, 5, 49), (NOW + 9000, 5, 77)], 101)
 
@@ -106,6 +115,18 @@ def test_duplicates_wrong_times_and_entries_that_are_not_there() -> None:
     assert found == {IndexFinding.WRONG_TIME: 1, IndexFinding.POINTS_NOWHERE: 1}
     overlapping = codes(subscription(WHOLE[0], replace(WHOLE[0], key="other", ledger_id=103)), entries(3))
     assert overlapping == {IndexFinding.OVERLAPPING_RANGES: 0, IndexFinding.DUPLICATE: COUNT}
+
+
+@pytest.mark.parametrize(("entry", "nowhere"), [(-1, 0), (20, COUNT)])
+def test_messages_of_ledgers_that_went_are_nowhere_unless_brokers_move_the_position_past_them(
+    entry: int, nowhere: int
+) -> None:
+    """As brokers 4.0.7 did with two first ledgers gone: they delivered all that was left, and nothing."""
+    stood = replace(subscription(*WHOLE, bucket(7, 7, of_ledger(7), 102)), position=Position(3, entry))
+
+    found = codes(stood, entries(7))
+
+    assert found == ({IndexFinding.POINTS_NOWHERE: nowhere} if nowhere else {})
 
 
 def test_messages_outside_of_their_buckets_range() -> None:
