@@ -22,7 +22,7 @@ from pulsar_lifecycle.delete_records.finishing import finish
 from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
 from pulsar_lifecycle.delete_records.records_planning import EACH, denial, plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
-from pulsar_lifecycle.delete_records.topic_view import unanswered_owner
+from pulsar_lifecycle.delete_records.topic_view import Clusters, replication_of, unanswered_owner
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.metastore import load_state
@@ -178,10 +178,12 @@ class _Launch:
 
         The role may have lost its rights since the plan was made, and no broker checks what we write ourselves.
         """
+        topics = [Topic.parse(row["topic"]) for row in rows]
+        with self._cluster.ports(read_only=True) as more:  # policies may have changed since the plan, as rights may
+            clusters = replication_of(more.configuration, self._ports, self._run.ledgers_root, topics)
         by_broker: dict[str, list[Row]] = {}
         denied: dict[Namespace, Refusal | None] = {}
-        for row in rows:
-            topic = Topic.parse(row["topic"])
+        for topic, row in zip(topics, rows, strict=True):
             if topic.namespace not in denied:
                 denied[topic.namespace] = denial(self._ports, topic)
             if refusal := denied[topic.namespace]:
@@ -196,19 +198,21 @@ class _Launch:
             lanes += [(guard, some) for some in _lanes(group, PER_BROKER if broker else UNLOADED)]
         if len(lanes) == 1:
             for row in lanes[0][1]:
-                yield self._one(lanes[0][0], row)
+                yield self._one(lanes[0][0], clusters, row)
         elif lanes:
             with ThreadPoolExecutor(len(lanes), "partitions") as pool:
-                for done in pool.map(lambda lane: [self._one(lane[0], row) for row in lane[1]], lanes):
+                for done in pool.map(lambda lane: [self._one(lane[0], clusters, row) for row in lane[1]], lanes):
                     yield from done
 
-    def _one(self, guard: RunGuard, row: Row) -> tuple[TopicPartition, Refusal | None]:
+    def _one(
+        self, guard: RunGuard, clusters: Mapping[TopicPartition, Clusters], row: Row
+    ) -> tuple[TopicPartition, Refusal | None]:
         topic = Topic.parse(row["topic"])
         if self._ports.clock.now_ms() > self._deadline:
             broker = self._brokers.brokers.loaded.get(row["topic"]) or "the metadata store"
             text = f"{broker} took too long for the partitions before it: run again"
             return topic, Refusal.plain(RecordsError.TIMEOUT, text)
-        return topic, PartitionDeletion(self._run, self._ports, guard, self._brokers, row).delete()
+        return topic, PartitionDeletion(self._run, self._ports, guard, self._brokers, clusters, row).delete()
 
 
 def _lanes(rows: Sequence[Row], most: int) -> list[Sequence[Row]]:

@@ -6,7 +6,7 @@ KIP-107, "Proposed Changes"; the ledgers are those that trimming would let go (`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pulsar_lifecycle.delete_records.partition import PartitionView
@@ -174,17 +174,19 @@ def _behind(view: PartitionView, cut: Cut, options: Options) -> Refusal | None:
     return None
 
 
-def unreplicated(view: PartitionView, clusters: int) -> Refusal | None:
-    """Why nothing may be cut where the namespace is replicated to so many others, and not every one has its cursor yet.
+def unreplicated(view: PartitionView, clusters: Collection[str]) -> Refusal | None:
+    """Why nothing may be cut where a topic is replicated to ``clusters``, and not every one has its cursor yet.
 
-    A broker makes a replicator's cursor when it loads the topic, at its first message.
+    One of them is its own cluster, which has none. A broker makes a replicator's cursor when it loads the topic, at its
+    first message; that of a cluster which is not named any more stays for a while, and stands for no other.
     """
-    cursors = sum(name.startswith(REPLICATOR) for name in view.positions)
-    if cursors >= clusters or not any(extent.entries for extent in view.extents):
+    missing = sorted(name for name in clusters if f"{REPLICATOR}.{name}" not in view.positions)
+    if len(missing) <= 1 or not any(extent.entries for extent in view.extents):
         return None
     text = (
-        f"its namespace is replicated to {clusters} other clusters, and it has {cursors} cursors of replicators: "
-        "nothing was sent to the others yet; have its broker load it, and wait until it is"
+        f"it is replicated between clusters {', '.join(sorted(clusters))}, and has no cursor of a replicator for "
+        f"{' and '.join(missing)}, of which one may be its own: nothing was sent to the others yet; have its broker "
+        "load it, and wait until it is"
     )
     return Refusal.plain(RecordsError.REPLICATION_BELOW, text)
 

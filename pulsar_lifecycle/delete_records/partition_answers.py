@@ -99,7 +99,7 @@ def _asked(
     found = {Topic.parse(row["topic"]): _refused(row, refused) for row in rows}
     asked = [row for row in rows if found[Topic.parse(row["topic"])] is None]
     kept = _kept(ports, root, asked)
-    going = {row["topic"]: _ledgers(row, kept[row["topic"]].stays) for row in asked if not kept[row["topic"]].lacks}
+    going = {row["topic"]: _ledgers(row, kept[row["topic"]]) for row in asked if not kept[row["topic"]].lacks}
     return found, kept, going
 
 
@@ -115,12 +115,15 @@ class _Kept:
     """What a topic's z-node says: its low watermark, or what it ``lacks`` for an answer, with its ``error``.
 
     ``stays``: the ledger that was to be rolled and go, and has messages above the low watermark after all; or -1.
+    ``left``: the ledger that the low watermark is in the middle of, if its topic does not list it any more; or -1. Its
+    broker trimmed it, or the topic was deleted; what is below the low watermark is gone once that ledger is.
     ``first_readable``: from where on brokers can show messages.
     """
 
     mark: MessagePosition
     lacks: str = ""
     stays: int = -1
+    left: int = -1
     first_readable: MessagePosition | None = None
     error: RecordsError = RecordsError.TIMEOUT
 
@@ -206,17 +209,19 @@ def _kept_by(
     listed = {item.ledger_id for item in info.ledgers}
     if left := listed.intersection(row["ledgers"]) - {stays}:
         return _Kept(asked, f"its topic lists ledger {min(left)} still")
-    return _Kept(mark, "", stays, MessagePosition(min(listed), 0) if listed else mark)
+    within = asked.ledger_id if (asked.entry_id, asked.batch_index) > (0, 0) else -1
+    cut_off = within if within not in listed else -1
+    return _Kept(mark, "", stays, cut_off, MessagePosition(min(listed), 0) if listed else mark)
 
 
-def _ledgers(row: Row, stays: int) -> dict[int, DeletedLedger]:
+def _ledgers(row: Row, kept: _Kept) -> dict[int, DeletedLedger]:
     """What must be gone: ledgers that went but for one, those that left the list before, their offloaded copies."""
     copies: dict[int, list[Location]] = {}
     for text in row["copies"]:
         ledger, bucket, uuid = text.split(" ")
         copies.setdefault(int(ledger), []).append(Location(bucket, UUID(uuid), int(ledger)))
-    ids: Iterable[int] = (*row["ledgers"], *row["leftovers"])
-    return {i: DeletedLedger(i, None, tuple(copies.get(i, ()))) for i in ids if i != stays}
+    ids: Iterable[int] = (*row["ledgers"], *row["leftovers"], *([kept.left] if kept.left >= 0 else ()))
+    return {i: DeletedLedger(i, None, tuple(copies.get(i, ()))) for i in ids if i != kept.stays}
 
 
 def _with_metadata(cluster: Cluster, ledgers: Mapping[int, DeletedLedger]) -> dict[int, DeletedLedger]:

@@ -17,8 +17,8 @@ from typing import Any
 
 from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
-from pulsar_lifecycle.delete_records.request import END, Options
-from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
+from pulsar_lifecycle.delete_records.request import END, Options, TopicPartition
+from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, read_partition, unreplicated
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, ManagedLedgerInfo
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
@@ -73,8 +73,15 @@ class PartitionDeletion:
     """One launch's work on one partition, by its ``row`` of the plan (``RECORDS``)."""
 
     def __init__(
-        self, run: TopicRun, ports: Ports, guard: RunGuard, brokers: BrokerAnswers, row: Mapping[str, Any]
+        self,
+        run: TopicRun,
+        ports: Ports,
+        guard: RunGuard,
+        brokers: BrokerAnswers,
+        clusters: Mapping[TopicPartition, Clusters],
+        row: Mapping[str, Any],
     ) -> None:
+        self._clusters = clusters
         self._run, self._ports, self._guard, self._brokers, self._row = run, ports, guard, brokers, row
         self._topic = Topic.parse(row["topic"])
         self._mark = MessagePosition.parse(row["low_watermark"])
@@ -137,7 +144,7 @@ class PartitionDeletion:
             return Refusal(RecordsError.CURSOR_BELOW, Why(RecordsError.CHANGED, text))
         writes = self._run.writes_loaded(self._topic)
         refusal = cut_rules.refuse(read.view, cut, self._options, self._run.context, may_write_loaded=writes)
-        return refusal or (read, cut)
+        return refusal or unreplicated(read.view, self._clusters) or (read, cut)
 
     def _look_moved(self) -> tuple[Read, Cut] | Refusal:
         """The partition once its cursors are persisted where they were moved to; a broker may do so a little later."""

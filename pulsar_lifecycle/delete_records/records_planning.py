@@ -9,8 +9,7 @@ offset".
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,12 +23,11 @@ from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, PLAIN, Offset, Options, Timestamp, TopicPartition
 from pulsar_lifecycle.delete_records.times.offsets import counts_between, out_of_order, read_offsets
 from pulsar_lifecycle.delete_records.times.time_offsets import Resolved
-from pulsar_lifecycle.delete_records.topic_view import Read, read_partition
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
+from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, read_partition, replication_of, unreplicated
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
-from pulsar_lifecycle.model import MessagePosition, Namespace
-from pulsar_lifecycle.ports import MetadataStore, Unread
+from pulsar_lifecycle.model import MessagePosition
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.plans import delete_records_plan
@@ -73,7 +71,7 @@ def plan_delete_records(
         run = topic_run(cluster, "plan", ports, context, now, loaded_topics, brokers.brokers)
         planning = _Planning(cluster, run, ports, brokers, options)
         with step("replication"), cluster.ports(read_only=True) as connections:
-            planning.replicated = replicated_to(connections.configuration, offsets)
+            planning.clusters = replication_of(connections.configuration, ports, run.ledgers_root, offsets)
         with step("partitions"):
             planned = planning.rows(offsets)
         with step("leftovers"):
@@ -98,8 +96,8 @@ class _Planning:
     def __init__(self, cluster: Cluster, run: TopicRun, ports: Ports, brokers: BrokerAnswers, options: Options) -> None:
         self._cluster, self._run, self._ports, self._brokers, self._options = cluster, run, ports, brokers, options
         self._denied: dict[str, Refusal | None] = {}
-        self.replicated: Mapping[Namespace, int] = {}
-        """Other clusters that a namespace's policies name."""
+        self.clusters: Mapping[TopicPartition, Clusters] = {}
+        """Between which each topic is replicated."""
 
     def rows(self, offsets: Mapping[TopicPartition, Offset]) -> list[Row]:
         """The plan's row of each partition."""
@@ -164,7 +162,7 @@ class _Planning:
             may_write_loaded=self._run.writes_loaded(topic),
             latest_delivery=delivery if delivery > self._run.now else 0,
         )
-        refusal = refusal or cut_rules.unreplicated(read.view, self.replicated.get(topic.namespace, 0))
+        refusal = refusal or unreplicated(read.view, self.clusters)
         if refusal is None and isinstance(offset, Timestamp) and answer and not self._options.any_order:
             refusal = out_of_order(answer)
         return cut, refusal
@@ -185,22 +183,6 @@ def _read(answer: Resolved) -> Row:
         "published_at": answer.after.at if answer.after else None,
         "at_risk": answer.disorder.at_risk.messages if answer.disorder else 0,
     }
-
-
-def replicated_to(configuration: MetadataStore, topics: Iterable[TopicPartition]) -> dict[Namespace, int]:
-    """To how many other clusters the policies of namespaces replicate; Refused where they cannot be read."""
-    namespaces = list(dict.fromkeys(topic.namespace for topic in topics))
-    paths = [f"/admin/policies/{namespace}" for namespace in namespaces]
-    found: dict[Namespace, int] = {}
-    for namespace, path, node in zip(namespaces, paths, configuration.read(paths), strict=True):
-        if isinstance(node, Unread):
-            raise Refused(f"{path} cannot be read: {node.reason}")
-        try:
-            named = json.loads(node.data).get("replication_clusters") if node else None
-        except (ValueError, AttributeError) as error:
-            raise Refused(f"{path}: no namespace policies: {error}") from error
-        found[namespace] = max(0, len(named or ()) - 1)
-    return found
 
 
 def denial(ports: Ports, topic: TopicPartition) -> Refusal | None:

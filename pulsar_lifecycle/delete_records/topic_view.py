@@ -1,29 +1,34 @@
-"""One partition at one moment: its ledgers, its cursors, its low watermark; read without loading it.
+"""One partition at one moment: its ledgers, its cursors, its low watermark, its clusters; read without loading it.
 
 Belongs here: reading what ``cut_rules.py`` judges. Not here: the rules (``cut_rules.py``), and what is in the entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.partition import Extent, PartitionView
+from pulsar_lifecycle.delete_records.request import TopicPartition
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused, Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, cursor_name, encode_name
-from pulsar_lifecycle.ports import MetadataStore, Node
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Topic, cursor_name, encode_name
+from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import low_watermark, snapshot
 from pulsar_lifecycle.topics.bundle_owner import Owners
+from pulsar_lifecycle.topics.change_events import read_namespace
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, copies_of
+from pulsar_lifecycle.topics.policies import NamespacePolicies
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, why_loaded
 
 PENDING_ACKS = "__transaction_pending_ack"
@@ -145,3 +150,50 @@ def _pending_acks(ports: Ports, topic: Topic, cursors: Mapping[str, ManagedCurso
     paths = [f"{folder}/{encode_name(f'{topic.local}-{cursor_name(n)}{PENDING_ACKS}')}" for n in names]
     nodes = ports.store.read(paths)
     return frozenset(cursor_name(n) for n, node in zip(names, nodes, strict=True) if node is not None)
+
+
+Clusters = frozenset[str] | Refusal
+"""Those between which a topic is replicated, its own among them; or why that is not known."""
+OF_TOPIC = "replicationClusters"
+"""Field of TopicPolicies; it goes before its namespace's (``AbstractTopic.updateTopicPolicy``, 4.0.7)."""
+OF_NAMESPACE = "replication_clusters"
+"""Field of Policies."""
+
+
+def replication_of(
+    configuration: MetadataStore, ports: Ports, root: str, topics: Iterable[TopicPartition]
+) -> dict[TopicPartition, Clusters]:
+    """The clusters of each topic as policies say now. Raises what the stores raise for all that they are asked."""
+    asked = list(topics)
+    namespaces = list(dict.fromkeys(topic.namespace for topic in asked))
+    configuration.sync("/")
+    paths = [f"/admin/policies/{namespace}" for namespace in namespaces]
+    by_namespace: dict[Namespace, Clusters] = {}
+    own: dict[Namespace, NamespacePolicies] = {}
+    for namespace, path, node in zip(namespaces, paths, configuration.read(paths), strict=True):
+        by_namespace[namespace] = _named(path, node)
+        own[namespace] = read_namespace(ports.store, ports.reader, namespace, root)
+    return {topic: clusters_of(topic, by_namespace[topic.namespace], own[topic.namespace]) for topic in asked}
+
+
+def unreplicated(view: PartitionView, clusters: Mapping[TopicPartition, Clusters]) -> Refusal | None:
+    """Why a partition may not be cut, as some other cluster waits for it or that is not known; None if it may."""
+    found = clusters[view.topic]
+    return found if isinstance(found, Refusal) else cut_rules.unreplicated(view, found)
+
+
+def clusters_of(topic: TopicPartition, of_namespace: Clusters, own: NamespacePolicies) -> Clusters:
+    """What counts for a topic; ``own``: what topics of its namespace say themselves."""
+    if own.unknown:
+        return Refusal.plain(RecordsError.UNREAD, f"whether it is replicated is not known: {own.unknown}")
+    said = own.of(topic).first(OF_TOPIC)
+    return of_namespace if said is None else frozenset(said)
+
+
+def _named(path: str, node: Node | Unread | None) -> Clusters:
+    if isinstance(node, Unread):
+        return Refusal.plain(RecordsError.UNREAD, f"{path} cannot be read: {node.reason}")
+    try:
+        return frozenset(json.loads(node.data).get(OF_NAMESPACE) or ()) if node else frozenset()
+    except (ValueError, AttributeError, TypeError) as error:
+        return Refusal.plain(RecordsError.UNREAD, f"{path}: no namespace policies: {error}")

@@ -45,6 +45,22 @@ def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
     assert not scene.cluster.exists(ids[0])
 
 
+def test_a_ledger_that_is_cut_and_that_its_broker_trims_must_be_gone_too() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(2, 3))
+    scene.apply()
+    scene.delete()
+    path = scene.cluster.topic_path(scene.topic)
+    info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
+    scene.cluster.put(path, managed_ledger.encode(replace(info, ledgers=info.ledgers[1:])))
+    (result,) = scene.apply()
+    assert result.error is RecordsError.TIMEOUT
+    assert str(ids[2]) in result.reason
+    scene.cluster.zookeeper.delete(ledger_path(ids[2]), -1)
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 3))]
+
+
 def test_asking_again_waits_for_what_left_the_list_before() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]

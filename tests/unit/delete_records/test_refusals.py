@@ -6,18 +6,23 @@ from collections.abc import Callable
 
 import pytest
 
+from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options
+from pulsar_lifecycle.delete_records.topic_view import OF_TOPIC, clusters_of
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
-from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.outcomes import Action, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.topics.policies import NamespacePolicies, Unknown, Unreadable
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import RecordsScene
 from tests.kit.simulated.cluster import compacted_tags
 from tests.kit.simulated.pipeline import Policy
 
 MOVE = Options(move_cursors=True)
+TOPIC, OTHER = map(Topic.parse, ("persistent://acme/orders/placed-partition-0", "persistent://acme/orders/other"))
 
 
 def replicated(scene: RecordsScene) -> None:
@@ -26,6 +31,11 @@ def replicated(scene: RecordsScene) -> None:
 
 def to_be_replicated(scene: RecordsScene) -> None:
     scene.cluster.put("/admin/policies/acme/orders", b'{"replication_clusters": ["here", "eu"]}')
+
+
+def replicated_elsewhere_before(scene: RecordsScene) -> None:
+    to_be_replicated(scene)
+    scene.cursor("pulsar.repl.us", 4, 9)
 
 
 def deduplicated(scene: RecordsScene) -> None:
@@ -61,6 +71,7 @@ def acknowledging_in_transactions(scene: RecordsScene) -> None:
         (lambda scene: scene.cursor("s", 1, 3), Options(), RecordsError.CURSOR_BELOW),
         (replicated, MOVE, RecordsError.REPLICATION_BELOW),
         (to_be_replicated, Options(), RecordsError.REPLICATION_BELOW),
+        (replicated_elsewhere_before, Options(), RecordsError.REPLICATION_BELOW),
         (deduplicated, MOVE, RecordsError.SYSTEM_CURSOR_BELOW),
         (compacted, MOVE, RecordsError.COMPACTED_VIEW),
         (delayed, MOVE, RecordsError.DELAYED_BELOW),
@@ -171,3 +182,29 @@ def test_a_subscription_that_came_after_the_plan_keeps_its_messages() -> None:
     (result,) = scene.apply()
     assert result.error is RecordsError.CURSOR_BELOW
     assert scene.listed() == scene.ids[scene.topic]
+
+
+def test_a_topic_that_is_to_be_replicated_since_its_plan_stays() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 0))
+    to_be_replicated(scene)
+    assert scene.apply()[0].error is RecordsError.REPLICATION_BELOW
+    assert scene.listed() == scene.ids[scene.topic]
+    scene.cursor("pulsar.repl.eu", 4, 9)
+    scene.apply()
+    assert scene.listed() == scene.ids[scene.topic][2:]
+
+
+@pytest.mark.parametrize("own", [frozenset({"here", "eu"}), frozenset({"here"})])
+def test_clusters_that_a_topic_names_go_before_those_of_its_namespace(own: frozenset[str]) -> None:
+    said = NamespacePolicies({TOPIC.partitioned_parent: TopicPolicies({OF_TOPIC: sorted(own)})})
+    of_namespace = frozenset({"here", "us"})
+    assert clusters_of(TOPIC, of_namespace, said) == own
+    assert clusters_of(OTHER, of_namespace, said) == of_namespace
+
+
+def test_a_topic_whose_policies_cannot_be_known_is_refused() -> None:
+    unknown = NamespacePolicies(unknown=Unknown(Unreadable.CHANGING, "its topic"))
+    found = clusters_of(TOPIC, frozenset(), unknown)
+    assert isinstance(found, Refusal)
+    assert found.error is RecordsError.UNREAD
