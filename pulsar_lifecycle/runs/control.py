@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.model import Topic, decode_name, encode_name
-from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
+from pulsar_lifecycle.ports import Clock, Deletion, MetadataStore, Node, Unread
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.settings import Settings
 
@@ -286,6 +286,18 @@ def finish_unload(store: MetadataStore, pending: PendingUnload) -> None:
     # One left behind is made once more, which does no harm.
     with contextlib.suppress(NotFound, Conflict, OutcomeUnknown):
         store.delete(pending.path, pending.version)
+
+
+def finish_many_unloads(store: MetadataStore, pending: Sequence[PendingUnload], guard: tuple[str, int]) -> None:
+    """As :func:`finish_unload`, of many that were read, by a run of the lease ``guard``. Raises LeaseLost, too."""
+    nodes = store.read([one.path for one in pending])
+    deletions = [
+        Deletion(one.path, one.version)
+        for one, node in zip(pending, nodes, strict=True)
+        if isinstance(node, Node) and node.stat.czxid == one.czxid
+    ]
+    with contextlib.suppress(OutcomeUnknown):
+        store.delete_many(deletions, guard)
 
 
 @contextmanager

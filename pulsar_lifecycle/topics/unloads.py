@@ -236,9 +236,8 @@ def finish_unloads(
             watched.remove(pending)
             _unload(store, admin, clock, guard, pending, still_pending, failed)
         left = {pending: _watch_left(pending, brokers.stats_interval, clock.now_ms()) for pending in watched}
-        for pending in [pending for pending in watched if left[pending] <= 0]:
-            watched.remove(pending)
-            control.finish_unload(store, pending)
+        control.finish_many_unloads(store, [pending for pending in watched if left[pending] <= 0], guard.guard)
+        watched = [pending for pending in watched if left[pending] > 0]
         if watched and not last:
             clock.sleep(max(left.values()) / 1000)
             guard.check(store)
