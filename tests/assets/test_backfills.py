@@ -40,6 +40,7 @@ RETENTION, RECONCILIATION = "namespace_retention", "namespace_reconciliation"
 IN_THIS_PROCESS = """
 run_launcher: {module: tests.kit.run_launcher, class: InThisProcess}
 run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}
+compute_logs: {module: dagster._core.storage.noop_compute_log_manager, class: NoOpComputeLogManager}
 telemetry: {enabled: false}
 """
 LAUNCH = """mutation($it: LaunchBackfillParams!) {launchPartitionBackfill(backfillParams: $it) {
