@@ -94,20 +94,24 @@ def decode_whole(data: bytes, cutoff_ms: int) -> WholeTable:
         maximums = tuple(one.max_schedule_timestamp for one in segments)
         passed = next((n for n, last in enumerate(maximums) if last > cutoff_ms), len(maximums))
         arrays: dict[int, list[bytes]] = {}
+        seen: list[bytes] = []
         others: dict[int, list[BitMap]] = {}
         for number, one in enumerate(segments):
             bitmaps = one.delayed_index_bit_map
             for ledger in bitmaps:
                 raw = bitmaps[ledger]
                 if raw[:10] == _FIRST_ARRAY and _is_plain_array(raw):
+                    elements = raw[_ARRAY.size :]
+                    seen.append(elements)
                     if number < passed:
                         continue
                     if ledger in arrays:
-                        arrays[ledger].append(raw[_ARRAY.size :])
+                        arrays[ledger].append(elements)
                     else:
-                        arrays[ledger] = [raw[_ARRAY.size :]]
+                        arrays[ledger] = [elements]
                 elif (bitmap := _bitmap(raw)) and number >= passed:
                     others.setdefault(ledger, []).append(bitmap)
+        _check_increasing(seen)
         for ledger, parts in arrays.items():
             entries = np.frombuffer(b"".join(parts), "<u2")
             others.setdefault(ledger, []).append(bitmap_of(entries.astype(np.int64)))
@@ -143,6 +147,16 @@ def _bitmap(data: bytes) -> BitMap:
     if not _is_plain_array(data) and len(bitmap.serialize()) != len(data):
         raise _wire.MalformedError("a portable Roaring bitmap and nothing after it")
     return bitmap
+
+
+def _check_increasing(arrays: Sequence[bytes]) -> None:
+    """Refuse the elements of array containers, none empty, as :func:`_bitmap` does; of all at once."""
+    values = np.frombuffer(b"".join(arrays), "<u2")
+    falls = values[1:] <= values[:-1]
+    ends = np.cumsum(np.fromiter(map(len, arrays), np.int64, len(arrays)))[:-1] // 2
+    falls[ends - 1] = False  # from one container to the next
+    if falls.any():
+        raise _wire.MalformedError("a portable Roaring bitmap: array elements not strictly increasing")
 
 
 def _is_plain_array(data: bytes) -> bool:

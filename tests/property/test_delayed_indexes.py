@@ -167,6 +167,22 @@ def test_a_bitmap_of_entries_in_any_order(few, start, count):
     assert delayed_metadata.bitmap_of(dense) == BitMap(dense.tolist())
 
 
+ELEMENTS_FALL = bytes.fromhex(
+    "0a200a180880800112123a30000001000000000000001000000000001080011880010a240a16080012123a30000001000000"
+    "000000001000000001001080808080011880808080010a5e0a1b0880808080802012123a3000000100000000010000100000"
+    "0000000a1708800112123a30000001000000000000001000000000000a18080012143a300000010000000000010010000000"
+    "00ff020010ab9f8ade9f3418ab9f8ade9f34"
+)
+"""A table one of whose array containers has 0, 65280 and 2, in this order."""
+
+
+@pytest.mark.parametrize("cutoff", [0, 1 << 62])
+def test_elements_that_do_not_increase_are_refused(cutoff):
+    refusal = attempt(delayed_metadata.decode_table, ELEMENTS_FALL)[1]
+    assert refusal is not None
+    assert attempt(lambda data: delayed_metadata.decode_whole(data, cutoff), ELEMENTS_FALL)[1] == refusal
+
+
 @given(
     st.lists(TRIPLES.filter(bool), min_size=1, max_size=4),
     st.integers(0, 1 << 32),
