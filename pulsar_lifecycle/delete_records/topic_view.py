@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
@@ -18,6 +19,7 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
@@ -28,7 +30,7 @@ from pulsar_lifecycle.topics import low_watermark, snapshot
 from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.change_events import read_namespace
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, copies_of
-from pulsar_lifecycle.topics.policies import NamespacePolicies
+from pulsar_lifecycle.topics.policies import CLUSTERS, NamespacePolicies, replication_clusters
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, why_loaded
 
 PENDING_ACKS = "__transaction_pending_ack"
@@ -154,10 +156,6 @@ def _pending_acks(ports: Ports, topic: Topic, cursors: Mapping[str, ManagedCurso
 
 Clusters = frozenset[str] | Refusal
 """Those between which a topic is replicated, its own among them; or why that is not known."""
-OF_TOPIC = "replicationClusters"
-"""Field of TopicPolicies; it goes before its namespace's (``AbstractTopic.updateTopicPolicy``, 4.0.7)."""
-OF_NAMESPACE = "replication_clusters"
-"""Field of Policies."""
 
 
 def replication_of(
@@ -186,14 +184,22 @@ def clusters_of(topic: TopicPartition, of_namespace: Clusters, own: NamespacePol
     """What counts for a topic; ``own``: what topics of its namespace say themselves."""
     if own.unknown:
         return Refusal.plain(RecordsError.UNREAD, f"whether it is replicated is not known: {own.unknown}")
-    said = own.of(topic).first(OF_TOPIC)
-    return of_namespace if said is None else frozenset(said)
+    said = own.of(topic)
+    return of_namespace if said.first(CLUSTERS) is None else _known(f"topic {topic}", said, None)
 
 
 def _named(path: str, node: Node | Unread | None) -> Clusters:
     if isinstance(node, Unread):
         return Refusal.plain(RecordsError.UNREAD, f"{path} cannot be read: {node.reason}")
     try:
-        return frozenset(json.loads(node.data).get(OF_NAMESPACE) or ()) if node else frozenset()
-    except (ValueError, AttributeError, TypeError) as error:
+        namespace = json.loads(node.data) if node else {}
+    except ValueError as error:
         return Refusal.plain(RecordsError.UNREAD, f"{path}: no namespace policies: {error}")
+    if not isinstance(namespace, dict):
+        return Refusal.plain(RecordsError.UNREAD, f"{path}: no namespace policies: it is no JSON object")
+    return _known(path, TopicPolicies(), namespace)
+
+
+def _known(where: str, topic: TopicPolicies, namespace: Mapping[str, Any] | None) -> Clusters:
+    found = replication_clusters(topic, namespace)
+    return Refusal.plain(RecordsError.UNREAD, f"{where}: {CLUSTERS} is no list of clusters") if found is None else found

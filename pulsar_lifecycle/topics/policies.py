@@ -22,6 +22,9 @@ POLICY_SWITCHES = frozenset({_ENABLED, _SYSTEM_TOPICS, _SERVICE})
 """What broker.conf calls what decides whether topics have policies of their own, and where these are."""
 INACTIVE = "inactiveTopicPolicies"
 """What TopicPolicies calls the policy about inactive topics."""
+CLUSTERS = "replicationClusters"
+"""What it calls the clusters that a topic is replicated between (``AbstractTopic.updateTopicPolicy``, 4.0.7)."""
+_NAMESPACE_CLUSTERS = "replication_clusters"
 _IN_CHANGE_EVENTS = "org.apache.pulsar.broker.service.SystemTopicBasedTopicPoliciesService"
 
 
@@ -128,6 +131,21 @@ def owners_keep(layers: Layers) -> frozenset[str]:
         for topic, policies in own.topics.items()
         if isinstance(said := policies.first(INACTIVE), Mapping) and said.get("deleteWhileInactive") is False
     )
+
+
+def replication_clusters(topic: TopicPolicies, namespace: Mapping[str, Any] | None) -> frozenset[str] | None:
+    """The clusters that a topic names, else its namespace, its own among them; None: not known, being no list."""
+    said = topic.first(CLUSTERS)
+    return cluster_names((namespace or {}).get(_NAMESPACE_CLUSTERS) if said is None else said)
+
+
+def cluster_names(said: object) -> frozenset[str] | None:
+    """A policy's list of clusters; one that is not there is empty, anything else unknown."""
+    if said is None:
+        return frozenset()
+    if not isinstance(said, list) or not all(isinstance(one, str) for one in said):
+        return None
+    return frozenset(said)
 
 
 def common_configuration(

@@ -17,7 +17,7 @@ from typing import Any
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.topics.policies import InForce, Layers, topics_have_policies
+from pulsar_lifecycle.topics.policies import CLUSTERS, InForce, Layers, replication_clusters, topics_have_policies
 
 BYTES_PER_MB = 1 << 20
 """``ManagedLedgerImpl.MegaByte``."""
@@ -36,7 +36,6 @@ _OF_NAMESPACE = "retention_policies"
 _BROKER_TIME, _BROKER_SIZE = "defaultRetentionTimeInMinutes", "defaultRetentionSizeInMB"
 BROKER_NAMES = frozenset({_BROKER_TIME, _BROKER_SIZE})
 """What it is called in broker.conf."""
-_CLUSTERS, _NAMESPACE_CLUSTERS = "replicationClusters", "replication_clusters"
 _STARTS_AT, _CLUSTER = "replicationStartAt", "clusterName"
 REPLICATION_NAMES = frozenset({_STARTS_AT, _CLUSTER})
 """What broker.conf calls where a replicator begins in a topic that it has not read yet, and the cluster."""
@@ -142,7 +141,7 @@ def policies_in_force(layers: Layers) -> InForce[RetentionPolicy | None]:
     """
     found = layers.in_force(RETENTION_POLICIES, _known)
     if layers.brokers.get(_STARTS_AT, _LATEST).lower() != _LATEST:
-        found = _where_all_is_sent(found, layers.in_force(_CLUSTERS, _replicated))
+        found = _where_all_is_sent(found, layers.in_force(CLUSTERS, _replicated))
     if not topics_have_policies(layers.brokers):
         return found
     read = {name for name, own in layers.topics.items() if own.unknown is None}
@@ -161,10 +160,9 @@ def _where_all_is_sent(
 
 
 def _replicated(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, Any]) -> bool:
-    """Whether a topic is replicated to other clusters; what is no list of names may be any."""
-    said = topic.first(_CLUSTERS)
-    said = (namespace or {}).get(_NAMESPACE_CLUSTERS) if said is None else said
-    return said is not None and (not isinstance(said, list) or any(one != broker.get(_CLUSTER) for one in said))
+    """Whether a topic is replicated to other clusters; what is not known may be any."""
+    found = replication_clusters(topic, namespace)
+    return found is None or not found <= {broker.get(_CLUSTER)}
 
 
 def _known(

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
-from pulsar_lifecycle.topics.policies import INACTIVE, InForce, Layers, topics_have_policies
+from pulsar_lifecycle.topics.policies import (
+    CLUSTERS,
+    INACTIVE,
+    InForce,
+    Layers,
+    cluster_names,
+    replication_clusters,
+    topics_have_policies,
+)
 
 T = TypeVar("T")
 
@@ -29,8 +37,7 @@ _QUOTA_BYTES, _QUOTA_GB = "backlogQuotaDefaultLimitBytes", "backlogQuotaDefaultL
 _QUOTA_SECONDS = "backlogQuotaDefaultLimitSecond"
 _QUOTAS, _NAMESPACE_QUOTAS = "backLogQuotaMap", "backlog_quota_map"
 _EVICTS = "consumer_backlog_eviction"
-_CLUSTERS, _NAMESPACE_CLUSTERS, _ALLOWED = "replicationClusters", "replication_clusters", "allowed_clusters"
-_CLUSTER = "clusterName"
+_ALLOWED, _CLUSTER = "allowed_clusters", "clusterName"
 _COMPACTS, _NAMESPACE_COMPACTS = "compactionThreshold", "compaction_threshold"
 _BROKER_COMPACTS = "brokerServiceCompactionThresholdInBytes"
 BROKER_NAMES = frozenset(
@@ -103,7 +110,7 @@ def monitors_in_force(layers: Layers) -> Monitors:
         _known(layers, layers.in_force(INACTIVE, _deletion)),
         {name: _expiry(said, layers.brokers) for name, said in layers.namespaces.items()},
         _known(layers, layers.in_force(_QUOTAS, _eviction)),
-        _known(layers, layers.in_force(_CLUSTERS, _replication)),
+        _known(layers, layers.in_force(CLUSTERS, _replication)),
         _known(layers, layers.in_force(_COMPACTS, _compaction)),
         frozenset(one.strip() for one in names.split(",") if one.strip()),
         f"{prefix}." if prefix else None,
@@ -205,8 +212,7 @@ def _replication(
     topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]
 ) -> Replication | None:
     """A topic that names clusters, and not this one, brokers delete as soon as they load it. Naming none is no word."""
-    own, said = namespace or {}, topic.first(_CLUSTERS)
-    clusters, allowed = _names(own.get(_NAMESPACE_CLUSTERS) if said is None else said), _names(own.get(_ALLOWED))
+    clusters, allowed = replication_clusters(topic, namespace), cluster_names((namespace or {}).get(_ALLOWED))
     here = broker.get(_CLUSTER)
     if clusters is None or allowed is None or here is None:
         return None
@@ -219,12 +225,3 @@ def _compaction(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broke
         if said is not None:
             return max(0, said) if type(said) is int else None
     return _number(broker, _BROKER_COMPACTS)
-
-
-def _names(said: object) -> frozenset[str] | None:
-    """A list of texts; one that is not there is empty, anything else unknown."""
-    if said is None:
-        return frozenset()
-    if not isinstance(said, list) or not all(isinstance(one, str) for one in said):
-        return None
-    return frozenset(said)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options
-from pulsar_lifecycle.delete_records.topic_view import OF_TOPIC, clusters_of
+from pulsar_lifecycle.delete_records.topic_view import clusters_of
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.outcomes import Action, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.topics.policies import NamespacePolicies, Unknown, Unreadable
+from pulsar_lifecycle.topics.policies import CLUSTERS, NamespacePolicies, Unknown, Unreadable
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import RecordsScene
 from tests.kit.simulated.cluster import compacted_tags
@@ -197,10 +198,18 @@ def test_a_topic_that_is_to_be_replicated_since_its_plan_stays() -> None:
 
 @pytest.mark.parametrize("own", [frozenset({"here", "eu"}), frozenset({"here"})])
 def test_clusters_that_a_topic_names_go_before_those_of_its_namespace(own: frozenset[str]) -> None:
-    said = NamespacePolicies({TOPIC.partitioned_parent: TopicPolicies({OF_TOPIC: sorted(own)})})
+    said = NamespacePolicies({TOPIC.partitioned_parent: TopicPolicies({CLUSTERS: sorted(own)})})
     of_namespace = frozenset({"here", "us"})
     assert clusters_of(TOPIC, of_namespace, said) == own
     assert clusters_of(OTHER, of_namespace, said) == of_namespace
+
+
+@pytest.mark.parametrize("said", ["eu", ["eu", 7], {"eu": 1}])
+def test_a_topic_whose_clusters_are_no_list_is_refused(said: Any) -> None:
+    own = NamespacePolicies({TOPIC.partitioned_parent: TopicPolicies({CLUSTERS: said})})
+    found = clusters_of(TOPIC, frozenset({"here"}), own)
+    assert isinstance(found, Refusal)
+    assert found.error is RecordsError.UNREAD
 
 
 def test_a_topic_whose_policies_cannot_be_known_is_refused() -> None:
