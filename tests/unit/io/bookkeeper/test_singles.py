@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-
 import pytest
 
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, StoreError, Unavailable
@@ -14,14 +11,6 @@ from tests.kit.fakes.bookie_server import BookieServer
 from tests.kit.scenes.bookies import TOO_MANY_REQUESTS, ThreeBookies
 
 LEDGERS = range(100, 400)
-
-
-@pytest.fixture
-def cluster() -> Iterator[ThreeBookies]:
-    with ExitStack() as stack:
-        cluster = ThreeBookies([stack.enter_context(BookieServer()) for _ in range(3)])
-        stack.callback(cluster.reader.close)
-        yield cluster
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -11,16 +9,7 @@ import pytest
 from pulsar_lifecycle.formats.ledger_metadata import Segment
 from pulsar_lifecycle.io.bookkeeper import traces
 from pulsar_lifecycle.ports import Traces
-from tests.kit.fakes.bookie_server import BookieServer
 from tests.kit.scenes.bookies import LEDGER, TOO_MANY_REQUESTS, ThreeBookies
-
-
-@pytest.fixture
-def cluster() -> Iterator[ThreeBookies]:
-    with ExitStack() as stack:
-        cluster = ThreeBookies([stack.enter_context(BookieServer()) for _ in range(3)])
-        stack.callback(cluster.reader.close)
-        yield cluster
 
 
 @pytest.mark.parametrize(("ensemble", "write"), [(3, 3), (3, 2), (3, 1), (1, 1)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -21,13 +20,6 @@ from tests.kit.scenes.load_runs import OWN, applied, expired, pending, planned
 from tests.kit.scenes.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 from tests.kit.simulated.cluster import BROKER
-
-
-@pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadScene:
-    scene = LoadScene(tmp_path, monkeypatch)
-    scene.work()
-    return scene
 
 
 def test_topics_that_brokers_load_by_themselves_share_no_bundle(scene: LoadScene) -> None:

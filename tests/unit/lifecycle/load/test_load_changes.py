@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pulsar_lifecycle.model import Topic
@@ -14,13 +12,6 @@ from tests.kit.scenes.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 
 A = Topic.parse(f"{OWN}a")
-
-
-@pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadScene:
-    scene = LoadScene(tmp_path, monkeypatch)
-    scene.work()
-    return scene
 
 
 @pytest.mark.parametrize("ttl", [4 * 3600, 0])

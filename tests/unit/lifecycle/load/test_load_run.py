@@ -27,13 +27,6 @@ from tests.kit.scenes.retention_scene import MB, MINUTE, NAMESPACE
 A = Topic.parse(f"{OWN}a")
 
 
-@pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadScene:
-    scene = LoadScene(tmp_path, monkeypatch)
-    scene.work()
-    return scene
-
-
 def test_a_last_ledger_becomes_one_before_the_last_and_the_topic_is_unloaded(scene: LoadScene) -> None:
     first, last = expired(scene)
     plan = planned(scene, "a")
