@@ -262,24 +262,23 @@ class Visits:
 
     def _unload_all(self, visits: Sequence[Visit]) -> list[LoadedTopic]:
         store = self.ports.store
-        self._journal(Phase.UNLOAD, visits, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "unload next"))
+        asked = [visit for visit in visits if not visit.untouched]  # an unload of the others would load them first
+        self._journal(Phase.UNLOAD, asked, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "unload next"))
         found: list[LoadedTopic] = []
-        for visit in visits:
-            if visit.untouched:  # an unload would load it first
-                continue
+        for visit in asked:
             self.guard.check(store)
             assert visit.pending is not None
             gone = partial(is_gone, store, self.ports.admin, self.ports.clock, visit.pending)
             if failure := self.guard.unloads.unload(self.ports.admin, visit.topic, gone):
                 visit.failure = Why(Code.NOT_UNLOADED, f"it could not be unloaded: {failure}")
-        unloaded = [visit for visit in visits if not (visit.failure and visit.failure.code is Code.NOT_UNLOADED)]
+        unloaded = [visit for visit in asked if not (visit.failure and visit.failure.code is Code.NOT_UNLOADED)]
         closed = self._closed(unloaded)
         self._see_gone([visit for visit in unloaded if visit.topic not in closed])
         for visit in visits:
             if visit in unloaded and visit.topic not in closed and not visit.gone:
                 open_ = Why(LoadStep.NOT_IN_TIME, "its last ledger is not closed after the unload")
                 visit.failure = visit.failure or open_
-            elif visit in unloaded and visit.pending is not None:
+            elif (visit in unloaded or visit.untouched) and visit.pending is not None:
                 control.finish_unload(store, visit.pending)
             found.append(self._through(visit, closed.get(visit.topic)))
         for visit, one in zip(visits, found, strict=True):

@@ -37,12 +37,8 @@ def test_a_ttl_that_changes_while_topics_are_loaded_keeps_their_messages(scene: 
     assert pending(scene) == []
 
 
-def test_a_bundle_that_moves_before_the_load_is_asked_for_nothing(scene: LoadScene) -> None:
-    """A lookup, or an unload, would give the bundle an owner that loads all its topics."""
-    for name in "ab":
-        expired(scene, name)
-    plan = planned(scene, *"ab")
-    scene.change(at_once=2)
+def shed_after_the_first_load(scene: LoadScene) -> None:
+    """The broker loses the namespace's bundle with the first topic that it loads."""
     load = scene.servers.admin.on_load
 
     def shed(topic: Topic) -> None:
@@ -50,9 +46,33 @@ def test_a_bundle_that_moves_before_the_load_is_asked_for_nothing(scene: LoadSce
         scene.servers.open_store().delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
 
     scene.servers.admin.on_load = shed
+
+
+def test_a_bundle_that_moves_before_the_load_is_asked_for_nothing(scene: LoadScene) -> None:
+    """A lookup, or an unload, would give the bundle an owner that loads all its topics."""
+    for name in "ab":
+        expired(scene, name)
+    plan = planned(scene, *"ab")
+    scene.change(at_once=2)
+    shed_after_the_first_load(scene)
     first, second = applied(scene, plan)
     assert first.outcome is Outcome.DONE
     assert (second.outcome, second.why.code) == (Outcome.FAILED, Code.CHANGED_MEANWHILE)
     assert second.topic not in {str(topic) for topic in scene.servers.admin.touched}
     assert len(scene.listed(second.topic.rpartition("/")[2])) == 2  # no load put a third one behind
+    assert pending(scene) == []
+
+
+def test_a_topic_that_was_asked_for_nothing_is_not_waited_for(scene: LoadScene) -> None:
+    """Its last ledger is open as before: nobody closes it."""
+    expired(scene, "a")
+    ledger = scene.open_topic("b")
+    plan = planned(scene, *"ab")
+    scene.change(at_once=2)
+    shed_after_the_first_load(scene)
+    before = scene.cluster.clock.now_ms()
+    found = {one.topic: one for one in applied(scene, plan)}
+    assert found[f"{OWN}b"].why.code is Code.CHANGED_MEANWHILE
+    assert scene.listed("b") == [ledger]
+    assert scene.cluster.clock.now_ms() - before < scene.cluster.settings.load.timeout * 1000
     assert pending(scene) == []
