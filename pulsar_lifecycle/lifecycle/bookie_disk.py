@@ -264,7 +264,10 @@ def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
     if said.directories is None:
         storage = configured(said, "ledgerStorageClass").rpartition(".")[2]
         if said.configuration.get("statsProviderClass") and storage != "DbLedgerStorage":
-            return DiskVerdict.NO_METRICS, f"its ledgerStorageClass is {storage}: only DbLedgerStorage's metrics say it"
+            return (
+                DiskVerdict.NO_METRICS,
+                f"its ledgerStorageClass is {storage}: only DbLedgerStorage has metrics by ledger directory",
+            )
         return DiskVerdict.NO_METRICS, "set statsProviderClass in its configuration"
     stored = sum(one.ledgers for one in said.directories)
     if stored > disk.placed.ledgers:

@@ -200,7 +200,7 @@ class Visits:
 
     def _load(self, visit: Visit) -> None:
         if visit.broker and owned_since(self.ports.store, visit.topic) != visit.owned_since:
-            text = f"its bundle is {visit.broker}'s no more, or anew: asking for a bundle without an owner gives it one"
+            text = f"broker {visit.broker} lost its bundle since, or took it anew: the topic was left alone"
             visit.failure, visit.untouched = Why(Code.CHANGED_MEANWHILE, text), True
             return
         self._note(visit)  # anew: for how long it is watched counts from here, and others may have taken their time
