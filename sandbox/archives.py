@@ -1,21 +1,28 @@
 """Class-data archives: the servers' classes as a JVM has them once they are loaded, so that the next start is quicker.
 
 The servers of the first sandbox write down which classes they load. From that a process in the background makes an
-archive in the cache folder, one for each class path and JDK. Nothing waits for it. A server without one, or whose JVM
-cannot use it, just starts slower. Upstream: AppCDS, JDK 17.
+archive in the cache folder, one for each class path and JDK. For the drivers of Spark a small application makes one.
+Nothing waits for them. A JVM without one, or that cannot use it, just starts slower. Upstream: AppCDS, JDK 17.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import pyspark
+
 from sandbox import processes
 from sandbox.toolchain import cache_folder
 
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of a JVM that ends before thorough compilation has paid."""
+SPARK = f"{Path(pyspark.__file__).parent}/jars/*"
+"""Stands for the class path of a Spark driver."""
 _MAKE = 'nice "$@" -XX:SharedArchiveFile="$0.partial"; mv "$0.partial" "$0" || : > "$0"'
 """An empty file says that no archive can be made here."""
 
@@ -45,6 +52,20 @@ def make(java: str, class_path: str, lists: Iterable[Path]) -> None:
         wanted.close()
         command = [java, "-Xshare:dump", "-Xmx1g", f"-XX:SharedClassListFile={wanted.name}", "-cp", class_path]
         script = ["/bin/sh", "-c", _MAKE, str(archive), *command]
+        processes.spawn(script, archive.parent, archive.with_suffix(".log"), dict(os.environ))
+
+
+def driver_options(java: str) -> str:
+    """Options of the JVM of a Spark driver: of one that ends soon, and that uses the archive once it is there."""
+    return f"{SHORT_LIVED} -XX:SharedArchiveFile={_archive(java, SPARK)}"
+
+
+def make_for_spark(java: str) -> None:
+    """Begin to make the archive of what a Spark driver loads, unless somebody did; returns at once."""
+    archive = _archive(java, SPARK)
+    with suppress(FileExistsError):
+        _list(archive).touch(exist_ok=False)
+        script = ["/bin/sh", "-c", _MAKE, str(archive), sys.executable, "-m", "sandbox.spark_classes"]
         processes.spawn(script, archive.parent, archive.with_suffix(".log"), dict(os.environ))
 
 

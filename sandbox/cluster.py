@@ -27,7 +27,7 @@ from sandbox import archives, processes, servers
 from sandbox.clients import Admin
 from sandbox.servers import CONF, Server
 from sandbox.state import CLUSTER, State
-from sandbox.toolchain import Progress, SandboxError, Tools, find_tools, locked, offloader_folder
+from sandbox.toolchain import Progress, SandboxError, Tools, find_tools, java, locked, offloader_folder
 
 DATA_VARIABLE = "PULSAR_LIFECYCLE_SANDBOX"
 MARKER = "/pulsar-lifecycle/sandbox"
@@ -257,6 +257,7 @@ class Cluster:
             lists = [self._classes(one) for one in those]
             if all(file.exists() for file in lists):
                 archives.make(tools.java, class_path, lists)
+        archives.make_for_spark(tools.java)
 
     def _launch(self, state: State, wanted: list[Server], tools: Tools, started: list[str]) -> None:
         for server in wanted:
@@ -344,6 +345,7 @@ class Cluster:
                 admin_url=broker.http,
                 service_url=state.as_json()["service_url"],
                 lake=self.data / "lake",
+                driver_options=archives.driver_options(java()),
                 s3=f"http://{state.servers['s3proxy'].address}",
                 data=self.data,
                 bucket=BUCKET,

@@ -43,22 +43,20 @@ from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
 from pulsar_lifecycle.runs.cluster import Cluster as Where
 from pulsar_lifecycle.settings import PulsarSettings, ZooKeeperSettings, load_settings
 from resources.lifecycle import LifecycleResource
-from sandbox import znodes
+from sandbox import archives, znodes
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
-from sandbox.toolchain import SandboxError
+from sandbox.toolchain import SandboxError, java
 from tests.kit.local_cluster import local_cluster
 
 NO_CAPS = AS_SET
 """What a launch asks for; the settings file has caps that a small cluster is below."""
 STATS_INTERVAL = 2.0
 """Seconds; the sandbox brokers' ``statsUpdateFrequencyInSecs``."""
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of a JVM that ends before thorough compilation has paid."""
 SPARK = {
     "spark.sql.shuffle.partitions": "2",
-    "spark.driver.defaultJavaOptions": SHORT_LIVED,
-    "spark.executor.defaultJavaOptions": SHORT_LIVED,
+    "spark.driver.defaultJavaOptions": archives.driver_options(java()),
+    "spark.executor.defaultJavaOptions": archives.SHORT_LIVED,
 }
 
 

@@ -67,3 +67,16 @@ def test_servers_start_without_where_no_archive_can_be_made(cache: Path, tmp_pat
     archives.make(str(binary), JARS, lists(tmp_path))
     wait_for("the attempt to end", lambda: list(cache.glob("*.jsa")))
     assert archives.options(str(binary), JARS, tmp_path / "classes") == []
+
+
+def test_one_spark_application_makes_the_archive_of_all_drivers(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = java(tmp_path, 'echo "$@" >> "$0.runs"; touch "${3#-XX:SharedArchiveFile=}"')
+    monkeypatch.setattr(archives.sys, "executable", str(binary))
+    for _ in range(2):
+        archives.make_for_spark(str(binary))
+    wait_for("the archive", lambda: list(cache.glob("*.jsa")))
+    (archive,) = cache.glob("*.jsa")
+    assert archives.driver_options(str(binary)).endswith(f" -XX:SharedArchiveFile={archive}")
+    assert Path(f"{binary}.runs").read_text() == f"-m sandbox.spark_classes -XX:SharedArchiveFile={archive}.partial\n"
