@@ -2,6 +2,7 @@
 
 Belongs here: drawing. Not here: counting (``pulsar_lifecycle.journal.metrics``, ``lifecycle.storage``). A picture
 stands in the metadata itself, so that the page of an old event still shows what was known then; it is kept small.
+Functions import what they draw with: every process of Dagster imports this module, and few of them draw.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import dagster as dg
-from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pulsar_lifecycle.journal.metrics import Interval
 from pulsar_lifecycle.lifecycle.reasons import Reason
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DAY_MS = 86_400_000
 SHOWN = 14 * DAY_MS
@@ -37,7 +39,7 @@ def deletions_over_time(intervals: Sequence[Interval]) -> dg.MetadataValue:
     """Messages per interval by what became of them, and below them bytes deleted; words instead where nothing was."""
     if not any(i.deleted or i.retrying or i.dead_lettered for i in intervals):
         return dg.MetadataValue.md("nothing was deleted, retried or dead-lettered in this time")
-    figure = Figure(figsize=(9, 4.4), dpi=80, layout="constrained")
+    figure = _figure(4.4, 80)
     counts, sizes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     starts = [datetime.fromtimestamp(i.start / 1000, UTC) for i in intervals]
     step = starts[1] - starts[0] if len(starts) > 1 else datetime.fromtimestamp(STEP / 1000, UTC) - _EPOCH
@@ -47,14 +49,14 @@ def deletions_over_time(intervals: Sequence[Interval]) -> dg.MetadataValue:
         total = sum(heights)
         counts.bar(starts, heights, step * 0.9, below, align="edge", color=color, label=f"{label}: {total:,}")  # type: ignore[arg-type]
         below = [a + b for a, b in zip(below, heights, strict=True)]
-    counts.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    counts.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    _ticks(counts, 5, integer=True)
+    counts.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     counts.set_ylabel("messages")
     counts.legend(loc="upper left", ncols=3, frameon=False, fontsize="small", bbox_to_anchor=(0, 1.18))
     unit, factor = _unit(max(i.deleted_bytes for i in intervals))
     freed = [i.deleted_bytes / factor for i in intervals]
     sizes.bar(starts, freed, step * 0.9, align="edge", color=_BARS["deleted"][1])  # type: ignore[arg-type]
-    sizes.yaxis.set_major_locator(MaxNLocator(4))
+    _ticks(sizes, 4)
     sizes.set_ylabel(f"{unit} deleted")
     _dated(sizes)
     sizes.set_xlim(starts[0], starts[-1] + step)  # type: ignore[arg-type]
@@ -94,11 +96,11 @@ def storage_over_time(reports: Sequence[tuple[int, Mapping[str, int]]]) -> dg.Me
     layers = [[sizes.get(reason, 0) / factor for _, sizes in reports] for reason in shown]
     if len(times) == 1:  # an area needs two points
         times, layers = [times[0], times[0] + _HOUR], [[*layer, *layer] for layer in layers]
-    figure = Figure(figsize=(9, 4), dpi=72, layout="constrained")
+    figure = _figure(4)
     axes = figure.subplots()
     colors = [_LAYERS[reason] for reason in shown]
     axes.stackplot(times, *layers, labels=shown, colors=colors, antialiased=False)  # type: ignore[arg-type]
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    _ticks(axes, 5)
     axes.set_ylabel(f"{unit} on disk")
     axes.legend(loc="center left", frameon=False, fontsize="small", bbox_to_anchor=(1, 0.5), reverse=True)
     _dated(axes)
@@ -111,18 +113,32 @@ def messages_due(hours: Mapping[int, int]) -> dg.MetadataValue:
     """Messages that are due by the hour that they are due in (ms); words instead where none is."""
     if not hours:
         return dg.MetadataValue.md("no delayed message is due")
-    figure = Figure(figsize=(9, 3), dpi=72, layout="constrained")
+    figure = _figure(3)
     axes = figure.subplots()
     starts = [datetime.fromtimestamp(hour / 1000, UTC) for hour in sorted(hours)]
     axes.bar(starts, [hours[hour] for hour in sorted(hours)], _HOUR * 0.9, align="edge", color="#2a78b8")  # type: ignore[arg-type]
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    _ticks(axes, 5, integer=True)
     axes.set_ylabel("messages due")
     _dated(axes)
     _quiet(axes)
     return _picture(figure, "delayed messages by the hour that they are due in")
 
 
+def _figure(height: float, dpi: int = 72) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(9, height), dpi=dpi, layout="constrained")
+
+
+def _ticks(axes: Axes, most: int, *, integer: bool = False) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(most, integer=integer))
+
+
 def _dated(axes: Axes) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
     locator = AutoDateLocator(maxticks=10)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))
