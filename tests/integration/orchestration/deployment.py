@@ -118,6 +118,7 @@ class Deployment:
         environment = {key: value for key, value in os.environ.items() if key != CONFIG_VARIABLE}
         environment |= {"DAGSTER_HOME": str(self.home), "PYTHONPATH": os.pathsep.join([str(self.home), str(ROOT)])}
         environment["FRESHNESS_DAEMON_INTERVAL_SECONDS"] = "5"  # Dagster's own, 30 by default
+        environment["DAGSTER_GRPC_TIMEOUT_SECONDS"] = "600"  # Dagster's own, 60 by default; a machine may be busy
         with (self.home / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 [sys.executable, *words],
