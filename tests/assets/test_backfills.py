@@ -176,9 +176,7 @@ def test_intents_are_derived_again_in_one_run(scene: RetentionScene, daemon: Dae
     leaked = {name: scene.servers.ledger(data_tags(Topic.parse(f"persistent://{name}/gone"))) for name in NAMESPACES}
     for name in NAMESPACES:
         scene.retention(60, -1, name)
-    for _ in range(2):
-        scene.servers.wait(24)
-        judged_scan.scan(scene.cluster, uuid4().hex)
+    scanned(scene, 2)
     backfill = daemon.launch(RECONCILIATION, FAR_APART)
     assert daemon.ended(backfill) is BulkActionStatus.COMPLETED_SUCCESS
     found = daemon.pages(RECONCILIATION, backfill)
@@ -201,3 +199,47 @@ def test_a_run_of_a_backfill_that_nobody_knows_does_its_own(scene: RetentionScen
     )
     assert done.success
     assert scene.listed("t") == ids["acme/orders"][2:]
+
+
+@pytest.mark.parametrize("name", [RECONCILIATION, RETENTION])
+def test_after_a_restore_a_backfill_is_red_until_new_scans_bear_it(
+    scene: RetentionScene, daemon: Daemon, name: str
+) -> None:
+    """Then it is one plan as ever, and knows of the ledgers what the restored store says."""
+    ids, leaked = far_and_leaked(scene)
+    backup, zxid = scene.servers.zookeeper.backup(), scene.servers.zookeeper.zxid
+    for namespace in NAMESPACES:
+        scene.servers.ledger(data_tags(Topic.parse(f"persistent://{namespace}/younger")))
+    scanned(scene, 2)
+    scene.servers.zookeeper.restore(backup, zxid)
+    scanned(scene, 1)
+    assert daemon.ended(daemon.launch(name, FAR_APART)) is BulkActionStatus.COMPLETED_FAILED
+    assert not [row for row in scene.servers.journal.rows if row.outcome == "sent"]
+
+    scene.lake.set_scans_aside(scene.settings.cluster, scene.now, "restored from the backup")
+    scanned(scene, 2)
+    backfill = daemon.launch(name, FAR_APART)
+    assert daemon.ended(backfill) is BulkActionStatus.COMPLETED_SUCCESS
+    assert len({page["plan id"] for page in daemon.pages(name, backfill).values()}) == 1
+    sent = sorted(row.ledger_id for row in scene.servers.journal.rows if row.outcome == "sent")
+    if name == RECONCILIATION:
+        assert sent == sorted(leaked[namespace] for namespace in FAR_APART)
+    else:
+        assert sent == sorted(ledger for namespace in FAR_APART for ledger in ids[namespace][:2])
+
+
+def far_and_leaked(scene: RetentionScene) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """Of each namespace the ledgers of a topic past its retention, and one that leaked. Scanned twice."""
+    for namespace in NAMESPACES:
+        scene.retention(60, -1, namespace)
+    ids = {name: scene.topic("t", 100, 100, 100, namespace=name) for name in NAMESPACES}
+    leaked = {name: scene.servers.ledger(data_tags(Topic.parse(f"persistent://{name}/gone"))) for name in NAMESPACES}
+    scanned(scene, 2)
+    return ids, leaked
+
+
+def scanned(scene: RetentionScene, times: int) -> None:
+    """Whole scans, a day apart."""
+    for _ in range(times):
+        scene.servers.wait(24)
+        judged_scan.scan(scene.cluster, uuid4().hex)
