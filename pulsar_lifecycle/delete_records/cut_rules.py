@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, Options
@@ -68,6 +69,17 @@ class Cut:
     def mark_delete(self) -> Position:
         """Where a cursor stands that has acknowledged everything below the low watermark, and nothing else."""
         return Position(self.low_watermark.ledger_id, self.low_watermark.entry_id - 1)
+
+
+def replaced(planned: Mapping[str, Any], czxid: int, ctime: int) -> Refusal | None:
+    """Why the topic of a plan's row is gone, although one of its name has a z-node of this ``czxid`` and ``ctime``.
+
+    After a restore of ZooKeeper one of the two may be the same.
+    """
+    if (planned["czxid"], planned["ctime"]) == (czxid, ctime):
+        return None
+    text = f"{planned['topic']} was deleted since the plan was made, and another topic has its name: plan again"
+    return Refusal.plain(RecordsError.REPLACED, text)
 
 
 def misplaced(view: PartitionView, position: MessagePosition) -> Refusal | None:

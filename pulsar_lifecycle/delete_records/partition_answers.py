@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, Presence, look, wait_until_gone
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition, failed
@@ -49,14 +50,18 @@ def answers(
     with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
-        found, kept, going = _asked(ports, root, rows, refused)
-        ledgers = {i: one for own in going.values() for i, one in own.items()}
-        if bookies:
-            ledgers = _with_metadata(cluster, ledgers)
-        ordered = [ledgers[i] for i in sorted(ledgers)]
-        absent = wait_until_gone(ports, root, ordered, bookies=bookies, deadline_ms=deadline)
-        where = {one.ledger_id: one for one in absent}
-        deletable = [one.ledger_id for one in absent if one.presence in _DELETABLE]
+        where: dict[int, Absence] = {}
+        while True:  # topics are read once more after the wait: one of them may be another one by then
+            found, kept, going = _asked(ports, root, rows, refused)
+            ledgers = {i: one for own in going.values() for i, one in own.items() if i not in where}
+            if not ledgers:
+                break
+            if bookies:
+                ledgers = _with_metadata(cluster, ledgers)
+            ordered = [ledgers[i] for i in sorted(ledgers)]
+            absent = wait_until_gone(ports, root, ordered, bookies=bookies, deadline_ms=deadline)
+            where |= {one.ledger_id: one for one in absent}
+        deletable = [i for i, one in where.items() if one.presence in _DELETABLE]
         unsent = set(deletable).difference(sent_at(cluster, deletable))
         for name, own in kept.items():
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
@@ -156,8 +161,13 @@ def _kept(ports: Ports, root: str, rows: Sequence[Row]) -> dict[str, _Kept]:
     """By topic."""
     ports.store.sync("/")
     paths = [f"{MANAGED_LEDGERS_ROOT}/{Topic.parse(row['topic']).managed_ledger}" for row in rows]
-    read = zip(rows, map(_info, paths, ports.store.read(paths)), strict=True)
-    infos = {row["topic"]: info for row, info in read}
+    nodes = ports.store.read(paths)
+    infos = {row["topic"]: _info(path, node) for row, path, node in zip(rows, paths, nodes, strict=True)}
+    replaced = {
+        row["topic"]: refusal
+        for row, node in zip(rows, nodes, strict=True)
+        if isinstance(node, Node) and (refusal := cut_rules.replaced(row, node.stat.czxid, node.stat.ctime))
+    }
     asked = {row["topic"]: MessagePosition.parse(row["low_watermark"]) for row in rows}
     rolled = {
         row["topic"]: info
@@ -169,7 +179,9 @@ def _kept(ports: Ports, root: str, rows: Sequence[Row]) -> dict[str, _Kept]:
     found: dict[str, _Kept] = {}
     for row in rows:
         topic, info = row["topic"], infos[row["topic"]]
-        if isinstance(info, str):
+        if topic in replaced:
+            found[topic] = _Kept(asked[topic], replaced[topic].why.text, error=replaced[topic].error)
+        elif isinstance(info, str):
             found[topic] = _Kept(asked[topic], info)
         elif info is None:
             deleted = f"{topic} does not exist any more"

@@ -136,6 +136,8 @@ class PartitionDeletion:
         read = read_partition(self._run, self._ports, self._brokers, self._topic)
         if isinstance(read, Refusal):
             return read
+        if replaced := self._replaced(read.node):
+            return replaced
         at_end = self._row["rolls"] and self._mark == read.view.end
         cut = cut_rules.cut_at(read.view, END if at_end else self._mark, replace(self._options, exact=False))
         planned = {text.rpartition(" ")[0] for text in self._row["moved_cursors"]}
@@ -213,7 +215,9 @@ class PartitionDeletion:
         """The low watermark, where no write of the list of ledgers has raised it."""
         for _ in range(TRIES):
             self._ports.store.sync("/")
-            _, info = snapshot.topic_node(self._ports.store, self._topic)
+            node, info = snapshot.topic_node(self._ports.store, self._topic)
+            if replaced := self._replaced(node):
+                return replaced
             if self._raised(info) is info:
                 return None
             looked = self._look()
@@ -231,8 +235,11 @@ class PartitionDeletion:
                 edit_topic(self._run, self._ports, self._guard, self._topic, self._change, _ANY)
         return Refusal.plain(RecordsError.CHANGED, f"its low watermark was written {TRIES} times and is not there")
 
-    def _change(self, _: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
-        return self._raised(info), {}
+    def _change(self, node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
+        return info if self._replaced(node) else self._raised(info), {}
+
+    def _replaced(self, node: Node) -> Refusal | None:
+        return cut_rules.replaced(self._row, node.stat.czxid, node.stat.ctime)
 
     def _journal(self, phase: Phase, outcome: Outcome, why: Why, details: Details = ()) -> None:
         writer = Writer(self._run.run_id, self._run.cluster, self._run.plan_id)

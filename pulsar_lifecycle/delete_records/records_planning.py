@@ -116,6 +116,8 @@ class _Planning:
             view, answer = views.get(topic), resolved.get(topic)
             judged = self._judged(topic, offset, looked[topic], answer)
             rows[topic] = row_of(topic, offset, view, *judged, self._options)
+            if isinstance(read := looked[topic], Read):
+                rows[topic] |= {"czxid": read.node.stat.czxid, "ctime": read.node.stat.ctime}
             if isinstance(answer, Resolved):
                 rows[topic] |= _read(answer)
             if view and judged[0]:

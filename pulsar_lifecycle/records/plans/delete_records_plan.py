@@ -76,6 +76,8 @@ class RecordsError(StrEnum):
     """Its broker did not do what it was asked: to unload it, to move a cursor, to keep the low watermark."""
     CHANGED = "changed_since_plan"
     """It is not as it was when the plan was made, or at the last of several tries to write it. Only at apply."""
+    REPLACED = "replaced_since_plan"
+    """The topic of the plan was deleted, and another one has its name: nothing of that one goes. Only at apply."""
 
 
 RECORDS = pa.schema(
@@ -83,6 +85,8 @@ RECORDS = pa.schema(
         pa.field("ledger_id", pa.int64()),
         pa.field("topic", pa.string()),
         pa.field("namespace", pa.string()),
+        pa.field("czxid", pa.int64()),
+        pa.field("ctime", pa.int64()),
         pa.field("asked", pa.string()),
         pa.field("low_watermark", pa.string()),
         pa.field("old_low_watermark", pa.string()),
@@ -110,18 +114,19 @@ RECORDS = pa.schema(
         pa.field("reason", pa.string()),
     ]
 )
-"""One row per partition that was asked for. ``ledger_id``: the ledger of its low watermark, -1 without one. ``asked``
-as it was asked: a position, ``@`` and a time (ms), or -1. ``low_watermark``: the first message that remains once it
-is applied; ``old_low_watermark``: null where nothing was deleted before. ``first_readable``: from where on brokers
-can still show messages, as ledgers go whole; ``messages_between`` and ``bytes_between`` lie from there up to the low
+"""One row per partition that was asked for. ``ledger_id``: the ledger of its low watermark, -1 without one. ``czxid``
+and ``ctime`` (ms) of its z-node tell it from another topic of its name (null: it could not be read). ``asked`` as it
+was asked: a position, ``@`` and a time (ms), or -1. ``low_watermark``: the first message that remains once it is
+applied; ``old_low_watermark``: null where nothing was deleted before. ``first_readable``: from where on brokers can
+still show messages, as ledgers go whole; ``messages_between`` and ``bytes_between`` lie from there up to the low
 watermark (null: not counted). ``rolls``: its current ledger is closed first, so that it can go. ``ledgers`` go, of so
 many bytes on disk (``sizes``); ``bytes`` is their sum. ``copies``: ledger, bucket and UUID of their offloaded copies.
-``leftovers``: ledgers below the low watermark that the topic lists no more and that were not deleted yet.
-``messages`` go with them (null: not counted); ``no_undo``: no undo brings them back. ``published_before`` and
-``published_at`` (ms): of the last message below the low watermark, and of the one at it. ``at_risk``: messages
-published at or after the time that lie below the low watermark. ``moved_cursors``: subscription and old position.
-``readers``: non-durable subscriptions. ``error``: a ``RecordsError``, ``code`` the code of the rule behind it,
-``reason`` their sentence; null for what goes."""
+``leftovers``: ledgers below the low watermark that the topic lists no more and that were not deleted yet. ``messages``
+go with them (null: not counted); ``no_undo``: no undo brings them back. ``published_before`` and ``published_at`` (ms):
+of the last message below the low watermark, and of the one at it. ``at_risk``: messages published at or after the time
+that lie below the low watermark. ``moved_cursors``: subscription and old position. ``readers``: non-durable
+subscriptions. ``error``: a ``RecordsError``, ``code`` the code of the rule behind it, ``reason`` their sentence; null
+for what goes."""
 
 _FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
 

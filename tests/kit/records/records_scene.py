@@ -116,6 +116,18 @@ class RecordsScene:
         item = managed_ledger.LedgerInfo(self.ids[topic][-1])
         self.cluster.put(self._path(topic), managed_ledger.encode(replace(info, ledgers=(*info.ledgers, item))))
 
+    def created_again(self, topic: Topic | None = None) -> list[int]:
+        """The topic was deleted, and another one has its name: its ledgers."""
+        topic = topic or self.topic
+        for i in self.ids[topic]:
+            if self.cluster.exists(i):
+                self.cluster.remove(self.cluster.path(i))
+        self.cluster.remove(self._path(topic))
+        own = [self._ledger(topic) for _ in range(2)]
+        self.cluster.topic(topic, own, entries=ENTRIES)
+        self.cluster.wait(1)
+        return own
+
     # ------------------------------------------------------------------------------------------------ what is done
 
     @property

@@ -268,6 +268,59 @@ def test_a_topic_that_was_deleted_after_the_plan_is_unknown() -> None:
         assert result.error is RecordsError.UNKNOWN_PARTITION
 
 
+@pytest.mark.parametrize("asked", [(2, 3), (0, 0), END])
+def test_a_topic_that_was_deleted_and_created_again_after_the_plan_is_another_one(asked: Any) -> None:
+    scene = RecordsScene()
+    scene.writes_loaded = True
+    scene.plan(scene.at(*asked) if isinstance(asked, tuple) else asked)
+    own = scene.created_again()
+    for dry_run in (False, True):
+        (result,) = scene.apply(dry_run=dry_run)
+        assert (result.error, result.low_watermark) == (RecordsError.REPLACED, -1)
+    assert (scene.listed(), scene.properties()) == (own, {})
+    assert not scene.cluster.admin.touched
+
+
+def test_a_topic_without_ledgers_that_was_created_again_is_another_one() -> None:
+    scene = RecordsScene()
+    scene.cluster.topic(scene.topic)
+    scene.plan(END)
+    scene.created_again()
+    (result,) = scene.apply()
+    assert result.error is RecordsError.REPLACED
+
+
+def test_a_topic_that_is_created_again_while_its_answer_is_waited_for_is_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    passes = scene.cluster.clock.sleep
+
+    def deleted_meanwhile(seconds: float) -> None:
+        passes(seconds)
+        for i in ids[:2]:
+            scene.cluster.remove(scene.cluster.path(i))
+        scene.created_again()
+        monkeypatch.setattr(scene.cluster.clock, "sleep", passes)
+
+    monkeypatch.setattr(scene.cluster.clock, "sleep", deleted_meanwhile)
+    (result,) = scene.apply(Patience(answers=60), dry_run=True)
+    assert result.error is RecordsError.REPLACED
+
+
+def test_a_topic_that_is_created_again_while_it_is_written_gets_no_low_watermark() -> None:
+    scene = RecordsScene()
+    scene.load()
+    scene.cluster.admin.topics[scene.topic] = {}
+    scene.cluster.admin.on_properties = lambda *_: scene.created_again()
+    scene.plan(scene.at(0, 4))
+    (result,) = scene.apply()
+    assert (result.error, scene.properties()) == (RecordsError.REPLACED, {})
+
+
 def test_a_silent_broker_fails_its_own_partitions_alone() -> None:
     scene = RecordsScene(3)
     scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
