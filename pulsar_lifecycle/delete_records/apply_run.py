@@ -180,7 +180,9 @@ class _Launch:
         """
         topics = [Topic.parse(row["topic"]) for row in rows]
         with self._cluster.ports(read_only=True) as more:  # policies may have changed since the plan, as rights may
-            clusters = replication_of(more.configuration, self._ports, self._run.ledgers_root, topics)
+            clusters = replication_of(
+                more.configuration, self._ports, self._run.ledgers_root, self._brokers.cluster, topics
+            )
         by_broker: dict[str, list[Row]] = {}
         denied: dict[Namespace, Refusal | None] = {}
         for topic, row in zip(topics, rows, strict=True):

@@ -27,8 +27,6 @@ COMPACTION = "__compaction"
 """The cursor of compaction (Compactor.COMPACTION_SUBSCRIPTION)."""
 DEDUPLICATION = "pulsar.dedup"
 """The cursor of deduplication (PersistentTopic.DEDUPLICATION_CURSOR_NAME)."""
-REPLICATOR = "pulsar.repl"
-"""How the cursors of replicators begin (``replicatorPrefix``)."""
 SHOWN = 5
 """Cursors that a sentence names."""
 
@@ -171,7 +169,7 @@ def refuse(
 
 def _behind(view: PartitionView, cut: Cut, options: Options) -> Refusal | None:
     behind = dict(cut.moved)
-    if replicators := [name for name in behind if name.startswith(REPLICATOR)]:
+    if replicators := [name for name in behind if name.startswith(tuple(view.replicators))]:
         text = f"{_named(view, cut, replicators)}: wait until that is sent, or end the replication"
         return Refusal.plain(RecordsError.REPLICATION_BELOW, text)
     if DEDUPLICATION in behind:
@@ -186,19 +184,20 @@ def _behind(view: PartitionView, cut: Cut, options: Options) -> Refusal | None:
     return None
 
 
-def unreplicated(view: PartitionView, clusters: Collection[str]) -> Refusal | None:
-    """Why nothing may be cut where a topic is replicated to ``clusters``, and not every one has its cursor yet.
+def unreplicated(view: PartitionView, others: Collection[str]) -> Refusal | None:
+    """Why nothing may be cut where a topic is replicated to ``others``, and not every one has its cursor yet.
 
-    One of them is its own cluster, which has none. A broker makes a replicator's cursor when it loads the topic, at its
-    first message; that of a cluster which is not named any more stays for a while, and stands for no other.
+    A broker makes a replicator's cursor when it loads the topic, at its first message; that of a cluster which is not
+    named any more stays for a while, and stands for no other.
     """
-    missing = sorted(name for name in clusters if f"{REPLICATOR}.{name}" not in view.positions)
-    if len(missing) <= 1 or not any(extent.entries for extent in view.extents):
+    missing = sorted(
+        name for name in others if not any(f"{begins}.{name}" in view.positions for begins in view.replicators)
+    )
+    if not missing or not any(extent.entries for extent in view.extents):
         return None
     text = (
-        f"it is replicated between clusters {', '.join(sorted(clusters))}, and has no cursor of a replicator for "
-        f"{' and '.join(missing)}, of which one may be its own: nothing was sent to the others yet; have its broker "
-        "load it, and wait until it is"
+        f"it is replicated to {', '.join(sorted(others))}, and has no cursor of a replicator for "
+        f"{' and '.join(missing)}: nothing was sent there yet; have its broker load it, and wait until it is"
     )
     return Refusal.plain(RecordsError.REPLICATION_BELOW, text)
 

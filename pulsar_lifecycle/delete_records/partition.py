@@ -15,6 +15,9 @@ from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.topics import low_watermark
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
 
+REPLICATOR = "pulsar.repl"
+"""How the cursors of replicators begin by default (``replicatorPrefix``)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -36,7 +39,7 @@ class PartitionView:
     ``positions``: persisted mark-delete positions of the durable cursors, by their shown names; ``compacted``: the
     ledger of the compacted view; ``pending_acks``: subscriptions with acknowledgements in transactions. ``loaded``: why
     it counts as loaded; ``broker``: who lists it; ``consumers``: subscriptions that it has, durable or not.
-    ``protected``: why nothing of it may be written.
+    ``protected``: why nothing of it may be written. ``replicators``: how the cursors of replicators begin.
     """
 
     topic: Topic
@@ -52,6 +55,7 @@ class PartitionView:
     compacted: int | None = None
     pending_acks: frozenset[str] = frozenset()
     consumers: frozenset[str] = frozenset()
+    replicators: frozenset[str] = frozenset({REPLICATOR})
 
     @property
     def end(self) -> MessagePosition | None:

@@ -71,7 +71,9 @@ def plan_delete_records(
         run = topic_run(cluster, "plan", ports, context, now, loaded_topics, brokers.brokers)
         planning = _Planning(cluster, run, ports, brokers, options)
         with step("replication"), cluster.ports(read_only=True) as connections:
-            planning.clusters = replication_of(connections.configuration, ports, run.ledgers_root, offsets)
+            planning.clusters = replication_of(
+                connections.configuration, ports, run.ledgers_root, brokers.cluster, offsets
+            )
         with step("partitions"):
             planned = planning.rows(offsets)
         with step("leftovers"):
@@ -97,7 +99,7 @@ class _Planning:
         self._cluster, self._run, self._ports, self._brokers, self._options = cluster, run, ports, brokers, options
         self._denied: dict[str, Refusal | None] = {}
         self.clusters: Mapping[TopicPartition, Clusters] = {}
-        """Between which each topic is replicated."""
+        """Where each topic is replicated to."""
 
     def rows(self, offsets: Mapping[TopicPartition, Offset]) -> list[Row]:
         """The plan's row of each partition."""

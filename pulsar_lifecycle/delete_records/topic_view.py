@@ -98,6 +98,7 @@ def view_of(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: Topic) -
         _compacted(ports, root, path, cursors),
         _pending_acks(ports, topic, cursors),
         frozenset(clients.consumers) if (clients := brokers.connections.get(str(topic))) else frozenset(),
+        brokers.replicators,
     )
     return Read(view, node)
 
@@ -155,13 +156,16 @@ def _pending_acks(ports: Ports, topic: Topic, cursors: Mapping[str, ManagedCurso
 
 
 Clusters = frozenset[str] | Refusal
-"""Those between which a topic is replicated, its own among them; or why that is not known."""
+"""Those that a topic is replicated to beside its own; or why that is not known."""
 
 
 def replication_of(
-    configuration: MetadataStore, ports: Ports, root: str, topics: Iterable[TopicPartition]
+    configuration: MetadataStore, ports: Ports, root: str, cluster: str, topics: Iterable[TopicPartition]
 ) -> dict[TopicPartition, Clusters]:
-    """The clusters of each topic as policies say now. Raises what the stores raise for all that they are asked."""
+    """Where each topic of ``cluster`` (as brokers call it; empty: not known) is replicated to, as policies say now.
+
+    Raises what the stores raise for all that they are asked.
+    """
     asked = list(topics)
     namespaces = list(dict.fromkeys(topic.namespace for topic in asked))
     configuration.sync("/")
@@ -171,7 +175,19 @@ def replication_of(
     for namespace, path, node in zip(namespaces, paths, configuration.read(paths), strict=True):
         by_namespace[namespace] = _named(path, node)
         own[namespace] = read_namespace(ports.store, ports.reader, namespace, root)
-    return {topic: clusters_of(topic, by_namespace[topic.namespace], own[topic.namespace]) for topic in asked}
+    found = {topic: clusters_of(topic, by_namespace[topic.namespace], own[topic.namespace]) for topic in asked}
+    return {topic: others(cluster, named) for topic, named in found.items()}
+
+
+def others(cluster: str, named: Clusters) -> Clusters:
+    """The clusters that a topic or its namespace has ``named``, but for its own one."""
+    if isinstance(named, Refusal):
+        return named
+    if named and not cluster:
+        which = ", ".join(sorted(named))
+        text = f"which of {which} is its own cluster is not known: brokers say no clusterName, or not the same"
+        return Refusal.plain(RecordsError.UNREAD, text)
+    return named - {cluster}
 
 
 def unreplicated(view: PartitionView, clusters: Mapping[TopicPartition, Clusters]) -> Refusal | None:
@@ -181,7 +197,7 @@ def unreplicated(view: PartitionView, clusters: Mapping[TopicPartition, Clusters
 
 
 def clusters_of(topic: TopicPartition, of_namespace: Clusters, own: NamespacePolicies) -> Clusters:
-    """What counts for a topic; ``own``: what topics of its namespace say themselves."""
+    """What is named for a topic; ``own``: what topics of its namespace say themselves."""
     if own.unknown:
         return Refusal.plain(RecordsError.UNREAD, f"whether it is replicated is not known: {own.unknown}")
     said = own.of(topic)

@@ -87,12 +87,15 @@ def fetch_brokers(store: MetadataStore, admin: BrokerAdmin) -> Brokers:
 class BrokerAnswers:
     """What each broker said by itself; ``unanswered``: why one did not answer, by its id.
 
-    ``brokers`` is the word of those that did, ``connections`` are the clients of their topics.
+    ``brokers`` is the word of those that did, ``connections`` are the clients of their topics. ``cluster`` is their
+    cluster's name, empty unless all say one and the same; ``replicators``: how cursors of their replicators begin.
     """
 
     brokers: Brokers
-    unanswered: Mapping[str, str] = field(default_factory=dict[str, str])
-    connections: Mapping[str, TopicConnections] = field(default_factory=dict[str, TopicConnections])
+    unanswered: Mapping[str, str]
+    connections: Mapping[str, TopicConnections]
+    cluster: str
+    replicators: frozenset[str]
 
 
 def ask_brokers(store: MetadataStore, admin: BrokerAdmin) -> BrokerAnswers:
@@ -110,6 +113,8 @@ def ask_brokers(store: MetadataStore, admin: BrokerAdmin) -> BrokerAnswers:
     connections: dict[str, TopicConnections] = {}
     loaded: dict[str, str] = {}
     unanswered: dict[str, str] = {}
+    clusters: set[str] = set()
+    replicators: set[str] = set()
     interval = 0
     for broker in ids:
         try:
@@ -118,11 +123,15 @@ def ask_brokers(store: MetadataStore, admin: BrokerAdmin) -> BrokerAnswers:
             unanswered[broker] = str(error)
             continue
         interval = max(interval, said.interval_ms)
+        clusters.add(said.cluster)
+        replicators.add(said.replicator)
         connections |= said.topics
         loaded |= dict.fromkeys(said.topics, broker)
     if len(unanswered) == len(ids):
         raise Unavailable(f"no broker answers: {next(iter(unanswered.values()), '')}")
-    return BrokerAnswers(Brokers(loaded, interval, started=started), unanswered, connections)
+    brokers = Brokers(loaded, interval, started=started)
+    cluster = clusters.pop() if len(clusters) == 1 else ""
+    return BrokerAnswers(brokers, unanswered, connections, cluster, frozenset(replicators))
 
 
 def _refuse_missing(registered: Iterable[str], ids: Iterable[str]) -> None:

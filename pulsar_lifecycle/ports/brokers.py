@@ -73,10 +73,15 @@ class TopicConnections:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatistics:
-    """What one broker says of the persistent topics it has loaded, and how often (ms) it says it anew."""
+    """What one broker says of the persistent topics it has loaded, and how often (ms) it says it anew.
+
+    ``cluster``: the name of its cluster, empty if it says none; ``replicator``: how cursors of replicators begin.
+    """
 
     topics: Mapping[str, TopicConnections]
     interval_ms: int
+    cluster: str
+    replicator: str
 
 
 class BrokerAdmin(Protocol):

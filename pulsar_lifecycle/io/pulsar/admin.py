@@ -88,10 +88,11 @@ class HttpBrokerAdmin:
         return found
 
     def statistics(self, broker: str) -> BrokerStatistics:
-        """Of one broker, at its own address: the clients of its persistent topics, ``statsUpdateFrequencyInSecs``."""
+        """Of one broker, at its own address: the clients of its persistent topics, and what its configuration says."""
         address = self._web_url(broker)
-        topics = statistics.connections_of(self._topics_at(address))
-        return BrokerStatistics(topics, statistics.interval_ms(broker, self._configuration_at(address)))
+        topics, said = statistics.connections_of(self._topics_at(address)), self._configuration_at(address)
+        interval, replicator = statistics.interval_ms(broker, said), statistics.replicator(broker, said)
+        return BrokerStatistics(topics, interval, said.get("clusterName", ""), replicator)
 
     def _statistics(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Of each broker its id, and what it says of each loaded topic."""

@@ -54,6 +54,14 @@ def interval_ms(broker: str, configuration: Mapping[str, str]) -> int:
     return seconds * 1000
 
 
+def replicator(broker: str, configuration: Mapping[str, str]) -> str:
+    """How names of replicators' cursors begin. Raises StoreError where the broker's configuration does not tell."""
+    prefix = configuration.get("replicatorPrefix")
+    if not prefix:
+        raise _unlike(broker, "a replicatorPrefix")
+    return prefix
+
+
 def internals_of(answer: Any, where: str) -> TopicInternals:
     """``PersistentTopicInternalStats``. Raises StoreError for another shape."""
     try:

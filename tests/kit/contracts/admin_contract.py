@@ -84,7 +84,10 @@ class BrokerAdminContract:
         assert all(share >= 0 for share in found.values())
 
     def test_every_broker_tells_its_own_statistics(self, admin):
-        assert all(admin.statistics(broker).interval_ms > 0 for broker in admin.brokers())
+        for broker, configuration in admin.configurations().items():
+            said = admin.statistics(broker)
+            assert said.interval_ms > 0
+            assert (said.cluster, said.replicator) == (configuration["clusterName"], configuration["replicatorPrefix"])
 
     def test_a_role_that_may_do_anything_is_admin(self, admin, topic):
         admin.create_topic(topic)

@@ -90,7 +90,8 @@ class FakeBrokerAdmin:
         if broker in self.unreachable:
             raise Failed(f"{broker}: timed out")
         own = {name: one for name, one in self.connections().items() if self.loaded[name] == broker}
-        return BrokerStatistics(own, self.stats_interval)
+        said = self.configurations()[broker]
+        return BrokerStatistics(own, self.stats_interval, said["clusterName"], said["replicatorPrefix"])
 
     def check_admin(self, topic: Topic) -> None:
         self._answer()
@@ -123,7 +124,8 @@ class FakeBrokerAdmin:
 
     def configurations(self) -> dict[str, Mapping[str, str]]:
         self._answer()
-        return {broker: {"clusterName": "fake", **self.configuration.get(broker, {})} for broker in self.broker_ids}
+        always = {"clusterName": "fake", "replicatorPrefix": "pulsar.repl"}
+        return {broker: {**always, **self.configuration.get(broker, {})} for broker in self.broker_ids}
 
     def usage(self) -> dict[str, float]:
         self._answer()

@@ -31,12 +31,27 @@ def replicated(scene: RecordsScene) -> None:
 
 
 def to_be_replicated(scene: RecordsScene) -> None:
-    scene.cluster.put("/admin/policies/acme/orders", b'{"replication_clusters": ["here", "eu"]}')
+    scene.cluster.put("/admin/policies/acme/orders", b'{"replication_clusters": ["fake", "eu"]}')
 
 
 def replicated_elsewhere_before(scene: RecordsScene) -> None:
     to_be_replicated(scene)
     scene.cursor("pulsar.repl.us", 4, 9)
+
+
+def replicated_to_others_alone(scene: RecordsScene) -> None:
+    scene.cluster.put("/admin/policies/acme/orders", b'{"replication_clusters": ["eu", "us"]}')
+    scene.cursor("pulsar.repl.us", 4, 9)
+
+
+def replicated_by_cursors_of_another_name(scene: RecordsScene) -> None:
+    scene.cluster.admin.configuration = {"broker-1:8080": {"replicatorPrefix": "acme.repl"}}
+    scene.cursor("acme.repl.eu", 1, 3)
+
+
+def unknown_to_its_brokers(scene: RecordsScene) -> None:
+    scene.cluster.admin.configuration = {"broker-1:8080": {"clusterName": ""}}
+    scene.cluster.put("/admin/policies/acme/orders", b'{"replication_clusters": ["fake"]}')
 
 
 def deduplicated(scene: RecordsScene) -> None:
@@ -73,6 +88,9 @@ def acknowledging_in_transactions(scene: RecordsScene) -> None:
         (replicated, MOVE, RecordsError.REPLICATION_BELOW),
         (to_be_replicated, Options(), RecordsError.REPLICATION_BELOW),
         (replicated_elsewhere_before, Options(), RecordsError.REPLICATION_BELOW),
+        (replicated_to_others_alone, Options(), RecordsError.REPLICATION_BELOW),
+        (replicated_by_cursors_of_another_name, MOVE, RecordsError.REPLICATION_BELOW),
+        (unknown_to_its_brokers, Options(), RecordsError.UNREAD),
         (deduplicated, MOVE, RecordsError.SYSTEM_CURSOR_BELOW),
         (compacted, MOVE, RecordsError.COMPACTED_VIEW),
         (delayed, MOVE, RecordsError.DELAYED_BELOW),
@@ -194,6 +212,16 @@ def test_a_topic_that_is_to_be_replicated_since_its_plan_stays() -> None:
     scene.cursor("pulsar.repl.eu", 4, 9)
     scene.apply()
     assert scene.listed() == scene.ids[scene.topic][2:]
+
+
+@pytest.mark.parametrize(("second", "error"), [("fake", None), ("eu", RecordsError.UNREAD)])
+def test_brokers_must_agree_on_their_clusters_name(second: str, error: RecordsError | None) -> None:
+    scene = RecordsScene()
+    scene.cluster.admin.broker_ids.append("broker-2:8080")
+    scene.cluster.admin.configuration = {"broker-2:8080": {"clusterName": second}}
+    scene.cluster.put("/admin/policies/acme/orders", b'{"replication_clusters": ["fake"]}')
+    (row,) = scene.plan(scene.at(2, 0))
+    assert row["error"] == error, row
 
 
 @pytest.mark.parametrize("own", [frozenset({"here", "eu"}), frozenset({"here"})])
