@@ -20,14 +20,13 @@ from pulsar_lifecycle.delete_records.consumed import stopped_since
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.finishing import finish
 from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
-from pulsar_lifecycle.delete_records.records_planning import EACH, denial, plan_delete_records
+from pulsar_lifecycle.delete_records.records_planning import EACH, ask_brokers, denials, plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
 from pulsar_lifecycle.delete_records.topic_view import Clusters, replication_of, unanswered_owner
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
-from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
-from pulsar_lifecycle.model import Namespace, Topic
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.plans import delete_records_plan
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
@@ -149,7 +148,7 @@ def _acting(
             now = min(lease.taken_at, ports.clock.now_ms())
             operator_words.note_words(cluster, run_id)
             context = replace(context, holds=settings.orphans.holds(now))
-            brokers = load_state.ask_brokers(ports.store, ports.admin)
+            brokers = ask_brokers(ports)
             loaded = settings.trimming.loaded_topics
             run = topic_run(cluster, run_id, ports, context, now, loaded, brokers.brokers)
             guard = RunGuard(lease.guard, unloads_of(settings, ports.clock))
@@ -179,16 +178,15 @@ class _Launch:
         The role may have lost its rights since the plan was made, and no broker checks what we write ourselves.
         """
         topics = [Topic.parse(row["topic"]) for row in rows]
+        denied = denials(self._ports, self._brokers, topics)
+        allowed = [topic for topic in topics if topic not in denied]
         with self._cluster.ports(read_only=True) as more:  # policies may have changed since the plan, as rights may
             clusters = replication_of(
-                more.configuration, self._ports, self._run.ledgers_root, self._brokers.cluster, topics
+                more.configuration, self._ports, self._run.ledgers_root, self._brokers.cluster, allowed
             )
         by_broker: dict[str, list[Row]] = {}
-        denied: dict[Namespace, Refusal | None] = {}
         for topic, row in zip(topics, rows, strict=True):
-            if topic.namespace not in denied:
-                denied[topic.namespace] = denial(self._ports, topic)
-            if refusal := denied[topic.namespace]:
+            if refusal := denied.get(topic):
                 yield topic, refusal
             elif why := unanswered_owner(self._ports.store, self._brokers, topic):
                 yield topic, Refusal.plain(RecordsError.TIMEOUT, why)

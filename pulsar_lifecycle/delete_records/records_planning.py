@@ -2,14 +2,14 @@
 # pyarrow has no types.
 """What deleting records of some partitions comes to: their low watermarks, what goes, or why nothing does.
 
-Belongs here: the order of steps, the rows of the plan. Not here: the rules (``cut_rules.py``), acting
-(``partition_effects.py``). Writes nothing, and loads no topic. Source: KIP-107, "How to delete data before a given
-offset".
+Belongs here: what brokers let our role do, the order of steps, the rows of the plan. Not here: the rules
+(``cut_rules.py``), acting (``partition_effects.py``). Writes nothing, and loads no topic. Source: KIP-107, "How to
+delete data before a given offset".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -26,8 +26,8 @@ from pulsar_lifecycle.delete_records.times.time_offsets import Resolved
 from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, read_partition, replication_of, unreplicated
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
 from pulsar_lifecycle.metastore import load_state
-from pulsar_lifecycle.metastore.load_state import BrokerAnswers
-from pulsar_lifecycle.model import MessagePosition
+from pulsar_lifecycle.metastore.load_state import BrokerAnswers, Brokers
+from pulsar_lifecycle.model import MessagePosition, Namespace
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.plans import delete_records_plan
@@ -66,13 +66,16 @@ def plan_delete_records(
         epoch = evidence.newest_epoch(cluster, fingerprint)
         context, now = trim_run.context_of(cluster, fingerprint), ports.clock.now_ms()
         with step("brokers"):
-            brokers = load_state.ask_brokers(ports.store, ports.admin)
+            brokers = ask_brokers(ports)
         loaded_topics = cluster.settings.trimming.loaded_topics
         run = topic_run(cluster, "plan", ports, context, now, loaded_topics, brokers.brokers)
         planning = _Planning(cluster, run, ports, brokers, options)
+        with step("rights"):
+            planning.denied = denials(ports, brokers, offsets)
+        allowed = [topic for topic in offsets if topic not in planning.denied]
         with step("replication"), cluster.ports(read_only=True) as connections:
             planning.clusters = replication_of(
-                connections.configuration, ports, run.ledgers_root, brokers.cluster, offsets
+                connections.configuration, ports, run.ledgers_root, brokers.cluster, allowed
             )
         with step("partitions"):
             planned = planning.rows(offsets)
@@ -97,7 +100,8 @@ class _Planning:
 
     def __init__(self, cluster: Cluster, run: TopicRun, ports: Ports, brokers: BrokerAnswers, options: Options) -> None:
         self._cluster, self._run, self._ports, self._brokers, self._options = cluster, run, ports, brokers, options
-        self._denied: dict[str, Refusal | None] = {}
+        self.denied: Mapping[TopicPartition, Refusal] = {}
+        """Topics whose records our role may not delete: nothing of them is read."""
         self.clusters: Mapping[TopicPartition, Clusters] = {}
         """Where each topic is replicated to."""
 
@@ -130,11 +134,10 @@ class _Planning:
 
     def _looked(self, topics: Sequence[TopicPartition]) -> dict[TopicPartition, Read | Refusal]:
         """What each partition is now, many read at once."""
-        denied = {topic: self._not_authorized(topic) for topic in topics}
         ports = shared(self._ports)
 
         def look(topic: TopicPartition) -> Read | Refusal:
-            return denied[topic] or read_partition(self._run, ports, self._brokers, topic)
+            return self.denied.get(topic) or read_partition(self._run, ports, self._brokers, topic)
 
         if len(topics) <= EACH:
             return {topic: look(topic) for topic in topics}
@@ -171,13 +174,6 @@ class _Planning:
             refusal = out_of_order(answer)
         return cut, refusal
 
-    def _not_authorized(self, topic: TopicPartition) -> Refusal | None:
-        """The broker's own word: whether our role is admin of the tenant. Asked once for each namespace."""
-        namespace = str(topic.namespace)
-        if namespace not in self._denied:
-            self._denied[namespace] = denial(self._ports, topic)
-        return self._denied[namespace]
-
 
 def _read(answer: Resolved) -> Row:
     """The columns that entries were read for."""
@@ -189,22 +185,47 @@ def _read(answer: Resolved) -> Row:
     }
 
 
-def denial(ports: Ports, topic: TopicPartition) -> Refusal | None:
-    """The broker's word that our role may not delete the records of a topic; None where it may.
+def ask_brokers(ports: Ports) -> BrokerAnswers:
+    """``load_state.ask_brokers``; where our role may not ask them, no answers but the error."""
+    try:
+        return load_state.ask_brokers(ports.store, ports.admin)
+    except AccessDenied as error:
+        return BrokerAnswers(Brokers({}, 0, str(error)), {}, {}, "", frozenset())
 
-    It knows the tenant and the role alone: one question answers for all topics of a namespace.
+
+def denials(ports: Ports, brokers: BrokerAnswers, topics: Iterable[TopicPartition]) -> dict[TopicPartition, Refusal]:
+    """Topics whose records our role may not delete. The others, too, where it may not ask ``brokers`` what they have.
+
+    A broker knows the tenant and the role alone: one question answers for all topics of a namespace.
     """
+    by_namespace: dict[Namespace, Refusal | None] = {}
+    found: dict[TopicPartition, Refusal] = {}
+    for topic in topics:
+        if topic.namespace not in by_namespace:
+            by_namespace[topic.namespace] = _denial(ports, topic) or _unknown(brokers)
+        if refusal := by_namespace[topic.namespace]:
+            found[topic] = refusal
+    return found
+
+
+def _denial(ports: Ports, topic: TopicPartition) -> Refusal | None:
     try:
         ports.admin.check_admin(topic)
     except AccessDenied as error:
-        return Refusal.plain(
-            RecordsError.NOT_AUTHORIZED, f"our role is no admin of tenant {topic.namespace.tenant}: {error}"
-        )
+        text = f"our role is no admin of tenant {topic.namespace.tenant}: {error}"
+        return Refusal.plain(RecordsError.NOT_AUTHORIZED, text)
     except NotFound:
         return None  # what there is, its z-nodes say
     except LifecycleError as error:
         return Refusal.plain(RecordsError.TIMEOUT, f"whether our role may delete its data is not known: {error}")
     return None
+
+
+def _unknown(brokers: BrokerAnswers) -> Refusal | None:
+    if not brokers.brokers.error:
+        return None
+    text = f"our role may not ask brokers what they have loaded: {brokers.brokers.error}"
+    return Refusal.plain(RecordsError.NOT_AUTHORIZED, text)
 
 
 def row_of(

@@ -31,7 +31,8 @@ class FakeBrokerAdmin:
     is what :meth:`usage` says.
     ``configuration`` by broker id is what they say.
     ``internal_stats`` of ``unanswered`` topics raises their error. ``failing`` brokers fail at everything about those.
-    Brokers that are ``unreachable`` do not tell their statistics; ``denied`` are tenants that we are no admin of.
+    Brokers that are ``unreachable`` do not tell their statistics; ``denied`` are tenants that we are no admin of. Who
+    is no ``superuser`` may not ask which brokers there are.
     ``on_properties`` and ``on_move`` are what the broker does then.
     """
 
@@ -66,12 +67,15 @@ class FakeBrokerAdmin:
         self.used: dict[str, float] = {}
         self.unreachable: set[str] = set()
         self.denied: set[str] = set()
+        self.superuser = True
         self.on_properties: Callable[[Topic, Mapping[str, str]], None] = lambda topic, properties: None
         self.on_move: Callable[[Topic, str, Position], None] = lambda topic, subscription, past: None
         self.on_read: Callable[[Topic, Position], None] = _nothing_stored
 
     def brokers(self) -> list[str]:
         self._answer()
+        if not self.superuser:
+            raise AccessDenied("401: LIST_BROKERS")
         return list(self.broker_ids)
 
     def loaded_topics(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -14,7 +15,7 @@ from pulsar_lifecycle.delete_records import finishing
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp, parse_offset
 from pulsar_lifecycle.deletion.undo.undo_run import Request, undo_deletions
-from pulsar_lifecycle.errors import AccessDenied, Refused
+from pulsar_lifecycle.errors import AccessDenied, OutcomeUnknown, Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
@@ -22,6 +23,7 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
 from tests.kit.records.topic_times import batch, commit, in_transaction, sent
 
@@ -257,6 +259,52 @@ def test_a_request_that_its_broker_forbids_is_that_partitions_error() -> None:
     first, second = scene.apply()
     assert (first.error, second.error) == (RecordsError.NOT_AUTHORIZED, None)
     assert scene.listed() == scene.ids[scene.topic]
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("fails", ["on_unload", "on_properties", "on_move"])
+def test_a_request_that_its_broker_fails_at_is_tried_again_by_the_next_run(fails: str, done: bool) -> None:
+    """Whether it did what it was asked before it failed; the other partition goes on."""
+    scene = RecordsScene(2)
+    scene.writes_loaded = fails != "on_properties"
+    first, other = scene.topics
+    admin = scene.cluster.admin
+    admin.topics = {first: {"s": FakeSubscription()}}
+    if fails == "on_properties":
+        scene.load()
+    else:
+        scene.cursor("s", 0, 3)
+    answers_500 = True
+
+    def did(effect: Callable[..., Any]) -> Callable[..., None]:
+        def asked(*arguments: Any) -> None:
+            if done or not answers_500:
+                effect(*arguments)
+            if answers_500:
+                raise OutcomeUnknown("500: Internal Server Error")
+
+        return asked
+
+    def kept(topic: Topic, properties: Mapping[str, str]) -> None:
+        path = scene.cluster.topic_path(topic)
+        info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
+        scene.cluster.put(path, managed_ledger.encode(replace(info, properties={**info.properties, **properties})))
+
+    def moved(topic: Topic, name: str, past: Position) -> None:
+        scene.cursor(name, scene.ids[topic].index(past.ledger_id), past.entry_id)
+
+    admin.on_unload, admin.on_properties, admin.on_move = scene.rolled, kept, moved
+    setattr(admin, fails, did(getattr(admin, fails)))
+    at = scene.at(0, 4) if fails == "on_properties" else END
+    (row, _) = scene.plan(at, scene.at(2, 0, other), options=Options(move_cursors=True))
+    assert row["error"] is None, row
+    found = scene.apply()
+    assert (found[0].error, "500" in found[0].reason) == (RecordsError.TIMEOUT, True), found
+    assert "not proven gone" in found[1].reason
+    answers_500 = False
+    scene.apply()
+    scene.delete()
+    assert [one.error for one in scene.apply()] == [None, None]
 
 
 def test_a_topic_that_was_deleted_after_the_plan_is_unknown() -> None:

@@ -125,6 +125,23 @@ def test_a_tenant_that_denies_us_is_that_partitions_error() -> None:
     assert (row["error"], row["low_watermark"]) == (RecordsError.NOT_AUTHORIZED, None)
 
 
+def test_a_role_of_one_tenant_alone_is_an_error_of_each_partition() -> None:
+    """Its broker tells such a role nothing of what is loaded."""
+    other = Topic.parse("persistent://other/orders/placed")
+    scene = RecordsScene()
+    scene.topics.append(other)
+    admin = scene.cluster.admin
+    scene.plan(scene.at(2, 3))
+    admin.superuser, admin.denied = False, {"other"}
+    (result,) = scene.apply()
+    assert (result.error, scene.listed()) == (RecordsError.NOT_AUTHORIZED, scene.ids[scene.topic])
+    own, foreign = scene.plan(scene.at(2, 3), END)
+    assert (own["error"], own["czxid"]) == (RecordsError.NOT_AUTHORIZED, None)
+    assert "what they have loaded" in own["reason"]
+    assert foreign["error"] == RecordsError.NOT_AUTHORIZED
+    assert "no admin of tenant other" in foreign["reason"]
+
+
 def test_a_partition_that_is_not_there() -> None:
     scene = RecordsScene()
     scene.cluster.remove(scene.cluster.topic_path(scene.topic))
