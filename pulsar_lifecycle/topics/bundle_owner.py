@@ -26,12 +26,14 @@ _LAST = 0xFFFFFFFF
 """The upper end of a namespace's last bundle, which is included."""
 
 
-BY_THEMSELVES = (
-    CHANGE_EVENTS,
+TRANSACTION_BUFFERS = (
     "__transaction_buffer_snapshot",
     "__transaction_buffer_snapshot_segments",
     "__transaction_buffer_snapshot_indexes",
 )
+"""System topics of which a namespace has one at least once transactions were used in it; the last two instead of the
+first with ``transactionBufferSegmentedSnapshotEnabled`` (SystemTopicNames)."""
+BY_THEMSELVES = (CHANGE_EVENTS, *TRANSACTION_BUFFERS)
 """Local names of system topics that brokers read, each in its namespace, for topics that they load. Brokers' monitors
 leave them alone (``SystemTopic``)."""
 NOT_WITH_BUNDLES = ("__transaction_pending_ack", "__transaction_log_", "transaction_coordinator_assign")

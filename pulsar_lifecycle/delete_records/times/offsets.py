@@ -19,9 +19,7 @@ from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.cluster import Cluster
-
-TRANSACTIONS = "__transaction_buffer_snapshot"
-"""The system topic that a namespace has once transactions were used in it (SystemTopicNames)."""
+from pulsar_lifecycle.topics.bundle_owner import TRANSACTION_BUFFERS
 
 _ERRORS = {
     OffsetProblem.BEYOND_END: RecordsError.OUT_OF_RANGE,
@@ -99,7 +97,7 @@ def _ledgers(
 def _with_transactions(ports: Ports, views: Mapping[TopicPartition, PartitionView]) -> set[object]:
     """Namespaces in which transactions were used."""
     namespaces = list(dict.fromkeys(topic.namespace for topic in views))
-    names = (TRANSACTIONS, f"{TRANSACTIONS}-partition-0")
+    names = [name for topic in TRANSACTION_BUFFERS for name in (topic, f"{topic}-partition-0")]
     pairs = [(namespace, Topic(namespace, name)) for namespace in namespaces for name in names]
     nodes = ports.store.read([f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}" for _, topic in pairs])
     return {namespace for (namespace, _), node in zip(pairs, nodes, strict=True) if node is not None}

@@ -439,10 +439,11 @@ def test_a_batch_index_that_is_not_there_is_an_error() -> None:
     assert row["error"] == RecordsError.NO_SUCH_POSITION
 
 
-def test_an_open_transaction_below_is_an_error() -> None:
+@pytest.mark.parametrize("name", ["snapshot", "snapshot-partition-0", "snapshot_segments", "snapshot_indexes"])
+def test_an_open_transaction_below_is_an_error(name: str) -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
-    scene.cluster.put("/managed-ledgers/acme/orders/persistent/__transaction_buffer_snapshot", b"")
+    scene.cluster.put(f"/managed-ledgers/acme/orders/persistent/__transaction_buffer_{name}", b"")
     scene.cluster.reader.payloads[ids[1]][4] = in_transaction(HOUR + 14, 7)
     (row,) = scene.plan(scene.at(2, 0))
     assert row["error"] == RecordsError.TRANSACTION_BELOW
