@@ -40,6 +40,8 @@ _READY_TIMEOUT = 300.0
 _STOP_TIMEOUT = 20.0
 _END_TIMEOUT = 60.0
 """Seconds until a server that is told to end must have: a broker unloads its topics first, for up to a minute."""
+_COLLECTION = 30.0
+"""Seconds that a garbage collection of a bookie may take."""
 
 
 def default_data_folder() -> Path:
@@ -346,6 +348,7 @@ class Cluster:
                 service_url=state.as_json()["service_url"],
                 lake=self.data / "lake",
                 driver_options=archives.driver_options(java()),
+                gc_wait=f"{state.gc_wait + _COLLECTION:.0f}s",
                 s3=f"http://{state.servers['s3proxy'].address}",
                 data=self.data,
                 bucket=BUCKET,

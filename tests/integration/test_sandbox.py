@@ -74,6 +74,7 @@ def test_the_settings_file_is_valid_and_names_the_cluster(own: Cluster) -> None:
     assert settings.pulsar.admin_url == own.admin_url
     assert settings.zookeeper.hosts == own.zookeeper
     assert settings.bookkeeper.shared_with == ()
+    assert own.state.gc_wait < settings.bookkeeper.gc_wait < own.state.gc_wait + 60  # an undo waits so long
 
 
 def test_the_cluster_carries_the_marker(own: Cluster) -> None:
