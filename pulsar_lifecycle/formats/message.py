@@ -27,7 +27,7 @@ _MAGIC_BROKER = b"\x0e\x02"  # Commands.magicBrokerEntryMetadata
 _MAGIC_CHECKSUM = b"\x0e\x01"  # Commands.magicCrc32c
 _DELIVER_AT = b"\x98\x01"  # the tag of MessageMetadata.deliver_at_time: without these bytes there is none
 _TRANSACTION = b"\xb8\x01"  # as well, of txnid_most_bits
-_TRANSACTION_ENDS = frozenset({21, 23})
+TRANSACTION_ENDS = frozenset({21, 22})
 """Marker types of a commit and an abort (``MarkerType.TXN_COMMIT_VALUE``, ``TXN_ABORT_VALUE``; PulsarMarkers.proto)."""
 _SIZE = struct.Struct(">i")
 _CHECKSUM = struct.Struct(">I")
@@ -201,7 +201,7 @@ def _schedule(message: pb.MessageMetadata) -> Schedule | None:
     of = (message.txnid_most_bits, message.txnid_least_bits) if message.HasField("txnid_most_bits") else None
     if due is None and of is None:
         return None
-    return Schedule(due, of, of is not None and message.marker_type in _TRANSACTION_ENDS)
+    return Schedule(due, of, of is not None and message.marker_type in TRANSACTION_ENDS)
 
 
 def _sized(data: bytes, offset: int, name: str) -> tuple[int, int]:

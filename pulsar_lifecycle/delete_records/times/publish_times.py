@@ -15,9 +15,6 @@ from pulsar_lifecycle.formats import message
 from pulsar_lifecycle.formats.message import Envelope
 from pulsar_lifecycle.model import MessagePosition, Position
 
-TRANSACTION_ENDS = frozenset({21, 23})
-"""Marker types of a commit and an abort (``MarkerType.TXN_COMMIT_VALUE``, ``TXN_ABORT_VALUE``; PulsarMarkers.proto)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -222,7 +219,7 @@ class _Tally:
         unit: Unit
         if found.transaction is not None:
             unit = ("", *found.transaction)
-            begins, ends = found.marker_type is None, found.marker_type in TRANSACTION_ENDS
+            begins, ends = found.marker_type is None, found.marker_type in message.TRANSACTION_ENDS
         elif found.chunk is not None:
             unit = (found.uuid or "", _CHUNKED, _CHUNKED)
             begins, ends = found.chunk[0] == 0, found.chunk[0] == found.chunk[1] - 1

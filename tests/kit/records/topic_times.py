@@ -52,6 +52,10 @@ def commit(at: int, transaction: int) -> bytes:
     return in_transaction(at, transaction, marker_type=21)
 
 
+def abort(at: int, transaction: int) -> bytes:
+    return in_transaction(at, transaction, marker_type=22)
+
+
 def marker(at: int) -> bytes:
     """What a broker writes for replicated subscriptions."""
     return sent(at, marker_type=10)

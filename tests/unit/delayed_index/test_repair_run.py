@@ -91,7 +91,7 @@ def test_a_rebuild_indexes_no_message_of_a_transaction_and_none_of_an_open_ledge
     assert {number for ledger, number in found if ledger == first} == set(range(COUNT)) - {7, 8}
 
 
-@pytest.mark.parametrize(("ended", "left"), [(None, 7), (21, COUNT - 2), (23, COUNT - 2)])
+@pytest.mark.parametrize(("ended", "left"), [(None, 7), (21, COUNT - 2), (22, COUNT - 2)])
 def test_a_rebuild_indexes_nothing_that_waits_for_an_open_transaction(
     scene: DelayedScene, ended: int | None, left: int
 ) -> None:

@@ -25,7 +25,7 @@ from pulsar_lifecycle.records.outcomes import Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
-from tests.kit.records.topic_times import batch, commit, in_transaction, sent
+from tests.kit.records.topic_times import abort, batch, commit, in_transaction, sent
 
 
 def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
@@ -447,9 +447,10 @@ def test_an_open_transaction_below_is_an_error(name: str) -> None:
     scene.cluster.reader.payloads[ids[1]][4] = in_transaction(HOUR + 14, 7)
     (row,) = scene.plan(scene.at(2, 0))
     assert row["error"] == RecordsError.TRANSACTION_BELOW
-    scene.cluster.reader.payloads[ids[3]][4] = commit(HOUR + 34, 7)
-    (row,) = scene.plan(scene.at(2, 0))
-    assert row["error"] is None
+    for end in (commit, abort):
+        scene.cluster.reader.payloads[ids[3]][4] = end(HOUR + 34, 7)
+        (row,) = scene.plan(scene.at(2, 0))
+        assert row["error"] is None
 
 
 def test_a_delayed_message_below_keeps_a_subscription_from_being_moved() -> None:
