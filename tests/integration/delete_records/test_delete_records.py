@@ -9,29 +9,26 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pulsar
 import pytest
 
-from pulsar_lifecycle.delete_records.apply_run import NO_PATIENCE, Patience, apply_delete_records
-from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
-from pulsar_lifecycle.delete_records.request import END, PLAIN, DeleteRecordsResult, Offset, Options
+from pulsar_lifecycle.delete_records.apply_run import Patience
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, topics_of
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.model import MessagePosition, Topic
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import PulsarSettings
 from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from tests.integration.delete_records.record_requests import CONTENTS, SETTINGS, Records, publish, read_all
 from tests.integration.killed_run import Step, strike
 from tests.integration.pipeline import (
     Pipeline,
@@ -46,15 +43,6 @@ from tests.integration.pipeline import (
 from tests.integration.tiered.offloads import keys, offload, planned, s3_client, with_bucket
 
 pytestmark = pytest.mark.integration
-
-SETTINGS = {
-    "orphans": {"grace_period": "7d"},  # what the first phase marked must not wait for it
-    "deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1},
-    "trimming": {"loaded_topics": True},
-    "pulsar": {"request_timeout": "8s"},
-}
-CONTENTS = topics.payloads(120)
-"""More than two ledgers: the sandbox's brokers begin one every 50 entries."""
 
 
 @pytest.fixture(scope="module")
@@ -93,56 +81,10 @@ def _share_out(cluster: Cluster, admin: Admin, namespace: str) -> None:
         wait_for("each broker to own half of the deletion topic", given)
 
 
-@dataclass
-class Records:
-    """One operator's requests, with a lake of his own."""
-
-    sandbox: Cluster
-    pipeline: Pipeline
-
-    def plan(self, offsets: Mapping[str, Offset], options: Options = PLAIN) -> dict[str, dict[str, Any]]:
-        asked = {Topic.parse(name): offset for name, offset in offsets.items()}
-        self.summary, rows = plan_delete_records(self.pipeline.where, asked, options)
-        return {row["topic"]: row for row in rows.to_pylist()}
-
-    def apply(self, patience: Patience = NO_PATIENCE, *, dry_run: bool = False) -> dict[str, DeleteRecordsResult]:
-        order = Order(self.summary.plan_id, self.summary.digest)
-        run_id = f"records-{uuid4().hex[:8]}"
-        found = apply_delete_records(self.pipeline.where, run_id, order, dry_run=dry_run, patience=patience)
-        return {str(topic): result for topic, result in found.items()}
-
-    def answered(self, patience: Patience = NO_PATIENCE) -> dict[str, DeleteRecordsResult]:
-        """Scans and deletion runs until nothing of the plan is to be waited for, or for good."""
-        for _ in range(6):
-            self.pipeline.scan_and_delete()
-            results = self.apply(patience, dry_run=True)
-            if not any(one.error for one in results.values()):
-                return results
-            time.sleep(2)
-        return results
-
-
 @pytest.fixture
 def records(brokers: Cluster, tmp_path: Path) -> Records:
     pipeline = Pipeline(settings_file(brokers, tmp_path, SETTINGS))
     return Records(brokers, pipeline)
-
-
-def publish(sandbox: Cluster, topic: str, contents: Sequence[bytes] = CONTENTS) -> list[int]:
-    """The ledger of each message."""
-    with pulsar_client(sandbox.service_url) as client:
-        return topics.publish(client, topic, contents)
-
-
-def read_all(sandbox: Cluster, topic: str) -> list[bytes]:
-    with (
-        pulsar_client(sandbox.service_url) as client,
-        closing(client.create_reader(topic, pulsar.MessageId.earliest)) as reader,
-    ):
-        found: list[bytes] = []
-        while reader.has_message_available():
-            found.append(reader.read_next(60_000).data())
-        return found
 
 
 def watermark(sandbox: Cluster, topic: str) -> str:

@@ -1,0 +1,77 @@
+"""Requests to delete records of a real cluster, as one operator makes them; what is published and read beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import pulsar
+
+from pulsar_lifecycle.delete_records.apply_run import NO_PATIENCE, Patience, apply_delete_records
+from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
+from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.runs.caps import Order
+from sandbox import topics
+from sandbox.clients import pulsar_client
+from sandbox.cluster import Cluster
+from tests.integration.pipeline import Pipeline
+
+SETTINGS = {
+    "orphans": {"grace_period": "7d"},  # what the first phase marked must not wait for it
+    "deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1},
+    "trimming": {"loaded_topics": True},
+    "pulsar": {"request_timeout": "8s"},
+}
+CONTENTS = topics.payloads(120)
+"""More than two ledgers: the sandbox's brokers begin one every 50 entries."""
+
+
+@dataclass
+class Records:
+    """One operator's requests, with a lake of his own."""
+
+    sandbox: Cluster
+    pipeline: Pipeline
+
+    def plan(self, offsets: Mapping[str, Offset], options: Options = PLAIN) -> dict[str, dict[str, Any]]:
+        asked = {Topic.parse(name): offset for name, offset in offsets.items()}
+        self.summary, rows = plan_delete_records(self.pipeline.where, asked, options)
+        return {row["topic"]: row for row in rows.to_pylist()}
+
+    def apply(self, patience: Patience = NO_PATIENCE, *, dry_run: bool = False) -> dict[str, DeleteRecordsResult]:
+        order = Order(self.summary.plan_id, self.summary.digest)
+        run_id = f"records-{uuid4().hex[:8]}"
+        found = apply_delete_records(self.pipeline.where, run_id, order, dry_run=dry_run, patience=patience)
+        return {str(topic): result for topic, result in found.items()}
+
+    def answered(self, patience: Patience = NO_PATIENCE) -> dict[str, DeleteRecordsResult]:
+        """Scans and deletion runs until nothing of the plan is to be waited for, or for good."""
+        for _ in range(6):
+            self.pipeline.scan_and_delete()
+            results = self.apply(patience, dry_run=True)
+            if not any(one.error for one in results.values()):
+                return results
+            time.sleep(2)
+        return results
+
+
+def publish(sandbox: Cluster, topic: str, contents: Sequence[bytes] = CONTENTS) -> list[int]:
+    """The ledger of each message."""
+    with pulsar_client(sandbox.service_url) as client:
+        return topics.publish(client, topic, contents)
+
+
+def read_all(sandbox: Cluster, topic: str) -> list[bytes]:
+    with (
+        pulsar_client(sandbox.service_url) as client,
+        closing(client.create_reader(topic, pulsar.MessageId.earliest)) as reader,
+    ):
+        found: list[bytes] = []
+        while reader.has_message_available():
+            found.append(reader.read_next(60_000).data())
+        return found
