@@ -1,9 +1,9 @@
 """Delete records in a schedule: partitions at rest, requests for positions in them, applied, and answered in the end.
 
-Belongs here: which schedules have it, what an operator does, its laws: nothing at or above the low watermark goes, by
-a time nothing that was published at or after it; the low watermark never moves back, no subscription is moved past it;
-no partition is answered before it is true, of its bookies too where they are asked. Not here: cursors and holes of what
-a run takes off a list, and deletions, which ``laws.py`` judges for every run.
+Belongs here: which schedules have it, what an operator does, its laws: nothing at or above the low watermark goes, by a
+time nothing that was published at or after it; the low watermark never moves back, no subscription is moved past it; no
+partition is answered before it is true, of its bookies too where they are asked, nor another topic of its name. Not
+here: cursors and holes of what a run takes off a list, and deletions, which ``laws.py`` judges for every run.
 """
 
 from __future__ import annotations
@@ -53,12 +53,14 @@ class Recording:
         self.topics: list[Topic] = []
         self.counts = Counter[str]()
         self.had: dict[Topic, set[int]] = defaultdict(set)
-        """Every ledger that a partition had when its records were asked to go."""
+        """Every ledger that a partition had when its records were asked to go; not those of a topic it replaced."""
+        self.born: dict[Topic, int | None] = {}
         self.asked: dict[Topic, MessagePosition] = {}
         """The highest position that an applied plan asks for."""
         self.published: dict[int, list[int]] = {}
         """When (ms) each entry of a ledger was published."""
-        self.plans: list[tuple[Order, Mapping[Topic, MessagePosition]]] = []
+        self.plans: list[tuple[Order, Mapping[Topic, MessagePosition], Mapping[Topic, int | None]]] = []
+        """With what was asked for of each partition, and what created its z-node."""
         self.turn = -1
         operator.laws.judge_retention = self.judge
         self._judge_write: Callable[[SimStore, str, bytes, bytes], None] = self.world.zookeeper.on_write
@@ -118,6 +120,8 @@ class Recording:
             offsets[name] = (
                 END if random.random() < 0.2 else MessagePosition(ledger, random.randint(0, self._entries(ledger)))
             )
+            if self.born.setdefault(name, self._born(name)) != self._born(name):
+                self.born[name], self.had[name] = self._born(name), set()
             self.had[name] |= set(topic.ledgers)
         besides = self._besides()
         for name in offsets:
@@ -137,7 +141,9 @@ class Recording:
             for row in rows.to_pylist()
             if row["error"] is None
         }
-        self.plans.append((Order(summary.plan_id, summary.digest), marks))
+        self.plans.append(
+            (Order(summary.plan_id, summary.digest), marks, {topic: self._born(topic) for topic in marks})
+        )
         self._are_asked_for(offsets, marks)
         self.counts["plans that move subscriptions"] += any(
             row["moved_cursors"] and not row["error"] for row in rows.to_pylist()
@@ -234,7 +240,7 @@ class Recording:
         operator = self.operator
         if not self.plans:
             return "no plan to delete records yet"
-        order, marks = operator.random.choice([*self.plans[-2:], self.plans[-1], self.plans[-1]])
+        order, marks, born = operator.random.choice([*self.plans[-2:], self.plans[-1], self.plans[-1]])
         run_id = operator._run_id("records")
         self.world.trace = None
         operator.laws.retaining = not dry_run
@@ -246,8 +252,14 @@ class Recording:
             operator.laws.retaining = False
         for topic, result in found.items():
             if topic in marks:
+                if result.error is None and born[topic] != self._born(topic):
+                    raise Violation(f"{topic} is answered with {result}, and is another topic than was planned")
                 self._answered(topic, result, marks[topic], patience.bookies)
         return "; ".join(f"{topic}: {result}" for topic, result in found.items())
+
+    def _born(self, topic: Topic) -> int | None:
+        stat = self.world.zookeeper.stat(self.world.topic_path(topic))
+        return stat.czxid if stat else None
 
     def _are_asked_for(self, offsets: Mapping[Topic, Offset], marks: Mapping[Topic, MessagePosition]) -> None:
         """What the operator asked for, by the simulator's own truth; a plan may keep to what was asked for before."""
