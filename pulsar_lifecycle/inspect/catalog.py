@@ -222,6 +222,8 @@ WORDS: Mapping[str, str] = {
     "versions": "versions of the schema, with the ledger and entry of each",
     "warning": "what the operator should know",
     "watched_since": "since when its history has no gap (ms)",
+    "weight": "bytes that it counts for in caps",
+    "weights": "bytes that each ledger that goes counts for in caps",
     "write_evidence": "by what the last write is known",
     "write_quorum": "bookies that get each entry",
 }

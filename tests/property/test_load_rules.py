@@ -9,6 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pulsar_lifecycle.lifecycle.held.open_ledgers import OPEN_SIZES
 from pulsar_lifecycle.lifecycle.load.load_rules import Choice, LoadNeed, TopicTables, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors, Replication, TopicDeletion
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
@@ -95,6 +96,7 @@ def judged(made: list[Made], expiry: int) -> dict[int, dict[str, Any]]:
         pa.Table.from_pylist(last, tables.BOOKKEEPER_LEDGERS),
         pa.Table.from_pylist(cursors, NAMED_POSITIONS),
         pa.array([], pa.string()),
+        OPEN_SIZES.empty_table(),
         pa.array(["namespace"] * len(made)),
         lambda _: stored,
     )

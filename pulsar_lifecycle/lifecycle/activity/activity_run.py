@@ -43,6 +43,7 @@ from pulsar_lifecycle.lifecycle.activity.partition_check import (
     partition_findings,
     partitioned_topic,
 )
+from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
 from pulsar_lifecycle.lifecycle.load.load_rules import by_topic
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import (
@@ -365,12 +366,17 @@ def _inactive(
     topics, cursors = [INACTIVE_TOPICS.empty_table()], [INACTIVE_CURSORS.empty_table()]
     own = cluster.parts(epoch.epoch_id, TOPIC_TABLE)
     ledgers = cluster.parts(epoch.epoch_id, "bookkeeper_ledgers")
+
+    def opened(ids: Sequence[int]) -> pa.Table:
+        with cluster.ports(read_only=True) as ports:
+            return open_sizes(ports.store, ports.reader, cluster.settings.bookkeeper.ledgers_root, ids)
+
     for (part, of_cursors), of_topics in zip(pieces, own, strict=True):
         activity = _table(lake, [of_topics], TOPIC_ACTIVITY, TOPIC_ACTIVITY.names)
         theirs = _table(lake, [of_cursors], CURSOR_ACTIVITY, CURSOR_ACTIVITY.names)
         found = inactive_topics(activity, theirs, choice, until), inactive_cursors(theirs, activity, choice, until)
         for tables, rows in zip((topics, cursors), found, strict=True):
-            tables.append(on_bookies(lake, rows, part, ledgers))
+            tables.append(on_bookies(lake, rows, part, ledgers, opened))
     order = [("ledger_id", "ascending"), ("topic", "ascending")]
     unused = with_partitions(pa.concat_tables(topics), partitions).sort_by(order)
     idle = with_partitioned_subscriptions(pa.concat_tables(cursors), subscriptions)

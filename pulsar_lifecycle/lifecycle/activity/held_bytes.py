@@ -9,23 +9,28 @@ Belongs here: which ledgers count, and reading them of a stored scan. Not here: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_LEDGERS
 from pulsar_lifecycle.topics.listed_ledgers import OF_COPY, on_disk
 
+Opened = Callable[[Sequence[int]], pa.Table]
+"""Rows of ``OPEN_SIZES`` of these ledgers."""
 
-def on_bookies(lake: Lake, rows: pa.Table, part: str, ledgers: Sequence[str]) -> pa.Table:
-    """Rows of ``INACTIVE_TOPICS`` or ``INACTIVE_CURSORS`` with their ``physical_bytes``.
+
+def on_bookies(lake: Lake, rows: pa.Table, part: str, ledgers: Sequence[str], opened: Opened) -> pa.Table:
+    """Rows of ``INACTIVE_TOPICS`` or ``INACTIVE_CURSORS`` with their ``physical_bytes`` and ``weight``.
 
     ``part``: the file of ``managed_ledgers`` that has their topics; ``ledgers``: those of ``bookkeeper_ledgers``.
+    ``opened``: asks bookies for open ledgers of rows that nothing keeps.
     """
     if not rows.num_rows:
         return rows
@@ -42,9 +47,22 @@ def on_bookies(lake: Lake, rows: pa.Table, part: str, ledgers: Sequence[str]) ->
     copies = pa.schema([BOOKKEEPER_LEDGERS.field(name) for name in OF_COPY])
     wanted = pc.field("ledger_id").isin(ids.unique())
     stored = pa.Table.from_batches(lake.batches(ledgers, OF_COPY, wanted), copies)
-    sums = np.bincount(row[kept], np.asarray(on_disk(ids, stored), np.float64), rows.num_rows)
-    found = pa.array(sums.astype(np.int64))
-    return rows.set_column(rows.column_names.index("physical_bytes"), rows.field("physical_bytes"), found)
+    disk, listed_as = np.asarray(on_disk(ids, stored), np.int64), _numbers(inner.field("size"), 0)[kept]
+    going = np.asarray(rows.column("kept").is_null())[row[kept]]
+    weight = np.maximum(np.maximum(disk, listed_as), _opened(ids, stored, going, opened))
+    for name, sizes in (("physical_bytes", disk), ("weight", weight)):
+        sums = np.bincount(row[kept], sizes.astype(np.float64), rows.num_rows).astype(np.int64)
+        rows = rows.set_column(rows.column_names.index(name), rows.field(name), pa.array(sums))
+    return rows
+
+
+def _opened(ids: Any, stored: pa.Table, going: Any, opened: Opened) -> Any:
+    """What the replicas of those ``ids`` take that are ``going`` and were open at the scan; 0 of others."""
+    state = whole(stored.column("state")).take(pc.index_in(ids, whole(stored.column("ledger_id"))))
+    is_open = going & np.asarray(pc.fill_null(pc.not_equal(state, LedgerState.CLOSED.name), False))
+    asked = opened(ids.filter(pa.array(is_open)).unique().to_pylist())
+    place = pc.index_in(ids, whole(asked.column("ledger_id")))
+    return np.where(is_open, _numbers(whole(asked.column("physical_bytes")).take(place), 0), 0)
 
 
 def _kept(rows: pa.Table, inner: Any, row: Any) -> Any:

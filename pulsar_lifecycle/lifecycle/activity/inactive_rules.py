@@ -91,6 +91,7 @@ def inactive_topics(activity: pa.Table, cursors: pa.Table, choice: Choice, until
         "ledger_id": some.column("last_ledger_id"),
         "positions": _positions(whole(some.column("topic")), cursors),
         "physical_bytes": _unsized(some),
+        "weight": _unsized(some),
     }
     return _rows(some, kept, INACTIVE_TOPICS, more)
 
@@ -136,7 +137,8 @@ def inactive_cursors(activity: pa.Table, topics: pa.Table, choice: Choice, until
         (pc.invert(_chosen(some, choice.subscriptions)), InactiveKept.NOT_CHOSEN),
     )
     last = whole(topics.column("last_ledger_id")).take(whole(row))
-    return _rows(some, kept, INACTIVE_CURSORS, {"last_ledger_id": last, "physical_bytes": _unsized(some)})
+    sizes = {name: _unsized(some) for name in ("physical_bytes", "weight")}
+    return _rows(some, kept, INACTIVE_CURSORS, {"last_ledger_id": last, **sizes})
 
 
 def with_partitioned_subscriptions(rows: pa.Table, there: Mapping[tuple[str, str], int]) -> pa.Table:

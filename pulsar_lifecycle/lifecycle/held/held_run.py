@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound
-from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.held.backlog import SUBSCRIPTION_BACKLOG, backlogs
 from pulsar_lifecycle.lifecycle.held.open_ledgers import (
@@ -28,7 +27,9 @@ from pulsar_lifecycle.lifecycle.held.open_ledgers import (
     Rollover,
     open_ledgers,
     with_causes,
+    with_sizes,
 )
+from pulsar_lifecycle.lifecycle.held.open_sizes import AT_ONCE, open_sizes
 from pulsar_lifecycle.lifecycle.load.load_rules import by_topic
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.reasons import of_topics
@@ -41,12 +42,10 @@ from pulsar_lifecycle.lifecycle.retention_tables import (
     namespaces_of,
 )
 from pulsar_lifecycle.lifecycle.storage_run import POSITIONS_TABLE
-from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER
-from pulsar_lifecycle.ports import Entry, Lake
+from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
-from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import policies_now
@@ -55,8 +54,6 @@ from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
 
 OPEN_TABLE, BACKLOG_TABLE = "open_ledgers", "subscription_backlog"
-AT_ONCE = 1_000
-"""Open ledgers that bookies are asked about together."""
 
 
 def build_held(cluster: Cluster, epoch: Epoch) -> tuple[str, ...]:
@@ -148,24 +145,10 @@ class _Opened:
             for start in range(0, len(found), AT_ONCE):
                 some = found[start : start + AT_ONCE]
                 root = self.settings.bookkeeper.ledgers_root
-                asked = last_entries_of(ports.store, ports.reader, [row["ledger_id"] for row in some], root)
-                sized = [{**row, **_size(*answer)} for row, answer in zip(some, asked, strict=True)]
+                asked = open_sizes(ports.store, ports.reader, root, [row["ledger_id"] for row in some]).to_pylist()
+                sized = [{**row, **answer} for row, answer in zip(some, asked, strict=True)]
                 rows = [with_causes(row, self.rollover) for row in sized if row.pop("open")]
                 yield pa.RecordBatch.from_pylist(rows, OPEN_LEDGERS)
-
-
-def _size(metadata: LedgerMetadata | LifecycleError, entry: Entry | LifecycleError | None) -> dict[str, Any]:
-    """What is in a ledger, and whether it is ``open`` still."""
-    if isinstance(metadata, LifecycleError):
-        return {"open": not isinstance(metadata, NotFound), "problem": str(metadata)}
-    still = metadata.state is not LedgerState.CLOSED
-    if entry is None or never_written(metadata, entry):
-        return {"open": still, "entries": 0, "bytes": 0, "physical_bytes": 0}
-    if isinstance(entry, LifecycleError):
-        return {"open": still, "problem": str(entry)}
-    length = entry.length
-    physical = None if length is None else length * max(1, metadata.write_quorum)
-    return {"open": still, "entries": entry.entry_id + 1, "bytes": length, "physical_bytes": physical}
 
 
 @dataclass(frozen=True)
@@ -192,20 +175,5 @@ class _Held:
         unloaded = managed_ledgers_where(lake, tables.topics, at_rest)
         loaded = ~np.asarray(pc.is_in(owners, unloaded))
         ttl = by_topic(listed, self.monitors.ttl) if self.monitors else pa.nulls(listed.num_rows, pa.int64())
-        ledgers = _with_sizes(whole(inputs.column("ledgers")), sizes)
+        ledgers = with_sizes(whole(inputs.column("ledgers")), sizes)
         yield from backlogs(cursors, listed, ledgers, loaded, ttl, self.monitors, self.now).to_batches()
-
-
-def _with_sizes(lists: Any, opened: pa.Table) -> Any:
-    """``RETENTION_TOPICS.ledgers`` with what bookies said of the open ones; these have no time of closing."""
-    inner = lists.flatten()
-    place = pc.index_in(inner.field("ledger_id"), whole(opened.column("ledger_id")))
-    entries, size = (whole(opened.column(name)).take(place) for name in ("entries", "bytes"))
-    known = {"entries": entries, "size": size}
-    fields = [
-        pc.coalesce(known[field.name], inner.field(field.name)) if field.name in known else inner.field(field.name)
-        for field in RETENTION_LEDGER
-    ]
-    counts = np.asarray(lists.value_lengths().fill_null(0), np.int64)
-    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
-    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(fields, fields=list(RETENTION_LEDGER)))

@@ -3,7 +3,7 @@
 # pyarrow has no types.
 """Last ledgers that were never closed: what is in them, and which settings of rollover leave them open.
 
-Belongs here: the rule, as codes, and its table. Pure. Not here: asking bookies for the bytes (``held_run.py``).
+Belongs here: the rule, as codes, and its table. Pure. Not here: asking bookies for the bytes (``open_sizes.py``).
 Upstream: ``ManagedLedgerImpl.currentLedgerIsFull`` and ``checkInactiveLedgerAndRollOver``, managed-ledger 4.0.7; the
 defaults are those of ``ServiceConfiguration``. Brokers close a ledger only of a topic that they have loaded.
 """
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.reasons import Reason
 from pulsar_lifecycle.lifecycle.retention import whole
+from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER
 from pulsar_lifecycle.topics.retention_policy import BYTES_PER_MB, MS_PER_MINUTE
 
 _MIN, _MAX = "managedLedgerMinLedgerRolloverTimeMinutes", "managedLedgerMaxLedgerRolloverTimeMinutes"
@@ -97,6 +98,20 @@ in no metadata; ``physical_bytes`` = ``bytes`` x write quorum; null where they a
 does."""
 
 
+OPEN_SIZES = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("open", pa.bool_()),
+        pa.field("entries", pa.int64()),
+        pa.field("bytes", pa.int64()),
+        pa.field("physical_bytes", pa.int64()),
+        pa.field("problem", pa.string()),
+    ]
+)
+"""One row per ledger. ``open``: it is not closed, or nobody knows; ``physical_bytes`` = ``bytes`` x write quorum. Null
+where that is not known, ``problem`` says why."""
+
+
 def open_ledgers(
     listed: pa.Table, inputs: pa.Table, reasons: pa.Table, bookkeeper: pa.Table, idle: Any, now: int
 ) -> Any:
@@ -156,3 +171,21 @@ def with_causes(row: Mapping[str, Any], rollover: Rollover | None) -> dict[str, 
     closes = row["made_at"] + max(rollover.max_minutes, rollover.min_minutes) * MS_PER_MINUTE
     by_broker = row["loaded"] and rollover.max_minutes > 0
     return {**row, "causes": [str(one) for one in causes], "closes_at": closes if by_broker else None}
+
+
+def with_sizes(lists: Any, sizes: pa.Table) -> Any:
+    """``RETENTION_TOPICS.ledgers`` with what bookies said of the open ones; these have no time of closing.
+
+    ``sizes`` has columns ``ledger_id``, ``entries`` and ``bytes``.
+    """
+    inner = lists.flatten()
+    place = pc.index_in(inner.field("ledger_id"), whole(sizes.column("ledger_id")))
+    entries, size = (whole(sizes.column(name)).take(place) for name in ("entries", "bytes"))
+    known = {"entries": entries, "size": size}
+    fields = [
+        pc.coalesce(known[field.name], inner.field(field.name)) if field.name in known else inner.field(field.name)
+        for field in RETENTION_LEDGER
+    ]
+    counts = np.asarray(lists.value_lengths().fill_null(0), np.int64)
+    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(fields, fields=list(RETENTION_LEDGER)))

@@ -9,7 +9,7 @@ Belongs here: reading a handful of topics into the tables that a plan takes from
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,9 +63,17 @@ class FreshTopics:
     bookkeeper: pa.Table
 
     def for_loading(
-        self, policies: InForce[RetentionPolicy | None], context: Context, brokers: Brokers, now: int
+        self,
+        policies: InForce[RetentionPolicy | None],
+        context: Context,
+        brokers: Brokers,
+        now: int,
+        opened: Callable[[pa.Table, Any], pa.Table],
     ) -> TopicTables:
-        """The tables of ``load_rules.topics_to_load``. ``now`` (ms) is from before ``brokers`` were asked."""
+        """The tables of ``load_rules.topics_to_load``. ``now`` (ms) is from before ``brokers`` were asked.
+
+        ``opened``: asks bookies for what is in the last ledgers of managed ledgers (``TopicTables.opened``).
+        """
         loaded: list[str] = []
         idle: list[str] = []
         for topic, one in self.topics.items():
@@ -79,8 +87,9 @@ class FreshTopics:
         inputs = retention_topics(self.listed, self.positions, self.bookkeeper, policies, context, loaded)
         *_, level = policy_columns(self.listed, policies)
         nobody = pa.array(idle, pa.string())
+        sizes = opened(self.listed, nobody)
         return TopicTables(
-            self.listed, inputs, self.bookkeeper, self.positions, nobody, level, lambda _: self.bookkeeper
+            self.listed, inputs, self.bookkeeper, self.positions, nobody, sizes, level, lambda _: self.bookkeeper
         )
 
     def trimmed_by_broker(

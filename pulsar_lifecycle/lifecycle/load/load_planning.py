@@ -16,7 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.lifecycle.load.load_rules import Choice, TopicTables, topics_to_load
+from pulsar_lifecycle.io.connect import Connect
+from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
+from pulsar_lifecycle.lifecycle.load.load_rules import Choice, TopicTables, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS, policy_columns
@@ -31,6 +33,7 @@ from pulsar_lifecycle.run_settings import LoadSettings
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
@@ -76,7 +79,7 @@ def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
         cluster.parts(epoch_id, POSITIONS_TABLE),
         cluster.parts(epoch_id, "bookkeeper_ledgers"),
     )
-    judging = _Judging(tables, monitors_in_force(layers), choice_of(cluster.settings.load), now)
+    judging = _Judging(share, cluster.connect, tables, monitors_in_force(layers), choice_of(cluster.settings.load), now)
     cluster.store(epoch_id, TABLE, TOPICS_TO_LOAD, judging.rows, parts)
     going = lake.batches(cluster.parts(epoch_id, TABLE), TOPICS_TO_LOAD.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), TOPICS_TO_LOAD))
@@ -97,6 +100,8 @@ def run_config(summary: PlanSummary) -> dict[str, Any]:
 class _Judging:
     """The topics in one file that need a broker; runs in a task."""
 
+    settings: Settings
+    connect: Connect
     tables: RetentionTables
     monitors: Monitors
     choice: Choice
@@ -110,5 +115,9 @@ class _Judging:
         found = self.tables.lake.batches(self.tables.positions, NAMED_POSITIONS.names, own)
         cursors = pa.Table.from_batches(found, NAMED_POSITIONS)
         *_, level = policy_columns(listed, self.tables.policies)
-        seen = TopicTables(listed, inputs, ledgers, cursors, self.tables.idle(), level, self.tables.copies)
+        idle = self.tables.idle()
+        with self.connect(self.settings, read_only=True) as ports:
+            asked = last_of(listed, idle, self.choice)
+            opened = open_sizes(ports.store, ports.reader, self.settings.bookkeeper.ledgers_root, asked)
+        seen = TopicTables(listed, inputs, ledgers, cursors, idle, opened, level, self.tables.copies)
         yield from topics_to_load(seen, self.monitors, self.choice, self.now).to_batches()

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.lifecycle.held.open_ledgers import with_sizes
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors, TopicDeletion, is_subscription
 from pulsar_lifecycle.lifecycle.load.other_cursors import (
     doubtful_to,
@@ -116,9 +117,10 @@ class TopicTables:
 
     ``listed`` (``tables.MANAGED_LEDGERS``) and ``inputs`` (``RETENTION_TOPICS``) are the same topics in the same order;
     ``ledgers`` (``tables.BOOKKEEPER_LEDGERS``) has the last ledger of each. ``cursors`` (``NAMED_POSITIONS``) are those
-    of these topics. ``idle``: managed ledgers that no broker lists and whose last ledger is not closed. ``level``:
-    where the retention of each topic is set, null where it is unknown. ``copies``: of ledger ids, what BookKeeper has
-    of them (``listed_ledgers.OF_COPY``).
+    of these topics. ``idle``: managed ledgers that no broker lists and whose last ledger is not closed; ``opened``:
+    what bookies say of these last ledgers (``OPEN_SIZES``), where that was asked. ``level``: where the retention of
+    each topic is set, null where it is unknown. ``copies``: of ledger ids, what BookKeeper has of them
+    (``listed_ledgers.OF_COPY``).
     """
 
     listed: pa.Table
@@ -126,13 +128,21 @@ class TopicTables:
     ledgers: pa.Table
     cursors: pa.Table
     idle: Any
+    opened: pa.Table
     level: Any
     copies: Callable[[Any], pa.Table]
 
 
+def last_of(listed: pa.Table, idle: Any, choice: Choice) -> list[int]:
+    """The last ledgers of those of ``idle`` (``TopicTables.idle``) that may be loaded: bookies are asked of these."""
+    some = listed.filter(pc.is_in(listed.column("managed_ledger"), idle)).select(["topic", "namespace", "ledgers"])
+    rows = (row for row in some.to_pylist() if not choice.load.isdisjoint(holders(row["namespace"], row["topic"])))
+    return [max(one["ledger_id"] for one in row["ledgers"]) for row in rows if row["ledgers"]]
+
+
 def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now: int) -> pa.Table:
     """Rows of ``TOPICS_TO_LOAD`` for every topic that needs a broker at ``now`` (ms), loaded or kept by a code."""
-    inputs = _with_idle(tables.inputs, tables.idle)
+    inputs = _with_opened(_with_idle(tables.inputs, tables.idle), tables.opened)
     rows = _Ledgers.of(tables, inputs, monitors, now)
     minutes, mb = (whole(inputs.column(name)) for name in ("retention_minutes", "retention_mb"))
     limited = pc.or_(pc.greater_equal(minutes, 0), pc.greater_equal(mb, 0))
@@ -150,13 +160,13 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
     thresholds[needed] = np.asarray(pc.fill_null(limits, 0), np.int64)[needed]
     compacts = would_compact(inputs, tables.listed, tables.cursors, thresholds, now)
     later = rows.any_of(rows.last & (rows.due | rows.past_ttl | rows.open_expired) & ~rows.goes)
-    after = rows.last & ~rows.goes & (rows.due | rows.past_ttl)
+    after = rows.last & ~rows.goes & (rows.due | rows.past_ttl | rows.open_expired)
     parts = rows.sum_of(rows.freed, rows.size), rows.sum_of(after, rows.size)
-    counted = (rows.freed | after) & np.isin(rows.topic, needed)
-    stored = np.zeros(len(counted), np.int64)
-    ids = pa.array(rows.id[counted], pa.int64())
-    stored[counted] = np.asarray(on_disk(ids, tables.copies(ids)), np.int64)
-    disk = rows.sum_of(counted, stored)
+    leaving = (rows.goes | after) & np.isin(rows.topic, needed)
+    stored = np.zeros(len(leaving), np.int64)
+    stored[leaving] = _on_disk(rows.id[leaving], tables)
+    disk = rows.sum_of((rows.freed | after) & leaving, stored)
+    weight = np.maximum(rows.size, stored)
     place = pa.array(needed)
     listed, inputs = tables.listed.take(place), inputs.take(place)
     columns: dict[str, list[Any]] = {
@@ -177,22 +187,24 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
         one |= {"unread": bool(unread[row]), "unsent": bool(unsent[row])}
         would = _monitored(one, cursors.get(one["managed_ledger"], {}), monitors, now)
         lengths = int(parts[0][row]), int(parts[1][row])
-        unsized = bool(needs[LoadNeed.OPEN_EXPIRED][row])
+        unsized = needs[LoadNeed.OPEN_EXPIRED][row] and not rows.sized[rows.ends[row]]
+        own = rows.topic == row
         found.append(
             {
                 **one,
-                "ledger_id": int(rows.last_id[row]),
+                "ledger_id": int(rows.id[rows.ends[row]]),
                 "needs": [str(need) for need, holds in needs.items() if holds[row]],
                 "monitors": [str(code) for code in would],
                 "bytes": sum(lengths),
                 "bytes_at_once": lengths[0],
                 "physical_bytes": int(disk[row]),
-                "trims": rows.id[rows.goes & (rows.topic == row)].tolist(),
+                "trims": rows.id[rows.goes & own].tolist(),
+                "weights": weight[leaving & own].tolist(),
                 "second_visit_at": _second_visit(one["minutes"], bool(later[row]), now),
                 "retention_minutes": one["minutes"],
                 "retention_mb": one["mb"],
                 "ttl_seconds": one["ttl"],
-                "kept": _kept(one, would, choice, sum(lengths), unsized),
+                "kept": _kept(one, would, choice, sum(lengths), unknown=bool(unsized)),
             }
         )
     return pa.Table.from_pylist(found, TOPICS_TO_LOAD)
@@ -200,18 +212,20 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
 
 @dataclass(frozen=True, slots=True)
 class _Ledgers:
-    """The ledgers of all topics as numpy arrays; ``ttl`` and ``last_id`` by topic.
+    """The ledgers of all topics as numpy arrays; ``ttl`` and ``ends``, the place of the last ledger, by topic.
 
-    ``held``: a cursor needs some of it. ``unsent``: that of a replicator does, or may. ``due``: acknowledged, and past
-    their retention now. ``past_ttl``: what subscriptions that we may expire need of them is past the TTL, and so is all
-    before it. ``goes``: a broker that has loaded the topic and expired its messages trims them; ``freed``: and we would
-    not by metadata. ``kept_before``: a ledger before it in its topic is neither due nor empty.
+    ``sized``: its bytes are known. ``held``: a cursor needs some of it. ``unsent``: that of a replicator does, or may.
+    ``due``: acknowledged, and past their retention now. ``past_ttl``: what subscriptions that we may expire need of
+    them is past the TTL, and so is all before it. ``goes``: a broker that has loaded the topic and expired its messages
+    trims them; ``freed``: and we would not by metadata. ``kept_before``: a ledger before it in its topic is neither due
+    nor empty.
     """
 
     topic: Any
     topics: int
     id: Any
     size: Any
+    sized: Any
     last: Any
     due: Any
     past_ttl: Any
@@ -222,7 +236,7 @@ class _Ledgers:
     freed: Any
     kept_before: Any
     ttl: Any
-    last_id: Any
+    ends: Any
 
     @classmethod
     def of(cls, tables: TopicTables, inputs: pa.Table, monitors: Monitors, now: int) -> _Ledgers:
@@ -261,8 +275,8 @@ class _Ledgers:
 
         by_metadata = judge(tables.inputs, now).column("verdict")  # there a topic without a broker may count as loaded
         reasons = of_topics(verdicts, tables.listed, inputs, tables.ledgers, tables.idle, now).column("reason")
-        last_id = np.full(inputs.num_rows, -1, np.int64)
-        last_id[topic[last]] = ids[last]
+        ends = np.full(inputs.num_rows, -1, np.int64)
+        ends[topic[last]] = np.flatnonzero(last)
         kept = np.zeros(inputs.num_rows, bool)
         kept[topic[~last & ~due & ~empty]] = True
         return cls(
@@ -270,6 +284,7 @@ class _Ledgers:
             topics=inputs.num_rows,
             id=ids,
             size=size,
+            sized=np.asarray(verdicts.column("size").is_valid()),
             last=last,
             due=due,
             past_ttl=past_ttl,
@@ -280,7 +295,7 @@ class _Ledgers:
             freed=goes & ~np.asarray(pc.is_in(by_metadata.cast(pa.string()), _GOING)),
             kept_before=kept[topic],
             ttl=seconds,
-            last_id=last_id,
+            ends=ends,
         )
 
     def any_of(self, these: Any) -> Any:
@@ -301,6 +316,20 @@ def _with_idle(inputs: pa.Table, idle: Any) -> pa.Table:
     free = pc.and_(pc.is_in(inputs.column("managed_ledger"), idle), pc.equal(kept, str(Protection.LOADED)))
     lifted = pc.if_else(pc.fill_null(free, False), pa.scalar(None, pa.string()), kept)
     return inputs.set_column(inputs.schema.get_field_index("kept"), "kept", lifted)
+
+
+def _with_opened(inputs: pa.Table, opened: pa.Table) -> pa.Table:
+    """A broker that loads a topic counts what is in a last ledger that was never closed."""
+    lists = with_sizes(whole(inputs.column("ledgers")), opened)
+    return inputs.set_column(inputs.schema.get_field_index("ledgers"), inputs.field("ledgers"), lists)
+
+
+def _on_disk(ledgers: Any, tables: TopicTables) -> Any:
+    """What the replicas of ledgers take; of those that are not closed, as bookies say."""
+    ids = pa.array(ledgers, pa.int64())
+    place = pc.index_in(ids, whole(tables.opened.column("ledger_id")))
+    known = whole(tables.opened.column("physical_bytes")).take(place)
+    return np.asarray(pc.coalesce(known, on_disk(ids, tables.copies(ids))), np.int64)
 
 
 def by_topic(listed: pa.Table, in_force: InForce[int | None]) -> Any:
@@ -371,7 +400,7 @@ def _monitored(
 
 
 def _kept(
-    row: Mapping[str, Any], would: Collection[LoadKept], choice: Choice, nbytes: int, unsized: bool
+    row: Mapping[str, Any], would: Collection[LoadKept], choice: Choice, nbytes: int, *, unknown: bool
 ) -> str | None:
     if row["kept"] is not None:
         return row["kept"]
@@ -391,7 +420,9 @@ def _kept(
     refused = next((code for code in would if ordered.get(code, frozenset[str]()).isdisjoint(names)), None)
     if refused:
         return str(refused)
-    return None if unsized or nbytes >= choice.min_bytes else str(LoadKept.LITTLE_TO_FREE)
+    if unknown:
+        return str(RetentionVerdict.UNKNOWN_LEDGER)
+    return None if nbytes >= choice.min_bytes else str(LoadKept.LITTLE_TO_FREE)
 
 
 def _second_visit(minutes: int | None, later: bool, now: int) -> int | None:

@@ -20,11 +20,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
+from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
 from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, read_now
 from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
-from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, topics_to_load
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.load.visits import STEPS, LoadedTopic, Visit, Visits
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
@@ -37,9 +39,10 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.run_settings import LoadSettings
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.runs.caps import Caps, Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.bundle_owner import Owners, owned_since, would_be_loaded
@@ -70,24 +73,20 @@ def load_topics(
     nothing and loads nothing. Raises Refused for a plan that is stale, report-only, of another cluster or beyond the
     caps, and when another run acts; NotFound, UsageError, Paused, LeaseLost, Overloaded.
     """
-    rows, plan_id, planned_at = _checked(cluster, order, dry_run=dry_run)
+    lake = cluster.lake
+    summary, rows, caps = evidence.check_order(
+        cluster, order, lake.load_plan, load_plan.digest, load_plan.as_capped, dry_run=dry_run
+    )
     planned = {Topic.parse(row["topic"]): row for row in rows.to_pylist()}
+    of_plan = summary.plan_id, planned, summary.cluster_ledgers, caps
     if dry_run:
         with topic_tools(cluster, read_only=True) as ports:
             fingerprint = evidence.check_store(cluster, ports.store)
-            run = _LoadRun(cluster, _topic_run(cluster, run_id, ports, fingerprint), ports, plan_id, planned)
+            run = _LoadRun(cluster, _topic_run(cluster, run_id, ports, fingerprint), ports, *of_plan)
             return run.look(report)
-    with _acting(cluster, run_id, planned_at) as (run, ports, guard):
+    with _acting(cluster, run_id, summary.created_at) as (run, ports, guard):
         finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
-        return _LoadRun(cluster, run, ports, plan_id, planned).all(guard, report)
-
-
-def _checked(cluster: Cluster, order: Order, *, dry_run: bool) -> tuple[pa.Table, str, int]:
-    lake = cluster.lake
-    summary, some, _ = evidence.check_order(
-        cluster, order, lake.load_plan, load_plan.digest, load_plan.as_capped, dry_run=dry_run
-    )
-    return some, summary.plan_id, summary.created_at
+        return _LoadRun(cluster, run, ports, *of_plan).all(guard, report)
 
 
 def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) -> TopicRun:
@@ -127,13 +126,19 @@ class _Judged:
 
 @dataclass
 class _LoadRun:
-    """One launch. ``planned``: the plan's rows by topic."""
+    """One launch. ``planned``: the plan's rows by topic; ``cluster_ledgers``: what its share is of, for ``caps``.
+
+    ``_weights``: those of topics of which more goes by now than the plan says (``load_plan``).
+    """
 
     cluster: Cluster
     run: TopicRun
     ports: Ports
     plan_id: str
     planned: Mapping[Topic, Mapping[str, Any]]
+    cluster_ledgers: int
+    caps: Caps
+    _weights: dict[Topic, Sequence[int]] = field(default_factory=dict[Topic, Sequence[int]])
     _by_broker: Counter[str] = field(default_factory=Counter[str])
     _by_bundle: Counter[str] = field(default_factory=Counter[str])
 
@@ -239,8 +244,13 @@ class _LoadRun:
         layers, differing = policies_now(self.cluster, {str(topic.namespace) for topic in topics}, BROKER_NAMES)
         policies, monitors = policies_in_force(layers), monitors_in_force(layers)
         fresh = read_now(self.ports, self.run.ledgers_root, topics)
-        tables = fresh.for_loading(policies, self.run.context, brokers, now)
         chosen, end = choice_of(self._settings), now + int(self._settings.timeout * 1000) * STEPS
+
+        def opened(listed: pa.Table, idle: Any) -> pa.Table:
+            ids = last_of(listed, idle, chosen)
+            return open_sizes(self.ports.store, self.ports.reader, self.run.ledgers_root, ids)
+
+        tables = fresh.for_loading(policies, self.run.context, brokers, now, opened)
         rows, later = (
             {Topic.parse(row["topic"]): row for row in topics_to_load(tables, monitors, chosen, at).to_pylist()}
             for at in (now, end)
@@ -250,6 +260,7 @@ class _LoadRun:
             why = self._why_left(topic, rows.get(topic), fresh.topics.get(topic), differing)
             if why:
                 left[topic] = why
+        left |= self._grown({topic: row for topic, row in later.items() if topic not in left})
         owners = Owners()
         owned = {topic: owners.of(self.ports.store, brokers, topic) for topic in topics if topic not in left}
         since = {topic: owned_since(self.ports.store, topic) for topic in owned}
@@ -257,6 +268,24 @@ class _LoadRun:
         ordered = {topic for topic, row in rows.items() if str(LoadKept.TOPIC_WOULD_BE_DELETED) in row["monitors"]}
         trims, may_trim = ({topic: row["trims"] for topic, row in of.items()} for of in (rows, later))
         return _Judged(left, fresh.topics, owned, since, policies, monitors, ordered, trims, may_trim)
+
+    def _grown(self, rows: Mapping[Topic, Mapping[str, Any]]) -> dict[Topic, Why]:
+        """Topics of which more goes by the end of a visit than was counted, where that is beyond the launch's caps."""
+        grown = {
+            topic: row["weights"]
+            for topic, row in rows.items()
+            if _more(row["weights"], (self._weights.get(topic) or self.planned[topic]["weights"]))
+        }
+        if not grown:
+            return {}
+        counted = {topic: row["weights"] for topic, row in self.planned.items()} | self._weights | grown
+        try:
+            check_blast(load_plan.weighed(counted), self.cluster_ledgers, self.caps)
+        except RefusedBy as refusal:
+            text = f"more of it goes by now than the plan counted: {refusal}"
+            return {topic: Why(Code.CHANGED_SINCE_PLAN, text) for topic in grown}
+        self._weights |= grown
+        return {}
 
     def _why_left(
         self, topic: Topic, row: Mapping[str, Any] | None, now: TopicNow | None, differing: Sequence[str]
@@ -336,6 +365,10 @@ def _whole_or_nothing(
         return {}
     why = Why(LoadKept.BUNDLE_SHARED, f"nobody owns its bundle, which has {kept}, too")
     return {topic: why for topic in going if not owned[topic] and topic not in found}
+
+
+def _more(now: Sequence[int], then: Sequence[int]) -> bool:
+    return len(now) > len(then) or sum(now) > sum(then)
 
 
 def _code(kept: str) -> Any:

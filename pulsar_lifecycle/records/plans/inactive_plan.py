@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.plans import retention_plan
 
 
 class InactiveKept(StrEnum):
@@ -80,6 +79,7 @@ _USED = [
     pa.field("evidence", pa.string()),
     pa.field("bytes", pa.int64()),
     pa.field("physical_bytes", pa.int64()),
+    pa.field("weight", pa.int64()),
     pa.field("kept", pa.string()),
 ]
 
@@ -105,7 +105,8 @@ INACTIVE_TOPICS = pa.schema(
 cursors as :func:`position_text` writes them, and its retention: what must be so still when it is deleted. ``last_*``
 (ms, null: never seen), of which ``inactive_since`` is the latest, by this ``Evidence``. ``watched_since``: since when
 our history of it has no gap, over so many ``scans``. ``bytes`` that it lists; ``physical_bytes``: what the replicas of
-these take on the bookies' disks, 0 where BookKeeper does not say. ``kept``: the ``InactiveKept`` or
+these take on the bookies' disks, 0 where BookKeeper does not say. ``weight``: what its ledgers count for in caps
+(bytes), with what bookies say of one that is open where nothing keeps the row. ``kept``: the ``InactiveKept`` or
 ``Protection`` by which it stays all the same; null for what may be deleted. A plan's rows are those with null."""
 
 INACTIVE_CURSORS = pa.schema(
@@ -158,10 +159,9 @@ def counted_once(rows: pa.Table, column: str = "bytes") -> pa.Array:
 
 
 def as_capped(rows: pa.Table) -> pa.Table:
-    """The rows as the caps count them (``retention_plan.as_capped``), the data of each topic once."""
-    weighed = retention_plan.as_capped(rows)
-    place = weighed.column_names.index("physical_bytes")
-    return weighed.set_column(place, "physical_bytes", counted_once(weighed, "physical_bytes"))
+    """The rows as the caps count them: the data of each topic once."""
+    place = rows.column_names.index("physical_bytes")
+    return rows.set_column(place, "physical_bytes", counted_once(rows, "weight"))
 
 
 def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:

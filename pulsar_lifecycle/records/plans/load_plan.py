@@ -9,13 +9,14 @@ Belongs here: rows and digest; the summary is a ``PlanSummary``, whose ``ledgers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.plans import retention_plan
 
 TOPICS_TO_LOAD = pa.schema(
     [
@@ -28,6 +29,7 @@ TOPICS_TO_LOAD = pa.schema(
         pa.field("bytes_at_once", pa.int64()),
         pa.field("physical_bytes", pa.int64()),
         pa.field("trims", pa.list_(pa.int64())),
+        pa.field("weights", pa.list_(pa.int64())),
         pa.field("second_visit_at", pa.int64()),
         pa.field("retention_minutes", pa.int64()),
         pa.field("retention_mb", pa.int64()),
@@ -41,10 +43,11 @@ TOPICS_TO_LOAD = pa.schema(
 )
 """One row per topic that needs a broker. ``ledger_id``: its last ledger, which tells the topic's rows apart. ``needs``:
 ``LoadNeed`` codes; ``monitors``: ``LoadKept`` codes of what the broker would do besides. ``bytes``: what goes sooner or
-later and cannot go by metadata now, as far as sizes are known; ``bytes_at_once``: of these, what the broker trims
-during the load; ``physical_bytes``: what the replicas of all of it take on the bookies' disks, 0 where BookKeeper does
-not say. ``trims``: every ledger that its broker takes off its list, by the rule. ``second_visit_at`` (ms): when the
-rest is past its retention again, had it been loaded when the plan was made; null without a rest. ``retention_*``,
+later and cannot go by metadata now; ``bytes_at_once``: of these, what the broker trims during the load;
+``physical_bytes``: what the replicas of all of it take on the bookies' disks, 0 where BookKeeper does not say.
+``trims``: every ledger that its broker takes off its list, by the rule, whether or not it could go by metadata.
+``weights``: what each of these, and each that goes later, counts for in caps (bytes). ``second_visit_at`` (ms): when
+the rest is past its retention again, had it been loaded when the plan was made; null without a rest. ``retention_*``,
 ``ttl_seconds``, ``durable_cursors`` and ``slowest_*``: what must be so still when the plan is applied. ``kept``: the
 ``LoadKept``, ``RetentionVerdict`` or ``Protection`` by which it is left
 alone; null for what is loaded. A plan's rows are those with null."""
@@ -58,5 +61,14 @@ def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
 
 
 def as_capped(rows: pa.Table) -> pa.Table:
-    """Rows as caps count them (``retention_plan.as_capped``)."""
-    return retention_plan.as_capped(rows)
+    """Rows as caps count them: one for each ledger that leaves a topic's list, sooner or later."""
+    weights = rows.column("weights").combine_chunks()
+    topics = rows.column("topic").take(pc.list_parent_indices(weights))
+    return pa.table({"topic": topics, "physical_bytes": weights.flatten()})
+
+
+def weighed(weights: Mapping[Topic, Sequence[int]]) -> pa.Table:
+    """The same of topics whose ``weights`` these are."""
+    pairs = [(str(topic), weight) for topic, own in weights.items() for weight in own]
+    columns = (pa.array([topic for topic, _ in pairs], pa.string()), pa.array([size for _, size in pairs], pa.int64()))
+    return pa.table(dict(zip(("topic", "physical_bytes"), columns, strict=True)))

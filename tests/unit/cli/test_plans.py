@@ -213,6 +213,7 @@ def test_a_load_plan_is_listed_and_shown_like_others(
         "bytes": 1000,
         "bytes_at_once": 10,
         "physical_bytes": 3000,
+        "weights": [3000],
         "second_visit_at": 1_700_000_000_000,
     }
     rows = pa.Table.from_pylist([row], schema=TOPICS_TO_LOAD)

@@ -94,6 +94,19 @@ def test_the_cap_of_bytes_counts_every_replica_and_each_topic_once(scene: Activi
         delete_subscriptions(scene.cluster, "run", Order(made.plan_id, made.digest, caps), dry_run=False)
 
 
+def test_the_cap_of_bytes_counts_each_ledger_by_the_larger_of_its_sizes(scene: ActivityScene) -> None:
+    """One is in a bucket alone, another has three replicas, and the last, which is open, is on one bookie."""
+    first, second, last = scene.listed("a")
+    scene.servers.remove(scene.servers.path(first))
+    scene.servers.replicate([second], 3, MB)
+    scene.servers.reader.payloads[last] = [b"x" * MB] * 2
+    made = plan(scene)
+    assert made.physical_bytes == 3 * MB
+    caps = Lowered(max_bytes=6 * MB - 1)
+    with pytest.raises(Refused, match=f"max_bytes: {6 * MB} bytes"):
+        delete_subscriptions(scene.cluster, "run", Order(made.plan_id, made.digest, caps), dry_run=False)
+
+
 def _moved(scene: ActivityScene) -> None:
     scene.at("a", "s", Position(scene.listed("a")[0], 0))
 

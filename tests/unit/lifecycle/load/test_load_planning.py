@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
@@ -62,6 +63,7 @@ def test_an_expired_last_ledger_goes_in_a_second_visit(scene: LoadScene) -> None
         "bytes_at_once": 0,
         "physical_bytes": 10,
         "trims": [ids[0], ids[1]],
+        "weights": [MB, MB, 10],
         "second_visit_at": summary.created_at + 60 * MINUTE,
         "retention_minutes": 60,
         "retention_mb": -1,
@@ -94,7 +96,34 @@ def test_an_expired_ledger_that_was_never_closed_is_closed_by_a_load(scene: Load
     scene.servers.wait(2)
     summary, (row,) = plan(scene)
     assert (row["ledger_id"], row["needs"]) == (topic, ["open_expired"])
-    assert (row["bytes"], row["second_visit_at"]) == (0, summary.created_at + 60 * MINUTE)
+    assert (row["bytes"], row["second_visit_at"]) == (10, summary.created_at + 60 * MINUTE)
+    assert (row["bytes_at_once"], row["physical_bytes"], row["trims"], row["weights"]) == (0, 10, [], [10])
+
+
+def test_an_open_ledger_goes_at_once_where_nothing_is_retained(scene: LoadScene) -> None:
+    topic = scene.open_topic("a")
+    scene.retention(0, -1)
+    _, (row,) = plan(scene)
+    assert (row["needs"], row["bytes_at_once"], row["trims"]) == (["open_expired"], 10, [topic])
+
+
+def test_an_open_ledger_whose_bytes_nobody_knows_is_not_loaded(scene: LoadScene) -> None:
+    """What cannot be counted may be beyond any cap."""
+    topic = scene.open_topic("a")
+    scene.servers.wait(2)
+    scene.servers.reader.failures[topic] = StoreError("no bookie answers")
+    assert plan(scene)[1] == []
+    assert stored(scene)["a"]["kept"] == "unknown_ledger"
+
+
+def test_of_each_ledger_the_larger_of_its_sizes_counts(scene: LoadScene) -> None:
+    """One is in a bucket alone, another has three replicas: neither sum alone is what goes."""
+    ids = scene.topic("a", 100, 90, 80, cursor=2)
+    scene.servers.replicate(ids[1:], 3, MB)
+    scene.servers.remove(scene.servers.path(ids[0]))
+    scene.servers.wait(1)
+    _, (row,) = plan(scene)
+    assert row["weights"] == [MB, 3 * MB, 3 * MB]
 
 
 def test_what_metadata_leaves_of_a_topic_whose_broker_died_counts(scene: LoadScene) -> None:
@@ -107,6 +136,7 @@ def test_what_metadata_leaves_of_a_topic_whose_broker_died_counts(scene: LoadSce
     scene.servers.wait(2)
     _, (row,) = plan(scene)
     assert (row["needs"], row["bytes_at_once"], row["trims"]) == (["open_expired"], 2 * MB, ids[:-1])
+    assert (row["bytes"], row["weights"]) == (2 * MB + 10, [MB, MB, 10])
 
 
 def test_an_open_ledger_of_a_topic_that_a_broker_lists_is_left_to_it(scene: LoadScene) -> None:
@@ -309,6 +339,7 @@ def test_what_waits_for_a_compaction_in_an_open_ledger_may_be_any_amount(scene: 
     scene.servers.cursor(Topic.parse(f"{OWN}a"), "__compaction", at=last)
     scene.namespace(compaction_threshold=1 << 40)
     scene.servers.wait(2)
+    scene.servers.reader.failures[last] = StoreError("no bookie answers")
     plan(scene)
     assert stored(scene)["a"]["kept"] == "compaction_would_begin"
 

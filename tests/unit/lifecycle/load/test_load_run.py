@@ -363,8 +363,8 @@ def test_caps_hold(scene: LoadScene) -> None:
     expired(scene, "b")
     plan = planned(scene, "a", "b")
     with pytest.raises(Refused, match="max_ledgers"):
-        applied(scene, plan, caps=Lowered(max_ledgers=1))
-    assert len(applied(scene, plan, caps=Lowered(max_ledgers=1), limit=1)) == 1
+        applied(scene, plan, caps=Lowered(max_ledgers=3))
+    assert len(applied(scene, plan, caps=Lowered(max_ledgers=3), limit=1)) == 1
 
 
 def test_the_cap_of_bytes_counts_every_replica(scene: LoadScene) -> None:
@@ -372,10 +372,37 @@ def test_the_cap_of_bytes_counts_every_replica(scene: LoadScene) -> None:
     scene.servers.replicate(scene.topic("a", 100, 90, cursor=1), 3, MB)
     plan = planned(scene, "a")
     assert (plan.logical_bytes, plan.physical_bytes) == (MB, 3 * MB)  # of the last: the first goes by metadata
-    with pytest.raises(Refused, match="max_bytes"):
-        applied(scene, plan, caps=Lowered(max_bytes=3 * MB - 1))
-    (one,) = applied(scene, plan, caps=Lowered(max_bytes=3 * MB))
+    with pytest.raises(Refused, match="max_bytes"):  # yet its broker takes both
+        applied(scene, plan, caps=Lowered(max_bytes=6 * MB - 1))
+    (one,) = applied(scene, plan, caps=Lowered(max_bytes=6 * MB))
     assert one.outcome is Outcome.DONE
+    assert len(scene.trimmed) == 2
+
+
+def test_the_cap_of_ledgers_counts_all_that_its_broker_trims(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    for name in ("max_ledgers", "max_ledgers_per_topic"):
+        with pytest.raises(Refused, match=name):
+            applied(scene, plan, caps=Lowered(**{name: 1}))
+    assert scene.trimmed == []
+
+
+@pytest.mark.parametrize(("ledgers", "expected"), [(1, Outcome.LEFT), (2, Outcome.DONE)])
+def test_what_is_due_since_the_plan_counts_too(scene: LoadScene, ledgers: int, expected: Outcome) -> None:
+    """A second ledger is past its TTL by the time the plan is applied."""
+    scene.retention(0, -1)
+    ids = scene.topic("a", 330, 150, 0)
+    scene.servers.cursor(A, "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=5 * 3600)
+    plan = planned(scene, "a")
+    assert plan.logical_bytes == MB
+    scene.servers.wait(1)
+    (dry,) = applied(scene, plan, caps=Lowered(max_ledgers=ledgers), dry_run=True)
+    (one,) = applied(scene, plan, caps=Lowered(max_ledgers=ledgers))
+    assert (one.outcome, dry.outcome is Outcome.LEFT) == (expected, expected is Outcome.LEFT)
+    if expected is Outcome.LEFT:
+        assert (one.why.code, scene.trimmed, pending(scene)) == (Code.CHANGED_SINCE_PLAN, [], [])
 
 
 def test_another_digest_or_an_old_plan_is_refused(scene: LoadScene) -> None:
