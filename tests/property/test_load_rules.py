@@ -66,7 +66,7 @@ def judged(made: list[Made], expiry: int) -> dict[int, dict[str, Any]]:
         rows = zip(ids, one.ledgers, one.ends(), strict=True)
         inner = [{"ledger_id": i, "entries": e, "size": s, "closed_at": at} for i, (_, e, s), at in rows]
         ttl[f"t/{number}"] = one.ttl_minutes * 60
-        plain = [{"ledger_id": row["ledger_id"]} for row in inner]
+        plain = [{"ledger_id": row["ledger_id"], "timestamp": row["closed_at"]} for row in inner]
         path = f"/managed-ledgers/{managed}"
         named = {"topic": name, "managed_ledger": managed, "namespace": f"t/{number}", "path": path}
         listed.append({**named, "ledgers": plain})

@@ -167,6 +167,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
     stored[leaving] = _on_disk(rows.id[leaving], tables)
     disk = rows.sum_of((rows.freed | after) & leaving, stored)
     weight = np.maximum(rows.size, stored)
+    misread = rows.any_of(rows.misread)
     place = pa.array(needed)
     listed, inputs = tables.listed.take(place), inputs.take(place)
     columns: dict[str, list[Any]] = {
@@ -204,7 +205,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
                 "retention_minutes": one["minutes"],
                 "retention_mb": one["mb"],
                 "ttl_seconds": one["ttl"],
-                "kept": _kept(one, would, choice, sum(lengths), unknown=bool(unsized)),
+                "kept": _kept(one, would, choice, sum(lengths), unknown=bool(unsized or misread[row])),
             }
         )
     return pa.Table.from_pylist(found, TOPICS_TO_LOAD)
@@ -217,8 +218,8 @@ class _Ledgers:
     ``sized``: its bytes are known. ``held``: a cursor needs some of it. ``unsent``: that of a replicator does, or may.
     ``due``: acknowledged, and past their retention now. ``past_ttl``: what subscriptions that we may expire need of
     them is past the TTL, and so is all before it. ``goes``: a broker that has loaded the topic and expired its messages
-    trims them; ``freed``: and we would not by metadata. ``kept_before``: a ledger before it in its topic is neither due
-    nor empty.
+    trims them; ``freed``: and we would not by metadata. ``misread``: a broker would take it for empty or past its
+    retention, and it is not, or may not be. ``kept_before``: a ledger before it in its topic is neither due nor empty.
     """
 
     topic: Any
@@ -234,6 +235,7 @@ class _Ledgers:
     open_expired: Any
     goes: Any
     freed: Any
+    misread: Any
     kept_before: Any
     ttl: Any
     ends: Any
@@ -273,6 +275,9 @@ class _Ledgers:
         moved = slower_of(expired(moving, topic, ids, entries, past_ttl), fixed)
         goes = np.asarray(judge(where_any(past_ttl, topic, moved, inputs), now).column("goes_when_loaded"))
 
+        stamps = whole(tables.listed.column("ledgers")).flatten().field("timestamp")
+        stamped = np.asarray(pc.fill_null(pc.greater(stamps, 0), False))
+        unknown = np.asarray(pc.equal(alone, str(RetentionVerdict.UNKNOWN_LEDGER)))
         by_metadata = judge(tables.inputs, now).column("verdict")  # there a topic without a broker may count as loaded
         reasons = of_topics(verdicts, tables.listed, inputs, tables.ledgers, tables.idle, now).column("reason")
         ends = np.full(inputs.num_rows, -1, np.int64)
@@ -293,6 +298,7 @@ class _Ledgers:
             open_expired=np.asarray(pc.equal(reasons, str(Reason.EXPIRED_OPEN))),
             goes=goes,
             freed=goes & ~np.asarray(pc.is_in(by_metadata.cast(pa.string()), _GOING)),
+            misread=~last & (unknown | ~stamped & ~goes),
             kept_before=kept[topic],
             ttl=seconds,
             ends=ends,

@@ -257,7 +257,7 @@ class _LoadRun:
         )
         left: dict[Topic, Why] = {}
         for topic in topics:
-            why = self._why_left(topic, rows.get(topic), fresh.topics.get(topic), differing)
+            why = self._why_left(topic, rows.get(topic), later.get(topic), fresh.topics.get(topic), differing)
             if why:
                 left[topic] = why
         left |= self._grown({topic: row for topic, row in later.items() if topic not in left})
@@ -288,8 +288,14 @@ class _LoadRun:
         return {}
 
     def _why_left(
-        self, topic: Topic, row: Mapping[str, Any] | None, now: TopicNow | None, differing: Sequence[str]
+        self,
+        topic: Topic,
+        row: Mapping[str, Any] | None,
+        end: Mapping[str, Any] | None,
+        now: TopicNow | None,
+        differing: Sequence[str],
     ) -> Why | None:
+        """``row``: as it is judged now, ``end``: as it will be once its visit is over at the latest."""
         planned = self.planned[topic]
         if row is None or now is None:
             return Why(Code.CHANGED_SINCE_PLAN, "it needs no broker any more, is gone, or cannot be read")
@@ -299,6 +305,8 @@ class _LoadRun:
             return Why(Code.CHANGED_SINCE_PLAN, said)
         if row["kept"]:
             return Why(_code(row["kept"]), f"kept by {row['kept']}")
+        if end and end["kept"]:
+            return Why(_code(end["kept"]), f"kept by {end['kept']} before it were unloaded")
         if differing:
             return Why(LoadKept.MONITORS_UNKNOWN, differing[0])
         source = snapshot.shadow_source(self.ports.store, topic, now.info)

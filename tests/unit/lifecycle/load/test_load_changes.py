@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from tests.kit.scenes.load_runs import OWN, applied, expired, pending, planned
 from tests.kit.scenes.load_scene import LoadScene
-from tests.kit.scenes.retention_scene import NAMESPACE
+from tests.kit.scenes.retention_scene import MINUTE, NAMESPACE
 
 A = Topic.parse(f"{OWN}a")
 
@@ -35,6 +39,20 @@ def test_a_ttl_that_changes_while_topics_are_loaded_keeps_their_messages(scene: 
     assert scene.listed("a")[:3] == ids
     assert not scene.is_loaded("a")
     assert pending(scene) == []
+
+
+def test_a_subscription_that_would_expire_before_the_unload_keeps_its_topic(scene: LoadScene) -> None:
+    """Its broker deletes it, whatever is unread, once the topic is loaded and its time has come."""
+    expired(scene)
+    scene.namespace(subscription_expiration_time_minutes=300)
+    path = f"{scene.servers.topic_path(A)}/s"
+    info = cursor_format.decode(scene.servers.zookeeper.data(path))
+    at_plan = scene.now + 2 * 60 * MINUTE
+    scene.servers.put(path, cursor_format.encode(replace(info, last_active=at_plan - 299 * MINUTE)))
+    plan = planned(scene, "a")
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (Outcome.LEFT, LoadKept.SUBSCRIPTION_WOULD_EXPIRE)
+    assert len(scene.listed("a")) == 2
 
 
 def shed_after_the_first_load(scene: LoadScene) -> None:

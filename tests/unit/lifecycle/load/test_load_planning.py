@@ -10,7 +10,7 @@ import pytest
 
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.formats import cursor as cursor_format
-from pulsar_lifecycle.formats import ledger_metadata
+from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan
@@ -160,6 +160,22 @@ def test_messages_past_their_ttl_need_a_broker(scene: LoadScene, ttl: int | None
     assert (row["needs"], row["ttl_seconds"]) == (["past_ttl"], 3600)
     assert row["bytes_at_once"] == 2 * MB
     assert (row["slowest_ledger_id"], row["slowest_entry_id"]) == (ids[0], -1)
+
+
+@pytest.mark.parametrize("unsaid", ["entries", "timestamp"])
+def test_a_ledger_that_a_broker_would_take_for_empty_or_old_keeps_its_topic(scene: LoadScene, unsaid: str) -> None:
+    """It would delete the first of them unread, and the second before its retention time has passed."""
+    scene.retention(600, -1)
+    ids = scene.topic("a", 700, 20, 0)
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=690 * 60)
+    path = scene.servers.topic_path(Topic.parse(f"{OWN}a"))
+    info = managed_ledger.decode(scene.servers.zookeeper.data(path))
+    first, second, last = info.ledgers
+    ledgers = (first, replace(second, **{unsaid: None}), last)
+    scene.servers.put(path, managed_ledger.encode(replace(info, ledgers=ledgers)))
+    assert plan(scene)[1] == []
+    assert stored(scene)["a"]["kept"] == "unknown_ledger"
 
 
 def test_a_ttl_frees_nothing_where_retention_keeps_all(scene: LoadScene) -> None:
