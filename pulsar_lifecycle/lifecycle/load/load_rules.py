@@ -188,7 +188,8 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
         one |= {"unread": bool(unread[row]), "unsent": bool(unsent[row])}
         would = _monitored(one, cursors.get(one["managed_ledger"], {}), monitors, now)
         lengths = int(parts[0][row]), int(parts[1][row])
-        unsized = needs[LoadNeed.OPEN_EXPIRED][row] and not rows.sized[rows.ends[row]]
+        opened = needs[LoadNeed.OPEN_EXPIRED][row]
+        unknown = misread[row] or (opened and not rows.sized[rows.ends[row]])
         own = rows.topic == row
         found.append(
             {
@@ -205,7 +206,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
                 "retention_minutes": one["minutes"],
                 "retention_mb": one["mb"],
                 "ttl_seconds": one["ttl"],
-                "kept": _kept(one, would, choice, sum(lengths), unknown=bool(unsized or misread[row])),
+                "kept": _kept(one, would, choice, unknown=unknown, enough=opened or sum(lengths) >= choice.min_bytes),
             }
         )
     return pa.Table.from_pylist(found, TOPICS_TO_LOAD)
@@ -406,7 +407,7 @@ def _monitored(
 
 
 def _kept(
-    row: Mapping[str, Any], would: Collection[LoadKept], choice: Choice, nbytes: int, *, unknown: bool
+    row: Mapping[str, Any], would: Collection[LoadKept], choice: Choice, *, unknown: bool, enough: bool
 ) -> str | None:
     if row["kept"] is not None:
         return row["kept"]
@@ -428,7 +429,7 @@ def _kept(
         return str(refused)
     if unknown:
         return str(RetentionVerdict.UNKNOWN_LEDGER)
-    return None if nbytes >= choice.min_bytes else str(LoadKept.LITTLE_TO_FREE)
+    return None if enough else str(LoadKept.LITTLE_TO_FREE)
 
 
 def _second_visit(minutes: int | None, later: bool, now: int) -> int | None:

@@ -36,7 +36,7 @@ POLL = 0.5
 STEPS = 5
 """How often ``load.timeout`` may pass in a visit: load, expire, trim, unload, and before it the others of its wave."""
 AGAIN = 5.0
-"""Seconds after which a broker is told again to trim."""
+"""Seconds after which a broker is told again to trim, and a TTL is looked at again before messages are expired."""
 
 
 class LoadStep(StrEnum):
@@ -87,6 +87,7 @@ class Visit:
     going: set[int] = field(default_factory=set[int])
     targets: Mapping[str, Position] = field(default_factory=dict[str, Position])
     told_at: int = 0
+    checked_at: int = 0
     may_be_deleted: bool = False
     trims: Collection[int] = ()
     may_trim: Collection[int] = ()
@@ -228,9 +229,14 @@ class Visits:
                 for name, at in visit.before.cursors.items()
                 if end is not None and at is not None and at < end and self.monitors.expires_messages(name)
             }
-        due = [visit for visit in visits if visit.targets]
+        self._check_ttl([visit for visit in visits if visit.targets])
+
+    def _check_ttl(self, due: Sequence[Visit]) -> None:
+        """Nothing of a topic is expired whose TTL is another one by now."""
+        now = self.ports.clock.now_ms()
         in_force = self.ttl_now({str(visit.topic.namespace) for visit in due}) if due else InForce({})
         for visit in due:
+            visit.checked_at = now
             known = str(visit.topic.namespace) in in_force.by_namespace
             if (ttl := in_force.of(visit.topic) if known else None) != visit.ttl_seconds:
                 said = "not known" if ttl is None else f"{ttl} s"
@@ -239,6 +245,10 @@ class Visits:
 
     def _expire(self, visit: Visit) -> None:
         for name in visit.targets:
+            if self.ports.clock.now_ms() - visit.checked_at >= AGAIN * 1000:  # a broker before it took its time
+                self._check_ttl([visit])
+            if visit.failure:
+                return
             self.ports.admin.expire_messages(visit.topic, name, visit.ttl_seconds)
 
     def _is_expired(self, visit: Visit, now: TopicNow) -> bool:

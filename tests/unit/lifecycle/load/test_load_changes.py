@@ -41,6 +41,28 @@ def test_a_ttl_that_changes_while_topics_are_loaded_keeps_their_messages(scene: 
     assert pending(scene) == []
 
 
+def test_a_ttl_that_changes_while_a_broker_is_slow_keeps_the_messages_of_the_next_topic(scene: LoadScene) -> None:
+    for name in "ab":
+        ids = scene.topic(name, 330, 240, 0)
+        scene.servers.cursor(Topic.parse(f"{OWN}{name}"), "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=3 * 3600)
+    plan = planned(scene, *"ab")
+    scene.change(at_once=2)
+    expire, told = scene.servers.admin.on_expire, list[Topic]()
+
+    def slowly(topic: Topic, name: str, seconds: int) -> None:
+        told.append(topic)
+        scene.servers.clock.advance(60)
+        scene.namespace(message_ttl_in_seconds=4 * 3600)
+        expire(topic, name, seconds)
+
+    scene.servers.admin.on_expire = slowly
+    first, second = applied(scene, plan)
+    assert [str(topic) for topic in told] == [first.topic]
+    assert (first.outcome, second.outcome, second.why.code) == (Outcome.DONE, Outcome.FAILED, Code.CHANGED_MEANWHILE)
+    assert pending(scene) == []
+
+
 def test_a_subscription_that_would_expire_before_the_unload_keeps_its_topic(scene: LoadScene) -> None:
     """Its broker deletes it, whatever is unread, once the topic is loaded and its time has come."""
     expired(scene)
