@@ -159,8 +159,8 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
     thresholds = np.zeros(inputs.num_rows, np.int64)
     thresholds[needed] = np.asarray(pc.fill_null(limits, 0), np.int64)[needed]
     compacts = would_compact(inputs, tables.listed, tables.cursors, thresholds, now)
-    later = rows.any_of(rows.last & (rows.due | rows.past_ttl | rows.open_expired) & ~rows.goes)
     after = rows.last & ~rows.goes & (rows.due | rows.past_ttl | rows.open_expired)
+    later = rows.any_of(after)
     parts = rows.sum_of(rows.freed, rows.size), rows.sum_of(after, rows.size)
     leaving = (rows.goes | after) & np.isin(rows.topic, needed)
     stored = np.zeros(len(leaving), np.int64)
@@ -181,7 +181,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
     columns |= {"minutes": minutes.take(place).to_pylist(), "mb": mb.take(place).to_pylist()}
     columns |= {"compaction": limits.take(place).to_pylist(), "compacts": compacts[needed].tolist()}
     columns |= {"level": tables.level.take(place).to_pylist(), "ttl": rows.ttl.take(place).to_pylist()}
-    cursors = _cursors(tables.cursors, columns["managed_ledger"])
+    cursors, begin = _cursors(tables.cursors, columns["managed_ledger"]), np.searchsorted(rows.topic, needed)
     found: list[dict[str, Any]] = []
     for n, row in enumerate(needed.tolist()):
         one = {name: values[n] for name, values in columns.items()}
@@ -190,7 +190,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
         lengths = int(parts[0][row]), int(parts[1][row])
         opened = needs[LoadNeed.OPEN_EXPIRED][row]
         unknown = misread[row] or (opened and not rows.sized[rows.ends[row]])
-        own = rows.topic == row
+        own = slice(int(begin[n]), int(rows.ends[row]) + 1)
         found.append(
             {
                 **one,
@@ -200,8 +200,8 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
                 "bytes": sum(lengths),
                 "bytes_at_once": lengths[0],
                 "physical_bytes": int(disk[row]),
-                "trims": rows.id[rows.goes & own].tolist(),
-                "weights": weight[leaving & own].tolist(),
+                "trims": rows.id[own][rows.goes[own]].tolist(),
+                "weights": weight[own][leaving[own]].tolist(),
                 "second_visit_at": _second_visit(one["minutes"], bool(later[row]), now),
                 "retention_minutes": one["minutes"],
                 "retention_mb": one["mb"],
