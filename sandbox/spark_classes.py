@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark import SparkContext
@@ -21,7 +22,7 @@ def main() -> None:
     """Run it, and wait for its JVM to end: the archive is written then."""
     archive = sys.argv[1].partition("=")[2]
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    conf = {
+    conf: dict[str, Any] = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.defaultJavaOptions": f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={archive}",
@@ -35,11 +36,10 @@ def main() -> None:
         counts = session.read.parquet(folder)
         rows.join(counts, rows.id == counts.rest).toPandas()
         session.stop()
-    gateway = SparkContext._gateway
-    assert gateway is not None
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait()
+    java = cast("Any", SparkContext)._gateway
+    java.shutdown()
+    java.proc.stdin.close()
+    java.proc.wait()
 
 
 def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
