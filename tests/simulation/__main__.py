@@ -10,10 +10,15 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 from tests.simulation.faults.fault_codes import NAMES
 from tests.simulation.many import report, run_many
 from tests.simulation.simulator import shrink, simulate
+from tests.simulation.steps import Result
+
+PRINTED_EVERY = 500
+"""Schedules."""
 
 
 def main() -> int:
@@ -33,7 +38,14 @@ def main() -> int:
         print(f"seed {given.seed}: {result.violation or 'every invariant held'}")
         return bool(result.violation)
     began = time.monotonic()
-    results = run_many(given.first, given.seeds, given.processes)
+
+    def progress(results: Sequence[Result]) -> None:
+        if len(results) % PRINTED_EVERY == 0:
+            broken = [r.seed for r in results if r.violation]
+            violations = f"seeds {broken} violate an invariant" if broken else "every invariant held"
+            print(f"{len(results)} of {given.seeds} in {time.monotonic() - began:.0f} s: {violations}", flush=True)
+
+    results = run_many(given.first, given.seeds, given.processes, progress=progress)
     print(report(results, time.monotonic() - began))
     if any(r.violation for r in results):
         return 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -23,13 +23,23 @@ def run_chunk(seeds: Sequence[int]) -> list[Result]:
     return [simulate(seed) for seed in seeds]
 
 
-def run_many(first: int, count: int, processes: int, patience: int = 5) -> list[Result]:
-    """Results of seeds ``first .. first + count - 1``, in order; ends early after ``patience`` violations."""
+def run_many(
+    first: int,
+    count: int,
+    processes: int,
+    patience: int = 5,
+    progress: Callable[[Sequence[Result]], None] = lambda _: None,
+) -> list[Result]:
+    """Results of seeds ``first .. first + count - 1``, in order; ends early after ``patience`` violations.
+
+    ``progress`` is called with all results so far, after every :data:`CHUNK` of them.
+    """
     chunks = [range(n, min(n + CHUNK, first + count)) for n in range(first, first + count, CHUNK)]
     if processes == 1:
         found: list[Result] = []
         for chunk in chunks:
             found += run_chunk(chunk)
+            progress(found)
             if sum(bool(r.violation) for r in found) >= patience:
                 break
         return found
@@ -38,6 +48,7 @@ def run_many(first: int, count: int, processes: int, patience: int = 5) -> list[
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), **quiet) as pool:
         for results in pool.map(run_chunk, chunks):
             found += results
+            progress(found)
             if sum(bool(r.violation) for r in found) >= patience:
                 pool.shutdown(wait=False, cancel_futures=True)
                 break
