@@ -12,17 +12,16 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
-
-import pyspark
 
 from sandbox import processes
 from sandbox.toolchain import cache_folder
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a JVM that ends before thorough compilation has paid."""
-SPARK = f"{Path(pyspark.__file__).parent}/jars/*"
-"""Stands for the class path of a Spark driver."""
+SPARK = f"pyspark {version('pyspark')}"
+"""Stands for the class path of a Spark driver; the JVM refuses an archive of other jars."""
 _MAKE = 'nice "$@" -XX:SharedArchiveFile="$0.partial"; mv "$0.partial" "$0" || : > "$0"'
 """An empty file says that no archive can be made here."""
 

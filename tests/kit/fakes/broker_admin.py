@@ -95,6 +95,8 @@ class FakeBrokerAdmin:
             raise Failed(f"{broker}: timed out")
         own = {name: one for name, one in self.connections().items() if self.loaded[name] == broker}
         said = self.configurations()[broker]
+        if "replicatorPrefix" not in said:
+            raise Failed(f"{broker}: says no replicatorPrefix")
         return BrokerStatistics(own, self.stats_interval, said["clusterName"], said["replicatorPrefix"])
 
     def check_admin(self, topic: Topic) -> None:
@@ -128,8 +130,8 @@ class FakeBrokerAdmin:
 
     def configurations(self) -> dict[str, Mapping[str, str]]:
         self._answer()
-        always = {"clusterName": "fake", "replicatorPrefix": "pulsar.repl"}
-        return {broker: {**always, **self.configuration.get(broker, {})} for broker in self.broker_ids}
+        unless = {"replicatorPrefix": "pulsar.repl"}
+        return {broker: {"clusterName": "fake", **self.configuration.get(broker, unless)} for broker in self.broker_ids}
 
     def usage(self) -> dict[str, float]:
         self._answer()

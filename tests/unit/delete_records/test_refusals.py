@@ -50,7 +50,7 @@ def replicated_by_cursors_of_another_name(scene: RecordsScene) -> None:
 
 
 def unknown_to_its_brokers(scene: RecordsScene) -> None:
-    scene.cluster.admin.configuration = {"broker-1:8080": {"clusterName": ""}}
+    scene.cluster.admin.configuration = {"broker-1:8080": {"clusterName": "", "replicatorPrefix": "pulsar.repl"}}
     scene.cluster.put("/admin/policies/acme/orders", b'{"replication_clusters": ["fake"]}')
 
 
@@ -235,7 +235,7 @@ def test_a_topic_that_is_to_be_replicated_since_its_plan_stays() -> None:
 def test_brokers_must_agree_on_their_clusters_name(second: str, error: RecordsError | None) -> None:
     scene = RecordsScene()
     scene.cluster.admin.broker_ids.append("broker-2:8080")
-    scene.cluster.admin.configuration = {"broker-2:8080": {"clusterName": second}}
+    scene.cluster.admin.configuration = {"broker-2:8080": {"clusterName": second, "replicatorPrefix": "pulsar.repl"}}
     scene.cluster.put("/admin/policies/acme/orders", b'{"replication_clusters": ["fake"]}')
     (row,) = scene.plan(scene.at(2, 0))
     assert row["error"] == error, row
