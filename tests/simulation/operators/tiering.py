@@ -96,6 +96,7 @@ def prepare(world: World) -> None:
         "topicLevelPoliciesEnabled": "false",
         "defaultRetentionTimeInMinutes": "-1",
         "defaultRetentionSizeInMB": "-1",
+        "replicatorPrefix": "pulsar.repl",
     }
 
 
