@@ -43,7 +43,7 @@ from pulsar_lifecycle.lifecycle.activity.partition_check import (
     partition_findings,
     partitioned_topic,
 )
-from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
+from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes_of
 from pulsar_lifecycle.lifecycle.load.load_rules import by_topic
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import (
@@ -368,8 +368,7 @@ def _inactive(
     ledgers = cluster.parts(epoch.epoch_id, "bookkeeper_ledgers")
 
     def opened(ids: Sequence[int]) -> pa.Table:
-        with cluster.ports(read_only=True) as ports:
-            return open_sizes(ports.store, ports.reader, cluster.settings.bookkeeper.ledgers_root, ids)
+        return open_sizes_of(cluster.connect, cluster.settings, ids)
 
     for (part, of_cursors), of_topics in zip(pieces, own, strict=True):
         activity = _table(lake, [of_topics], TOPIC_ACTIVITY, TOPIC_ACTIVITY.names)

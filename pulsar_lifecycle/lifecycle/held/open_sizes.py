@@ -16,9 +16,11 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OPEN_SIZES
 from pulsar_lifecycle.ports import Entry, LedgerReader, MetadataStore
 from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
+from pulsar_lifecycle.settings import Settings
 
 AT_ONCE = 1_000
 """Ledgers that bookies are asked about together."""
@@ -32,6 +34,14 @@ def open_sizes(store: MetadataStore, reader: LedgerReader, root: str, ids: Seque
         answers = last_entries_of(store, reader, some, root)
         found += [{"ledger_id": i, **_size(*answer)} for i, answer in zip(some, answers, strict=True)]
     return pa.Table.from_pylist(found, OPEN_SIZES)
+
+
+def open_sizes_of(connect: Connect, settings: Settings, ids: Sequence[int]) -> pa.Table:
+    """The same, by connections of its own; it makes none where there are no ledgers."""
+    if not ids:
+        return OPEN_SIZES.empty_table()
+    with connect(settings, read_only=True) as ports:
+        return open_sizes(ports.store, ports.reader, settings.bookkeeper.ledgers_root, ids)
 
 
 def _size(metadata: LedgerMetadata | LifecycleError, entry: Entry | LifecycleError | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.io.connect import Connect
-from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
+from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes_of
 from pulsar_lifecycle.lifecycle.load.load_rules import Choice, TopicTables, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.retention import whole
@@ -116,8 +116,6 @@ class _Judging:
         cursors = pa.Table.from_batches(found, NAMED_POSITIONS)
         *_, level = policy_columns(listed, self.tables.policies)
         idle = self.tables.idle()
-        with self.connect(self.settings, read_only=True) as ports:
-            asked = last_of(listed, idle, self.choice)
-            opened = open_sizes(ports.store, ports.reader, self.settings.bookkeeper.ledgers_root, asked)
+        opened = open_sizes_of(self.connect, self.settings, last_of(listed, idle, self.choice))
         seen = TopicTables(listed, inputs, ledgers, cursors, idle, opened, level, self.tables.copies)
         yield from topics_to_load(seen, self.monitors, self.choice, self.now).to_batches()
