@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import distribution
 from pathlib import Path
 
 from sandbox import processes
@@ -20,8 +20,8 @@ from sandbox.toolchain import cache_folder
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a JVM that ends before thorough compilation has paid."""
-SPARK = f"pyspark {version('pyspark')}"
-"""Stands for the class path of a Spark driver; the JVM refuses an archive of other jars."""
+SPARK = str(distribution("pyspark").locate_file("pyspark/jars"))
+"""Stands for the class path of a Spark driver."""
 _MAKE = 'nice "$@" -XX:SharedArchiveFile="$0.partial"; mv "$0.partial" "$0" || : > "$0"'
 """An empty file says that no archive can be made here."""
 
@@ -46,12 +46,8 @@ def make(java: str, class_path: str, lists: Iterable[Path]) -> None:
             names.update(dict.fromkeys(whole.splitlines()))
     if not names:
         return
-    with suppress(FileExistsError), _list(archive).open("x") as wanted:
-        wanted.write("\n".join(names) + "\n")
-        wanted.close()
-        command = [java, "-Xshare:dump", "-Xmx1g", f"-XX:SharedClassListFile={wanted.name}", "-cp", class_path]
-        script = ["/bin/sh", "-c", _MAKE, str(archive), *command]
-        processes.spawn(script, archive.parent, archive.with_suffix(".log"), dict(os.environ))
+    classes = f"-XX:SharedClassListFile={_list(archive)}"
+    _begin(archive, "\n".join(names) + "\n", [java, "-Xshare:dump", "-Xmx1g", classes, "-cp", class_path])
 
 
 def driver_options(java: str) -> str:
@@ -61,10 +57,15 @@ def driver_options(java: str) -> str:
 
 def make_for_spark(java: str) -> None:
     """Begin to make the archive of what a Spark driver loads, unless somebody did; returns at once."""
-    archive = _archive(java, SPARK)
-    with suppress(FileExistsError):
-        _list(archive).touch(exist_ok=False)
-        script = ["/bin/sh", "-c", _MAKE, str(archive), sys.executable, "-m", "sandbox.spark_classes"]
+    _begin(_archive(java, SPARK), "", [sys.executable, "-m", "sandbox.spark_classes"])
+
+
+def _begin(archive: Path, classes: str, command: list[str]) -> None:
+    """Start ``command`` that makes the archive, unless somebody did: who does leaves the list of its ``classes``."""
+    with suppress(FileExistsError), _list(archive).open("x") as wanted:
+        wanted.write(classes)
+        wanted.close()
+        script = ["/bin/sh", "-c", _MAKE, str(archive), *command]
         processes.spawn(script, archive.parent, archive.with_suffix(".log"), dict(os.environ))
 
 
