@@ -155,13 +155,14 @@ class Laws(DeletionLaws):
         if key not in self.taken:
             return
         topic, why = self.taken[key]
-        path = f"/managed-ledgers/{Topic.parse(topic).namespace}"
+        namespace = str(Topic.parse(topic).namespace)
+        path = f"/managed-ledgers/{namespace}"
         shared = any(root.zookeeper.stat(path) is not None for root in self.world.roots.values())
         shared = shared or row.ledger_id in self.world.declared  # its number may have been given out again
         made, stat = self.world.model.ledgers[row.ledger_id], self.world.zookeeper.stat(self.world.path(row.ledger_id))
         changed = made.state is not LedgerState.CLOSED or (stat is not None and stat.ctime != made.born)
         changed = changed and row.action == Action.DELETE_LEDGER
-        new = shared or topic in self.world.damaged_owners()
+        new = shared or topic in self.world.damaged_owners() or namespace not in self.namespaces
         new = new or (not why and (changed or topic in self._shadowed() | self.ever_sources or self._forbids(topic)))
         if (
             row.outcome in (Outcome.DELETED, Outcome.GONE)

@@ -144,11 +144,13 @@ def move_cursor(world: World) -> str | None:
         return None
     name = world.random.choice([*topic.cursors, CURSORS[0], CURSORS[1], CURSORS[2]])
     is_new, cursor = name not in topic.cursors, topic.cursors.setdefault(name, Cursor())
-    cursor.at = max(world.stands(cursor), world.random.choice(topic.ledgers or [0]))
+    stood = world.stands(cursor)
+    cursor.at = max(stood, world.random.choice(topic.ledgers or [0]))
     old = cursor.ledger
     if old >= 0 and world.model.ledgers[old].state is LedgerState.OPEN and world.reader.payloads.get(old):
-        entry = world.position_entry(cursor.compacted if name == COMPACTION else None, cursor.at)
-        world.reader.payloads[old].append(entry)
+        if cursor.at > stood:  # no broker writes a position twice
+            entry = world.position_entry(cursor.compacted if name == COMPACTION else None, cursor.at)
+            world.reader.payloads[old].append(entry)
         return f"cursor {name} of {topic.name} moves on to {cursor.at}"
     if world.full() or name == COMPACTION:
         if is_new:  # without a z-node there is none
