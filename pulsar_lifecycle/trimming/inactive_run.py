@@ -264,7 +264,8 @@ class _Deletion:
         if kept := self._named_kept(cursors):
             return kept
         positions = snapshot.positions(self.ports, root, cursors)
-        now = sorted(position_text(name, at.ledger_id, at.entry_id) for name, at in positions.items())
+        within = {cursor_name(name): cursor.cursors_ledger_id for name, cursor in cursors.items()}
+        now = sorted(position_text(name, at.ledger_id, at.entry_id, within[name]) for name, at in positions.items())
         if now != row["positions"]:
             return Why(Code.CHANGED_SINCE_PLAN, "its subscriptions are others than the plan's, or have moved")
         copies = {i: BookKeeperCopy(i, ledger) for i, ledger in ledgers.items()}

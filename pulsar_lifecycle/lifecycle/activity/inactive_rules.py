@@ -183,7 +183,7 @@ def _positions(topics: Any, cursors: pa.Table) -> Any:
     """The positions of the cursors of each topic, as plans have them, sorted."""
     own = cursors.filter(pc.is_in(cursors.column("topic"), topics))
     found: dict[str, list[str]] = {}
-    names = ("topic", "cursor", "ledger_id", "entry_id")
+    names = ("topic", "cursor", "ledger_id", "entry_id", "cursors_ledger_id")
     for topic, *position in zip(*(own.column(name).to_pylist() for name in names), strict=True):
         found.setdefault(topic, []).append(position_text(*position))
     return pa.array([sorted(found.get(topic, ())) for topic in topics.to_pylist()], pa.list_(pa.string()))

@@ -142,9 +142,9 @@ def schema_of(plan_id: str) -> pa.Schema:
 _FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
 
 
-def position_text(cursor: str, ledger_id: int | None, entry_id: int | None) -> str:
-    """A cursor and its persisted position; one that is not known is like none."""
-    return f"{cursor} {ledger_id}:{entry_id}"
+def position_text(cursor: str, ledger_id: int | None, entry_id: int | None, cursors_ledger_id: int) -> str:
+    """A cursor, its persisted position, and the cursor ledger (-1: none); one that is not known is like none."""
+    return f"{cursor} {ledger_id}:{entry_id} in {cursors_ledger_id}"
 
 
 def counted_once(rows: pa.Table, column: str = "bytes") -> pa.Array:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
@@ -26,6 +27,7 @@ from pulsar_lifecycle.trimming.inactive_run import delete_inactive
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.scenes.activity_scene import ActivityScene, kept, never_deleted
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
+from tests.kit.simulated.cluster import cursor_tags
 
 
 class KilledError(BaseException):
@@ -95,6 +97,15 @@ def _read(scene: ActivityScene) -> None:
     scene.at("a", "s", Position(ids[0], 0))
 
 
+def _in_another_cursor_ledger(scene: ActivityScene) -> None:
+    """Where it stood before: somebody had it open."""
+    at = Position(scene.listed("a")[-1], 0)
+    entry = cursor_format.encode_position(cursor_format.PositionInfo(at))
+    ledger = scene.servers.ledger(cursor_tags(scene.named("a"), "s"), entries=[entry])
+    path = f"{scene.servers.topic_path(scene.named('a'))}/s"
+    scene.servers.put(path, cursor_format.encode(cursor_format.ManagedCursorInfo(ledger, at)))
+
+
 def _subscribed(scene: ActivityScene) -> None:
     scene.at("a", "new", Position(scene.listed("a")[-1], 0))
 
@@ -156,6 +167,7 @@ def _not_chosen(scene: ActivityScene) -> None:
         (_loaded, Protection.LOADED),
         (_written, Code.CHANGED_SINCE_PLAN),
         (_read, Code.CHANGED_SINCE_PLAN),
+        (_in_another_cursor_ledger, Code.CHANGED_SINCE_PLAN),
         (_subscribed, Code.CHANGED_SINCE_PLAN),
         (_created_anew, Code.CHANGED_SINCE_PLAN),
         (_connected, InactiveKept.USED_LATELY),
