@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_LEDGERS
 from pulsar_lifecycle.topics.listed_ledgers import OF_COPY, on_disk
 
@@ -30,7 +31,8 @@ def on_bookies(lake: Lake, rows: pa.Table, part: str, ledgers: Sequence[str], op
     """Rows of ``INACTIVE_TOPICS`` or ``INACTIVE_CURSORS`` with their ``physical_bytes`` and ``weight``.
 
     ``part``: the file of ``managed_ledgers`` that has their topics; ``ledgers``: those of ``bookkeeper_ledgers``.
-    ``opened``: asks bookies for open ledgers of rows that nothing keeps.
+    ``opened``: asks bookies for open ledgers of rows that nothing keeps. Where they do not say what is in one, that
+    keeps its rows: caps would count it as nothing.
     """
     if not rows.num_rows:
         return rows
@@ -49,20 +51,28 @@ def on_bookies(lake: Lake, rows: pa.Table, part: str, ledgers: Sequence[str], op
     stored = pa.Table.from_batches(lake.batches(ledgers, OF_COPY, wanted), copies)
     disk, listed_as = np.asarray(on_disk(ids, stored), np.int64), _numbers(inner.field("size"), 0)[kept]
     going = np.asarray(rows.column("kept").is_null())[row[kept]]
-    weight = np.maximum(np.maximum(disk, listed_as), _opened(ids, stored, going, opened))
+    asked, unsaid = _opened(ids, stored, going, opened)
+    weight = np.maximum(np.maximum(disk, listed_as), asked)
     for name, sizes in (("physical_bytes", disk), ("weight", weight)):
         sums = np.bincount(row[kept], sizes.astype(np.float64), rows.num_rows).astype(np.int64)
         rows = rows.set_column(rows.column_names.index(name), rows.field(name), pa.array(sums))
-    return rows
+    unknown = pa.array(np.bincount(row[kept][unsaid], minlength=rows.num_rows) > 0)
+    codes = pc.if_else(unknown, str(InactiveKept.UNKNOWN_LEDGER), whole(rows.column("kept")))
+    return rows.set_column(rows.column_names.index("kept"), rows.field("kept"), codes)
 
 
-def _opened(ids: Any, stored: pa.Table, going: Any, opened: Opened) -> Any:
-    """What the replicas of those ``ids`` take that are ``going`` and were open at the scan; 0 of others."""
+def _opened(ids: Any, stored: pa.Table, going: Any, opened: Opened) -> tuple[Any, Any]:
+    """What the replicas of those ``ids`` take that are ``going`` and were open at the scan, 0 of others.
+
+    And where bookies do not say it of one that is there.
+    """
     state = whole(stored.column("state")).take(pc.index_in(ids, whole(stored.column("ledger_id"))))
     is_open = going & np.asarray(pc.fill_null(pc.not_equal(state, LedgerState.CLOSED.name), False))
     asked = opened(ids.filter(pa.array(is_open)).unique().to_pylist())
     place = pc.index_in(ids, whole(asked.column("ledger_id")))
-    return np.where(is_open, _numbers(whole(asked.column("physical_bytes")).take(place), 0), 0)
+    size = whole(asked.column("physical_bytes")).take(place)
+    there = np.asarray(pc.fill_null(whole(asked.column("open")).take(place), False))
+    return np.where(is_open, _numbers(size, 0), 0), is_open & there & np.asarray(size.is_null())
 
 
 def _kept(rows: pa.Table, inner: Any, row: Any) -> Any:

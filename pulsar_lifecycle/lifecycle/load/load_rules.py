@@ -189,7 +189,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
         would = _monitored(one, cursors.get(one["managed_ledger"], {}), monitors, now)
         lengths = int(parts[0][row]), int(parts[1][row])
         opened = needs[LoadNeed.OPEN_EXPIRED][row]
-        unknown = misread[row] or (opened and not rows.sized[rows.ends[row]])
+        unknown = misread[row] or not rows.sized[rows.ends[row]]
         own = slice(int(begin[n]), int(rows.ends[row]) + 1)
         found.append(
             {

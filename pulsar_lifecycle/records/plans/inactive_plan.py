@@ -40,6 +40,9 @@ class InactiveKept(StrEnum):
     UNKNOWN_CURSOR = "unknown_cursor"
     """Its position, or that of one of its subscriptions, could not be read: whether it was used, nobody knows. Scan and
     report again once all bookies answer."""
+    UNKNOWN_LEDGER = "unknown_ledger"
+    """No bookie says what its open ledger holds: how much would be freed, nobody knows. Scan and report again once all
+    bookies answer."""
     RETAINED = "retained"
     """The retention in force keeps its data."""
     UNREAD = "unread"

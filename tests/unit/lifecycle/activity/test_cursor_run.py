@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.errors import OutcomeUnknown, Refused
+from pulsar_lifecycle.errors import OutcomeUnknown, Refused, Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
@@ -24,7 +24,7 @@ from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.protection import Protection
-from tests.kit.scenes.activity_scene import ActivityScene
+from tests.kit.scenes.activity_scene import ActivityScene, kept
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
 from tests.kit.simulated.cluster import data_tags
 
@@ -105,6 +105,16 @@ def test_the_cap_of_bytes_counts_each_ledger_by_the_larger_of_its_sizes(scene: A
     caps = Lowered(max_bytes=6 * MB - 1)
     with pytest.raises(Refused, match=f"max_bytes: {6 * MB} bytes"):
         delete_subscriptions(scene.cluster, "run", Order(made.plan_id, made.digest, caps), dry_run=False)
+
+
+def test_a_subscription_stays_whose_open_ledger_no_bookie_knows(scene: ActivityScene) -> None:
+    """Nothing says how many bytes go with it: no cap could count them."""
+    scene.servers.reader.failures[scene.listed("a")[-1]] = Unavailable("no bookie answers")
+    report = scene.days(2)
+    assert scene.epoch
+    assert set(kept(report.cursors).values()) == {InactiveKept.UNKNOWN_LEDGER}
+    _, (_, rows) = make_inactive_plans(scene.cluster, scene.epoch, report)
+    assert rows.num_rows == 0
 
 
 def _moved(scene: ActivityScene) -> None:

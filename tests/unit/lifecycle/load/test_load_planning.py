@@ -116,6 +116,26 @@ def test_an_open_ledger_whose_bytes_nobody_knows_is_not_loaded(scene: LoadScene)
     assert stored(scene)["a"]["kept"] == "unknown_ledger"
 
 
+def test_messages_past_their_ttl_stay_where_nobody_knows_the_bytes_of_the_open_ledger(scene: LoadScene) -> None:
+    """Retention by size counts these bytes, too: its broker may trim more than a plan can count."""
+    ids = scene.topic("a", 330, 240, 0)
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=3600)
+    scene.retention(60, 100)
+    _left_open(scene, ids[-1])
+    scene.servers.reader.failures[ids[-1]] = StoreError("no bookie answers")
+    assert plan(scene)[1] == []
+    row = stored(scene)["a"]
+    assert (row["needs"], row["kept"]) == (["past_ttl"], "unknown_ledger")
+
+
+def _left_open(scene: LoadScene, ledger: int) -> None:
+    path = scene.servers.path(ledger)
+    metadata = ledger_metadata.decode(scene.servers.zookeeper.data(path))
+    open_ = replace(metadata, state=LedgerState.OPEN, length=0, last_entry_id=-1)
+    scene.servers.put(path, ledger_metadata.encode(open_))
+
+
 def test_of_each_ledger_the_larger_of_its_sizes_counts(scene: LoadScene) -> None:
     """One is in a bucket alone, another has three replicas: neither sum alone is what goes."""
     ids = scene.topic("a", 100, 90, 80, cursor=2)
@@ -129,10 +149,7 @@ def test_of_each_ledger_the_larger_of_its_sizes_counts(scene: LoadScene) -> None
 def test_what_metadata_leaves_of_a_topic_whose_broker_died_counts(scene: LoadScene) -> None:
     """It counts as loaded there, as its last ledger was never closed."""
     ids = scene.topic("a", 100, 90, 80)
-    path = scene.servers.path(ids[-1])
-    metadata = ledger_metadata.decode(scene.servers.zookeeper.data(path))
-    open_ = replace(metadata, state=LedgerState.OPEN, length=0, last_entry_id=-1)
-    scene.servers.put(path, ledger_metadata.encode(open_))
+    _left_open(scene, ids[-1])
     scene.servers.wait(2)
     _, (row,) = plan(scene)
     assert (row["needs"], row["bytes_at_once"], row["trims"]) == (["open_expired"], 2 * MB, ids[:-1])
