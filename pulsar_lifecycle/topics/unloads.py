@@ -13,7 +13,7 @@ import logging
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -21,7 +21,7 @@ from functools import partial
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
 from pulsar_lifecycle.metastore import load_state, walk
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node
+from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node, Unread
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
@@ -207,7 +207,8 @@ def finish_unloads(
     """Unload every loaded topic with a pending unload, and every other one that some broker lists after all.
 
     A topic that was written as unloaded is looked at now and, with ``wait``, once more two statistics intervals after
-    its write; without, that is left to the next run. Returns what could not be done, and why; it stays pending. By
+    its last write, whose ever that was: a broker that hung may load it, and list it, long after it was told to.
+    Without, that is left to the next run. Returns what could not be done, and why; it stays pending. By
     topic, or by z-node where its name says no topic. What cannot be read is logged, too, and hinders no other.
     Raises Paused, LeaseLost, AccessDenied if nothing can be listed.
     """
@@ -235,7 +236,8 @@ def finish_unloads(
         for pending in [pending for pending in watched if str(pending.topic) in brokers.loaded]:
             watched.remove(pending)
             _unload(store, admin, clock, guard, pending, still_pending, failed)
-        left = {pending: _watch_left(pending, brokers.stats_interval, clock.now_ms()) for pending in watched}
+        nodes = zip(watched, _topic_nodes(store, watched), strict=True)
+        left = {one: _watch_left(one, node, brokers.stats_interval, clock.now_ms()) for one, node in nodes}
         control.finish_many_unloads(store, [pending for pending in watched if left[pending] <= 0], guard.guard)
         watched = [pending for pending in watched if left[pending] > 0]
         if watched and not last:
@@ -270,18 +272,27 @@ def _unload(
 def is_gone(store: MetadataStore, admin: BrokerAdmin, clock: Clock, pending: PendingUnload) -> bool:
     """Whether no broker has a topic: its z-node is gone, or all brokers list it no more. What is not known is no."""
     with contextlib.suppress(LifecycleError):
-        store.sync("/")
-        if store.read([f"{walk.MANAGED_LEDGERS_ROOT}/{pending.topic.managed_ledger}"])[0] is None:
+        if _topic_nodes(store, [pending])[0] is None:
             return True
         brokers = load_state.fetch_brokers(store, admin)
+        (node,) = _topic_nodes(store, [pending])
         listed = str(pending.topic) in brokers.loaded
-        return not listed and _watch_left(pending, brokers.stats_interval, clock.now_ms()) <= 0
+        return not listed and _watch_left(pending, node, brokers.stats_interval, clock.now_ms()) <= 0
     return False
 
 
-def _watch_left(pending: PendingUnload, stats_interval: int, now: int) -> int:
-    """How long (ms) a topic must be watched yet; another machine's clock, which dated it, may be ahead."""
-    return min(pending.since, now) + WATCHED_FOR * stats_interval - now
+def _topic_nodes(store: MetadataStore, pending: Sequence[PendingUnload]) -> list[Node | Unread | None]:
+    store.sync("/")
+    return store.read([f"{walk.MANAGED_LEDGERS_ROOT}/{one.topic.managed_ledger}" for one in pending])
+
+
+def _watch_left(pending: PendingUnload, node: Node | Unread | None, stats_interval: int, now: int) -> int:
+    """How long (ms) a topic, whose z-node is ``node``, must be watched yet: a load writes that.
+
+    Another machine's clock, which dated it, may be ahead.
+    """
+    written = node.stat.mtime if isinstance(node, Node) else 0
+    return min(max(pending.since, written), now) + WATCHED_FOR * stats_interval - now
 
 
 def bundles(store: MetadataStore, topics: Collection[Topic]) -> dict[Topic, str]:

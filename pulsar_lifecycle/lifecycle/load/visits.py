@@ -2,8 +2,8 @@
 
 Belongs here: the order of steps, waiting until metadata says that one is done, and the journal. Not here: which topics
 (``lifecycle/load/load_run.py``), by which rule (``lifecycle/load/load_rules.py``). A note of each topic is written
-before its load and goes once it is unloaded; a run that dies leaves the note, and whoever comes next unloads what some
-broker still has.
+before its load and goes once it is unloaded; a run that dies leaves the note, and so does one whose broker did not
+answer. Whoever comes next unloads what some broker still has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
-from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, read_now
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
@@ -69,7 +69,8 @@ class Visit:
     """A topic that is to be loaded by ``broker``; empty: whoever takes its bundle. ``before``: as it was judged.
 
     ``owned_since``: when (ms) that broker took the bundle, None where no lock says so. ``untouched``: it was left alone
-    as its bundle had moved since, and no broker was asked for it.
+    as its bundle had moved since, and no broker was asked for it. ``unanswered``: its broker may still do what it was
+    told, and load it again for that.
     ``may_be_deleted``: its broker may delete it as inactive meanwhile, as the settings say. ``trims``: what its broker
     takes off its list, by the rule; ``may_trim``: by the end of the visit. ``gone``: it is deleted.
     """
@@ -81,6 +82,7 @@ class Visit:
     ttl_seconds: int
     owned_since: int | None = None
     untouched: bool = False
+    unanswered: bool = False
     pending: PendingUnload | None = None
     loaded_at: int = 0
     failure: Why | None = None
@@ -187,6 +189,7 @@ class Visits:
             raise
         except LifecycleError as error:
             visit.failure = Why(Code.SERVER_FAILED, str(error))
+            visit.unanswered |= isinstance(error, OutcomeUnknown | Unavailable)
 
     def _tell_again(self, waiting: Sequence[Visit], tell: Callable[[Visit], None]) -> None:
         """A trim that met another write of its broker is forgotten."""
@@ -288,6 +291,8 @@ class Visits:
             if visit in unloaded and visit.topic not in closed and not visit.gone:
                 open_ = Why(LoadStep.NOT_IN_TIME, "its last ledger is not closed after the unload")
                 visit.failure = visit.failure or open_
+            elif visit in unloaded and visit.unanswered:
+                self._note(visit)  # the next run looks whether its broker has loaded it after all
             elif (visit in unloaded or visit.untouched) and visit.pending is not None:
                 control.finish_unload(store, visit.pending)
             found.append(self._through(visit, closed.get(visit.topic)))

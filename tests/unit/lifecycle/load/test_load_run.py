@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, Refused, StoreError
+from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, Refused, StoreError, Unavailable
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
@@ -266,7 +266,7 @@ def test_a_broker_that_fails_at_a_load_leaves_nothing_loaded(scene: LoadScene) -
     assert pending(scene) == []
 
 
-@pytest.mark.parametrize("error", [NotFound("404"), OutcomeUnknown("no answer"), StoreError("403")])
+@pytest.mark.parametrize("error", [NotFound("404"), StoreError("403")])
 def test_a_trim_that_fails_leaves_nothing_loaded(scene: LoadScene, error: Exception) -> None:
     first, *_ = expired(scene)
     plan = planned(scene, "a")
@@ -279,6 +279,43 @@ def test_a_trim_that_fails_leaves_nothing_loaded(scene: LoadScene, error: Except
     assert one.outcome is Outcome.FAILED
     assert not scene.is_loaded("a")
     assert scene.listed("a")[0] == first
+    assert pending(scene) == []
+
+
+def test_what_a_broker_may_load_later_stays_noted_until_it_is_seen_not_to_be(scene: LoadScene) -> None:
+    """A broker that hung does what it was told once it goes on, and lists what it loads a while later."""
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.servers.admin.unanswered[A] = Unavailable("no answer")
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.SERVER_FAILED)
+    assert len(pending(scene)) == 1
+    scene.servers.clock.advance(1_000)
+    scene._load(A)
+    del scene.servers.admin.unanswered[A]
+    (one,) = applied(scene, plan)
+    assert one.outcome is Outcome.LEFT
+    assert len(pending(scene)) == 1
+    scene.servers.load(A)
+    applied(scene, plan)
+    assert not scene.is_loaded("a")
+    assert pending(scene) == []
+
+
+def test_what_a_broker_did_not_answer_and_never_does_is_forgotten(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+
+    def fail(topic: Topic) -> None:
+        raise OutcomeUnknown("no answer")
+
+    scene.servers.admin.on_trim = fail
+    (one,) = applied(scene, plan)
+    assert one.outcome is Outcome.FAILED
+    assert not scene.is_loaded("a")
+    assert len(pending(scene)) == 1
+    scene.servers.clock.advance(1_000)
+    applied(scene, plan)
     assert pending(scene) == []
 
 
