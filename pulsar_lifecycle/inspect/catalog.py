@@ -166,6 +166,7 @@ WORDS: Mapping[str, str] = {
     "managed_ledger": "the topic as its z-node spells it",
     "mark_delete_entry_id": "entry up to which the z-node says all is acknowledged",
     "mark_delete_ledger_id": "ledger of that entry",
+    "may_trim": "ledgers that its broker may take off its list, by the age of their messages, too",
     "messages": "how many messages it is about",
     "messages_waiting": "messages that are not due yet",
     "memory_bytes": "what an index for each subscription takes in a broker's memory",

@@ -162,7 +162,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
     after = rows.last & ~rows.goes & (rows.due | rows.past_ttl | rows.open_expired)
     later = rows.any_of(after)
     parts = rows.sum_of(rows.freed, rows.size), rows.sum_of(after, rows.size)
-    leaving = (rows.goes | after) & np.isin(rows.topic, needed)
+    leaving = (rows.may_go | after | rows.last & rows.may_expire) & np.isin(rows.topic, needed)
     stored = np.zeros(len(leaving), np.int64)
     stored[leaving] = _on_disk(rows.id[leaving], tables)
     disk = rows.sum_of((rows.freed | after) & leaving, stored)
@@ -201,6 +201,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now:
                 "bytes_at_once": lengths[0],
                 "physical_bytes": int(disk[row]),
                 "trims": rows.id[own][rows.goes[own]].tolist(),
+                "may_trim": rows.id[own][rows.may_go[own]].tolist(),
                 "weights": weight[own][leaving[own]].tolist(),
                 "second_visit_at": _second_visit(one["minutes"], bool(later[row]), now),
                 "retention_minutes": one["minutes"],
@@ -218,9 +219,11 @@ class _Ledgers:
 
     ``sized``: its bytes are known. ``held``: a cursor needs some of it. ``unsent``: that of a replicator does, or may.
     ``due``: acknowledged, and past their retention now. ``past_ttl``: what subscriptions that we may expire need of
-    them is past the TTL, and so is all before it. ``goes``: a broker that has loaded the topic and expired its messages
-    trims them; ``freed``: and we would not by metadata. ``misread``: a broker would take it for empty or past its
-    retention, and it is not, or may not be. ``kept_before``: a ledger before it in its topic is neither due nor empty.
+    them is past the TTL, and so is all before it. ``may_expire``: the next one, which was closed within the TTL, but
+    whose messages may all be older. ``goes``: a broker that has loaded the topic and expired its messages trims them;
+    ``may_go``: the same if those of ``may_expire`` go, too; ``freed``: and we would not by metadata. ``misread``: a
+    broker would take it for empty or past its retention, and it is not, or may not be. ``kept_before``: a ledger before
+    it in its topic is neither due nor empty.
     """
 
     topic: Any
@@ -231,10 +234,12 @@ class _Ledgers:
     last: Any
     due: Any
     past_ttl: Any
+    may_expire: Any
     held: Any
     unsent: Any
     open_expired: Any
     goes: Any
+    may_go: Any
     freed: Any
     misread: Any
     kept_before: Any
@@ -271,10 +276,17 @@ class _Ledgers:
         closed = inner.field("closed_at")
         dated = np.asarray(closed.is_valid())
         old = dated & (limit > 0) & (now - np.asarray(closed.fill_null(0), np.int64) > limit)
-        past_ttl = to_expire & old & ~_before_or_at(to_expire & ~old, topic)
+        young = _upto(to_expire & ~old, topic)
+        past_ttl = to_expire & old & (young == 0)
+        begun = np.append(True, last[:-1] | old[:-1] | ~dated[:-1])[: len(topic)]  # as the one before it was closed
+        may_expire = to_expire & ~old & (young == 1) & (limit > 0) & begun
         entries = np.asarray(inner.field("entries").fill_null(0), np.int64)
-        moved = slower_of(expired(moving, topic, ids, entries, past_ttl), fixed)
-        goes = np.asarray(judge(where_any(past_ttl, topic, moved, inputs), now).column("goes_when_loaded"))
+
+        def trimmed(these: Any) -> Any:
+            moved = slower_of(expired(moving, topic, ids, entries, these), fixed)
+            return np.asarray(judge(where_any(these, topic, moved, inputs), now).column("goes_when_loaded"))
+
+        goes = trimmed(past_ttl)
 
         stamps = whole(tables.listed.column("ledgers")).flatten().field("timestamp")
         stamped = np.asarray(pc.fill_null(pc.greater(stamps, 0), False))
@@ -294,10 +306,12 @@ class _Ledgers:
             last=last,
             due=due,
             past_ttl=past_ttl,
+            may_expire=may_expire,
             held=held,
             unsent=unsent & (limit > 0),
             open_expired=np.asarray(pc.equal(reasons, str(Reason.EXPIRED_OPEN))),
             goes=goes,
+            may_go=trimmed(past_ttl | may_expire) if may_expire.any() else goes,
             freed=goes & ~np.asarray(pc.is_in(by_metadata.cast(pa.string()), _GOING)),
             misread=~last & (unknown | ~stamped & ~goes),
             kept_before=kept[topic],
@@ -351,11 +365,10 @@ def by_topic(listed: pa.Table, in_force: InForce[int | None]) -> Any:
     return pa.array([own[name] if name in own else others.get(namespace) for name, namespace in found], pa.int64())
 
 
-def _before_or_at(these: Any, topic: Any) -> Any:
-    """Whether a ledger, or one before it in its topic, is one of ``these``."""
+def _upto(these: Any, topic: Any) -> Any:
+    """How many of ``these`` are at, or before, a ledger in its topic."""
     upto = np.concatenate(([0], np.cumsum(these, dtype=np.int64)))
-    begin = np.searchsorted(topic, topic)
-    return upto[1:] > upto[begin]
+    return upto[1:] - upto[np.searchsorted(topic, topic)]
 
 
 def _cursors(cursors: pa.Table, wanted: Collection[str]) -> dict[str, dict[str, int | None]]:

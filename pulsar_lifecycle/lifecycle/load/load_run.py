@@ -266,7 +266,8 @@ class _LoadRun:
         since = {topic: owned_since(self.ports.store, topic) for topic in owned}
         left |= self._crowded(topics, left, owned, since, brokers)
         ordered = {topic for topic, row in rows.items() if str(LoadKept.TOPIC_WOULD_BE_DELETED) in row["monitors"]}
-        trims, may_trim = ({topic: row["trims"] for topic, row in of.items()} for of in (rows, later))
+        trims = {topic: row["trims"] for topic, row in rows.items()}
+        may_trim = {topic: row["may_trim"] for topic, row in later.items()}
         return _Judged(left, fresh.topics, owned, since, policies, monitors, ordered, trims, may_trim)
 
     def _grown(self, rows: Mapping[Topic, Mapping[str, Any]]) -> dict[Topic, Why]:

@@ -29,6 +29,7 @@ TOPICS_TO_LOAD = pa.schema(
         pa.field("bytes_at_once", pa.int64()),
         pa.field("physical_bytes", pa.int64()),
         pa.field("trims", pa.list_(pa.int64())),
+        pa.field("may_trim", pa.list_(pa.int64())),
         pa.field("weights", pa.list_(pa.int64())),
         pa.field("second_visit_at", pa.int64()),
         pa.field("retention_minutes", pa.int64()),
@@ -46,6 +47,7 @@ TOPICS_TO_LOAD = pa.schema(
 later and cannot go by metadata now; ``bytes_at_once``: of these, what the broker trims during the load;
 ``physical_bytes``: what the replicas of all of it take on the bookies' disks, 0 where BookKeeper does not say.
 ``trims``: every ledger that its broker takes off its list, by the rule, whether or not it could go by metadata.
+``may_trim``: these, and one more where it was closed within the TTL, but its messages may all be older.
 ``weights``: what each of these, and each that goes later, counts for in caps (bytes). ``second_visit_at`` (ms): when
 the rest is past its retention again, had it been loaded when the plan was made; null without a rest. ``retention_*``,
 ``ttl_seconds``, ``durable_cursors`` and ``slowest_*``: what must be so still when the plan is applied. ``kept``: the

@@ -63,6 +63,7 @@ def test_an_expired_last_ledger_goes_in_a_second_visit(scene: LoadScene) -> None
         "bytes_at_once": 0,
         "physical_bytes": 10,
         "trims": [ids[0], ids[1]],
+        "may_trim": [ids[0], ids[1]],
         "weights": [MB, MB, 10],
         "second_visit_at": summary.created_at + 60 * MINUTE,
         "retention_minutes": 60,
@@ -177,6 +178,30 @@ def test_messages_past_their_ttl_need_a_broker(scene: LoadScene, ttl: int | None
     assert (row["needs"], row["ttl_seconds"]) == (["past_ttl"], 3600)
     assert row["bytes_at_once"] == 2 * MB
     assert (row["slowest_ledger_id"], row["slowest_entry_id"]) == (ids[0], -1)
+
+
+@pytest.mark.parametrize(("minutes", "more"), [(0, True), (60, False)])
+def test_a_ledger_that_was_closed_within_the_ttl_counts_as_its_messages_may_be_older(
+    scene: LoadScene, minutes: int, more: bool
+) -> None:
+    """Brokers expire messages by their own time, and an unload closes a ledger long after its last message."""
+    ids = scene.topic("a", 330, 240, 0)
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=3600)
+    scene.retention(minutes, -1)
+    _, (row,) = plan(scene)
+    assert (row["trims"], row["may_trim"]) == (ids[:-1], ids if more else ids[:-1])
+    assert (row["weights"], row["bytes"]) == ([MB, MB, 10], 2 * MB)
+
+
+def test_a_ledger_that_was_begun_within_the_ttl_has_no_older_messages(scene: LoadScene) -> None:
+    ids = scene.topic("a", 330, 0, 0)
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=3600)
+    scene.retention(0, -1)
+    _, (row,) = plan(scene)
+    assert (row["trims"], row["may_trim"]) == (ids[:1], ids[:2])
+    assert row["weights"] == [MB, MB]
 
 
 @pytest.mark.parametrize("unsaid", ["entries", "timestamp"])
