@@ -264,7 +264,7 @@ class LoadSettings(Section):
     """Tenants, namespaces and full topic names whose topics may be loaded."""
     subscription_expiry: tuple[str, ...] = ()
     """Of these, where a broker may delete subscriptions past ``subscriptionExpirationTimeMinutes`` meanwhile. Elsewhere
-    a topic with such a subscription is not loaded."""
+    a topic with one that is past it within a day is not loaded."""
     topic_deletion: tuple[str, ...] = ()
     """Of these, where a broker may delete inactive topics meanwhile. Elsewhere a topic that could be deleted is not
     loaded."""

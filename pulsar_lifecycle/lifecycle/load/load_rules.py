@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.lifecycle.held.open_ledgers import with_sizes
-from pulsar_lifecycle.lifecycle.load.monitors import Monitors, TopicDeletion, is_subscription
+from pulsar_lifecycle.lifecycle.load.monitors import LEFT_LOADED, Monitors, TopicDeletion, is_subscription
 from pulsar_lifecycle.lifecycle.load.other_cursors import (
     doubtful_to,
     expired,
@@ -59,7 +59,8 @@ class LoadKept(StrEnum):
     WAY_IS_METADATA = "way_is_metadata"
     """`load.namespaces` does not name it: retention goes by metadata alone."""
     SUBSCRIPTION_WOULD_EXPIRE = "subscription_would_expire"
-    """Its broker would delete a subscription without consumers, and `load.subscription_expiry` does not name it."""
+    """Its broker would delete a subscription without consumers within a day, and `load.subscription_expiry` does not
+    name it."""
     TOPIC_WOULD_BE_DELETED = "topic_would_be_deleted"
     """Its broker would delete it as inactive, and `load.topic_deletion` does not name it."""
     BACKLOG_WOULD_BE_EVICTED = "backlog_would_be_evicted"
@@ -384,7 +385,7 @@ def _cursors(cursors: pa.Table, wanted: Collection[str]) -> dict[str, dict[str, 
 def _monitored(
     row: Mapping[str, Any], cursors: Mapping[str, int | None], monitors: Monitors, now: int
 ) -> list[LoadKept]:
-    """What its broker would do to a topic that stays loaded, however short we mean to have it loaded.
+    """What its broker would do to a topic that stays loaded for ``LEFT_LOADED``, however short we mean to load it.
 
     ``unread``: a cursor has not acknowledged all of it, or may not have. ``unsent``: that of a replicator has not, and
     there is a TTL. ``compacts``: by its threshold ``compaction``, a compaction or the cursor of one would begin.
@@ -401,8 +402,8 @@ def _monitored(
         return [LoadKept.MONITORS_UNKNOWN]
     subscriptions = {name: active for name, active in cursors.items() if is_subscription(name, replicator)}
     sends = {name.rpartition(".")[2] for name in cursors if name.startswith(replicator)}
-    limit = expiry * MS_PER_MINUTE
-    stays = [name for name, active in subscriptions.items() if not limit or (active and now - active <= limit)]
+    limit, until = expiry * MS_PER_MINUTE, now + LEFT_LOADED
+    stays = [name for name, active in subscriptions.items() if not limit or (active and until - active <= limit)]
     found = [] if replication.here else [LoadKept.NOT_REPLICATED_HERE]
     if row["unsent"]:
         found.append(LoadKept.REPLICATION_WOULD_EXPIRE)

@@ -48,6 +48,9 @@ BROKER_NAMES = frozenset(
 )
 """What broker.conf calls all that brokers have a say in."""
 
+LEFT_LOADED = 86_400_000
+"""How long (ms) a run that dies may leave a topic loaded, until the next one unloads it."""
+
 COMPACTION, DEDUPLICATION, REPLICATOR = "__compaction", "pulsar.dedup", "pulsar.repl."
 """Cursors that are no subscriptions of clients; a replicator's name begins so by default."""
 

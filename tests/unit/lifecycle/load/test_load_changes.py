@@ -66,7 +66,7 @@ def test_a_ttl_that_changes_while_a_broker_is_slow_keeps_the_messages_of_the_nex
 def test_a_subscription_that_would_expire_before_the_unload_keeps_its_topic(scene: LoadScene) -> None:
     """Its broker deletes it, whatever is unread, once the topic is loaded and its time has come."""
     expired(scene)
-    scene.namespace(subscription_expiration_time_minutes=300)
+    scene.namespace(subscription_expiration_time_minutes=24 * 60 + 300)
     path = f"{scene.servers.topic_path(A)}/s"
     info = cursor_format.decode(scene.servers.zookeeper.data(path))
     at_plan = scene.now + 2 * 60 * MINUTE

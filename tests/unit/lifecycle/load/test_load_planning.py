@@ -446,15 +446,18 @@ def test_a_subscription_that_would_expire_keeps_its_topic_unless_ordered(scene: 
     assert kept(scene) == (None if ordered else "subscription_would_expire")
 
 
-def test_a_subscription_that_was_active_lately_does_not_expire(scene: LoadScene) -> None:
-    scene.namespace(subscription_expiration_time_minutes=300)
+@pytest.mark.parametrize(("hours", "expected"), [(26, None), (24, "subscription_would_expire")])
+def test_a_subscription_must_not_expire_within_a_day(scene: LoadScene, hours: int, expected: str | None) -> None:
+    """A run that dies leaves its topic loaded until the next one."""
+    scene.namespace(subscription_expiration_time_minutes=hours * 60)
     ids = scene.topic("a", 100, cursor=0)
     scene.servers.wait(1)
     path = f"{scene.servers.topic_path(Topic.parse(f'{OWN}a'))}/s"
     info = cursor_format.decode(scene.servers.zookeeper.data(path))
     scene.servers.put(path, cursor_format.encode(replace(info, last_active=scene.now - 60 * MINUTE)))
-    _, (row,) = plan(scene)
-    assert (row["ledger_id"], row["monitors"]) == (ids[0], [])
+    plan(scene)
+    row = stored(scene)["a"]
+    assert (row["ledger_id"], row["kept"]) == (ids[0], expected)
 
 
 @pytest.mark.parametrize(
