@@ -30,8 +30,8 @@ class IndexFinding(StrEnum):
     """A bitmap says that these messages are indexed, and no segment has them: brokers take them for tracked, and
     deliver them only after the subscription is reset or its index rebuilt."""
     MERGED_AND_LOST = "merged_and_lost"
-    """A merged bucket lacks the messages that were due first when it was merged (apache/pulsar#26251). Entry 0 lacks
-    them too: broker 4.0.7, once it loads the topic, reads them one by one and keeps them in memory."""
+    """A merged bucket lacks what was due first of each bucket that it was made of (apache/pulsar#26251). Entry 0 lacks
+    it too: broker 4.0.7, once it loads the topic, reads those messages one by one and keeps them in memory."""
     NOT_INDEXED = "not_indexed"
     """Delayed, not acknowledged, of a ledger that is sealed, and in no bucket: a broker that loads the topic reads them
     one by one and keeps them in memory."""

@@ -63,6 +63,7 @@ def judge(
     return [*found, *_against_entries(subscription, readable, entries, now)]
 
 
+_NEVER = (1 << 63) - 1
 _BY_PROBLEM = {
     BucketProblem.BAD_KEY: IndexFinding.UNDECODABLE,
     BucketProblem.NO_LEDGER: IndexFinding.KEY_WITHOUT_LEDGER,
@@ -211,12 +212,21 @@ def _nowhere(subscription: StoredSubscription, entries: TopicEntries, indexed: I
 
 
 def _before_merged(buckets: Sequence[StoredBucket], truth: Indexes) -> NDArray[np.bool_]:
-    """Messages of a merged bucket's ledgers that are due before all that it has."""
+    """Messages of a merged bucket's ledgers that are due no later than all that it has of their own ledger.
+
+    Each of the buckets that it was made of lost the segments that were loaded: what was due first of its own ledgers,
+    which may be due after much of the others'.
+    """
     found = np.zeros(len(truth), np.bool_)
     for bucket in buckets:
         if bucket.start < bucket.end and len(bucket.indexes):
-            inside = (truth.ledgers >= bucket.start) & (truth.ledgers <= bucket.end)
-            found |= inside & (truth.timestamps < bucket.indexes.timestamps.min())
+            inside = np.flatnonzero((truth.ledgers >= bucket.start) & (truth.ledgers <= bucket.end))
+            ledgers, which = np.unique(bucket.indexes.ledgers, return_inverse=True)
+            firsts = np.full(len(ledgers), _NEVER)
+            np.minimum.at(firsts, which, bucket.indexes.timestamps)
+            at = np.minimum(np.searchsorted(ledgers, truth.ledgers[inside]), len(ledgers) - 1)
+            first = np.where(ledgers[at] == truth.ledgers[inside], firsts[at], _NEVER)
+            found[inside] |= truth.timestamps[inside] <= first
     return found
 
 

@@ -98,6 +98,35 @@ def test_a_merged_bucket_that_lacks_what_was_due_first_lost_it() -> None:
     assert codes(subscription(lacking), entries(3, 5)) == {IndexFinding.MERGED_AND_LOST: 10}
 
 
+@pytest.mark.parametrize("left", [40, 0])
+def test_each_bucket_that_was_merged_lost_what_was_due_first_of_its_own(left: int) -> None:
+    """All of ledger 5 is due after all of ledger 3; of 0 left, its only segment was loaded."""
+    first, second = sorted(of_ledger(3)), sorted((time + 1_000_000, *place) for time, *place in of_ledger(5))
+    topic = TopicEntries(Indexes.of(sorted(first + second, key=lambda one: one[1:])), {3: COUNT, 5: COUNT}, {})
+    kept = first[10:] + second[COUNT - left :]
+
+    found = codes(subscription(bucket(3, 5, kept)), topic)
+
+    assert found == {IndexFinding.MERGED_AND_LOST: 10 + COUNT - left}
+
+
+def test_of_messages_that_are_due_at_one_time_a_merge_may_have_lost_some() -> None:
+    same = [(NOW + 5_000, 3, entry) for entry in range(COUNT)]
+    topic = TopicEntries(Indexes.of([*same, *of_ledger(5)]), {3: COUNT, 5: COUNT}, {})
+
+    found = codes(subscription(bucket(3, 5, [*same[10:], *of_ledger(5)])), topic)
+
+    assert found == {IndexFinding.MERGED_AND_LOST: 10}
+
+
+def test_messages_that_are_due_later_than_what_a_bucket_has_of_their_ledger_were_not_lost_by_a_merge() -> None:
+    first, second = sorted(of_ledger(3)), sorted(of_ledger(5))
+
+    found = codes(subscription(bucket(3, 5, first[:-10] + second)), entries(3, 5))
+
+    assert found == {IndexFinding.NOT_INDEXED: 10}
+
+
 def test_messages_of_transactions_that_a_rebuild_left_out_of_a_bucket_were_not_lost_by_a_merge() -> None:
     topic = entries(3, 5)
     first = np.argsort(topic.delayed.timestamps)[:10]
