@@ -114,7 +114,7 @@ class Steps:
         if idling.has(seed):
             return idling.Idling(self.operator)
         if delaying.has(seed):
-            return delaying.Delaying(self.operator)
+            return delaying.Delaying(self.operator, merging=delaying.merges(seed))
         return recording.Recording(self.operator) if recording.has(seed) else loading.of(seed, self.operator)
 
     def _count(self, code: str) -> None:

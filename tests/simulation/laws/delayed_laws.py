@@ -1,18 +1,21 @@
-"""What must hold whenever the product repairs an index of delayed messages.
+"""What must hold whenever the product checks or repairs an index of delayed messages.
 
 Belongs here: judging each write and each deletion of a repair as it happens, by the simulator's own truth: what the
-topic holds, what its subscriptions have acknowledged, who has it loaded. Nothing here calls a rule of the product. Not
-here: that all is delivered in the end (``operators/delaying.py``).
+topic holds, what its subscriptions have acknowledged, who has it loaded; and what a check tells. Nothing here calls a
+rule of the product. Not here: that all is delivered in the end (``operators/delaying.py``).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
-from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
+from pulsar_lifecycle.delayed_index.keys import bucket_key, parse_bucket_key
+from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
+from pulsar_lifecycle.delayed_index.stored.rows import WAITING
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
@@ -21,7 +24,8 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.ports import Stat
 from tests.simulation.laws.deletion_laws import Violation
-from tests.simulation.world.delayed_brokers import DelayedBrokers, Place
+from tests.simulation.world.delayed.delayed_brokers import DelayedBrokers
+from tests.simulation.world.delayed.stored_buckets import Place
 from tests.simulation.world.model import Ledger, ModelTopic
 from tests.simulation.world.ports import SimStore
 from tests.simulation.world.world import World
@@ -46,6 +50,8 @@ class DelayedLaws:
     def __init__(self, world: World, brokers: DelayedBrokers, counts: Counter[str]) -> None:
         self.world, self.brokers, self.counts = world, brokers, counts
         self.levels: dict[tuple[str, str], str] = {}
+        self.planned: dict[tuple[str, str], frozenset[str]] = {}
+        """``KEY=VALUE`` of the buckets that the plan says each subscription has."""
         self.repairing = ""
         """What is at it: a level, or :data:`UNDO`; empty: nothing."""
         self.there: Mapping[Topic, frozenset[Place]] = {}
@@ -124,7 +130,9 @@ class DelayedLaws:
             raise Violation(f"delayed: a repair changes more than the buckets in {path}")
         if topic.loaded:
             raise Violation(f"delayed: a repair writes {path}, and a broker has loaded the topic")
-        keys = dict(after.cursor_properties)
+        keys, had = dict(after.cursor_properties), {"=".join(one) for one in before.cursor_properties.items()}
+        if self.repairing != UNDO and had != self.planned.get((str(topic.name), name)):
+            raise Violation(f"delayed: a repair of {path} changes {sorted(had)}, of which the plan says nothing")
         self._overlaps(path, keys)
         self._judge(topic, name, dict(before.cursor_properties), keys)
         cursor = topic.cursors[name]
@@ -159,6 +167,40 @@ class DelayedLaws:
         wanted = later if level == REBUILD else later & was.indexed
         if lacking := sorted(wanted - is_now.indexed):
             raise Violation(f"delayed: a {level} of {where} leaves {lacking} out")
+
+    # -------------------------------------------------------------------------------------------------------- checking
+
+    def checked(self, buckets: Iterable[Mapping[str, Any]], findings: Iterable[Mapping[str, Any]]) -> None:
+        """A check says of every message that a merge lost, as long as it is not due and no other bucket has it."""
+        read: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+        for row in buckets:
+            read[row["topic"], row["subscription"]][row["ledger_id"]] = row["state"]
+        said, unread = Counter[tuple[str, str]](), set[str]()
+        for row in findings:
+            if row["code"] in (IndexFinding.LOST, IndexFinding.MERGED_AND_LOST):
+                said[row["topic"], row["subscription"]] += row["messages"]
+            elif row["code"] == IndexFinding.UNREAD:
+                unread.add(row["topic"])
+        for topic in self.brokers.topics():
+            for name, cursor in topic.cursors.items():
+                states = read[str(topic.name), name]
+                if str(topic.name) in unread or states.keys() != set(cursor.buckets.values()):
+                    continue
+                lost = self._lost(topic, name, [ledger for ledger, state in states.items() if state == WAITING])
+                if len(lost) > said[str(topic.name), name]:
+                    raise Violation(f"delayed: merges of {name} of {topic.name} lost {lost}, and a check tells less")
+                self.counts["messages lost by merges and found"] += len(lost)
+
+    def _lost(self, topic: ModelTopic, name: str, ledgers: Iterable[int]) -> list[Place]:
+        """What merges left out of these snapshots and no bucket has, of closed ledgers and not due by any clock."""
+        later = max(self.world.time.now_ms(), self.world.clock.now_ms()) + 60_000
+        missing = frozenset[Place]().union(*(self.brokers.lost.get(ledger, ()) for ledger in ledgers))
+        missing &= self._closed(topic).intersection(self.brokers.left(topic, name))
+        if not missing:
+            return []
+        keys = {bucket_key(*span): str(ledger) for span, ledger in topic.cursors[name].buckets.items()}
+        indexed = self._index(topic, name, keys).indexed
+        return sorted(place for place in missing - indexed if topic.due[place] > later)
 
     def _index(self, topic: ModelTopic, name: str, keys: Mapping[str, str]) -> Index:
         """By what the ledgers hold, whatever a rule says of it."""

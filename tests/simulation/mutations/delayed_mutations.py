@@ -20,7 +20,10 @@ from pulsar_lifecycle.delayed_index.repair import begun_snapshots, edit, levels,
 from pulsar_lifecycle.delayed_index.repair.repair_work import SubscriptionRepairs, _Subject
 from pulsar_lifecycle.delayed_index.stored import index_findings, subscription
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
+from pulsar_lifecycle.delayed_index.stored.index_reading import StoredTopic
+from pulsar_lifecycle.delayed_index.stored.subscription import StoredBucket
 from pulsar_lifecycle.delayed_index.tracking.sealing import Snapshot, seal
+from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.ports import MetadataStore, Node
@@ -138,6 +141,54 @@ def come_a_day_early() -> Iterator[None]:
         yield
 
 
+def take_what_merges_lost_for_late() -> AbstractContextManager[Any]:
+    """What a merged bucket lacks counts as if it had come after the bucket was sealed."""
+    return patch.object(index_findings, "_before_merged", lambda buckets, truth: np.zeros(len(truth), np.bool_))
+
+
+@contextmanager
+def find_what_the_first_lost() -> Iterator[None]:
+    """Of what a merge lost only that is found which was due before all that the merged bucket has."""
+
+    def before_all(buckets: Sequence[StoredBucket], truth: Indexes) -> Any:
+        found = np.zeros(len(truth), np.bool_)
+        for one in buckets:
+            if one.start < one.end and len(one.indexes):
+                inside = (truth.ledgers >= one.start) & (truth.ledgers <= one.end)
+                found |= inside & (truth.timestamps < one.indexes.timestamps.min())
+        return found
+
+    with patch.object(index_findings, "_before_merged", before_all):
+        yield
+
+
+@contextmanager
+def repair_other_buckets() -> Iterator[None]:
+    """A repair takes the buckets that the cursor has, whatever its plan names."""
+    real = SubscriptionRepairs._kept
+
+    def kept(self: SubscriptionRepairs, subject: _Subject, stored: StoredTopic) -> Any:
+        found = stored.subscriptions[0].buckets if stored.subscriptions else ()
+        return real(self, replace(subject, before={one.key: str(one.ledger_id) for one in found}), stored)
+
+    with patch.object(SubscriptionRepairs, "_kept", kept):
+        yield
+
+
+@contextmanager
+def exchange_other_buckets() -> Iterator[None]:
+    """The transaction takes the buckets that the cursor has by then for those that were read."""
+    real = repair_work.write_keys
+
+    def unchecked(store: MetadataStore, one: edit.Edit, *more: Any) -> edit.Edited:
+        (node,) = store.read([one.path])
+        keys = edit.bucket_keys(cursor_format.decode(node.data)) if isinstance(node, Node) else one.before
+        return real(store, replace(one, before=keys), *more)
+
+    with patch.object(repair_work, "write_keys", unchecked):
+        yield
+
+
 DELAYED: Mapping[str, Mutation] = {
     "exchange buckets without the version of the topic": write_whatever_the_topic_is,
     "delete old snapshots before the new ones are named": delete_the_old_first,
@@ -148,4 +199,8 @@ DELAYED: Mapping[str, Mutation] = {
     "discard new snapshots that a cursor names": discard_whatever_is_new,
     "merge and drop buckets beside those that lost messages": see_no_loss,
     "rebuild buckets that are early": come_a_day_early,
+    "take what merges lost for late arrivals": take_what_merges_lost_for_late,
+    "find what a merge lost of its first bucket alone": find_what_the_first_lost,
+    "repair buckets that the plan does not name": repair_other_buckets,
+    "exchange buckets that another has written meanwhile": exchange_other_buckets,
 }

@@ -1,7 +1,7 @@
 """Delayed messages in a schedule: topics whose brokers store an index of them, which is broken, checked and repaired.
 
 Belongs here: which schedules have it, what an operator does, and that all is delivered in the end. Not here: what
-brokers do (``world/delayed_brokers.py``), the laws of a repair (``laws/delayed_laws.py``).
+brokers do (``world/delayed/``), the laws of a repair (``laws/delayed_laws.py``).
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
 from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, undo_repair
-from pulsar_lifecycle.delayed_index.stored.check_run import check_delayed_indexes
+from pulsar_lifecycle.delayed_index.stored.check_run import BUCKETS, FINDINGS, check_delayed_indexes
 from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import Settings
@@ -22,7 +24,7 @@ from tests.simulation.laws.delayed_laws import UNDO, DelayedLaws
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.operators.operator import Operator
 from tests.simulation.operators.retaining import EVERY
-from tests.simulation.world.delayed_brokers import MOST, NAMESPACE, DelayedBrokers
+from tests.simulation.world.delayed.delayed_brokers import MOST, NAMESPACE, DelayedBrokers
 from tests.simulation.world.interception import Injection, crash
 from tests.simulation.world.model import HOUR, ModelTopic
 from tests.simulation.world.world import World
@@ -38,12 +40,26 @@ STORM = (
     *("damage", "hours", "scan", "check", "plan_repair", "repair", "undo_repair"),
 )
 """What an operator does of it once a scan covers the cluster."""
+CHANGED = (Code.CHANGED_SINCE_PLAN, Code.CHANGED_MEANWHILE)
+CHECKED = {
+    BUCKETS: ["topic", "subscription", "ledger_id", "state"],
+    FINDINGS: ["topic", "subscription", "code", "messages"],
+}
 CALLS = (("store.",), ("store.write",), ("store.write",), ("writer.",), ("journal.",), ("store.create",))
+
+
+MERGED_ABOVE = {"delayedDeliveryMaxNumBuckets": "4"}
+"""With fewer, merging throws exceptions in brokers 4.0.7."""
 
 
 def has(seed: int) -> bool:
     """Whether a schedule has delayed messages; the first of those is left as it was, with what it caught before."""
     return seed % EVERY == AT and seed > AT
+
+
+def merges(seed: int) -> bool:
+    """Whether brokers of such a schedule merge buckets."""
+    return seed // EVERY % 3 == 2
 
 
 def settings_for(settings: Settings, random: Random) -> Settings:
@@ -70,10 +86,10 @@ class Delaying:
     """What comes out of it, sometimes."""
     RUNS = frozenset({"check", "plan_repair", "repair", "undo_repair"})
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: Operator, *, merging: bool) -> None:
         self.operator = operator
         self.counts = Counter[str]()
-        broker = DelayedIndexSettings.from_broker_conf(BROKERS)
+        broker = DelayedIndexSettings.from_broker_conf(BROKERS | (MERGED_ABOVE if merging else {}))
         self.brokers = DelayedBrokers(operator.world, broker, self.counts)
         self.laws = DelayedLaws(operator.world, self.brokers, self.counts)
         self.grown = self.depth = 0
@@ -128,7 +144,19 @@ class Delaying:
         epochs = self.operator.lake.epochs()
         if not epochs:
             return "no scan yet"
-        return self._looks(lambda: str(check_delayed_indexes(self.operator.cluster, epochs[-1].epoch_id).findings))
+        return self._looks(lambda: self._checked(epochs[-1].epoch_id))
+
+    def _checked(self, epoch_id: str) -> str:
+        cluster, fired = self.operator.cluster, self.world.interceptor.fired
+        acts = len(fired)
+        done = check_delayed_indexes(cluster, epoch_id)
+        if len(fired) == acts:
+            self.laws.checked(*(self._rows(epoch_id, table, columns) for table, columns in CHECKED.items()))
+        return str(done.findings)
+
+    def _rows(self, epoch_id: str, table: str, columns: list[str]) -> list[dict[str, Any]]:
+        lake, parts = self.operator.lake, self.operator.cluster.parts(epoch_id, table)
+        return [row for batch in lake.batches(parts, columns) for row in batch.to_pylist()]
 
     def plan_repair(self) -> str:
         """A plan of the newest scan that was checked."""
@@ -149,6 +177,7 @@ class Delaying:
     def _looks(self, work: Callable[[], str]) -> str:
         world = self.world
         world.trace = None
+        self._merged_meanwhile()
         before, acts = world.zookeeper.zxid, len(world.interceptor.fired)
         said = work()
         if len(world.interceptor.fired) == acts and world.zookeeper.zxid != before:
@@ -161,7 +190,9 @@ class Delaying:
         if not plans:
             return "no plan of repairs yet"
         summary, rows = self.operator.lake.repair_plan(plans[-1].plan_id)
-        self.laws.levels = {(row["topic"], row["subscription"]): row["level"] for row in rows.to_pylist()}
+        planned = {(row["topic"], row["subscription"]): row for row in rows.to_pylist()}
+        self.laws.levels = {key: row["level"] for key, row in planned.items()}
+        self.laws.planned = {key: frozenset(row["buckets"]) for key, row in planned.items()}
         self._disturb()
         order, run_id = Order(summary.plan_id, summary.digest), self.operator._run_id("repair")
         return self._effect("repair", lambda: repair(self.operator.cluster, run_id, order, dry_run=False))
@@ -183,6 +214,7 @@ class Delaying:
             done = work()
         for one in done:
             self.counts["subscriptions repaired"] += one.outcome is Outcome.DONE and what != UNDO
+            self.counts["repairs left as buckets had changed"] += one.why.code in CHANGED
         return "; ".join(f"{one.level} of {one.subscription} of {one.topic} {one.outcome}: {one.why}" for one in done)
 
     def _disturb(self) -> None:
@@ -193,24 +225,10 @@ class Delaying:
         interceptor, own = world.interceptor, Random(random.getrandbits(32))
 
         def brokers_act(call: str) -> None:
-            world.zookeeper.freeze()
-            was, world.random = world.random, own
-            try:
-                done = "; ".join(self.brokers.act(own) for _ in range(own.randint(1, 2)))
-            finally:
-                world.random = was
-            interceptor.fired.append(f"meanwhile {done}")
+            self._meanwhile(own, lambda: [self.brokers.act(own) for _ in range(own.randint(1, 2))])
 
         def brokers_load(call: str) -> None:
-            world.zookeeper.freeze()
-            was, world.random = world.random, own
-            try:
-                for topic in self.brokers.topics():
-                    if not topic.loaded:  # no dispatcher has read anything yet: the cursors are as they were
-                        world.load(topic)
-                        interceptor.fired.append(f"meanwhile {topic.name} is loaded")
-            finally:
-                world.random = was
+            self._meanwhile(own, self._load_all)
 
         def another(call: str) -> None:
             self.depth += 1
@@ -225,9 +243,39 @@ class Delaying:
                 self.depth -= 1
             interceptor.fired.append(f"another repair meanwhile: {done}")
 
-        act = random.choice([brokers_act, brokers_act, brokers_load, another, crash(interceptor)])
+        acts = [brokers_act, brokers_act, brokers_load, another, crash(interceptor)]
+        if self.brokers.merges:
+            acts += [lambda call: self._meanwhile(own, lambda: self.brokers.press(own))] * 3
+        act = random.choice(acts)
         nth, when = random.randrange(4), random.choice(["before", "before", "after"])
         interceptor.injections.append(Injection("delays", random.choice(CALLS), nth, when, act))
+
+    def _load_all(self) -> list[str]:
+        """No dispatcher has read anything yet: the cursors are as they were."""
+        resting = [topic for topic in self.brokers.topics() if not topic.loaded]
+        for topic in resting:
+            self.world.load(topic)
+        return [f"{topic.name} is loaded" for topic in resting]
+
+    def _meanwhile(self, own: Random, work: Callable[[], list[str]]) -> None:
+        """Brokers do something amid a run, by a chance of their own."""
+        world = self.world
+        world.zookeeper.freeze()
+        was, world.random = world.random, own
+        try:
+            done = work()
+        finally:
+            world.random = was
+        world.interceptor.fired.append(f"meanwhile {'; '.join(done)}")
+
+    def _merged_meanwhile(self) -> None:
+        """Amid a check, or the making of a plan, brokers merge buckets."""
+        random = self.operator.random
+        if not (self.brokers.merges and self.faulty) or random.random() < 0.5:
+            return
+        own, nth = Random(random.getrandbits(32)), random.randrange(12)
+        act = lambda call: self._meanwhile(own, lambda: self.brokers.press(own))  # noqa: E731
+        self.world.interceptor.injections.append(Injection("merges", ("store.",), nth, "after", act))
 
     # ------------------------------------------------------------------------------------------------------------- end
 

@@ -1,30 +1,30 @@
 """Brokers with delayed messages: they publish, seal buckets, recover them, merge, deliver, and trim what is consumed.
 
 Belongs here: acts on topics that stand apart from acts of chance, and damage to their indexes. The brokers' tracker is
-the project's own: the same as upstream's where a test plays both. Not here: what an operator does about it, and what
-must hold (``operators/delaying.py``, ``laws/delayed_laws.py``).
+the project's own: the same as upstream's where a test plays both; merging is as upstream has it
+(``merging_tracker.py``). Not here: what an operator does about it, and what must hold (``operators/delaying.py``,
+``laws/delayed_laws.py``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
 
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
-from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
-from pulsar_lifecycle.delayed_index.tracking.merging import MergeRule
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole, seal
 from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
-from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import delayed_indexes
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from tests.kit.builders import entry
-from tests.kit.simulated.cluster import bucket_key
+from tests.simulation.world.delayed.merging_tracker import Merge, MergingTracker
+from tests.simulation.world.delayed.stored_buckets import Place, StoredBuckets
 from tests.simulation.world.model import HOUR, Cursor, ModelTopic
 from tests.simulation.world.world import World
 
@@ -34,7 +34,8 @@ PLAIN = entry(b"m")
 MOST = 12 * 24 * HOUR
 """How late the last message is due."""
 NO_LEDGER = 1 << 40
-Place = tuple[int, int]
+GOES_ON = 60_000
+"""How long (ms) a merge may go on after its topic was unloaded."""
 
 
 @dataclass
@@ -47,12 +48,27 @@ class Dispatcher:
     read: set[Place] = field(default_factory=set)
 
 
+@dataclass
+class GoingOn:
+    """A merge whose broker has let the topic go, until (ms) and as long as the cursor's z-node has this version."""
+
+    merge: Merge
+    until: int
+    version: int
+
+
 class DelayedBrokers:
-    """Brokers of the topics with delayed messages; ``counts`` of what was done."""
+    """Brokers of the topics with delayed messages; ``counts`` of what was done.
+
+    They merge the buckets of a subscription that has more than ``delayedDeliveryMaxNumBuckets``.
+    """
 
     def __init__(self, world: World, settings: DelayedIndexSettings, counts: Counter[str]) -> None:
         self.world, self.settings, self.counts = world, settings, counts
         self.dispatchers: dict[tuple[Topic, str], Dispatcher] = {}
+        self.lost: dict[int, frozenset[Place]] = {}
+        """What a merged snapshot lacked when it was made, by its ledger: segments that its broker had loaded."""
+        self.going_on: list[GoingOn] = []
         self.on_early: Callable[[str], None] = lambda what: None
         """Called with a message that comes before it is due."""
         world.on_forget = self._forget
@@ -62,9 +78,22 @@ class DelayedBrokers:
         found = [t for t in self.world.model.topics.values() if t.apart and t.ledgers]
         return sorted(found, key=lambda t: str(t.name))
 
+    @property
+    def merges(self) -> bool:
+        """Whether they merge buckets."""
+        return self.settings.delayed_delivery_max_num_buckets > 0
+
     def _forget(self, topic: ModelTopic) -> None:
+        """Of a merge that is under way nothing more comes, or all in a moment."""
+        self.going_on = [one for one in self.going_on if one.merge.stored.topic.name != topic.name]
         for key in [key for key in self.dispatchers if key[0] == topic.name]:
-            del self.dispatchers[key]
+            tracker = self.dispatchers.pop(key).tracker
+            if isinstance(tracker, MergingTracker) and (merge := tracker.merge):
+                self.counts["merges amid which a topic was unloaded"] += 1
+                restored = merge.stored.topic is not topic
+                if merge.named and not restored and self.world.random.random() < 0.5:
+                    until = self.world.time.now_ms() + GOES_ON
+                    self.going_on.append(GoingOn(merge, until, merge.stored.version))
 
     # ------------------------------------------------------------------------------------------------------------ acts
 
@@ -79,10 +108,12 @@ class DelayedBrokers:
         for cursor in random.choice([("one",), ("one", "two")]):
             topic.cursors[cursor] = Cursor(at=topic.ledgers[0])
             world.store_cursor(topic, cursor)
-        for _ in range(random.choice([2, 3, 4])):
+        for _ in range(random.choice([6, 7]) if self.merges else random.choice([2, 3, 4])):
             self.publish(random, topic, random.choice([3, 5, 8]))
             self.roll(topic)
         self.publish(random, topic, 1)
+        if self.merges and random.random() < 0.5:
+            return f"{topic.name} has {len(topic.due)} delayed messages in {topic.ledgers}"
         world.unload(topic)
         return f"{topic.name} rests with {len(topic.due)} delayed messages in {topic.ledgers}"
 
@@ -91,9 +122,13 @@ class DelayedBrokers:
         topics = self.topics()
         if not topics:
             return "no topic with delayed messages"
+        if self.going_on and random.random() < 0.7:
+            return self._go_on(random)
         topic = random.choice(topics)
         if not topic.loaded:
             return self.load(topic)
+        if self._under_way(topic) and random.random() < 0.5:
+            return f"{topic.name} merges: {self._merge(random, topic)}"
         what = random.choice(["unload", "publish", "roll", "deliver", "deliver", "trim", "merge"])
         if what == "unload":
             self.world.unload(topic, graceful=random.random() < 0.7)
@@ -102,14 +137,58 @@ class DelayedBrokers:
             self.publish(random, topic, random.choice([1, 4]))
             return f"{topic.name} has {len(topic.due)} delayed messages"
         if what == "roll":
-            self.publish(random, topic, random.choice([3, 4]))
-            self.roll(topic)
+            for _ in range(random.choice([1, 2, 3]) if self.merges else 1):
+                self.publish(random, topic, random.choice([3, 4]))
+                self.roll(topic)
             self.publish(random, topic, 1)
             return f"{topic.name} rolls over to ledger {topic.ledgers[-1]}"
         if what == "trim":
             consumed = [ledger for ledger in topic.ledgers if all(c.at > ledger for c in topic.cursors.values())]
             return f"{topic.name} trims {self.world.take_off(topic, len(consumed)) if consumed else []}"
         return f"{topic.name} delivers {self.deliver(topic)}"
+
+    def press(self, random: Random) -> list[str]:
+        """Topics that brokers have get more buckets, until those are merged; merges go on, to their end or not."""
+        done: list[str] = []
+        while self.going_on and random.random() < 0.8:
+            done.append(self._go_on(random))
+        for topic in self.topics():
+            if topic.loaded and not self._under_way(topic):
+                for _ in range(2):
+                    self.publish(random, topic, 4)
+                    self.roll(topic)
+                self.publish(random, topic, 1)
+                done.append(f"{topic.name} rolls over twice")
+            if topic.loaded:
+                done.append(f"{topic.name} merges: {self._merge(random, topic)}")
+        return done
+
+    def _under_way(self, topic: ModelTopic) -> list[MergingTracker]:
+        """Trackers of a topic that are merging."""
+        trackers = [dispatcher.tracker for (of, _), dispatcher in self.dispatchers.items() if of == topic.name]
+        return [one for one in trackers if isinstance(one, MergingTracker) and one.merge]
+
+    def _merge(self, random: Random, topic: ModelTopic) -> str:
+        """Some steps of the merges that are under way."""
+        steps = [one.step(random) for one in self._under_way(topic) for _ in range(random.choice([1, 2, 9]))]
+        return "; ".join(filter(None, steps))
+
+    def _go_on(self, random: Random) -> str:
+        """One step of a merge whose topic was unloaded meanwhile: its broker does not know, or does not care."""
+        one = self.going_on[0]
+        stored = one.merge.stored
+        there = self.world.model.topics.get(stored.topic.name) is stored.topic and stored.name in stored.topic.cursors
+        if one.merge.ended or self.world.time.now_ms() > one.until or not there:
+            self.going_on.pop(0)
+            return "a merge ends with its broker"
+        if one.merge.gone and stored.version != one.version:  # it has another version of the cursor
+            one.merge.old.popleft()
+            one.merge.gone = False
+            return f"a merge of {stored.name} of {stored.topic.name} comes too late"
+        done = one.merge.step(random)
+        one.version = stored.version
+        self.counts["steps of merges after an unload"] += 1
+        return f"a merge of {stored.name} of {stored.topic.name} goes on: {done}"
 
     def load(self, topic: ModelTopic) -> str:
         """A broker takes the topic, and its dispatchers read what there is."""
@@ -160,10 +239,11 @@ class DelayedBrokers:
         return found
 
     def _tracker(self, topic: ModelTopic, name: str) -> BucketTracker | None:
-        snapshots, now = Snapshots(self.world, topic, name), self.world.time.now_ms()
+        stored, now = StoredBuckets(self.world, topic, name), self.world.time.now_ms()
         try:
-            rule = MergeRule.PIP_195
-            return BucketTracker(self.settings, snapshots, snapshots, str(topic.name), name, now, rule)
+            if self.merges:
+                return MergingTracker(self.settings, stored, now, self.lost)
+            return BucketTracker(self.settings, stored, stored, str(topic.name), name, now)
         except LifecycleError:
             self.counts["recoveries that fell back"] += 1
             return None
@@ -177,7 +257,9 @@ class DelayedBrokers:
         ledgers, entries = np.array(places, np.int64).T
         due = np.array([topic.due[place] for place in places], np.int64)
         if dispatcher.tracker:
+            merged = len(self.lost)
             delayed = dispatcher.tracker.add_messages(ledgers, entries, due, now)
+            self.counts["merges of buckets"] += len(self.lost) - merged
         else:
             delayed = due > self.settings.cutoff(now)
             dispatcher.waiting |= {p: topic.due[p] for p, later in zip(places, delayed, strict=True) if later}
@@ -251,51 +333,3 @@ class DelayedBrokers:
 
     def _made(self, topic: ModelTopic, name: str, span: Place, entries: Sequence[bytes]) -> int:
         return self.world.make("bucket", topic.name, cursor=name, span=span, entries=list(entries))
-
-
-class Snapshots:
-    """The buckets of a subscription as its broker stores them: ledgers, and properties of the cursor."""
-
-    def __init__(self, world: World, topic: ModelTopic, name: str) -> None:
-        self.world, self.topic, self.name = world, topic, name
-
-    def read(self) -> Mapping[str, int]:
-        return {bucket_key(*span): ledger for span, ledger in self.topic.cursors[self.name].buckets.items()}
-
-    def put(self, key: str, bucket_id: int) -> None:
-        self.topic.cursors[self.name].buckets[parse_bucket_key(key)] = bucket_id
-        self.world.store_cursor(self.topic, self.name)
-
-    def remove(self, key: str) -> None:
-        self.topic.cursors[self.name].buckets.pop(parse_bucket_key(key), None)
-        self.world.store_cursor(self.topic, self.name)
-
-    def create_bucket_snapshot(self, entries: Sequence[bytes], bucket_key: str, topic: str, cursor: str) -> int:
-        span = parse_bucket_key(bucket_key)
-        return self.world.make("bucket", self.topic.name, cursor=self.name, span=span, entries=list(entries))
-
-    def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
-        return self._entries(bucket_id)[0]
-
-    def get_bucket_snapshot_segments(
-        self, bucket_id: int, first_segment_entry_id: int, last_segment_entry_id: int
-    ) -> list[bytes]:
-        return self._entries(bucket_id)[first_segment_entry_id : last_segment_entry_id + 1]
-
-    def get_bucket_snapshot_length(self, bucket_id: int) -> int:
-        return sum(map(len, self._entries(bucket_id)))
-
-    def delete_bucket_snapshot(self, bucket_id: int) -> None:
-        if self.world.exists(bucket_id) and bucket_id not in self.world.live():
-            self.world.drop(bucket_id, leak=0.1)
-
-    def start(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def _entries(self, bucket_id: int) -> list[bytes]:
-        if not self.world.exists(bucket_id) or bucket_id not in self.world.reader.payloads:
-            raise NotFound(f"snapshot {bucket_id} is gone")
-        return self.world.reader.payloads[bucket_id]
