@@ -51,12 +51,13 @@ def by_id(store: MetadataStore, text: str, root: str = "/ledgers") -> ClosedLedg
         if not found[2]:
             single.append(first)
         wanted.update(dict.fromkeys(range(first, last + 1)))
-    chosen = _closed(store, list(wanted), root)
+    chosen, absent = _closed(store, list(wanted), root)
     for ledger_id in single:
+        if ledger_id in absent:
+            raise NotFound(f"ledger {ledger_id}: it has no z-node")
         if ledger_id in chosen.left_out:
-            kind = NotFound if chosen.left_out[ledger_id] == _ABSENT else UsageError
-            raise kind(f"ledger {ledger_id}: {chosen.left_out[ledger_id]}")
-    return ClosedLedgers(chosen.ledgers, {i: why for i, why in chosen.left_out.items() if why != _ABSENT})
+            raise UsageError(f"ledger {ledger_id}: {chosen.left_out[ledger_id]}")
+    return chosen
 
 
 def of_topic(store: MetadataStore, topic: Topic, root: str = "/ledgers") -> ClosedLedgers:
@@ -93,7 +94,6 @@ def read_nodes(store: MetadataStore, paths: Sequence[str]) -> Iterator[tuple[str
         yield path, node
 
 
-_ABSENT = "it has no z-node"
 _OFFLOADED = "only its offloaded copy is left"
 
 
@@ -117,21 +117,22 @@ def _of_nodes(store: MetadataStore, paths: Sequence[str], root: str) -> ClosedLe
                 offloaded[info.ledger_id] = _OFFLOADED
             else:
                 listed[info.ledger_id] = path
-    chosen = _closed(store, list(listed), root)
-    for ledger_id, why in chosen.left_out.items():
-        if why == _ABSENT:
-            raise NotFound(f"ledger {ledger_id}, which {listed[ledger_id]} lists: {why}")
+    chosen, absent = _closed(store, list(listed), root)
+    for ledger_id in absent:
+        raise NotFound(f"ledger {ledger_id}, which {listed[ledger_id]} lists: it has no z-node")
     return ClosedLedgers(chosen.ledgers, {**chosen.left_out, **offloaded}, listed)
 
 
-def _closed(store: MetadataStore, ids: Sequence[int], root: str) -> ClosedLedgers:
+def _closed(store: MetadataStore, ids: Sequence[int], root: str) -> tuple[ClosedLedgers, list[int]]:
+    """Those that are closed, and why others are not among them; and those that have no z-node."""
     ledgers: list[tuple[int, LedgerMetadata]] = []
     left_out: dict[int, str] = {}
+    absent: list[int] = []
     for (path, node), ledger_id in zip(
         read_nodes(store, [ledger_path.ledger_path(i, root) for i in ids]), ids, strict=True
     ):
         if node is None:
-            left_out[ledger_id] = _ABSENT
+            absent.append(ledger_id)
             continue
         try:
             metadata = ledger_metadata.decode(node.data)
@@ -141,4 +142,4 @@ def _closed(store: MetadataStore, ids: Sequence[int], root: str) -> ClosedLedger
             left_out[ledger_id] = f"it is {metadata.state.name}: only closed ledgers are read"
         else:
             ledgers.append((ledger_id, metadata))
-    return ClosedLedgers(tuple(ledgers), left_out)
+    return ClosedLedgers(tuple(ledgers), left_out), absent
