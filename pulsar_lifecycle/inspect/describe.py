@@ -33,7 +33,6 @@ from pulsar_lifecycle.scan.references import KINDS
 Document = dict[str, Any]
 
 PARTITIONED_ROOT = "/admin/partitioned-topics"
-NO_PARTITION = "it has no z-node: it was never created, or deleted"
 HIDDEN = "(hidden)"
 _SECRET = re.compile(r"password|secret|token|credential|authenticationparam|privatekey", re.IGNORECASE)
 
@@ -266,7 +265,7 @@ def _partitioned(store: MetadataStore, subject: Topic, path: str) -> Document:
 
 def _summary(node: Node | None) -> Document:
     if node is None:
-        return {"error": NO_PARTITION}
+        return {"absent": "it has no z-node: it was never created, or deleted"}
     try:
         return {"ledgers": len(managed_ledger.decode(node.data).ledgers), "mtime": node.stat.mtime}
     except CorruptFormat as error:

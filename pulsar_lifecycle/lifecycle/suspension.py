@@ -59,15 +59,15 @@ def suspended_bookies(cluster: Cluster) -> list[Suspended]:
     since = min((row["asked_at"] for row in disks), default=0) if len(said) == len(disks) else 0
     mine = pc.field("cluster") == cluster.settings.cluster
     outcome = pc.field("outcome").isin([Outcome.SUSPENDED, Outcome.RESUMED])
-    columns = ["detail", "outcome", "reason", "at"]
+    columns = ["detail", "outcome", "at"]
     words = cluster.journal_reader.find(mine & outcome & filed_since(since), columns).sort_by("at").to_pylist()
-    told = {json.loads(row["detail"])["bookie"]: row for row in words}
+    told = {(detail := json.loads(row["detail"]))["bookie"]: {**row, "why": detail.get("why", "")} for row in words}
     found: list[Suspended] = []
     for bookie in sorted({*said, *told}):
         word, seen = told.get(bookie), said.get(bookie)
         if word and (seen is None or word["at"] > seen["asked_at"]):
             if word["outcome"] == Outcome.SUSPENDED:
-                found.append(Suspended(bookie, word["at"], word["reason"].removeprefix(bookie).removeprefix(": ")))
+                found.append(Suspended(bookie, word["at"], word["why"]))
         elif seen and seen["verdict"] == DiskVerdict.SUSPENDED:
             found.append(Suspended(bookie, seen["asked_at"], seen["detail"]))
     return found
@@ -101,7 +101,7 @@ def _tell(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str, *, su
             raise UsageError(f"no bookie {missing[0]} is registered; there are {', '.join(sorted(registered))}")
 
         def note(bookie: str, outcome: Outcome, text: str) -> None:
-            subject = Subject(-1, "Bookie", "", details=(BookieTold(bookie),))
+            subject = Subject(-1, "Bookie", "", details=(BookieTold(bookie, why=why or None),))
             said = Why(outcome, f"{bookie}: {text}" if text else bookie)
             row = writer.row(step, subject, outcome, said, ports.clock.now_ms())
             ports.journal.record([row])

@@ -80,11 +80,12 @@ class MessageSent:
 
 @dataclass(frozen=True, slots=True)
 class BookieTold:
-    """Details of what a bookie was told: free bytes and entry logs, before it collected and after."""
+    """Details of what a bookie was told: why; free bytes and entry logs before it collected, and after."""
 
     bookie: str
     free: tuple[int, int] | None = None
     entry_logs: tuple[int, int] | None = None
+    why: str | None = None
 
 
 def _stored(details: Details) -> str:

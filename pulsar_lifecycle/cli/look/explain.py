@@ -198,7 +198,7 @@ def _ledger(found: Explanation, now: int) -> str:
     if row is None:
         return f"{found.path} does not exist"
     if row["problem"]:
-        return f"{found.path}: {row['error'] if row['error'] != 'empty' else 'the z-node has no data'}"
+        return f"{found.path}: {row['error']}"
     inside = (
         f", {show.counted(row['entries'], 'entry', 'entries')}, {show.size(row['length'])}"
         if row["entries"] is not None

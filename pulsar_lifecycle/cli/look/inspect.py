@@ -296,14 +296,12 @@ def _print_topic(document: dict[str, Any]) -> None:
 
 def _unread(document: dict[str, Any]) -> bool:
     """Whether anything of a topic, or of its partitions, could not be read; a copy that was released may be gone."""
-    from pulsar_lifecycle.inspect.describe import NO_PARTITION
-
     schema = document.get("schema") or {}
     parts = [*document.get("partitions", []), *document.get("cursors", []), schema, *schema.get("versions", [])]
     for item in document.get("ledgerInfo", []):
         if not item.get("offloadContext", {}).get("bookkeeperDeleted"):
             parts.append(item["bookkeeper"])
-    return any(part.get("error", NO_PARTITION) != NO_PARTITION for part in parts)
+    return any("error" in part for part in parts)
 
 
 def _load_state(document: dict[str, Any]) -> str:

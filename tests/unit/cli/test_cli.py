@@ -219,6 +219,19 @@ def test_a_ledger_may_be_absent_only_where_its_copy_was_released(
         assert run("inspect", "topic", TOPIC) == code
 
 
+def test_a_partition_that_was_never_created_is_shown_and_one_that_cannot_be_read_ends_with_1(
+    settings_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    topic = Topic.parse("persistent://acme/orders/parted")
+    store = cluster.open_store()
+    store.create(f"/admin/partitioned-topics/{topic.managed_ledger}", b'{"partitions": 2}', parents=True)
+    run = looked_at(cluster, monkeypatch, Brokers({}, 60_000))
+    assert run("inspect", "topic", str(topic)) == 0
+    store.create(f"/managed-ledgers/{topic.managed_ledger}-partition-1", b"no list", parents=True)
+    assert run("inspect", "topic", str(topic)) == 1
+
+
 def looked_at(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch, brokers: Brokers) -> Callable[..., int]:
     """The command line over this cluster."""
     monkeypatch.setattr("pulsar_lifecycle.cli.look.inspect.brokers_of", lambda where: brokers)

@@ -123,9 +123,9 @@ def test_the_later_of_what_a_bookie_said_and_what_it_was_told_counts(
     row = BookieDisk("a", verdict, Placed(), None, "its disk is full", told + minutes * MINUTE).row()
     disks = pa.RecordBatch.from_pylist([row], BOOKIE_DISK)
     scene.cluster.store(scene.scan().epoch_id, TABLE, BOOKIE_DISK, lambda _: [disks], [None])
-    step, about = Step(Action.SUSPEND_COMPACTION, Phase.SUSPEND_COMPACTION), BookieTold("a")
+    step, about = Step(Action.SUSPEND_COMPACTION, Phase.SUSPEND_COMPACTION), BookieTold("a", why="peak hour")
     subject = Subject(-1, "Bookie", "", details=(about,))
-    word = Writer("run", "test").row(step, subject, Outcome.SUSPENDED, Why(Outcome.SUSPENDED, "a: peak hour"), told)
+    word = Writer("run", "test").row(step, subject, Outcome.SUSPENDED, Why(Outcome.SUSPENDED, "told"), told)
     servers.journal.record([word])
     assert [one.why for one in suspended_bookies(scene.cluster)] == ([expected] if expected else [])
 
