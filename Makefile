@@ -54,7 +54,7 @@ check: setup ## Linters, types and import rules
 docs: setup ## The documentation, in site/; a broken link or anchor fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "open site/index.html; to search it without the internet: $(BIN)/python -m http.server -d site"
 
-simulate: setup ## Random schedules of brokers, operators and faults against the deletion code (SEEDS=10000 FROM=0)
+simulate: setup ## Random schedules of brokers, operators and faults against the runs of the product (SEEDS=10000 FROM=0)
 	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) --from $(or $(FROM),0)
 
 ui: setup ## The Dagster UI on the sandbox, at http://127.0.0.1:3000

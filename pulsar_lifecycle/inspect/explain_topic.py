@@ -186,8 +186,8 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
               row["ledger_id"] in offloaded, load)
         for row in judge(inputs, now, kept).to_pylist()
     )  # fmt: skip
-    standing = _cursors(cursors, positions, held, holds, pins)
-    held = tuple(_freed_by(one, standing) for one in held)
+    shown_cursors = _cursors(cursors, positions, held, holds, pins)
+    held = tuple(_freed_by(one, shown_cursors) for one in held)
     known = namespace in policies.by_namespace
     warnings = [*differing]
     unread = layers.topics[namespace].unknown if namespace in layers.topics else None
@@ -206,7 +206,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         policies.of(subject) if known else None,
         protection.topic_rule(subject, listed.column("shadow_source")[0].as_py() or "", context),
         held,
-        standing,
+        shown_cursors,
         tuple(warnings),
         epochs[-1].epoch_id,
         _causes(opened, inputs, load, Rollover.of(layers.brokers)),

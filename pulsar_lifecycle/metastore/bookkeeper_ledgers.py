@@ -67,11 +67,11 @@ def id_range(parent: str, root: str = "/ledgers") -> tuple[int, int]:
 
 
 def read_ledgers(
-    store: MetadataStore, units: Iterable[Unit], wanted: pa.Schema = tables.BOOKKEEPER_LEDGERS, root: str = "/ledgers"
+    store: MetadataStore, units: Iterable[Unit], schema: pa.Schema = tables.BOOKKEEPER_LEDGERS, root: str = "/ledgers"
 ) -> Iterator[pa.RecordBatch]:
     """Rows of ``tables.BOOKKEEPER_LEDGERS``, or of the picked columns."""
-    for rows in rows_below(store, units, wanted):
-        yield rows if isinstance(rows, pa.RecordBatch) else _ledger_batch(rows, wanted, root)
+    for rows in rows_below(store, units, schema):
+        yield rows if isinstance(rows, pa.RecordBatch) else _ledger_batch(rows, schema, root)
 
 
 def ledger_rows(nodes: Sequence[Node], root: str = "/ledgers") -> pa.Table:
@@ -83,8 +83,8 @@ def ledger_rows(nodes: Sequence[Node], root: str = "/ledgers") -> pa.Table:
 
 def ledger_dictionaries(nodes: Sequence[Node], root: str = "/ledgers") -> list[dict[str, Any]]:
     """:func:`ledger_rows` as dictionaries: of a few, Arrow would take longer than all else."""
-    rows, wanted = _rows_of(nodes), tables.BOOKKEEPER_LEDGERS
-    return rows.dictionaries(wanted, _ledger_columns(rows, wanted, root))
+    rows, schema = _rows_of(nodes), tables.BOOKKEEPER_LEDGERS
+    return rows.dictionaries(schema, _ledger_columns(rows, schema, root))
 
 
 def _rows_of(nodes: Sequence[Node]) -> Rows:
@@ -106,11 +106,11 @@ def _rows_of(nodes: Sequence[Node]) -> Rows:
     return rows
 
 
-def _ledger_batch(rows: Rows, wanted: pa.Schema, root: str) -> pa.RecordBatch:
-    return rows.batch(wanted, _ledger_columns(rows, wanted, root))
+def _ledger_batch(rows: Rows, schema: pa.Schema, root: str) -> pa.RecordBatch:
+    return rows.batch(schema, _ledger_columns(rows, schema, root))
 
 
-def _ledger_columns(rows: Rows, wanted: pa.Schema, root: str) -> dict[str, list[Any]]:
+def _ledger_columns(rows: Rows, schema: pa.Schema, root: str) -> dict[str, list[Any]]:
     datas = rows.column(DATA)
     ids = _ledger_ids(rows.column(PATH), root)
     for index, (ledger_id, data) in enumerate(zip(ids, datas, strict=True)):
@@ -118,7 +118,7 @@ def _ledger_columns(rows: Rows, wanted: pa.Schema, root: str) -> dict[str, list[
             rows.note(index, Problem.UNREAD, "not a ledger z-node")
         if not data:
             rows.note(index, Problem.EMPTY, "the z-node has no data")
-    columns, problems = ledger_metadata.decode_columns(datas, frozenset(wanted.names) & _DECODED)
+    columns, problems = ledger_metadata.decode_columns(datas, frozenset(schema.names) & _DECODED)
     for index, problem in enumerate(problems):
         if problem is not None:
             rows.note(index, Problem.CORRUPT, problem)

@@ -158,13 +158,13 @@ def read_topics(
     compaction: Callable[[Topic], str],
     now: int,
     ledgers_root: str,
-    wanted: pa.Schema = tables.TOPICS,
+    schema: pa.Schema = tables.TOPICS,
 ) -> Iterator[pa.RecordBatch]:
     """Rows of ``tables.TOPICS``. ``compaction`` is asked only of loaded topics that have a ``__compaction`` cursor.
 
     Loaded means listed by a broker, with an open last ledger: the list lags, and asking about any other loads it.
     """
-    for rows in rows_below(store, units, wanted):
+    for rows in rows_below(store, units, schema):
         if isinstance(rows, pa.RecordBatch):
             yield rows
             continue
@@ -210,7 +210,7 @@ def read_topics(
         )
         columns |= {name: [f[i] for f in found] for i, name in enumerate(names)}
         yield rows.batch(
-            wanted,
+            schema,
             {
                 **columns,
                 "first_ledger_id": [i[0] if i else None for i in ids],
@@ -264,9 +264,9 @@ def load_state(
 
 def ledger_states(store: MetadataStore, ids: Sequence[int | None], root: str) -> list[str | None]:
     """``OPEN``, ``IN_RECOVERY`` or ``CLOSED`` of ledgers by id; None where there is no readable z-node."""
-    wanted = [i for i in dict.fromkeys(ids) if i is not None]
-    nodes = store.read([ledger_path.ledger_path(i, root) for i in wanted])
-    there = [(i, node.data) for i, node in zip(wanted, nodes, strict=True) if isinstance(node, Node)]
+    known = [i for i in dict.fromkeys(ids) if i is not None]
+    nodes = store.read([ledger_path.ledger_path(i, root) for i in known])
+    there = [(i, node.data) for i, node in zip(known, nodes, strict=True) if isinstance(node, Node)]
     columns, _ = ledger_metadata.decode_columns([data for _, data in there], frozenset({"state"}))
     states = dict(zip((i for i, _ in there), columns["state"], strict=True))
     return [states.get(i) if i is not None else None for i in ids]

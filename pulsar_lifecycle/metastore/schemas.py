@@ -22,7 +22,7 @@ from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.records import tables
 
 
-def schema_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda namespace: True) -> list[Unit]:
+def schema_units(store: MetadataStore, chosen: Callable[[str], bool] = lambda namespace: True) -> list[Unit]:
     """Every namespace below ``/schemas``, cut into chunks of schema names.
 
     A namespace that lost its last schema stays behind as an empty z-node and gives no unit.
@@ -32,7 +32,7 @@ def schema_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda na
     namespaces, failed = children_below(store, [f"{c.path}/{n}" for c in tenants for n in c.names])
     units += failed
     paths = [f"{c.path}/{n}" for c in namespaces for n in c.names]
-    paths = [path for path in paths if wanted(path[len(SCHEMAS_ROOT) + 1 :])]
+    paths = [path for path in paths if chosen(path[len(SCHEMAS_ROOT) + 1 :])]
     listings, failed = children_below(store, paths)
     units += failed + holding_data(store, paths, "not a schema path of Pulsar 4.0")
     for listing in listings:
@@ -42,10 +42,10 @@ def schema_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda na
 
 
 def read_schemas(
-    store: MetadataStore, units: Iterable[Unit], wanted: pa.Schema = tables.SCHEMAS
+    store: MetadataStore, units: Iterable[Unit], row_schema: pa.Schema = tables.SCHEMAS
 ) -> Iterator[pa.RecordBatch]:
     """Rows of ``tables.SCHEMAS``; a node without data and with children is a V1 namespace and is walked too."""
-    for rows in rows_below(store, units, wanted):
+    for rows in rows_below(store, units, row_schema):
         if isinstance(rows, pa.RecordBatch):
             yield rows
             continue
@@ -60,9 +60,9 @@ def read_schemas(
         ]
         ids = [path[len(SCHEMAS_ROOT) + 1 :] for path in rows.column(PATH)]
         yield rows.batch(
-            wanted, {"schema_id": ids, "namespace": [i.rpartition("/")[0] for i in ids], "versions": versions}
+            row_schema, {"schema_id": ids, "namespace": [i.rpartition("/")[0] for i in ids], "versions": versions}
         )
-        yield from read_schemas(store, [Unit(path, None, 0) for path in sorted(namespaces)], wanted)
+        yield from read_schemas(store, [Unit(path, None, 0) for path in sorted(namespaces)], row_schema)
 
 
 def schema_versions(data: bytes) -> list[tuple[int, int, int]]:

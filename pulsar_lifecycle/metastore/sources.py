@@ -81,9 +81,9 @@ def narrowed(wanted: RowFilter, condition: Filter) -> RowFilter | None:
 class MetastoreReader(DataSourceReader):
     """Plans on the driver, reads on executors."""
 
-    def __init__(self, table: str, options: Mapping[str, str], wanted: pa.Schema) -> None:
+    def __init__(self, table: str, options: Mapping[str, str], schema: pa.Schema) -> None:
         self.table = table
-        self.columns = wanted
+        self.columns = schema
         self.options = dict(options)
         self.filters = RowFilter()
 
@@ -154,7 +154,7 @@ class MetastoreSource(DataSource):
         """The format's name."""
         return cls.table
 
-    def _wanted(self) -> pa.Schema:
+    def _picked(self) -> pa.Schema:
         try:
             return tables.pick(TABLES[self.table], self.options.get("columns"))
         except KeyError as error:
@@ -162,11 +162,11 @@ class MetastoreSource(DataSource):
 
     def schema(self) -> StructType:
         """The table's columns, or the picked ones."""
-        return from_arrow_schema(self._wanted())
+        return from_arrow_schema(self._picked())
 
     def reader(self, schema: StructType) -> MetastoreReader:
         """A reader for the columns of :meth:`schema`."""
-        return MetastoreReader(self.table, self.options, self._wanted())
+        return MetastoreReader(self.table, self.options, self._picked())
 
 
 class BookKeeperLedgers(MetastoreSource):

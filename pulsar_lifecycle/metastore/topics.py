@@ -45,11 +45,11 @@ UNNAMED = "an unnamed topic"
 """The source of a shadow topic whose property is empty."""
 
 
-def topic_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda namespace: True) -> list[Unit]:
+def topic_units(store: MetadataStore, chosen: Callable[[str], bool] = lambda namespace: True) -> list[Unit]:
     """Every ``T/NS/persistent`` and V1 ``T/C/NS/persistent`` below ``/managed-ledgers``, cut into chunks of names.
 
     So are those ``T/NS/x`` of an unknown domain that read like one of ours; what does not is a unit with its trouble.
-    ``wanted`` chooses namespaces.
+    ``chosen`` chooses namespaces.
     """
     units: list[Unit] = []
     above = [MANAGED_LEDGERS_ROOT]
@@ -65,7 +65,7 @@ def topic_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda nam
     unknown = _unknown_domains(store, above, domains)
     domains += unknown
     units += [unread(path, STRANGE) for path in above if path.rpartition("/")[0] not in unknown]
-    listings, failed = children_below(store, [d for d in domains if wanted(namespace_of(f"{d}/"))])
+    listings, failed = children_below(store, [d for d in domains if chosen(namespace_of(f"{d}/"))])
     units += failed
     for listing in listings:
         names = listing.names
@@ -97,10 +97,10 @@ def source_named(properties: Mapping[str, str]) -> str | None:
 
 
 def read_managed_ledgers(
-    store: MetadataStore, units: Iterable[Unit], wanted: pa.Schema = tables.MANAGED_LEDGERS
+    store: MetadataStore, units: Iterable[Unit], schema: pa.Schema = tables.MANAGED_LEDGERS
 ) -> Iterator[pa.RecordBatch]:
     """Rows of ``tables.MANAGED_LEDGERS``."""
-    for rows in rows_below(store, units, wanted):
+    for rows in rows_below(store, units, schema):
         if isinstance(rows, pa.RecordBatch):
             yield rows
             continue
@@ -108,7 +108,7 @@ def read_managed_ledgers(
         infos = rows.decoded(managed_ledger.decode)
         note_domains(rows, 1)
         yield rows.batch(
-            wanted,
+            schema,
             {
                 **columns,
                 "ledgers": [
@@ -143,21 +143,21 @@ def ledger_row(info: managed_ledger.LedgerInfo) -> tuple[Any, ...]:
 
 
 def read_cursors(
-    store: MetadataStore, units: Iterable[Unit], wanted: pa.Schema = tables.MANAGED_CURSORS
+    store: MetadataStore, units: Iterable[Unit], schema: pa.Schema = tables.MANAGED_CURSORS
 ) -> Iterator[pa.RecordBatch]:
     """Rows of ``tables.MANAGED_CURSORS``: the children of every topic z-node of the units."""
     for unit in units:
         if unit.trouble:
-            yield trouble_batch(wanted, unit)
+            yield trouble_batch(schema, unit)
             continue
         listings, failed = children_below(store, [f"{unit.parent}/{name}" for name in unit.names or ()])
         for broken in failed:
-            yield trouble_batch(wanted, broken)
+            yield trouble_batch(schema, broken)
         listed = {c.path: c.num_children for c in listings}
         paths = [f"{c.path}/{n}" for c in listings for n in c.names]
         for start in range(0, len(paths), CHUNK):
             for rows in scanned(store, paths[start : start + CHUNK], listed):
-                yield _cursor_batch(rows, wanted)
+                yield _cursor_batch(rows, schema)
 
 
 _CURSOR_VALUES = (
@@ -170,7 +170,7 @@ _CURSOR_VALUES = (
 )
 
 
-def _cursor_batch(rows: Rows, wanted: pa.Schema) -> pa.RecordBatch:
+def _cursor_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
     columns: dict[str, list[Any]] = {name: [] for name in ("managed_ledger", "topic", "namespace", "cursor")}
     for index, node in enumerate(rows.nodes):
         topic_path, _, encoded = node[PATH].rpartition("/")
@@ -189,7 +189,7 @@ def _cursor_batch(rows: Rows, wanted: pa.Schema) -> pa.RecordBatch:
         columns["cursor"].append(cursor_name(encoded))
     values = [info or (None,) * len(_CURSOR_VALUES) for info in rows.decoded(_cursor_values)]
     note_domains(rows, 2)
-    return rows.batch(wanted, {**columns, **{name: [v[i] for v in values] for i, name in enumerate(_CURSOR_VALUES)}})
+    return rows.batch(schema, {**columns, **{name: [v[i] for v in values] for i, name in enumerate(_CURSOR_VALUES)}})
 
 
 def _cursor_values(data: bytes) -> tuple[Any, ...]:

@@ -155,17 +155,17 @@ def node_names(listings: Iterable[Any]) -> list[str]:
     return [name for listing in listings for name in listing.names]
 
 
-def rows_below(store: MetadataStore, units: Iterable[Unit], wanted: pa.Schema) -> Iterator[Rows | pa.RecordBatch]:
+def rows_below(store: MetadataStore, units: Iterable[Unit], schema: pa.Schema) -> Iterator[Rows | pa.RecordBatch]:
     """The z-nodes of the units in chunks; what could not be listed comes as a finished batch of error rows."""
     for unit in units:
         if unit.trouble:
-            yield trouble_batch(wanted, unit)
+            yield trouble_batch(schema, unit)
             continue
         names, listed = unit.names, unit.listed
         if names is None:
             listings, failed = children_below(store, [unit.parent])
             for broken in failed:
-                yield trouble_batch(wanted, broken)
+                yield trouble_batch(schema, broken)
             names, listed = (listings[0].names, listings[0].num_children) if listings else ((), 0)
         for start in range(0, len(names), CHUNK):
             yield from scanned(store, [f"{unit.parent}/{name}" for name in names[start : start + CHUNK]], listed)
@@ -188,11 +188,11 @@ def scanned(store: MetadataStore, paths: list[str], listed: int | Mapping[str, i
 _GONE = Trouble(Problem.GONE, "it was listed, and is not there any more")
 
 
-def trouble_batch(wanted: pa.Schema, unit: Unit) -> pa.RecordBatch:
+def trouble_batch(schema: pa.Schema, unit: Unit) -> pa.RecordBatch:
     """One row that says why a unit has no other."""
     problem = unit.trouble.problem.value if unit.trouble else None
     values = {"path": unit.parent, "problem": problem, "error": unit.why}
-    return pa.RecordBatch.from_arrays([pa.array([values.get(f.name)], f.type) for f in wanted], schema=wanted)
+    return pa.RecordBatch.from_arrays([pa.array([values.get(f.name)], f.type) for f in schema], schema=schema)
 
 
 def owner_columns(rows: Rows) -> dict[str, list[Any]]:
@@ -279,16 +279,16 @@ class Rows:
             values.append(value)
         return values
 
-    def batch(self, wanted: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
+    def batch(self, schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
         """An Arrow batch: the given columns, the rest from the z-nodes; a row with a problem has path and census."""
         return pa.RecordBatch.from_arrays(
-            [_array(self._values(f.name, columns), f.type) for f in wanted], schema=wanted
+            [_array(self._values(f.name, columns), f.type) for f in schema], schema=schema
         )
 
-    def dictionaries(self, wanted: pa.Schema, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def dictionaries(self, schema: pa.Schema, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The rows of :meth:`batch`, one by one: for a few of them Arrow takes longer than all else."""
-        values = [self._values(name, columns) for name in wanted.names]
-        return [dict(zip(wanted.names, row, strict=True)) for row in zip(*values, strict=True)]
+        values = [self._values(name, columns) for name in schema.names]
+        return [dict(zip(schema.names, row, strict=True)) for row in zip(*values, strict=True)]
 
     def _values(self, name: str, columns: Mapping[str, Any]) -> Any:
         if name in columns:

@@ -144,7 +144,7 @@ class Code(StrEnum):
     ATTEMPT_UNREAD = "attempt_unread"
     """The z-node of its offload attempt cannot be read."""
     ATTEMPT_NOT_PLANNED = "attempt_not_planned"
-    """No plan names the ledger of its open attempt, or one names another place for it."""
+    """No plan names the ledger of its open attempt, or one names another location for it."""
     ABORT_BEGUN = "abort_begun"
     """An earlier run had begun to remove the objects of its attempt."""
     READ_BACK = "read_back"
@@ -172,7 +172,7 @@ class Code(StrEnum):
     UNLIKE_BOOKKEEPER = "unlike_bookkeeper"
     """Its topic, or its offloaded copy, has other entries or bytes than BookKeeper says."""
     OTHER_COPY = "other_copy"
-    """Its topic names another offloaded copy, or another place for it."""
+    """Its topic names another offloaded copy, or another location for it."""
     FROM_BOOKKEEPER = "from_bookkeeper"
     """Its topic reads it from BookKeeper again."""
 

@@ -67,7 +67,7 @@ BATCH_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Messages:
-    """Kernel for ``mapInArrow``: batches with ``ledger_id``, ``entry_id`` and ``payload`` to those of ``wanted``.
+    """Kernel for ``mapInArrow``: batches with ``ledger_id``, ``entry_id`` and ``payload`` to those of ``schema``.
 
     Raises CorruptFormat naming the entry that is no message; ``permissive`` makes it a row with a ``problem``.
     ``assembled``: the entries are those of one topic, in order, and a message of several parts is one row, at the
@@ -76,7 +76,7 @@ class Messages:
     """
 
     permissive: bool = False
-    wanted: pa.Schema = MESSAGES
+    schema: pa.Schema = MESSAGES
     assembled: bool = False
     hidden: Hidden = field(default_factory=Hidden)
 
@@ -88,10 +88,10 @@ class Messages:
             rows.append(row)
             size += len(row[_PAYLOAD] or b"")
             if len(rows) >= BATCH_ROWS or size >= BATCH_BYTES:
-                yield _batch(rows, self.wanted)
+                yield _batch(rows, self.schema)
                 rows, size = [], 0
         if rows:
-            yield _batch(rows, self.wanted)
+            yield _batch(rows, self.schema)
 
     def _all_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
         assembler = Assembler() if self.assembled else None
@@ -123,9 +123,9 @@ class Messages:
 _PAYLOAD = MESSAGES.names.index("payload")
 
 
-def _batch(rows: list[tuple[Any, ...]], wanted: pa.Schema) -> pa.RecordBatch:
+def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
     columns = dict(zip(MESSAGES.names, zip(*rows, strict=True), strict=True))
-    return pa.RecordBatch.from_arrays([pa.array(columns[f.name], f.type) for f in wanted], schema=wanted)
+    return pa.RecordBatch.from_arrays([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
 
 
 def _of_entry(position: Position, data: bytes, found: MessageEntry, hidden: int) -> list[tuple[Any, ...]]:

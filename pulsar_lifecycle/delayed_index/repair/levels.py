@@ -86,9 +86,9 @@ def goal_of(
     settings: DelayedIndexSettings,
     now: int,
 ) -> Goal:
-    """The buckets after a repair. ``waiting``: the delayed messages not acknowledged and settled, by (ledger, entry).
+    """The buckets after a repair. ``waiting``: unacknowledged messages that an index may have, by (ledger, entry).
 
-    A rebuild takes those that are not due at ``now`` (ms): the broker reads the others anyway, and what is not settled.
+    A rebuild takes those that are not due at ``now`` (ms): the broker reads all others anyway.
     """
     bad = {one.key for one in found if one.code in DROPPED}
     passed = {one.key for one in found if one.code is IndexFinding.PASSED}

@@ -166,8 +166,8 @@ def _against_entries(
     yield from _missing(IndexFinding.LOST, subscription.buckets, truth, lost)
     missing = unindexed & (truth.timestamps > now)
     merged = missing & ~lost & _before_merged(buckets, truth)
-    if entries.unsettled is not None:  # a rebuild leaves these out, and would be asked for again and again
-        merged &= ~entries.unsettled
+    if entries.unindexable is not None:  # a rebuild leaves these out, and would be asked for again and again
+        merged &= ~entries.unindexable
     yield from _missing(IndexFinding.MERGED_AND_LOST, subscription.buckets, truth, merged)
     sealed = max((bucket.end for bucket in subscription.buckets), default=-1)
     rest = missing & ~lost & ~merged & (truth.ledgers <= sealed)
@@ -178,7 +178,7 @@ def _without_buckets(
     subscription: StoredSubscription, entries: TopicEntries, now: int, sealed_at: int
 ) -> Iterator[Found]:
     """Too many messages for no bucket; a bucket is sealed once one of a later ledger is delayed, too."""
-    waiting, sealed = (outstanding(subscription, entries, settled=settled) for settled in (False, True))
+    waiting, sealed = (outstanding(subscription, entries, indexable=indexable) for indexable in (False, True))
     waiting, sealed = (some[some.timestamps > now] for some in (waiting, sealed))
     sealed = sealed[sealed.ledgers < waiting.ledgers.max()] if len(waiting) else sealed
     if len(sealed) and len(sealed) >= sealed_at:

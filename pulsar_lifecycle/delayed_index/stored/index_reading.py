@@ -211,7 +211,7 @@ def read_entries(ports: IndexPorts, stored: StoredTopic, root: str) -> TopicEntr
     listed = sorted((one for one in stored.info.ledgers if one.ledger_id >= start.ledger_id), key=_id)
     metadata = stored_references.metadata_of(ports.store, [one.ledger_id for one in listed], root)
     parts: list[Indexes] = []
-    unsettled: list[NDArray[np.bool_]] = []
+    unindexable: list[NDArray[np.bool_]] = []
     counts: dict[int, int] = {}
     unread: dict[int, str] = {}
     begun: dict[Transaction, Position] = {}
@@ -223,11 +223,11 @@ def read_entries(ports: IndexPorts, stored: StoredTopic, root: str) -> TopicEntr
             delayed, transactional = delayed_in(info.ledger_id, batches, begun)
             open_ = isinstance(known, LedgerMetadata) and known.state is not LedgerState.CLOSED
             parts.append(delayed)
-            unsettled.append(transactional | open_)
+            unindexable.append(transactional | open_)
             counts[info.ledger_id] = count
         except LifecycleError as error:
             unread[info.ledger_id] = str(error)
-    found, held = Indexes.concatenate(parts), np.concatenate([np.empty(0, np.bool_), *unsettled])
+    found, held = Indexes.concatenate(parts), np.concatenate([np.empty(0, np.bool_), *unindexable])
     if begun:
         first = min(begun.values())
         held |= (found.ledgers > first.ledger_id) | (

@@ -62,7 +62,7 @@ class StoredSubscription:
 class TopicEntries:
     """Entries of a topic from some position on: which are delayed, by (ledger, entry), and how many a ledger has.
 
-    ``unread``: by ledger, why its entries are not known; ``counts`` then may lack it. ``unsettled``: which of the
+    ``unread``: by ledger, why its entries are not known; ``counts`` then may lack it. ``unindexable``: which of the
     delayed ones no new index may have, as a broker delivers what an index says without asking: messages of
     transactions, which may be open or aborted; all that follow the first message of an open one, which brokers hold
     back until it ends; and those of ledgers that are not closed, whose last entries may go.
@@ -71,7 +71,7 @@ class TopicEntries:
     delayed: Indexes
     counts: Mapping[int, int]
     unread: Mapping[int, str]
-    unsettled: NDArray[np.bool_] | None = None
+    unindexable: NDArray[np.bool_] | None = None
     """None: none of them."""
 
 
@@ -115,16 +115,16 @@ def _set_places(bits: LedgerBits, places: Places) -> Longs:
     return places.of(np.full(len(entries), bits.ledger_id, np.int64), entries)
 
 
-def outstanding(subscription: StoredSubscription, entries: TopicEntries, *, settled: bool = False) -> Indexes:
+def outstanding(subscription: StoredSubscription, entries: TopicEntries, *, indexable: bool = False) -> Indexes:
     """The delayed messages that a subscription has not acknowledged, by (ledger, entry), due or not.
 
-    ``settled``: only those that a new index may have.
+    ``indexable``: only those that a new index may have.
     """
     delayed = entries.delayed
     places = Places(delayed.ledgers)
     there = ~acknowledged(subscription, places, places.of(delayed.ledgers, delayed.entries))
-    if settled and entries.unsettled is not None:
-        there &= ~entries.unsettled
+    if indexable and entries.unindexable is not None:
+        there &= ~entries.unindexable
     return delayed[there]
 
 

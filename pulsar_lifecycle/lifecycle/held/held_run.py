@@ -64,7 +64,7 @@ def build_held(cluster: Cluster, epoch: Epoch) -> tuple[str, ...]:
     """
     lake, epoch_id, now = cluster.lake, epoch.epoch_id, cluster.clock.now_ms()
     parts = cluster.parts(epoch_id, "managed_ledgers")
-    said = _said(cluster, namespaces_of(lake, parts))
+    said = _known(cluster, namespaces_of(lake, parts))
     tables = RetentionTables(
         lake,
         said.policies,
@@ -100,7 +100,7 @@ def newest_held(lake: Lake, cluster: str) -> Epoch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Known:
     """What policies and brokers say. None: not known."""
 
     policies: InForce[Any]
@@ -110,7 +110,7 @@ class _Said:
     problems: tuple[str, ...]
 
 
-def _said(cluster: Cluster, namespaces: set[str]) -> _Said:
+def _known(cluster: Cluster, namespaces: set[str]) -> _Known:
     """A disk that is full takes brokers along: what can be said is said."""
     try:
         shadows, unread = partitioned_shadows(cluster), ()
@@ -119,10 +119,10 @@ def _said(cluster: Cluster, namespaces: set[str]) -> _Said:
     try:
         layers, differing = policies_now(cluster, namespaces, BROKER_NAMES | ROLLOVER_NAMES)
     except LifecycleError as error:
-        return _Said(InForce({}), None, None, shadows, (*unread, str(error)))
+        return _Known(InForce({}), None, None, shadows, (*unread, str(error)))
     monitors = None if differing else monitors_in_force(layers)
     problems = (*unread, *differing)
-    return _Said(policies_in_force(layers), monitors, Rollover.of(layers.brokers), shadows, problems)
+    return _Known(policies_in_force(layers), monitors, Rollover.of(layers.brokers), shadows, problems)
 
 
 @dataclass(frozen=True)

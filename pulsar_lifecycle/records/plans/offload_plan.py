@@ -57,7 +57,7 @@ class OffloadCode(StrEnum):
     RETENTION_FIRST = "retention_first"
     """By its policies retention would delete it before it is offloaded."""
     LEFT_OUT = "left_out"
-    """Its brokers would read from another place than object_store names."""
+    """Its brokers would read from another location than object_store names."""
     LAST_LEDGER = "last_ledger"
     """It is the last ledger of its topic."""
     CLOSED_UNKNOWN = "closed_unknown"

@@ -79,10 +79,10 @@ def judge(
         if said and said.choice is OffloadChoice.RELEASE:
             said = _of_release(said, item, policy, our_lag_ms, buckets)
         if said is None and everything:
-            said = _Said(OffloadChoice.OFFLOAD, OffloadCode.ASKED_FOR, "asked for")
+            said = _Verdict(OffloadChoice.OFFLOAD, OffloadCode.ASKED_FOR, "asked for")
         said = said or _by_threshold(item, policy, beyond, now)
         if upto is not None and item["ledger_id"] >= upto and said.choice in _DOING:
-            said = _Said(OffloadChoice.KEEP, OffloadCode.BEYOND_POSITION, f"not before ledger {upto}, as asked for")
+            said = _Verdict(OffloadChoice.KEEP, OffloadCode.BEYOND_POSITION, f"not before ledger {upto}, as asked for")
         found.append(_row(state, item, policy, said, warning(policy, retention) or "", lag_ms))
     return found[::-1]
 
@@ -91,7 +91,7 @@ _DOING = (OffloadChoice.OFFLOAD, OffloadChoice.RELEASE, OffloadChoice.BROKERS_RE
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Verdict:
     """What is to be done with a ledger, and why."""
 
     choice: OffloadChoice
@@ -135,9 +135,9 @@ def _of_ledger(
     whole: Why | None,
     *,
     last: bool,
-) -> _Said | None:
+) -> _Verdict | None:
     """Where the thresholds do not matter; None leaves the word to them."""
-    keep = partial(_Said, OffloadChoice.KEEP)
+    keep = partial(_Verdict, OffloadChoice.KEEP)
     if item["offload_complete"]:
         return _of_offloaded(state, item, policy, now, lag_ms)
     if whole:
@@ -156,8 +156,8 @@ def _of_ledger(
 
 def _of_offloaded(
     state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy, now: int, lag: int | None
-) -> _Said:
-    done = partial(_Said, OffloadChoice.DONE)
+) -> _Verdict:
+    done = partial(_Verdict, OffloadChoice.DONE)
     if item["bookkeeper_deleted"]:
         return done(OffloadCode.RELEASED, "offloaded; its copy in BookKeeper was released")
     if state.rule:
@@ -175,15 +175,15 @@ def _of_offloaded(
         text = f"offloaded; its copy in BookKeeper stays until the deletion lag of {lag // 1000} s has passed"
         return done(OffloadCode.LAG, text)
     text = f"offloaded for longer than the deletion lag of {lag // 1000} s"
-    return _Said(OffloadChoice.RELEASE, OffloadCode.LAG_PASSED, text)
+    return _Verdict(OffloadChoice.RELEASE, OffloadCode.LAG_PASSED, text)
 
 
 _NAMELESS = "offloaded, and its topic does not name the attempt: its copy in BookKeeper stays"
 
 
-def _of_leftover(state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy) -> _Said:
+def _of_leftover(state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy) -> _Verdict:
     """Its topic released its copy in BookKeeper, which is there still."""
-    done = partial(_Said, OffloadChoice.DONE)
+    done = partial(_Verdict, OffloadChoice.DONE)
     if state.rule:
         return done(state.rule.code, state.rule.text)
     if not item["offload_uuid"]:
@@ -195,19 +195,19 @@ def _of_leftover(state: TopicState, item: Mapping[str, Any], policy: OffloadPoli
     if not policy.tiered_first:
         text = f"released, and still in BookKeeper, where we leave it: {BOOKKEEPER_FIRST}"
         return done(OffloadCode.BOOKKEEPER_FIRST, text)
-    return _Said(OffloadChoice.RELEASE, OffloadCode.LEFTOVER, "released, and still in BookKeeper")
+    return _Verdict(OffloadChoice.RELEASE, OffloadCode.LEFTOVER, "released, and still in BookKeeper")
 
 
 def _of_release(
-    said: _Said, item: Mapping[str, Any], policy: OffloadPolicy, our_lag_ms: int | None, buckets: Container[str]
-) -> _Said:
+    said: _Verdict, item: Mapping[str, Any], policy: OffloadPolicy, our_lag_ms: int | None, buckets: Container[str]
+) -> _Verdict:
     """What is due to be released, if that is not ours to do, or cannot be done."""
     if our_lag_ms is None:
         text = f"{said.text}; its copy in BookKeeper is its brokers' to release (offload.release)"
-        return _Said(OffloadChoice.DONE, OffloadCode.BROKERS_RELEASE, text)
+        return _Verdict(OffloadChoice.DONE, OffloadCode.BROKERS_RELEASE, text)
     if why := competing(policy):
         text = f"{said.text}; its copy in BookKeeper is not released by us: {why}"
-        return _Said(OffloadChoice.BROKERS_RELEASE, OffloadCode.BROKERS_RELEASE, text)
+        return _Verdict(OffloadChoice.BROKERS_RELEASE, OffloadCode.BROKERS_RELEASE, text)
     bucket = item["offload_bucket"]
     if bucket and bucket in buckets:
         return said
@@ -216,19 +216,19 @@ def _of_release(
         if bucket
         else "its topic does not say which bucket it was offloaded to"
     )
-    return _Said(OffloadChoice.DONE, OffloadCode.NO_BUCKET, f"{said.text}; its copy in BookKeeper stays: {why}")
+    return _Verdict(OffloadChoice.DONE, OffloadCode.NO_BUCKET, f"{said.text}; its copy in BookKeeper stays: {why}")
 
 
-def _by_threshold(item: Mapping[str, Any], policy: OffloadPolicy, beyond: int, now: int) -> _Said:
+def _by_threshold(item: Mapping[str, Any], policy: OffloadPolicy, beyond: int, now: int) -> _Verdict:
     """``beyond``: bytes of this ledger and of all that come after it."""
     age = (now - item["timestamp"]) // 1000
     if 0 <= policy.threshold_bytes < beyond:
         text = f"{beyond} bytes from here on, the threshold is {policy.threshold_bytes}"
-        return _Said(OffloadChoice.OFFLOAD, OffloadCode.SIZE_THRESHOLD, text)
+        return _Verdict(OffloadChoice.OFFLOAD, OffloadCode.SIZE_THRESHOLD, text)
     if 0 <= policy.threshold_seconds <= age:
         text = f"closed {age} s ago, the threshold is {policy.threshold_seconds}"
-        return _Said(OffloadChoice.OFFLOAD, OffloadCode.AGE_THRESHOLD, text)
-    return _Said(OffloadChoice.KEEP, OffloadCode.BELOW_THRESHOLDS, "below the thresholds")
+        return _Verdict(OffloadChoice.OFFLOAD, OffloadCode.AGE_THRESHOLD, text)
+    return _Verdict(OffloadChoice.KEEP, OffloadCode.BELOW_THRESHOLDS, "below the thresholds")
 
 
 def _bucket(item: Mapping[str, Any], policy: OffloadPolicy) -> str:
@@ -239,7 +239,7 @@ def _row(
     state: TopicState,
     item: Mapping[str, Any],
     policy: OffloadPolicy,
-    said: _Said,
+    said: _Verdict,
     warned: str,
     lag_ms: int | None,
 ) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def _against(
         policy.region,
         policy.endpoint,
     ):
-        why = "its offload policy names another place than when the plan was made: plan again"
+        why = "its offload policy names another location than when the plan was made: plan again"
         return Why(Code.CHANGED_SINCE_PLAN, why)
     if action == OffloadChoice.RELEASE and not release:
         return Why(
@@ -166,7 +166,7 @@ def _against(
     if action == OffloadChoice.RELEASE and (why := competing(policy)):
         return why
     if action == OffloadChoice.RELEASE and (driver, region, end) != (policy.driver, policy.region, policy.endpoint):
-        why = "its brokers read another place by now than when the plan was made: plan again"
+        why = "its brokers read another location by now than when the plan was made: plan again"
         return Why(Code.CHANGED_SINCE_PLAN, why)
     if action == OffloadChoice.RELEASE and not policy.tiered_first:
         return Why(Code.BOOKKEEPER_FIRST, BOOKKEEPER_FIRST)

@@ -130,10 +130,10 @@ def test_messages_that_are_due_later_than_what_a_bucket_has_of_their_ledger_were
 def test_messages_of_transactions_that_a_rebuild_left_out_of_a_bucket_were_not_lost_by_a_merge() -> None:
     topic = entries(3, 5)
     first = np.argsort(topic.delayed.timestamps)[:10]
-    unsettled = np.isin(np.arange(2 * COUNT), first)
+    unindexable = np.isin(np.arange(2 * COUNT), first)
     rebuilt = bucket(3, 5, sorted(of_ledger(3) + of_ledger(5))[10:])
 
-    assert codes(subscription(rebuilt), replace(topic, unsettled=unsettled)) == {IndexFinding.NOT_INDEXED: 10}
+    assert codes(subscription(rebuilt), replace(topic, unindexable=unindexable)) == {IndexFinding.NOT_INDEXED: 10}
 
 
 def test_duplicates_wrong_times_and_entries_that_are_not_there() -> None:
@@ -222,6 +222,6 @@ def test_enough_for_buckets_and_none_is_found_only_where_a_later_ledger_follows(
     assert found(3, 5, sealed_at=COUNT + 1) == []
     assert found(3, sealed_at=1) == []
     assert found(3, 5, sealed_at=None) == []
-    unsettled = replace(entries(3, 5), unsettled=np.arange(2 * COUNT) < 1)
-    assert judge(subscription(), unsettled, NOW, COUNT) == []
+    unindexable = replace(entries(3, 5), unindexable=np.arange(2 * COUNT) < 1)
+    assert judge(subscription(), unindexable, NOW, COUNT) == []
     assert found(sealed_at=1) == []

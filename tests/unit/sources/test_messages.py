@@ -29,7 +29,7 @@ def batch(*payloads: bytes, first: int = 0) -> pa.RecordBatch:
 
 def rows(kernel: Messages, *batches: pa.RecordBatch) -> list[dict[str, Any]]:
     found = list(kernel(batches))
-    assert all(one.schema == kernel.wanted for one in found)
+    assert all(one.schema == kernel.schema for one in found)
     return [row for one in found for row in one.to_pylist()]
 
 
@@ -118,7 +118,7 @@ def test_batches_are_bounded_in_rows_and_bytes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(messages, "BATCH_BYTES", 1_000)
     data = [batch(*[entry(b"x" * (400 if e < 9 else 1)) for e in range(30)])]
 
-    found = list(Messages(wanted=pa.schema([MESSAGES.field("entry_id"), MESSAGES.field("payload")]))(data))
+    found = list(Messages(schema=pa.schema([MESSAGES.field("entry_id"), MESSAGES.field("payload")]))(data))
 
     assert [row["entry_id"] for one in found for row in one.to_pylist()] == list(range(30))
     assert [one.num_rows for one in found] == [3, 3, 3, 10, 10, 1]
