@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, Refused, StoreError, Unavailable
+from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, StoreError, Unavailable
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
@@ -17,9 +17,11 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from tests.kit.crash import Crash
+from tests.kit.refused import refused_by
 from tests.kit.scenes.load_runs import OWN, applied, expired, pending, planned
 from tests.kit.scenes.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MB, MINUTE, NAMESPACE
@@ -391,7 +393,7 @@ def test_a_run_refuses_while_another_one_acts(scene: LoadScene) -> None:
     plan = planned(scene, "a")
     other = scene.servers.open_store()
     control.take_lease(other, "other", scene.servers.clock, 0)
-    with pytest.raises(Refused, match="another run is at it"):
+    with refused_by(RefusalCode.LEASE_HELD):
         applied(scene, plan)
 
 
@@ -399,7 +401,7 @@ def test_caps_hold(scene: LoadScene) -> None:
     expired(scene)
     expired(scene, "b")
     plan = planned(scene, "a", "b")
-    with pytest.raises(Refused, match="max_ledgers"):
+    with refused_by(RefusalCode.MAX_LEDGERS):
         applied(scene, plan, caps=Lowered(max_ledgers=3))
     assert len(applied(scene, plan, caps=Lowered(max_ledgers=3), limit=1)) == 1
 
@@ -409,7 +411,7 @@ def test_the_cap_of_bytes_counts_every_replica(scene: LoadScene) -> None:
     scene.servers.replicate(scene.topic("a", 100, 90, cursor=1), 3, MB)
     plan = planned(scene, "a")
     assert (plan.logical_bytes, plan.physical_bytes) == (MB, 3 * MB)  # of the last: the first goes by metadata
-    with pytest.raises(Refused, match="max_bytes"):  # yet its broker takes both
+    with refused_by(RefusalCode.MAX_BYTES):  # yet its broker takes both
         applied(scene, plan, caps=Lowered(max_bytes=6 * MB - 1))
     (one,) = applied(scene, plan, caps=Lowered(max_bytes=6 * MB))
     assert one.outcome is Outcome.DONE
@@ -420,7 +422,7 @@ def test_the_cap_of_ledgers_counts_all_that_its_broker_trims(scene: LoadScene) -
     expired(scene)
     plan = planned(scene, "a")
     for name in ("max_ledgers", "max_ledgers_per_topic"):
-        with pytest.raises(Refused, match=name):
+        with refused_by(RefusalCode(name)):
             applied(scene, plan, caps=Lowered(**{name: 1}))
     assert scene.trimmed == []
 
@@ -445,10 +447,10 @@ def test_what_is_due_since_the_plan_counts_too(scene: LoadScene, ledgers: int, e
 def test_another_digest_or_an_old_plan_is_refused(scene: LoadScene) -> None:
     expired(scene)
     plan = planned(scene, "a")
-    with pytest.raises(Refused, match="digest"):
+    with refused_by(RefusalCode.PLAN_DIFFERS):
         load_topics(scene.cluster, "run", Order(plan.plan_id, "other"), dry_run=False)
     scene.servers.wait(25)
-    with pytest.raises(Refused, match="minutes old"):
+    with refused_by(RefusalCode.PLAN_EXPIRED):
         applied(scene, plan)
 
 
