@@ -227,7 +227,8 @@ class _Schedule(Steps):
             if random.random() < 0.4:
                 self.say(f"storm: {self._process(random, 'undo', self.operator.undo, 0.5)}")
             if random.random() < 0.3:
-                self.say(f"storm: {self._process(random, 'redrive', self.operator.redrive, 0.5)}")
+                again = "redrive" if self.result.seed % 3 else "reconcile"
+                self.say(f"storm: {self._process(random, again, getattr(self.operator, again), 0.5)}")
 
     def _storm_of(self, steps: Sequence[str], seed: int) -> None:
         """What an operator does besides deletions, now that a scan covers the cluster."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.faults.fault_codes import NAMES
 from tests.simulation.many import report, run_many
-from tests.simulation.operators import delaying, idling, loading, tiering
+from tests.simulation.operators import delaying, idling, loading, recording, tiering
 from tests.simulation.simulator import shrink, simulate
 from tests.simulation.steps import EXTRAS, ROUTINE
 
@@ -49,7 +49,7 @@ def test_every_invariant_holds_in_every_schedule() -> None:
     for level in ("rebuild", "drop", "merge", "delete"):
         assert any(r.facts[f"{level} repairs"] for r in results), f"no index of delayed messages had a {level}"
     assert sum(r.facts["delayed messages delivered"] for r in results) > SCHEDULES
-    runs = {*loading.Loading.RUNS, *delaying.Delaying.RUNS, *idling.Idling.RUNS}
+    runs = {*loading.Loading.RUNS, *recording.Recording.RUNS, *delaying.Delaying.RUNS, *idling.Idling.RUNS}
     for what in {*ROUTINE, *EXTRAS, *tiering.RUNS, *runs} & {what for r in results for what in r.facts}:
         tried, ended = (sum(r.facts[fact] for r in results) for fact in (what, f"{what} ended"))
         assert ended > tried / 10, f"{what}: {ended} of {tried} ended without an error"

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pulsar_lifecycle.cli.plan_kinds import kind_of
 from pulsar_lifecycle.cli.plans import refusal_of
 from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.deletion import reconcile as reconciling
 from pulsar_lifecycle.deletion import redrive as redriving
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.redrive import LetterFilter
@@ -347,6 +348,17 @@ class Operator:
         with self._within_caps(run_id):
             done = redriving.redrive_now(self.cluster, run_id, LetterFilter(), most, lambda line: None)
         return f"{done.sent} of {done.looked} dead letters are sent again"
+
+    def reconcile(self) -> str:
+        """Derive intents again: of a namespace or of all, without or with those that are in flight."""
+        namespaces, resend = self.random.choice([[], ["acme/orders"]]), self.random.random() < 0.5
+        run_id = self._run_id("reconcile")
+        self.world.trace = None
+        with self._within_caps(run_id):
+            done = reconciling.reconcile(
+                self.cluster, run_id, namespaces, apply=True, resend=resend, progress=lambda line: None
+            )
+        return f"{done.summary.plan_id}: {done.summary.ledgers} ledgers, {done.applied}"
 
     # ------------------------------------------------------------------------------------------------- in place of
 
