@@ -1,6 +1,6 @@
 """Which scan an asset works in: the one that its own run began, else the newest, where that is safe.
 
-Not here: what an epoch holds (``pulsar_lifecycle.io.lake.artefacts``).
+Not here: what an epoch holds (``ports/lake.py``).
 """
 
 from __future__ import annotations

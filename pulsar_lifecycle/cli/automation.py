@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import getpass
 from typing import Annotated
-from uuid import uuid4
 
 import typer
 
@@ -46,8 +45,9 @@ def approve(
     """Let a plan be applied by itself, where its kind's mode is `approve`; who and when goes into the journal."""
     from pulsar_lifecycle.inspect.automation import approve_plan
 
-    run_id = f"approve-{uuid4().hex[:8]}"
-    done = approve_plan(cluster_of(context), run_id, plan_id, digest, by or getpass.getuser(), withdraw=withdraw)
+    where = cluster_of(context)
+    run_id = f"approve-{where.ids.token(4)}"
+    done = approve_plan(where, run_id, plan_id, digest, by or getpass.getuser(), withdraw=withdraw)
     if withdraw:
         show.text(f"the approval of {plan_id} is withdrawn by {done.by}")
     else:
