@@ -206,9 +206,10 @@ def revive(world: World) -> str | None:
                 found.append((ledger, None))
         elif topic is None and len(world.model.topics) < 8:
             found.append((ledger, ModelTopic(made.topic)))
-        elif topic and not (topic.loaded or topic.away or topic.apart or topic.shadow_of) and is_whole(world, topic):
-            if ledger not in topic.ledgers:  # else it lists the offloaded copy, and what leaked is BookKeeper's
-                found.append((ledger, topic))
+        elif topic is None or topic.loaded or topic.away or topic.apart or topic.shadow_of:
+            continue
+        elif is_whole(world, topic) and ledger not in topic.ledgers:  # else it lists the copy, and BookKeeper's leaked
+            found.append((ledger, topic))
     if not found:
         return None
     queued = world.queued()
