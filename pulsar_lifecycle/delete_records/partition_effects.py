@@ -203,7 +203,7 @@ class PartitionDeletion:
         if not going:
             return None
         order = TrimOrder(self._topic, going, counted=frozenset(self._row["ledgers"]), change=self._raised)
-        for one in trim_topic(self._run, self._ports, self._guard, order):
+        for one in trim_topic(self._run, self._ports, self._guard, order, read.reading):
             if error := _ERRORS.get(one.outcome):
                 return Refusal(RecordsError.TIMEOUT if one.why.code in _UNANSWERED else error, _why(one))
         return None

@@ -31,6 +31,7 @@ from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.change_events import read_namespace
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, copies_of
 from pulsar_lifecycle.topics.policies import CLUSTERS, NamespacePolicies, replication_clusters
+from pulsar_lifecycle.topics.snapshot import TopicReading
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, why_loaded
 
 PENDING_ACKS = "__transaction_pending_ack"
@@ -39,10 +40,15 @@ PENDING_ACKS = "__transaction_pending_ack"
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A partition, and the z-node that says so."""
+    """A partition, and how it was read."""
 
     view: PartitionView
-    node: Node
+    reading: TopicReading
+
+    @property
+    def node(self) -> Node:
+        """The z-node that says so."""
+        return self.reading.node
 
 
 def read_partition(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: Topic) -> Read | Refusal:
@@ -76,14 +82,16 @@ def unanswered_owner(store: MetadataStore, brokers: BrokerAnswers, topic: Topic)
 
 def view_of(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: Topic) -> Read:
     """Read a partition afresh. Raises NotFound where there is none, Refused for what cannot be read of it."""
-    store, root = ports.store, run.ledgers_root
-    path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
-    if store.read([path])[0] is None:
-        raise NotFound(f"{path} does not exist: there is no such topic or partition")
-    node, info = snapshot.topic_node(store, topic)
-    cursors = snapshot.cursors(store, path)
-    rows = snapshot.ledger_rows(store, sorted(item.ledger_id for item in info.ledgers), root)
-    copies = copies_of(rows, topic, run.context)
+    root = run.ledgers_root
+    try:
+        reading = TopicReading(ports.store, root, topic, lambda info: [item.ledger_id for item in info.ledgers])
+    except Refused as refusal:
+        path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
+        if ports.store.read([path])[0] is None:
+            raise NotFound(f"{path} does not exist: there is no such topic or partition") from refusal
+        raise
+    node, info, cursors = reading.node, reading.info, reading.cursors
+    copies = copies_of(reading.rows([item.ledger_id for item in info.ledgers]), topic, run.context)
     view = PartitionView(
         topic,
         info,
@@ -92,15 +100,15 @@ def view_of(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: Topic) -
         cursors,
         snapshot.positions(ports, root, cursors),
         copies,
-        why_loaded(store, root, brokers.brokers, run.now, topic, node, info),
+        why_loaded(reading.store, root, brokers.brokers, run.now, topic, node, info),
         brokers.brokers.loaded.get(str(topic), ""),
-        run.topic_rule(topic, snapshot.shadow_source(store, topic, info), SHADOWS_SEEN_FOR),
-        _compacted(ports, root, path, cursors),
+        run.topic_rule(topic, snapshot.shadow_source(reading.store, topic, info), SHADOWS_SEEN_FOR),
+        _compacted(ports, root, node.path, cursors),
         _pending_acks(ports, topic, cursors),
         frozenset(clients.consumers) if (clients := brokers.connections.get(str(topic))) else frozenset(),
         brokers.replicators,
     )
-    return Read(view, node)
+    return Read(view, reading)
 
 
 def _extents(

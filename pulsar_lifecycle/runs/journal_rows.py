@@ -89,9 +89,17 @@ class BookieTold:
 
 
 def _stored(details: Details) -> str:
-    found = {name: value for some in details for name, value in _fields(some).items() if value is not None}
-    return json.dumps(found, sort_keys=True, default=_fields)
+    if not details:
+        return "{}"
+    found: dict[str, object] = {}
+    for some in details:
+        found |= _fields(some)
+    return _JSON.encode({name: value for name, value in found.items() if value is not None})
 
 
 def _fields(some: DataclassInstance) -> dict[str, object]:
     return {name: getattr(some, name) for name in some.__dataclass_fields__}
+
+
+_JSON = json.JSONEncoder(sort_keys=True, default=_fields)
+"""One for all rows: ``json.dumps`` would make one for each."""

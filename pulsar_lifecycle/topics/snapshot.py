@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
 from pulsar_lifecycle.formats import cursor as cursor_format
@@ -22,7 +22,7 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore import bookkeeper_ledgers, topics
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE, UNNAMED, source_named
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Position, Topic, cursor_name, encode_name
-from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
+from pulsar_lifecycle.ports import Children, Clock, MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.owner_names import full_names
@@ -36,7 +36,10 @@ LOOKS_AFTER = (0.0, 1.0, 2.0, 4.0, 8.0)
 def topic_node(store: MetadataStore, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
     """The topic's z-node, decoded. Raises Refused where there is none that can be read."""
     path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
-    node = store.read([path])[0]
+    return _topic_node(path, store.read([path])[0])
+
+
+def _topic_node(path: str, node: Node | Unread | None) -> tuple[Node, ManagedLedgerInfo]:
     if node is None:
         raise Refused(f"{path} does not exist: it is no topic, or a partitioned one; name its partitions")
     if isinstance(node, Unread):
@@ -45,6 +48,98 @@ def topic_node(store: MetadataStore, topic: Topic) -> tuple[Node, ManagedLedgerI
         return node, managed_ledger.decode(node.data)
     except CorruptFormat as error:
         raise Refused(f"{path}: {error}") from error
+
+
+class TopicReading:
+    """One topic read afresh, with all z-nodes that it is judged by, in few requests; each is decoded once.
+
+    What is read: its ``node``, the names of its cursors; then at once the cursors, the ledgers that are ``asked`` for,
+    its last one and what of it BookKeeper has, the partitioned topic, and the topic once more. ``store`` answers from
+    these, each time the same, and asks for what is not among them; nothing is kept of the bookies' entries. ``before``
+    is an earlier reading: what has not changed since is neither looked for nor decoded again, but all of it is read.
+    Raises as :func:`topic_node` and :func:`cursors`.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        root: str,
+        topic: Topic,
+        asked: Callable[[ManagedLedgerInfo], Collection[int]],
+        before: TopicReading | None = None,
+    ) -> None:
+        self._root, self._rows = root, dict[int, Mapping[str, Any] | None]()
+        path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
+        if before is None or not self._is_as(store, before):
+            self.node, self.info = topic_node(store, topic)
+            listing = store.children([path])[0]
+            ids = sorted({*asked(self.info), *_last_ones(self.info)})
+            paths = [f"{path}/{name}" for name in listing.names] if isinstance(listing, Children) else []
+            paths += [ledger_path.ledger_path(i, root) for i in ids]
+            paths += [] if topic.partition is None else [_partitioned_path(topic)]
+            self._take(store, listing, [*paths, path])
+        self.store = cast("MetadataStore", self._seen)
+        same = before is not None and self._is_listed_as(before)
+        self.cursors = before.cursors if before and same else cursors(self.store, path)
+        """Every durable cursor, by its z-node's name."""
+
+    def _take(self, store: MetadataStore, listing: Children | Unread | None, paths: Sequence[str]) -> None:
+        """Read ``paths`` at once, the topic last: it was there when the others were read."""
+        self._seen = _Seen(store, self.node.path, listing, dict(zip(paths, store.read(paths), strict=True)))
+
+    def _is_as(self, store: MetadataStore, before: TopicReading) -> bool:
+        """Whether the topic is the one that was read before, in the same version and with cursors of the same names."""
+        self.node, self.info = before.node, before.info
+        self._take(store, store.children([before.node.path])[0], list(before._seen.nodes))
+        seen = self._seen
+        if seen.nodes[before.node.path] != before.node or seen.listing != before._seen.listing:
+            return False
+        paths = {i: ledger_path.ledger_path(i, self._root) for i in before._rows}
+        self._rows |= {i: before._rows[i] for i, path in paths.items() if seen.same(path, before._seen)}
+        return True
+
+    def _is_listed_as(self, before: TopicReading) -> bool:
+        """Whether the cursors are the same, and where they were."""
+        seen, path = self._seen, self.node.path
+        if not isinstance(seen.listing, Children) or seen.listing != before._seen.listing:
+            return False
+        return all(seen.same(f"{path}/{name}", before._seen) for name in seen.listing.names)
+
+    def rows(self, ids: Collection[int]) -> dict[int, Mapping[str, Any] | None]:
+        """As :func:`ledger_rows`."""
+        self._rows |= ledger_rows(self.store, sorted({*ids} - self._rows.keys()), self._root)
+        return {i: self._rows[i] for i in sorted(ids)}
+
+
+def _last_ones(info: ManagedLedgerInfo) -> set[int]:
+    """The last ledger, and the last one that the topic has not released in BookKeeper."""
+    kept = [i.ledger_id for i in info.ledgers if not (i.offload and i.offload.bookkeeper_deleted)]
+    return {max(ids) for ids in ([i.ledger_id for i in info.ledgers], kept) if ids}
+
+
+class _Seen:
+    """A store for who reads: where all that is wanted was read of one topic, that is the answer."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        path: str,
+        listing: Children | Unread | None,
+        nodes: Mapping[str, Node | Unread | None],
+    ) -> None:
+        self._store, self._path, self.listing, self.nodes = store, path, listing, nodes
+
+    def same(self, path: str, before: _Seen) -> bool:
+        """Whether a z-node was read both times, and was the same."""
+        return path in self.nodes and path in before.nodes and self.nodes[path] == before.nodes[path]
+
+    def read(self, paths: Sequence[str]) -> list[Node | Unread | None]:
+        if all(path in self.nodes for path in paths):
+            return [self.nodes[path] for path in paths]
+        return self._store.read(paths)  # what was read before is older than the rest
+
+    def children(self, paths: Sequence[str]) -> list[Children | Unread | None]:
+        return [self.listing] if list(paths) == [self._path] else self._store.children(paths)
 
 
 def shadow_source(store: MetadataStore, topic: Topic, info: ManagedLedgerInfo) -> str:

@@ -13,21 +13,21 @@ was lost, or whose outcome is unknown, is judged by what is there afterwards; no
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.formats import managed_ledger
-from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import JournalRow, Node, Sent
+from pulsar_lifecycle.ports import JournalRow, Sent
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
-from pulsar_lifecycle.topics import protection, snapshot
+from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,
     LedgerOutcome,
@@ -40,20 +40,18 @@ from pulsar_lifecycle.topics.first_phase import (
     of_topic,
     send_messages,
 )
-from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, copies_of
+from pulsar_lifecycle.topics.snapshot import TopicReading
 from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, bundles, finish_unloads
 from pulsar_lifecycle.topics.write import (
     ATTEMPTS,
-    SHADOWS_SEEN_FOR,
     TopicRun,
     TopicWrite,
-    checked_path,
     judges,
     unload_first,
-    why_loaded,
 )
 from pulsar_lifecycle.trimming import trim_rules
-from pulsar_lifecycle.trimming.trim_rules import Stays, TrimVerdict
+from pulsar_lifecycle.trimming.trim_rules import Stays
+from pulsar_lifecycle.trimming.trim_view import TrimView, look
 
 
 def as_it_is(info: ManagedLedgerInfo) -> ManagedLedgerInfo:
@@ -117,23 +115,28 @@ def trim_topics(
     ]
 
 
-def trim_topic(run: TopicRun, ports: Ports, guard: RunGuard, order: TrimOrder) -> list[LedgerOutcome]:
-    """One topic of :func:`trim_topics`; no unload of it must be pending. Raises Paused, LeaseLost, Overloaded."""
-    return guarded(order.topic, _Trim(run, ports, guard, order).run)
+def trim_topic(
+    run: TopicRun, ports: Ports, guard: RunGuard, order: TrimOrder, reading: TopicReading | None = None
+) -> list[LedgerOutcome]:
+    """One topic of :func:`trim_topics`; no unload of it must be pending. Raises Paused, LeaseLost, Overloaded.
+
+    ``reading``: who has just read the topic to judge it need not have it read again before the messages are sent.
+    """
+    return guarded(order.topic, _Trim(run, ports, guard, order, reading).run)
 
 
 def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutcome]:
     """What :func:`trim_topics` would do with one topic; writes nothing."""
 
-    def look() -> list[LedgerOutcome]:
+    def planned() -> list[LedgerOutcome]:
         pending = [one for one in control.pending_unloads(ports.store) if one.topic == order.topic]
         if broken := next((one.reason for one in pending if isinstance(one, BrokenPendingUnload)), ""):
             why = f"nothing would be trimmed, an unload of it is pending: {broken}"
             return [of_topic(order.topic, Outcome.FAILED, Code.UNLOAD_PENDING, why)]
-        view = _look(run, ports, order)
+        view = _look(run, ports, order, _read(run, ports, order))
         if not view.verdicts:
             return [_nothing_asked(order, view.info)]
-        loaded = _loaded(run, ports, view)
+        loaded = view.why_loaded(run)
         first = (
             "only if the pending unload of its topic succeeds first"
             if any(isinstance(one, PendingUnload) and one.loaded for one in pending)
@@ -146,7 +149,7 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
         )
         return [view.marked(v.ledger_id, *goes) if v.goes else view.stays(v) for v in view.verdicts]
 
-    return guarded(order.topic, look)
+    return guarded(order.topic, planned)
 
 
 def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
@@ -168,68 +171,14 @@ def _nothing_asked(order: TrimOrder, info: ManagedLedgerInfo) -> LedgerOutcome:
     return of_topic(order.topic, Outcome.NOTHING, Code.NOTHING_LISTED, f"it {begins}: none is up to {order.up_to}")
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """A topic at one moment, and what may leave it; ``checked_path`` is empty if nothing may."""
-
-    topic: Topic
-    node: Node
-    info: ManagedLedgerInfo
-    copies: Mapping[int, BookKeeperCopy]
-    verdicts: Sequence[TrimVerdict]
-    checked_path: str
-
-    @property
-    def goes(self) -> list[int]:
-        return [v.ledger_id for v in self.verdicts if v.goes]
-
-    def marked(self, ledger_id: int, outcome: Outcome, why: Why) -> LedgerOutcome:
-        component, copy = LedgerComponent.MANAGED_LEDGER.value, self.copies.get(ledger_id)
-        sizes = {"bytes": self.length(ledger_id), "on_disk": copy.on_disk if copy else 0}
-        return LedgerOutcome(str(self.topic), ledger_id, outcome, why, component=component, **sizes)
-
-    def length(self, ledger_id: int) -> int:
-        """Bytes of a ledger; 0 where that is not known."""
-        size = next((i.size for i in self.info.ledgers if i.ledger_id == ledger_id), None)
-        copy = self.copies.get(ledger_id)
-        return (copy.length if copy else 0) if size is None else size
-
-    def stays(self, verdict: TrimVerdict) -> LedgerOutcome:
-        """What becomes of a ledger that may not leave; one before all that are listed has left already.
-
-        Unless BookKeeper says that it is another's.
-        """
-        first = min((item.ledger_id for item in self.info.ledgers), default=-1)
-        if verdict.ledger_id >= first:
-            return self.marked(verdict.ledger_id, Outcome.REFUSED, verdict.why)
-        copy = self.copies[verdict.ledger_id]
-        if copy.row and copy.row["managed_ledger"] != self.topic.managed_ledger:
-            return self.marked(verdict.ledger_id, Outcome.REFUSED, verdict.why.put(f"{verdict.why}: {copy.problem}"))
-        why = verdict.why.put(f"{verdict.why}: it begins with ledger {first}")
-        return self.marked(verdict.ledger_id, Outcome.NOTHING, why)
-
-
-def _look(run: TopicRun, ports: Ports, order: TrimOrder) -> _View:
-    """Read a topic afresh and judge it. Raises Refused naming what cannot be known of it."""
-    topic = order.topic
+def _read(run: TopicRun, ports: Ports, order: TrimOrder, before: TopicReading | None = None) -> TopicReading:
+    """Read a topic afresh. Raises Refused naming what cannot be known of it."""
     ports.store.sync("/")
-    node, info = snapshot.topic_node(ports.store, topic)
-    positions = snapshot.positions(ports, run.ledgers_root, snapshot.cursors(ports.store, node.path))
-    asked = order.asked(info)
-    rows = snapshot.ledger_rows(ports.store, sorted(asked), run.ledgers_root)
-    copies = copies_of(rows, topic, run.context)
-    rule = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info), SHADOWS_SEEN_FOR)
-    rule = rule or protection.deletion_rule(topic, run.context)
-    why = Why(Stays.TOPIC, rule.text) if rule else next(filter(None, (rule() for rule in order.rules)), None)
-    verdicts = trim_rules.judge(info, positions, copies, asked, run.context, why)
-    goes = any(v.goes for v in verdicts)
-    checked = checked_path(ports.store, run.ledgers_root, topic, node, info) if goes else ""
-    return _View(topic, node, info, copies, verdicts, checked)
+    return TopicReading(ports.store, run.ledgers_root, order.topic, order.asked, before)
 
 
-def _loaded(run: TopicRun, ports: Ports, view: _View) -> Why | None:
-    """Why the topic counts as loaded; None if it is unloaded."""
-    return why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, view.topic, view.node, view.info)
+def _look(run: TopicRun, ports: Ports, order: TrimOrder, reading: TopicReading) -> TrimView:
+    return look(run, ports, order.topic, reading, order.asked(reading.info), order.rules)
 
 
 def _left_to_broker(why: Why) -> Why:
@@ -240,9 +189,14 @@ def _left_to_broker(why: Why) -> Why:
 class _Trim:
     """One topic: what was sent, what was marked, and whether our write may have reached its z-node."""
 
-    def __init__(self, run: TopicRun, ports: Ports, guard: RunGuard, order: TrimOrder) -> None:
+    def __init__(
+        self, run: TopicRun, ports: Ports, guard: RunGuard, order: TrimOrder, reading: TopicReading | None
+    ) -> None:
         self._run, self._tools, self._guard, self._order = run, ports, guard, order
+        self._reading = reading
         self._sent: dict[int, dict[LedgerType, Sent]] = {}
+        self._asked: dict[int, Mark] = {}
+        """Ledger id -> what its acknowledged messages ask for, once somebody wanted to know."""
         self._marked: dict[int, LedgerOutcome] = {}
         self._marks: dict[int, Mark] = {}
         """Ledger id -> what its journalled mark names."""
@@ -273,7 +227,8 @@ class _Trim:
         """Judge from the start and act; False when the z-node changed under us."""
         ports = self._tools
         self._guard.check(ports.store)
-        view = _look(self._run, ports, self._order)
+        reading, self._reading = self._reading, None  # another attempt begins anew
+        view = _look(self._run, ports, self._order, reading or _read(self._run, ports, self._order))
         if self._account_for_lost_write(view):
             return True
         if not view.verdicts:
@@ -284,7 +239,7 @@ class _Trim:
                 self._outcomes[v.ledger_id] = view.marked(v.ledger_id, Outcome.LEFT, v.why) if left else view.stays(v)
         if not view.goes:
             return True
-        loaded = _loaded(self._run, ports, view)
+        loaded = view.why_loaded(self._run)
         stays = _left_to_broker(loaded) if loaded and not self._run.writes_loaded(view.topic) else None
         if not stays and not (view := self._counted_only(view)).goes:
             return True
@@ -301,7 +256,7 @@ class _Trim:
         leaving = self._send(view)
         return self._remove(view, leaving, bool(loaded)) if leaving else True
 
-    def _counted_only(self, view: _View) -> _View:
+    def _counted_only(self, view: TrimView) -> TrimView:
         """Without the ledgers that could not go when the caps were checked; they are refused."""
         counted = self._order.counted
         if counted is None:
@@ -313,12 +268,11 @@ class _Trim:
                 )
         return replace(view, verdicts=[v for v in view.verdicts if not v.goes or v.ledger_id in counted])
 
-    def _account_for_lost_write(self, view: _View) -> bool:
+    def _account_for_lost_write(self, view: TrimView) -> bool:
         """Forget what an earlier attempt found, except what left meanwhile; True if all that was marked did."""
         self._outcomes.clear()
         self._write.seen(view.node.stat.version)
-        listed = {item.ledger_id for item in view.info.ledgers}
-        gone = {i: one for i, one in self._marked.items() if i not in listed}
+        gone = {i: one for i, one in self._marked.items() if i not in view.listed}
         why = Why(Code.DELISTED, "its topic does not list it any more")
         self._outcomes |= {i: replace(one, why=why) for i, one in gone.items()}
         if not gone or len(gone) < len(self._marked):
@@ -331,15 +285,15 @@ class _Trim:
         }
         return True
 
-    def _send(self, view: _View) -> list[int]:
+    def _send(self, view: TrimView) -> list[int]:
         """Send what was not acknowledged yet; returns the ids that may leave now, a prefix of those that go."""
         now = self._tools.clock.now_ms()
-        by_id = {item.ledger_id: item for item in view.info.ledgers}
-        messages = {i: trim_rules.data_messages(view.topic, by_id[i], view.copies.get(i), now) for i in view.goes}
+        messages = {i: trim_rules.data_messages(view.topic, view.listed[i], view.copies.get(i), now) for i in view.goes}
         todo = [m for i in view.goes for m in messages[i] if not self._acknowledged(m)]
         lengths = {i: view.length(i) for i in view.goes}
         for sent in send_messages(self._run, self._tools, todo, lengths):
             self._sent.setdefault(sent.info.ledger_id, {})[sent.info.ledger_type] = sent
+            self._asked.pop(sent.info.ledger_id, None)
         leaving = trim_rules.prefix(view.goes, {i for i in view.goes if all(map(self._acknowledged, messages[i]))})
         for ledger_id in view.goes[len(leaving) :]:
             error = next((self._sent[ledger_id][m.ledger_type].error for m in messages[ledger_id]), "")
@@ -355,21 +309,22 @@ class _Trim:
             return False
         return (sent.info.czxid, sent.info.offload_context) == (message.czxid, message.offload_context)
 
-    def _remove(self, view: _View, leaving: Sequence[int], loaded: bool) -> bool:
+    def _remove(self, view: TrimView, leaving: Sequence[int], loaded: bool) -> bool:
         """Everything from the second look to the compare-and-set; False when the topic must be judged again."""
         store = self._tools.store
         if loaded:
             self._guard.unloads.wait()
-        again = _look(self._run, self._tools, self._order)
+        reading = _read(self._run, self._tools, self._order, view.reading)
+        again = _look(self._run, self._tools, self._order, reading)
         if again.node.stat.version != view.node.stat.version or not set(leaving) <= set(again.goes):
             return False
         removed = {
             i: view.marked(i, Outcome.REMOVED, Why(Code.TAKEN_OFF, "taken off its topic's list")) for i in leaving
         }
         about_to = Why(Code.ABOUT_TO, "about to be taken off its topic's list")
-        about = [replace(removed[i], why=about_to) for i in leaving]
-        self._journal(Outcome.MARKED, [o for o in about if self._marks.get(o.ledger_id) != self._mark(o.ledger_id)])
-        self._marks |= {i: self._mark(i) for i in leaving}
+        marks = {i: self._mark(i) for i in leaving}
+        self._journal([view.marked(i, Outcome.MARKED, about_to) for i in leaving if self._marks.get(i) != marks[i]])
+        self._marks |= marks
         self._marked |= removed
         self._guard.check(store)
         self._write.note_unload(loaded)
@@ -382,7 +337,7 @@ class _Trim:
         self._outcomes |= removed
         return True
 
-    def _acknowledged_by_all(self, view: _View, leaving: Sequence[int]) -> bool:
+    def _acknowledged_by_all(self, view: TrimView, leaving: Sequence[int]) -> bool:
         """Whether no cursor needs what leaves: a subscription may have been made or reset since.
 
         The last look before the write, so that as little time as possible is left for another one.
@@ -414,22 +369,24 @@ class _Trim:
             here = (Outcome.LEFT, Why(Code.SERVER_FAILED, f"its topic lists it still: {error}"))
             gone = (Outcome.REMOVED, Why(Code.DELISTED, f"its topic does not list it any more; then: {error}"))
             said = {i: here if i in listed else gone for i in self._marked}
-            self._journal(None, [replace(self._marked[i], outcome=o, why=why) for i, (o, why) in said.items()])
+            self._journal([replace(self._marked[i], outcome=o, why=why) for i, (o, why) in said.items()])
 
     def _journal_outcomes(self, still_pending: Why | None) -> None:
         suffix = f"; an unload of its topic is pending: {still_pending}" if still_pending else ""
         after = [one for one in self._outcomes.values() if one.ledger_id in self._marked or one.outcome == Outcome.LEFT]
-        self._journal(None, [replace(one, why=one.why.put(one.reason + suffix)) for one in after])
+        self._journal([replace(one, why=one.why.put(one.reason + suffix)) for one in after] if suffix else after)
 
-    def _journal(self, outcome: Outcome | None, marked: Sequence[LedgerOutcome]) -> None:
-        """One row per ledger, with ``outcome`` or its own."""
+    def _journal(self, said: Sequence[LedgerOutcome]) -> None:
+        """One row per ledger."""
         now = self._tools.clock.now_ms()
-        rows = [self._row(replace(m, outcome=outcome) if outcome else m, now) for m in marked]
-        self._tools.journal.record(rows)
+        self._tools.journal.record([self._row(one, now) for one in said])
 
     def _mark(self, ledger_id: int) -> Mark:
         """What its acknowledged messages ask for."""
-        return mark_of([s.info for s in self._sent.get(ledger_id, {}).values() if not s.error])
+        if ledger_id not in self._asked:
+            sent = self._sent.get(ledger_id, {})
+            self._asked[ledger_id] = mark_of([s.info for s in sent.values() if not s.error])
+        return self._asked[ledger_id]
 
     def _row(self, one: LedgerOutcome, now: int) -> JournalRow:
         sent = self._sent.get(one.ledger_id, {})

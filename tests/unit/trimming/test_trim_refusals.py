@@ -17,6 +17,7 @@ from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.trimming.trim_rules import Stays
@@ -215,7 +216,7 @@ def test_a_shadow_topic_made_while_another_topic_is_trimmed(scene: Scene) -> Non
 
     def later() -> None:
         scene.cluster.topic(SHADOW, ids, shadow_of=str(OTHER))
-        scene.cluster.clock.sleep(trimming_trim.SHADOWS_SEEN_FOR / 1000 + 1)
+        scene.cluster.clock.sleep(SHADOWS_SEEN_FOR / 1000 + 1)
 
     scene.on_write(later, "after")
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=ids[0])]
