@@ -9,7 +9,7 @@ BookKeeper's own tags tell whose they are, as the newest scan read them; what le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pyarrow.compute as pc
@@ -30,7 +30,8 @@ def add_leftovers(cluster: Cluster, epoch: Epoch, ports: Ports, rows: Sequence[d
     below = {r["topic"]: MessagePosition.parse(r["low_watermark"]).ledger_id for r in rows if r["error"] is None}
     if not below:
         return
-    tagged = _tagged(cluster, epoch, below) + _taken_off(cluster, epoch, below)
+    since = epoch.started_at - _DAY_MS  # clocks may differ
+    tagged = _tagged(cluster, epoch, below) + taken_off(cluster, below, since)
     going = {(row["topic"], i) for row in rows for i in row["ledgers"]}
     listed = {(row["topic"], i) for row in rows for i in row["listed"]}
     asked = sorted({(t, i) for t, i in tagged if i < below[t]} - going - listed)
@@ -56,10 +57,9 @@ def _tagged(cluster: Cluster, epoch: Epoch, below: dict[str, int]) -> list[tuple
     return found
 
 
-def _taken_off(cluster: Cluster, epoch: Epoch, below: dict[str, int]) -> list[tuple[str, int]]:
-    """By our journal: what left a list of these topics since the scan began."""
-    mine = pc.field("topic").isin(sorted(below)) & (pc.field("cluster") == cluster.settings.cluster)
+def taken_off(cluster: Cluster, topics: Collection[str], since: int = 0) -> list[tuple[str, int]]:
+    """By our journal: topics, each with a ledger that left its list at ``since`` (ms) or later, or was about to."""
+    mine = pc.field("topic").isin(sorted(topics)) & (pc.field("cluster") == cluster.settings.cluster)
     marks = mine & (pc.field("phase") == Phase.MARK) & pc.field("outcome").isin([Outcome.MARKED, Outcome.REMOVED])
-    since = filed_since(epoch.started_at - _DAY_MS)  # clocks may differ
-    rows = cluster.journal_reader.find(marks & since, ["topic", "ledger_id"]).to_pylist()
+    rows = cluster.journal_reader.find(marks & filed_since(since), ["topic", "ledger_id"]).to_pylist()
     return [(row["topic"], row["ledger_id"]) for row in rows if row["ledger_id"] >= 0]

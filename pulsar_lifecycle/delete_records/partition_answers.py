@@ -15,6 +15,7 @@ from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, Presence, look, wait_until_gone
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
+from pulsar_lifecycle.delete_records.leftovers import taken_off
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition, failed
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -45,14 +46,17 @@ def answers(
     """The result of every partition of a plan; what is not proven after ``wait_ms`` has error ``TIMEOUT``. Read-only.
 
     ``refused``: what an apply found, None for a partition that became what the plan says. ``bookies``: every bookie
-    that had a replica must say that it has no entry of it.
+    that had a replica must say that it has no entry of it, nor of what earlier runs took off the topic's list.
     """
+    earlier: dict[str, set[int]] = {}
+    for topic, ledger_id in taken_off(cluster, {row["topic"] for row in rows}) if bookies else ():
+        earlier.setdefault(topic, set()).add(ledger_id)
     with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
         where: dict[int, Absence] = {}
         while True:  # topics are read once more after the wait: one of them may be another one by then
-            found, kept, going = _asked(ports, root, rows, refused)
+            found, kept, going = _asked(ports, root, rows, refused, earlier)
             ledgers = {i: one for own in going.values() for i, one in own.items() if i not in where}
             if not ledgers:
                 break
@@ -75,7 +79,7 @@ def not_deleted(
     """Ledgers that left their topics and are there still, in BookKeeper's metadata or in a bucket. Read-only."""
     with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
-        _, _, going = _asked(ports, root, rows, refused)
+        _, _, going = _asked(ports, root, rows, refused, {})
         ledgers = {i: one for own in going.values() for i, one in own.items()}
         found = look(ports, root, [ledgers[i] for i in sorted(ledgers)], bookies=False)
     return frozenset(one.ledger_id for one in found if not one.gone)
@@ -96,7 +100,11 @@ def sent_at(cluster: Cluster, ledgers: Collection[int]) -> dict[int, int]:
 
 
 def _asked(
-    ports: Ports, root: str, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
+    ports: Ports,
+    root: str,
+    rows: Sequence[Row],
+    refused: Mapping[TopicPartition, Refusal | None],
+    earlier: Mapping[str, Collection[int]],
 ) -> tuple[
     dict[TopicPartition, DeleteRecordsResult | None], Mapping[str, _Kept], Mapping[str, Mapping[int, DeletedLedger]]
 ]:
@@ -104,7 +112,8 @@ def _asked(
     found = {Topic.parse(row["topic"]): _refused(row, refused) for row in rows}
     asked = [row for row in rows if found[Topic.parse(row["topic"])] is None]
     kept = _kept(ports, root, asked)
-    going = {row["topic"]: _ledgers(row, kept[row["topic"]]) for row in asked if not kept[row["topic"]].lacks}
+    answered = [(row, one) for row in asked if not (one := kept[row["topic"]]).lacks]
+    going = {row["topic"]: _ledgers(row, one, earlier.get(row["topic"], ())) for row, one in answered}
     return found, kept, going
 
 
@@ -226,13 +235,14 @@ def _kept_by(
     return _Kept(mark, "", stays, cut_off, MessagePosition(min(listed), 0) if listed else mark)
 
 
-def _ledgers(row: Row, kept: _Kept) -> dict[int, DeletedLedger]:
+def _ledgers(row: Row, kept: _Kept, earlier: Collection[int]) -> dict[int, DeletedLedger]:
     """What must be gone: ledgers that went but for one, those that left the list before, their offloaded copies."""
+    below = [i for i in earlier if i < kept.mark.ledger_id]
     copies: dict[int, list[Location]] = {}
     for text in row["copies"]:
         ledger, bucket, uuid = text.split(" ")
         copies.setdefault(int(ledger), []).append(Location(bucket, UUID(uuid), int(ledger)))
-    ids: Iterable[int] = (*row["ledgers"], *row["leftovers"], *([kept.left] if kept.left >= 0 else ()))
+    ids: Iterable[int] = (*row["ledgers"], *row["leftovers"], *below, *([kept.left] if kept.left >= 0 else ()))
     return {i: DeletedLedger(i, None, tuple(copies.get(i, ()))) for i in ids if i != kept.stays}
 
 

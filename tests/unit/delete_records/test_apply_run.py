@@ -77,6 +77,23 @@ def test_asking_again_waits_for_what_left_the_list_before() -> None:
     assert row["leftovers"] == []
 
 
+def test_asking_again_waits_for_the_bookies_of_what_was_deleted_before() -> None:
+    scene = RecordsScene()
+    ids, asked = scene.ids[scene.topic], Patience(bookies=True)
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    scene.delete()
+    (row,) = scene.plan(scene.at(2, 0))
+    assert (row["ledgers"], row["leftovers"]) == ([], [])
+    (result,) = scene.apply(asked)
+    assert result.error is RecordsError.TIMEOUT
+    assert f"{ids[0]}, on_bookie" in result.reason
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]  # bookies were not asked for
+    for i in ids[:2]:
+        del scene.cluster.reader.payloads[i]
+    assert scene.apply(asked) == [DeleteRecordsResult(scene.at(2, 0))]
+
+
 def test_what_must_not_come_back_is_journalled_before_it_goes() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
