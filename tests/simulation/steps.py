@@ -116,7 +116,7 @@ class Steps:
             return idling.Idling(self.operator)
         if delaying.has(seed):
             return delaying.Delaying(self.operator, merging=delaying.merges(seed))
-        return recording.Recording(self.operator) if recording.has(seed) else loading.of(seed, self.operator)
+        return recording.of(seed, self.operator) if recording.has(seed) else loading.of(seed, self.operator)
 
     def _count(self, code: str) -> None:
         if code:

@@ -162,8 +162,10 @@ class Laws(DeletionLaws):
         made, stat = self.world.model.ledgers[row.ledger_id], self.world.zookeeper.stat(self.world.path(row.ledger_id))
         changed = made.state is not LedgerState.CLOSED or (stat is not None and stat.ctime != made.born)
         changed = changed and row.action == Action.DELETE_LEDGER
-        new = shared or topic in self.world.damaged_owners() or namespace not in self.namespaces
-        new = new or (not why and (changed or topic in self._shadowed() | self.ever_sources or self._forbids(topic)))
+        new = shared or topic in self.world.damaged_owners()
+        unknown = namespace not in self.namespaces  # deleted, and made again since that scan
+        forbidden = unknown or topic in self._shadowed() | self.ever_sources or self._forbids(topic)
+        new = new or (not why and (changed or forbidden))
         if (
             row.outcome in (Outcome.DELETED, Outcome.GONE)
             or row.phase == "undo"

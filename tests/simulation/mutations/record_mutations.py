@@ -58,6 +58,11 @@ def answer_without_bookies() -> AbstractContextManager[Any]:
     return patch.object(absence, "_on_bookies", lambda *_: {})
 
 
+def forget_earlier_runs() -> AbstractContextManager[Any]:
+    """No bookie is asked of what earlier runs deleted."""
+    return patch.object(partition_answers, "taken_off", lambda *_: [])
+
+
 def move_to_the_end() -> AbstractContextManager[Any]:
     """Subscriptions are moved past all that there is."""
 
@@ -78,12 +83,32 @@ def believe_the_search() -> AbstractContextManager[Any]:
     return patch.object(time_offsets, "_answer", searched)
 
 
+def answer_for_one_another() -> AbstractContextManager[Any]:
+    """Each partition of a request is answered with what became of the next one."""
+    answers = partition_answers.answers
+
+    def turned(*given: Any, **more: Any) -> dict[Any, Any]:
+        found = answers(*given, **more)
+        results = list(found.values())
+        return dict(zip(found, results[1:] + results[:1], strict=True))
+
+    return patch.object(partition_answers, "answers", turned)
+
+
+def go_by_the_name() -> AbstractContextManager[Any]:
+    """A topic is the one that was planned if it has its name."""
+    return patch.object(cut_rules, "replaced", lambda *_: None)
+
+
 RECORDS: Mapping[str, Mutation] = {
     "take the ledger that a position lies in": take_the_ledger_of_the_position,
     "move low watermarks back": move_back,
     "answer before the ledgers are gone": answer_early,
     "answer whatever low watermark is kept": answer_unkept,
     "answer before the bookies have collected": answer_without_bookies,
+    "ask no bookie of what earlier runs deleted": forget_earlier_runs,
     "move subscriptions past the low watermark": move_to_the_end,
     "believe a search over publish times": believe_the_search,
+    "answer partitions for one another": answer_for_one_another,
+    "answer whatever topic has the name by now": go_by_the_name,
 }

@@ -1,25 +1,28 @@
 """Delete records in a schedule: partitions at rest, requests for positions in them, applied, and answered in the end.
 
 Belongs here: which schedules have it, what an operator does, its laws: nothing at or above the low watermark goes, by a
-time nothing that was published at or after it; the low watermark never moves back, no subscription is moved past it; no
-partition is answered before it is true, of its bookies too where they are asked, nor another topic of its name. Not
-here: cursors and holes of what a run takes off a list, and deletions, which ``laws.py`` judges for every run.
+time nothing that was published at or after it; the low watermark never moves back, no subscription is moved past it;
+each partition of a request is answered with what is true of itself, no earlier than it is, of its bookies too where
+they are asked, and nothing is done to another topic of its name. Not here: cursors and holes of what a run takes off a
+list, and deletions, which ``laws.py`` judges for every run.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
 
 from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
-from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
+from pulsar_lifecycle.delete_records.records_planning import EACH, plan_delete_records
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Offset, Options, Timestamp
 from pulsar_lifecycle.formats import managed_ledger
-from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, LedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.runs.caps import Order
 from tests.kit.records.topic_times import sent
+from tests.simulation.faults import states
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.operators.operator import Operator
 from tests.simulation.operators.retaining import EVERY
@@ -36,6 +39,21 @@ def has(seed: int) -> bool:
     return seed % EVERY == AT and seed % 100 != 90
 
 
+def of_many(seed: int) -> bool:
+    """Whether each request of a schedule is for as many partitions as it can be: several are answered at once."""
+    return seed % 100 == 50
+
+
+@dataclass(frozen=True)
+class Request:
+    """A plan: of each partition its low watermark or its error, and what created its z-node."""
+
+    order: Order
+    marks: Mapping[Topic, MessagePosition]
+    errors: Mapping[Topic, str]
+    born: Mapping[Topic, int | None]
+
+
 class Recording:
     """What an operator does about records. Its methods return what to print."""
 
@@ -50,6 +68,7 @@ class Recording:
 
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
+        self.steps, self.besides = self.STEPS, self.BESIDES
         self.topics: list[Topic] = []
         self.counts = Counter[str]()
         self.had: dict[Topic, set[int]] = defaultdict(set)
@@ -59,8 +78,9 @@ class Recording:
         """The highest position that an applied plan asks for."""
         self.published: dict[int, list[int]] = {}
         """When (ms) each entry of a ledger was published."""
-        self.plans: list[tuple[Order, Mapping[Topic, MessagePosition], Mapping[Topic, int | None]]] = []
-        """With what was asked for of each partition, and what created its z-node."""
+        self.plans: list[Request] = []
+        self.applied: Request | None = None
+        """While it is applied."""
         self.turn = -1
         operator.laws.judge_retention = self.judge
         self._judge_write: Callable[[SimStore, str, bytes, bytes], None] = self.world.zookeeper.on_write
@@ -72,9 +92,9 @@ class Recording:
         """The step that is due, or another."""
         random = self.operator.random
         if random.random() < 0.25:
-            return random.choice(self.BESIDES)
+            return random.choice(self.besides)
         self.turn += 1
-        return self.STEPS[self.turn % len(self.STEPS)]
+        return self.steps[self.turn % len(self.steps)]
 
     @property
     def world(self) -> World:
@@ -112,7 +132,7 @@ class Recording:
         """A plan for some partitions: positions in them, ends."""
         random, world = self.operator.random, self.world
         offsets: dict[Topic, Offset] = {}
-        for name in random.sample(self.topics, min(len(self.topics), random.randint(1, 3))):
+        for name in self._some():
             topic = world.model.topics.get(name)
             if topic is None or topic.away or not topic.ledgers:
                 continue
@@ -141,14 +161,13 @@ class Recording:
             for row in rows.to_pylist()
             if row["error"] is None
         }
-        self.plans.append(
-            (Order(summary.plan_id, summary.digest), marks, {topic: self._born(topic) for topic in marks})
-        )
+        errors = {Topic.parse(row["topic"]): row["error"] for row in rows.to_pylist() if row["error"]}
+        born = {topic: self._born(topic) for topic in marks}
+        self.plans.append(Request(Order(summary.plan_id, summary.digest), marks, errors, born))
         self._are_asked_for(offsets, marks)
         self.counts["plans that move subscriptions"] += any(
             row["moved_cursors"] and not row["error"] for row in rows.to_pylist()
         )
-        errors = {str(row["topic"]): row["error"] for row in rows.to_pylist() if row["error"]}
         return f"{summary.plan_id}: {offsets} -> {marks}, {errors}"
 
     def apply_records(self) -> str:
@@ -177,7 +196,10 @@ class Recording:
     def about_to_write(self, store: SimStore, path: str, old: bytes, new: bytes) -> None:
         """The low watermark goes up, to no more than was asked for; then as the other laws say."""
         if path.startswith("/managed-ledgers/") and path.count("/persistent/") == 1 and old and new:
-            self._raised(Topic.from_managed_ledger(path.removeprefix("/managed-ledgers/")), _mark(old), _mark(new))
+            topic = Topic.from_managed_ledger(path.removeprefix("/managed-ledgers/"))
+            if self.applied and self.applied.born.get(topic) != self._born(topic):
+                raise Violation(f"{topic} is written, and is another topic than was planned")
+            self._raised(topic, _mark(old), _mark(new))
         self._judge_write(store, path, old, new)
 
     def broker_keeps(self, topic: Topic, properties: Mapping[str, str]) -> None:
@@ -212,7 +234,7 @@ class Recording:
             raise Violation(f"the low watermark of {topic} becomes {new}, {self.asked.get(topic)} is asked for")
         self.counts["low watermarks raised"] += 1
 
-    def _answered(self, topic: Topic, result: DeleteRecordsResult, asked: MessagePosition, bookies: bool) -> None:
+    def _answered(self, request: Request, topic: Topic, result: DeleteRecordsResult, bookies: bool) -> None:
         """An answer is true: the low watermark is kept with the topic, and no ledger below it exists.
 
         Nor has any bookie, if they were asked, entries of one.
@@ -222,7 +244,9 @@ class Recording:
             if result.error is None or mark != -1:
                 raise Violation(f"{topic} is answered with {result}")
             return
-        path = self.world.topic_path(topic)
+        if request.born[topic] != self._born(topic):
+            raise Violation(f"{topic} is answered with {result}, and is another topic than was planned")
+        path, asked = self.world.topic_path(topic), request.marks[topic]
         kept = _mark(self.world.zookeeper.data(path)) if self.world.zookeeper.stat(path) else None
         if kept is None or not asked <= mark <= kept:
             raise Violation(f"{topic} is answered with {mark} for {asked}, and its low watermark is {kept}")
@@ -234,28 +258,51 @@ class Recording:
                 raise Violation(f"{topic} is answered with {mark}, and bookies have entries of {ledger}")
         self.counts["partitions answered"] += 1
 
+    def _answered_each(self, request: Request, found: Mapping[Topic, DeleteRecordsResult], *, still: bool) -> None:
+        """Each partition of a request has its own answer; ``still``: nothing happened meanwhile."""
+        if found.keys() != request.marks.keys() | request.errors.keys():
+            raise Violation(
+                f"{sorted(map(str, found))} are answered, {request.marks} and {request.errors} were planned"
+            )
+        for topic, error in request.errors.items():
+            if found[topic].error != error:
+                raise Violation(f"{topic} is answered with {found[topic]}, its plan says {error}")
+        true = [topic for topic in request.marks if found[topic].error is None]
+        for topic in true if still else ():
+            info = managed_ledger.decode(self.world.zookeeper.data(self.world.topic_path(topic)))
+            first = MessagePosition(min(item.ledger_id for item in info.ledgers), 0)
+            if (found[topic].low_watermark, found[topic].first_readable) != (_kept_by(info), first):
+                raise Violation(f"{topic} is answered with {found[topic]}, it keeps {_kept_by(info)}, from {first} on")
+        self.counts["requests with several answers"] += len(true) > 1
+
     # -------------------------------------------------------------------------------------------------------- private
 
     def _apply(self, *, dry_run: bool) -> str:
         operator = self.operator
         if not self.plans:
             return "no plan to delete records yet"
-        order, marks, born = operator.random.choice([*self.plans[-2:], self.plans[-1], self.plans[-1]])
+        request = operator.random.choice([*self.plans[-2:], self.plans[-1], self.plans[-1]])
         run_id = operator._run_id("records")
         self.world.trace = None
-        operator.laws.retaining = not dry_run
+        operator.laws.retaining, self.applied = not dry_run, None if dry_run else request
         patience = Patience(bookies=self._besides().random() < 0.5)
+        acts = len(self.world.interceptor.fired)
         try:
             with operator._within_caps(run_id):
-                found = apply_delete_records(operator.cluster, run_id, order, dry_run=dry_run, patience=patience)
+                found = apply_delete_records(
+                    operator.cluster, run_id, request.order, dry_run=dry_run, patience=patience
+                )
         finally:
-            operator.laws.retaining = False
-        for topic, result in found.items():
-            if topic in marks:
-                if result.error is None and born[topic] != self._born(topic):
-                    raise Violation(f"{topic} is answered with {result}, and is another topic than was planned")
-                self._answered(topic, result, marks[topic], patience.bookies)
+            operator.laws.retaining, self.applied = False, None
+        for topic in request.marks.keys() & found.keys():
+            self._answered(request, topic, found[topic], patience.bookies)
+        self._answered_each(request, found, still=len(self.world.interceptor.fired) == acts)
         return "; ".join(f"{topic}: {result}" for topic, result in found.items())
+
+    def _some(self) -> list[Topic]:
+        """Partitions that a request is for."""
+        random = self.operator.random
+        return random.sample(self.topics, min(len(self.topics), random.randint(1, 3)))
 
     def _born(self, topic: Topic) -> int | None:
         stat = self.world.zookeeper.stat(self.world.topic_path(topic))
@@ -303,6 +350,62 @@ class Recording:
         return len(self.world.model.ledgers[ledger].entries)
 
 
-def _mark(data: bytes) -> MessagePosition | None:
-    text = managed_ledger.decode(data).properties.get(LOW_WATERMARK)
+class RecordingOfMany(Recording):
+    """The same where each request is for the last partitions, and some were created again meanwhile."""
+
+    RUNS = Recording.RUNS | {"request"}
+
+    def __init__(self, operator: Operator) -> None:
+        super().__init__(operator)
+        self.steps = ("grow_all", "scan", "days", "scan", "request", "request")
+        self.besides = ("answer_records", "create_again", "apply_records", "delete_records")
+
+    def grow_all(self) -> str:
+        """Three partitions at once."""
+        return "; ".join(self.grow() for _ in range(3))
+
+    def days(self) -> str:
+        """The operator has everything well again before going on."""
+        return f"{super().days()}, {states.heal(self.world)}"
+
+    def request(self) -> str:
+        """One request, from its plan to its answer."""
+        said = [self.operator.scan(), self.plan_records()]
+        if self.operator.random.random() < 0.3:
+            said.append(self.create_again())
+        steps = (self.apply_records, self.hours, self.operator.scan, self.delete_records, self.answer_records)
+        return "; ".join((*said, *(step() for step in steps)))
+
+    def _some(self) -> list[Topic]:
+        return self.topics[-EACH:]  # of more, several threads would work on them, and a schedule must repeat
+
+    def create_again(self) -> str:
+        """A partition is deleted, and another one has its name, at rest with as many ledgers."""
+        world, topics = self.world, self.world.model.topics
+        shadowed = {Topic.parse(one.shadow_of) for one in topics.values() if one.shadow_of}
+        resting = [one for one in topics.values() if one.name not in shadowed and one.ledgers and not one.away]
+        there = [one.name for one in resting if one.name in self.topics]
+        if not there or world.full():
+            return "no partition to create again"
+        name = self.operator.random.choice(there)
+        world.delete_topic(topics[name])
+        topic = topics[name] = ModelTopic(name, [self._ledger(name, 2) for _ in range(4)])
+        topic.moved = topic.pinned = True
+        world.store(topic)
+        self.counts["partitions created again"] += 1
+        return f"{name} is created again with {topic.ledgers}"
+
+
+def of(seed: int, operator: Operator) -> Recording:
+    """The operator of a schedule that :func:`has` one."""
+    return RecordingOfMany(operator) if of_many(seed) else Recording(operator)
+
+
+def _kept_by(info: ManagedLedgerInfo) -> MessagePosition | None:
+    """The low watermark that a topic keeps."""
+    text = info.properties.get(LOW_WATERMARK)
     return None if text is None else MessagePosition.parse(text)
+
+
+def _mark(data: bytes) -> MessagePosition | None:
+    return _kept_by(managed_ledger.decode(data))
