@@ -76,8 +76,9 @@ bench-offload: setup ## Offloading and reading back against the bare transfers
 bench-lifecycle: setup ## The retention plan against the scan and the admin API
 	@$(BIN)/python bench/lifecycle.py
 
-bench-delayed: setup ## The index of delayed messages against the broker's own tracker
+bench-delayed: setup ## The index of delayed messages against the broker's own tracker, and a rebuild against a broker
 	@$(BIN)/python bench/delayed.py
+	@$(BIN)/python bench/delayed_rebuild.py
 
 bench-delete-records: setup ## Delete records of 1,000 partitions against the bare writes and the admin API
 	@$(BIN)/python bench/delete_records.py

@@ -28,7 +28,7 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
-from ground import cpu_seconds, expect, kazoo, number, take_epoch, tell, write_settings
+from ground import cpu_seconds, expect, kazoo, new_ids, number, take_epoch, tell, write_settings
 
 from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
@@ -53,7 +53,6 @@ from sandbox.cluster import Cluster
 GOING = 10
 """Ledgers of each partition that go."""
 PER_PARTITION = GOING + 1
-ID_GENERATOR = "/ledgers/idgen/ID-"
 ENTRIES, SIZE = 50_000, 50_000_000
 NAMESPACE = "bench/records"
 BROKERS = 2
@@ -144,7 +143,7 @@ class _Partitions:
     def __init__(self, cluster: Cluster, local: str, count: int) -> None:
         self._bookie = cluster.bookies[0]
         self._hosts = cluster.zookeeper
-        self._ids = _new_ids(self._hosts, count * PER_PARTITION)
+        self._ids = new_ids(self._hosts, count * PER_PARTITION)
         self.topics = [Topic.parse(f"persistent://{NAMESPACE}/{local}-partition-{n}") for n in range(count)]
         with kazoo(self._hosts) as zk:
             path = f"/admin/partitioned-topics/{NAMESPACE}/persistent/{local}"
@@ -202,18 +201,6 @@ class _Partitions:
         yield f"/managed-ledgers/{name}", managed_ledger.encode(info)
         read = cursor.ManagedCursorInfo(-1, Position(ids[GOING - 1], ENTRIES - 1), last_active=closed_at)
         yield f"/managed-ledgers/{name}/subscription", cursor.encode(read)
-
-
-def _new_ids(hosts: str, count: int) -> list[int]:
-    """Ids that BookKeeper gives nobody else: a broker deletes no ledger whose id is above its current one."""
-    found: list[int] = []
-    with kazoo(hosts) as zk:
-        for start in range(0, count, 1_000):
-            transaction = zk.transaction()
-            for _ in range(min(1_000, count - start)):
-                transaction.create(ID_GENERATOR, b"", ephemeral=True, sequence=True)
-            found += [int(str(path).removeprefix(ID_GENERATOR)) for path in transaction.commit()]
-    return found
 
 
 # --------------------------------------------------------------------------------------------------------------- ours

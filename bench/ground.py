@@ -75,6 +75,21 @@ def kazoo(hosts: str) -> Iterator[KazooClient]:
         client.close()
 
 
+ID_GENERATOR = "/ledgers/idgen/ID-"
+
+
+def new_ids(hosts: str, count: int) -> list[int]:
+    """Ids that BookKeeper gives nobody else: a broker deletes no ledger whose id is above its current one."""
+    found: list[int] = []
+    with kazoo(hosts) as zk:
+        for start in range(0, count, 1_000):
+            transaction = zk.transaction()
+            for _ in range(min(1_000, count - start)):
+                transaction.create(ID_GENERATOR, b"", ephemeral=True, sequence=True)
+            found += [int(str(path).removeprefix(ID_GENERATOR)) for path in transaction.commit()]
+    return found
+
+
 _ADD = struct.Struct("!Ii20s")
 _ADDED = struct.Struct("!Iiiqq")
 _ADD_HEADER = 2 << 24 | 1 << 16  # BookieProtocol: version 2, ADDENTRY
