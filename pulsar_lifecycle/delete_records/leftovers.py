@@ -1,10 +1,11 @@
 # pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyarrow.compute makes its functions at import.
-"""Ledgers below a low watermark that their topic lists no more, and that are still there.
+"""Ledgers below a low watermark that their topic lists no more, and that, or whose offloaded copies, are still there.
 
 Whoever asks again must not be told that all is gone while what an earlier run took off the list waits in the queue.
-BookKeeper's own tags tell whose they are, as the newest scan read them; what left a list since, our journal has.
+BookKeeper's own tags tell whose they are, as the newest scan read them. What left a list since, and which copies wait,
+our journal has.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.journal.first_phase_marks import marked_offloads
 from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.model import MessagePosition, Topic
 from pulsar_lifecycle.ports.bundle import Ports
@@ -26,7 +28,7 @@ _DAY_MS = 86_400_000
 
 
 def add_leftovers(cluster: Cluster, epoch: Epoch, ports: Ports, rows: Sequence[dict[str, Any]]) -> None:
-    """Fill column ``leftovers`` of rows of a plan (``RECORDS``) that have no error."""
+    """Fill column ``leftovers`` of rows of a plan (``RECORDS``) that have no error, and add to their ``copies``."""
     below = {r["topic"]: MessagePosition.parse(r["low_watermark"]).ledger_id for r in rows if r["error"] is None}
     if not below:
         return
@@ -34,15 +36,18 @@ def add_leftovers(cluster: Cluster, epoch: Epoch, ports: Ports, rows: Sequence[d
     tagged = _tagged(cluster, epoch, below) + taken_off(cluster, below, since)
     going = {(row["topic"], i) for row in rows for i in row["ledgers"]}
     listed = {(row["topic"], i) for row in rows for i in row["listed"]}
-    asked = sorted({(t, i) for t, i in tagged if i < below[t]} - going - listed)
+    copies = _waiting_copies(cluster, below) if ports.objects else {}
+    asked = sorted({(t, i) for t, i in (*tagged, *copies) if i < below[t]} - going - listed)
     root = cluster.settings.bookkeeper.ledgers_root
     nodes = ports.store.read([ledger_path.ledger_path(i, root) for _, i in asked])
     there: dict[str, list[int]] = {}
     for (topic, ledger_id), node in zip(asked, nodes, strict=True):
-        if node is not None:
+        if node is not None or (topic, ledger_id) in copies:
             there.setdefault(topic, []).append(ledger_id)
     for row in rows:
-        row["leftovers"] = there.get(row["topic"], [])
+        left = there.get(row["topic"], [])
+        row["leftovers"] = left
+        row["copies"] = [*row["copies"], *(copies[row["topic"], i] for i in left if (row["topic"], i) in copies)]
 
 
 def _tagged(cluster: Cluster, epoch: Epoch, below: dict[str, int]) -> list[tuple[str, int]]:
@@ -63,3 +68,13 @@ def taken_off(cluster: Cluster, topics: Collection[str], since: int = 0) -> list
     marks = mine & (pc.field("phase") == Phase.MARK) & pc.field("outcome").isin([Outcome.MARKED, Outcome.REMOVED])
     rows = cluster.journal_reader.find(marks & filed_since(since), ["topic", "ledger_id"]).to_pylist()
     return [(row["topic"], row["ledger_id"]) for row in rows if row["ledger_id"] >= 0]
+
+
+def _waiting_copies(cluster: Cluster, topics: Collection[str]) -> dict[tuple[str, int], str]:
+    """By our journal: offloaded copies of these topics that a message asks to be deleted, as plans have them."""
+    marks = marked_offloads(cluster.journal_reader, cluster.settings.cluster)
+    return {
+        (asked.topic, ledger_id): f"{ledger_id} {asked.bucket} {asked.uuid}"
+        for ledger_id, (asked, _) in marks.items()
+        if asked.topic in topics and asked.bucket and asked.uuid
+    }

@@ -18,8 +18,11 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.run_settings import ConsumedRecordsSettings
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.settings import ObjectStoreSettings
+from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.journal import FakeJournal
-from tests.kit.records.topic_times import sent
+from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
+from tests.kit.records.topic_times import BUCKET, sent
 from tests.kit.simulated import pipeline
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 from tests.kit.simulated.pipeline import Policy
@@ -51,6 +54,16 @@ class RecordsScene:
         self._scan_twice()
         self.consumed: dict[str, tuple[str, ...]] = {}
         self.writes_loaded = False
+        self.object_store: ObjectStoreSettings | None = None
+
+    def with_bucket(self) -> FakeObjectStore:
+        """The settings name a bucket; what is in it."""
+        buckets = FakeBuckets(FakeClock(), part_minimum=1)
+        buckets.create(BUCKET)
+        self.object_store = ObjectStoreSettings.model_validate({"endpoint": "http://127.0.0.1:1", "buckets": [BUCKET]})
+        found = FakeObjectStore(buckets, {BUCKET})
+        self.cluster.objects = found  # type: ignore[attr-defined]
+        return found
 
     def lose_lake(self) -> None:
         """Plans, journal and scans are gone; there are new scans."""
@@ -135,7 +148,7 @@ class RecordsScene:
         where = pipeline.where(self.cluster, self.policy, self.lake)
         consumed = ConsumedRecordsSettings(subscriptions=self.consumed)
         trimming = where.settings.trimming.model_copy(update={"loaded_topics": self.writes_loaded})
-        update = {"consumed_records": consumed, "trimming": trimming}
+        update = {"consumed_records": consumed, "trimming": trimming, "object_store": self.object_store}
         return replace(where, settings=where.settings.model_copy(update=update))
 
     def at(self, ledger: int, entry: int, topic: Topic | None = None) -> Offset:

@@ -21,11 +21,12 @@ from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Phase
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from tests.kit.builders import ROW
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
-from tests.kit.records.topic_times import abort, batch, commit, in_transaction, sent
+from tests.kit.records.topic_times import BUCKET, abort, batch, commit, in_transaction, sent
 
 
 def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
@@ -92,6 +93,29 @@ def test_asking_again_waits_for_the_bookies_of_what_was_deleted_before() -> None
     for i in ids[:2]:
         del scene.cluster.reader.payloads[i]
     assert scene.apply(asked) == [DeleteRecordsResult(scene.at(2, 0))]
+
+
+def test_asking_again_waits_for_offloaded_copies_that_left_the_list_before() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    scene.delete()
+    objects = scene.with_bucket()
+    copy = {"czxid": 1, "uuid": str(UUID(int=7)), "bucket": BUCKET}
+    mark = replace(
+        ROW, cluster=scene.where.settings.cluster, topic=str(scene.topic), phase=Phase.MARK, outcome=Outcome.MARKED
+    )
+    scene.cluster.journal.record([replace(mark, ledger_id=ids[0], detail=json.dumps(copy))])
+    data = f"{UUID(int=7)}-ledger-{ids[0]}"
+    objects.put(BUCKET, data, b"", {})
+    (row,) = scene.plan(scene.at(2, 0))
+    assert (row["ledgers"], row["leftovers"], row["copies"]) == ([], ids[:1], [f"{ids[0]} {BUCKET} {UUID(int=7)}"])
+    (result,) = scene.apply()
+    assert (result.low_watermark, result.error) == (-1, RecordsError.TIMEOUT)
+    assert f"{ids[0]}, object (s3://{BUCKET}/{data})" in result.reason
+    objects.delete_many(BUCKET, [data])
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
 
 
 def test_what_must_not_come_back_is_journalled_before_it_goes() -> None:
