@@ -10,7 +10,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets.buckets import rows_shown
 from assets.names import key
 from assets.pages import lineage, show
-from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -39,7 +39,7 @@ class SweepConfig(PlanConfig):
     name="sweep",
     description="Send one message per planned copy to the deletion topic, and abort the planned uploads.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def sweep_op(context: dg.OpExecutionContext, config: SweepConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan and one that exceeds its caps."""
     where = lifecycle.cluster()

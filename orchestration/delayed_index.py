@@ -9,7 +9,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets.names import key
 from assets.pages import lineage, show
-from orchestration.automatic.failures import shown_at_the_end, wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail, shown_at_the_end
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair, undo_repair
@@ -43,7 +43,7 @@ class RepairConfig(PlanConfig):
     name="repair",
     description="Write new snapshots, then exchange the bucket properties of each planned subscription's cursor.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def repair_op(context: dg.OpExecutionContext, config: RepairConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan. A subscription that changed since is left alone, with its code."""
     where, dry_run = lifecycle.cluster(), config.dry_run

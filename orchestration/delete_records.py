@@ -7,7 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.pages import lineage, show
-from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.named import CapsConfig, parsed
 from pulsar_lifecycle.delete_records.apply_run import FINISHED_WITHIN, Patience, apply_delete_records
@@ -103,7 +103,7 @@ class DeleteRecordsConfig(CapsConfig):
     name="delete_before",
     description="Plan to delete everything before a position, a time or the end of each partition, or apply the plan.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig, lifecycle: LifecycleResource) -> None:
     """A partition with an error fails the run; the metadata has every partition's result."""
     where, asked = lifecycle.cluster(), config.asked()

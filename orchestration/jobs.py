@@ -16,7 +16,7 @@ from assets import dead_letters
 from assets.deletion import check_not_stopped, outcomes_shown
 from assets.names import CLUSTER, FINDINGS, METASTORE, key
 from assets.pages import lineage
-from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.named import CapsConfig, ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.deletion import deletion_run
@@ -91,7 +91,7 @@ class ApplyConfig(PlanConfig):
     name="send_intents",
     description="Send one message per planned ledger to the deletion topic; with `direct`, delete without the queue.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def send_intents_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan and one that exceeds its caps."""
     where = lifecycle.cluster()
@@ -154,7 +154,7 @@ class RedriveConfig(dg.Config):
     name="redrive",
     description="Send dead letters to the deletion topic again, as they were sent first; a dry run unless told so.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle: LifecycleResource) -> None:
     """Refused while two-phase deletion is switched off, the cluster is paused or another run acts."""
     where, wanted = lifecycle.without_spark(), config.wanted()

@@ -6,7 +6,7 @@ from pydantic import Field
 from assets.names import key
 from assets.pages import lineage
 from assets.reconcile import RECONCILIATION, SendConfig, check_sent, intents_shown, reconciled_shown
-from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail
 from pulsar_lifecycle.deletion.reconcile import reconcile
 from resources.lifecycle import LifecycleResource
 
@@ -25,7 +25,7 @@ def reconcile_job(cluster: str) -> dg.JobDefinition:
         description="Plan the confirmed orphans of some namespaces from the newest covered scan and, unless `dry_run`, "
         "send their intents under the caps of the settings. What is in flight is left out, unless `resend_in_flight`.",
     )
-    @wrong_configuration_fails()
+    @refusals_fail()
     def reconcile_op(context: dg.OpExecutionContext, config: ReconcileConfig, lifecycle: LifecycleResource) -> None:
         where = lifecycle.cluster()
         with lineage.noted(context, where, dry_run=config.dry_run):

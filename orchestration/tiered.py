@@ -7,7 +7,7 @@ from pydantic import Field
 from assets.names import key, pool
 from assets.pages import lineage
 from assets.tiered import check_done, counted, outcomes_shown, proofs_evaluated, said
-from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import UsageError
@@ -49,7 +49,7 @@ class OffloadRunConfig(dg.Config):
         return OffloadOrder(self.plan_id, self.digest, self.limit, tuple(self.namespaces), only)
 
 
-@wrong_configuration_fails()
+@refusals_fail()
 def offload_ledgers(
     context: dg.OpExecutionContext, config: OffloadRunConfig, lifecycle: LifecycleResource
 ) -> dict[str, int]:
@@ -75,7 +75,7 @@ class RevertConfig(dg.Config):
     dry_run: bool = True
 
 
-@wrong_configuration_fails()
+@refusals_fail()
 def revert(context: dg.OpExecutionContext, config: RevertConfig, lifecycle: LifecycleResource) -> None:
     """Refused for what BookKeeper does not have whole, or was released there."""
     topic, ledgers = topic_of("topic", config.topic), sorted(ledgers_of("ledger_ids", config.ledger_ids))

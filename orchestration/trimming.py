@@ -8,7 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.pages import lineage, show
-from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -154,7 +154,7 @@ def _topics(marked: Sequence[LedgerOutcome]) -> str:
     name="trim",
     description="Send a message for each of the ledgers, then take those acknowledged off their topic's list.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: LifecycleResource) -> None:
     """Refused topics and ledgers are shown with their reason; a topic that failed fails the run."""
     orders = [one.order() for one in config.topics]
@@ -182,7 +182,7 @@ def trim_topics_job() -> None:
     name="delete_whole_topics",
     description="Send a message for every ledger of each topic, then let the broker delete the topic.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig, lifecycle: LifecycleResource) -> None:
     """A topic that the broker refuses stays; its messages find it in use and are kept."""
     topics = [topic_of("topics", name) for name in config.topics]

@@ -7,7 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.pages import lineage, show
-from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail
 from pulsar_lifecycle.deletion.undo.undo_run import Request, Result, undo_deletions
 from pulsar_lifecycle.deletion.undo.undone import Undone
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -52,7 +52,7 @@ class UndoConfig(dg.Config):
     description="Ask every bookie whether it still holds the entries of deleted ledgers; unless `dry_run`, put their "
     "archived z-nodes back, wait one garbage collection (`bookkeeper.gc_wait`), and ask again.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def restore_ledgers_op(context: dg.OpExecutionContext, config: UndoConfig, lifecycle: LifecycleResource) -> None:
     """Holds the lease while it waits, so that no deletion run begins; a rerun goes on where one was interrupted."""
     request = Request(config.run_id, tuple(config.ledger_ids), config.dry_run, config.accept_unknown)

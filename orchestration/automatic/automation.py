@@ -13,7 +13,7 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 
 from assets.names import CLUSTER, EPOCH, PLAN, READER
 from orchestration.automatic.at_work import BY_ITSELF, lease_of_job, without_dead
-from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail
 from orchestration.automatic.launches import COLLECT, LAUNCHES
 from orchestration.automatic.may_begin import BOOKIES, bookies_wait
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation
@@ -157,7 +157,7 @@ class ApprovalConfig(dg.Config):
     name="approve",
     description="Write into the journal who approved which plan; the sensor `automation` then applies it.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def approve_op(context: dg.OpExecutionContext, config: ApprovalConfig, lifecycle: LifecycleResource) -> None:
     """Refused for another digest than the plan's, and for a plan that is report-only, expired or of another cluster."""
     done = approve_plan(

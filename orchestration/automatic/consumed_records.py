@@ -4,7 +4,7 @@ from typing import Any
 
 import dagster as dg
 
-from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail
 from orchestration.delete_records import planned
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.delete_records.consumed import plan_consumed_records
@@ -33,7 +33,7 @@ def plan_consumed(where: Cluster) -> dict[str, Any]:
     name="plan_consumed",
     description="Plan to delete what every subscription of the policy has acknowledged. Changes nothing.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def plan_consumed_op(context: dg.OpExecutionContext, lifecycle: LifecycleResource) -> None:
     """A topic that lacks a named subscription stays, and is shown."""
     context.add_output_metadata(plan_consumed(lifecycle.cluster()))

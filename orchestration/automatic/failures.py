@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import dagster as dg
 
-from pulsar_lifecycle.errors import ConfigError, LifecycleError, UsageError
+from pulsar_lifecycle.errors import ConfigError, LifecycleError, Refused, RefusedBy, UsageError
 from pulsar_lifecycle.records.outcomes import Outcome
 
 
@@ -26,12 +26,15 @@ Done = TypeVar("Done", bound=HasOutcome)
 
 
 @contextmanager
-def wrong_configuration_fails() -> Iterator[None]:
-    """Turn ConfigError and UsageError, of the settings file or of the run's configuration, into a Failure."""
+def refusals_fail() -> Iterator[None]:
+    """Turn a refusal, a wrong setting and a wrong run configuration into a Failure: its words, after a code if any."""
     try:
         yield
     except (ConfigError, UsageError) as error:
         raise dg.Failure(str(error), allow_retries=False) from None
+    except Refused as error:
+        code = f" ({error.code.value})" if isinstance(error, RefusedBy) else ""
+        raise dg.Failure(f"refused{code}: {error}", allow_retries=False) from None
 
 
 @contextmanager

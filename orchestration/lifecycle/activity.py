@@ -9,7 +9,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets.names import key
 from assets.pages import lineage, show
-from orchestration.automatic.failures import shown_at_the_end, wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail, shown_at_the_end
 from orchestration.jobs import PlanConfig
 from orchestration.trimming import finish
 from pulsar_lifecycle.lifecycle.activity.cursor_run import DeletedSubscription, delete_subscriptions
@@ -42,7 +42,7 @@ class InactiveConfig(PlanConfig):
     name="delete_unused_topics",
     description="Send a message for every ledger of each planned topic, then let its broker delete the topic.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def delete_unused_topics_op(
     context: dg.OpExecutionContext, config: InactiveConfig, lifecycle: LifecycleResource
 ) -> None:
@@ -71,7 +71,7 @@ def delete_inactive_topics_job() -> None:
     name="delete_subscriptions",
     description="Have the broker of its topic delete each planned subscription. Its unread messages go by retention.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def delete_subscriptions_op(
     context: dg.OpExecutionContext, config: InactiveConfig, lifecycle: LifecycleResource
 ) -> None:

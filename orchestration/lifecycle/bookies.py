@@ -8,7 +8,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets.names import key
 from assets.pages import lineage, show
-from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk
 from pulsar_lifecycle.lifecycle.collection import CollectionChoice, PlannedCollection, remedies
@@ -42,7 +42,7 @@ class CollectConfig(dg.Config):
     description="Make bookies collect: a minor compaction, then a major one where much is left; rack by rack. Ledgers "
     "that a bookie has collected cannot be restored by an undo any more.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def collect_op(context: dg.OpExecutionContext, config: CollectConfig, lifecycle: LifecycleResource) -> None:
     """Fails where a bookie did not end its collection; what ran there goes on by itself."""
     where = lifecycle.cluster()

@@ -9,7 +9,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets.names import key
 from assets.pages import lineage, show
-from orchestration.automatic.failures import shown_at_the_end, wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail, shown_at_the_end
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
@@ -47,7 +47,7 @@ class LoadConfig(PlanConfig):
     name="load",
     description="Load each planned topic at its broker, expire its messages by their TTL, trim it, and unload it.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def load_op(context: dg.OpExecutionContext, config: LoadConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan. A topic that changed since is left alone, and shown with its code.
 

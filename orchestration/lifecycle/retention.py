@@ -5,7 +5,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets.names import key
 from assets.pages import lineage
-from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.jobs import PlanConfig
 from orchestration.trimming import finish
@@ -34,7 +34,7 @@ class RetentionConfig(PlanConfig):
     name="trim_expired",
     description="Send a message for each planned ledger, then take those acknowledged off their topics' lists.",
 )
-@wrong_configuration_fails()
+@refusals_fail()
 def trim_expired_op(context: dg.OpExecutionContext, config: RetentionConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan. What changed since the plan stays, and is shown with its code."""
     where, order, dry_run = lifecycle.cluster(), config.order(), config.dry_run

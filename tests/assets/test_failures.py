@@ -1,4 +1,4 @@
-"""A wrong run configuration or settings file shows as a Failure with its own words."""
+"""A refusal, a wrong run configuration or settings file shows as a Failure with its own words."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from orchestration.automatic.failures import wrong_configuration_fails
+from orchestration.automatic.failures import refusals_fail
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.errors import Refused, UsageError
+from pulsar_lifecycle.errors import LifecycleError, Paused, RefusedBy, Unavailable, UsageError
+from pulsar_lifecycle.records.refusals import RefusalCode
 from resources.lifecycle import LifecycleResource
 from tests.kit.settings import SETTINGS
 
@@ -43,8 +44,20 @@ def test_a_settings_file_that_is_wrong_fails_the_job_with_its_own_words(
     assert "Traceback" not in str(failure.description)
 
 
-def test_it_is_a_dagster_failure() -> None:
-    with pytest.raises(dg.Failure, match="either"), wrong_configuration_fails():
-        raise UsageError("give either")
-    with pytest.raises(Refused), wrong_configuration_fails():
-        raise Refused("no")
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (UsageError("give either"), "give either"),
+        (Paused("paused: why"), "refused: paused: why"),
+        (RefusedBy(RefusalCode.PLAN_DIFFERS, "its digest"), "refused (plan_differs): its digest"),
+    ],
+)
+def test_what_is_refused_is_a_dagster_failure_that_says_its_code_first(error: LifecycleError, words: str) -> None:
+    with pytest.raises(dg.Failure) as failed, refusals_fail():
+        raise error
+    assert failed.value.description == words
+
+
+def test_what_a_server_did_not_do_stays_an_error_of_its_own() -> None:
+    with pytest.raises(Unavailable), refusals_fail():
+        raise Unavailable("no answer")
