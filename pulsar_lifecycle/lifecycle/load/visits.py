@@ -188,8 +188,9 @@ class Visits:
         except STOPPING:
             raise
         except LifecycleError as error:
-            visit.failure = Why(Code.SERVER_FAILED, str(error))
-            visit.unanswered |= isinstance(error, OutcomeUnknown | Unavailable)
+            silent = isinstance(error, OutcomeUnknown | Unavailable)
+            later = "; its unload stays pending, as its broker may do that later" if silent else ""
+            visit.failure, visit.unanswered = Why(Code.SERVER_FAILED, f"{error}{later}"), visit.unanswered or silent
 
     def _tell_again(self, waiting: Sequence[Visit], tell: Callable[[Visit], None]) -> None:
         """A trim that met another write of its broker is forgotten."""
