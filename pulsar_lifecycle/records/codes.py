@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 
-from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.errors import Protected, Refused, RefusedBy, UsageError
 
 
 class Code(StrEnum):
@@ -123,7 +123,23 @@ class Code(StrEnum):
     UNLOAD_PENDING = "unload_pending"
     """An unload of its topic is pending."""
     TOPIC_REFUSED = "topic_refused"
-    """Its topic cannot be read or written as it is now."""
+    """Its topic cannot be read or written as it is now: the reason says more."""
+    TOPIC_UNREAD = "topic_unread"
+    """The z-node of its topic, or of the partitioned one, or a listing of topics, cannot be read."""
+    CURSORS_UNREAD = "cursors_unread"
+    """A cursor of its topic, its position, or the compacted ledger that it names, cannot be read."""
+    SHADOWS_UNREAD = "shadows_unread"
+    """Whether a shadow topic reads its topic cannot be known."""
+    LEDGERS_MISSING = "ledgers_missing"
+    """BookKeeper has no ledger that its topic lists: nothing tells the topic from a new one of its name."""
+    SNAPSHOT_UNREAD = "snapshot_unread"
+    """A snapshot of delayed messages does not read back as it was, or was to be, written."""
+    SNAPSHOT_TOO_LARGE = "snapshot_too_large"
+    """An entry of its new snapshot would be larger than bookies take."""
+    SNAPSHOT_OVERLAPS = "snapshot_overlaps"
+    """The ranges of its new buckets would overlap."""
+    ENSEMBLE_UNKNOWN = "ensemble_unknown"
+    """No ledger says on how many bookies its new snapshot is to be."""
     TOPIC_GONE = "topic_gone"
     """Its topic does not exist any more."""
     TOPIC_STAYS = "topic_stays"
@@ -248,3 +264,10 @@ def check_known(kind: str, given: str, known: Collection[str]) -> None:
         near = get_close_matches(given.lower(), known) or sorted(one for one in known if given and given.lower() in one)
         hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(sorted(known))}"
         raise UsageError(f"{given!r} is not {kind}: {hint}")
+
+
+def refusal_code(refusal: Refused) -> StrEnum:
+    """Why something was refused, as a row says it."""
+    if isinstance(refusal, RefusedBy):
+        return refusal.code
+    return Code.TOPIC_PROTECTED if isinstance(refusal, Protected) else Code.TOPIC_REFUSED

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pulsar_lifecycle.errors import LifecycleError, Protected, Refused, RefusedBy
+from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Sent
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.codes import Code, Why, refusal_code
 from pulsar_lifecycle.records.copies import bucket_of, copy_of
 from pulsar_lifecycle.records.outcomes import Outcome, Phase, action_of
 from pulsar_lifecycle.runs.journal_rows import Details, MessageSent, Step, Subject, Writer
@@ -57,13 +57,6 @@ def guarded(topic: Topic, work: Callable[[], list[LedgerOutcome]]) -> list[Ledge
         return [of_topic(topic, Outcome.REFUSED, refusal_code(refusal), str(refusal))]
     except LifecycleError as error:
         return [of_topic(topic, Outcome.FAILED, Code.SERVER_FAILED, str(error))]
-
-
-def refusal_code(refusal: Refused) -> StrEnum:
-    """Why a topic was refused whole."""
-    if isinstance(refusal, RefusedBy):
-        return refusal.code
-    return Code.TOPIC_PROTECTED if isinstance(refusal, Protected) else Code.TOPIC_REFUSED
 
 
 Report = Callable[[Sequence[LedgerOutcome]], None]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.compression import unwrap
@@ -25,6 +25,7 @@ from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Posit
 from pulsar_lifecycle.ports import Children, Clock, MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.owner_names import full_names
 from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan import stored_references
@@ -41,13 +42,15 @@ def topic_node(store: MetadataStore, topic: Topic) -> tuple[Node, ManagedLedgerI
 
 def _topic_node(path: str, node: Node | Unread | None) -> tuple[Node, ManagedLedgerInfo]:
     if node is None:
-        raise Refused(f"{path} does not exist: it is no topic, or a partitioned one; name its partitions")
+        raise RefusedBy(
+            Code.TOPIC_GONE, f"{path} does not exist: it is no topic, or a partitioned one; name its partitions"
+        )
     if isinstance(node, Unread):
-        raise Refused(f"{path} cannot be read: {node.reason}")
+        raise RefusedBy(Code.TOPIC_UNREAD, f"{path} cannot be read: {node.reason}")
     try:
         return node, managed_ledger.decode(node.data)
     except CorruptFormat as error:
-        raise Refused(f"{path}: {error}") from error
+        raise RefusedBy(Code.TOPIC_UNREAD, f"{path}: {error}") from error
 
 
 class TopicReading:
@@ -151,7 +154,7 @@ def shadow_source(store: MetadataStore, topic: Topic, info: ManagedLedgerInfo) -
     path = _partitioned_path(topic)
     node = store.read([path])[0]
     if isinstance(node, Unread):
-        raise Refused(f"{path} cannot be read: {node.reason}")
+        raise RefusedBy(Code.TOPIC_UNREAD, f"{path} cannot be read: {node.reason}")
     if node is None or SHADOW_SOURCE.encode() not in node.data:
         return ""
     try:
@@ -208,7 +211,7 @@ def shadow_sources(store: MetadataStore, configuration: MetadataStore) -> Shadow
     except CorruptFormat as error:
         unread.append(str(error))
     if unread:
-        raise Refused(f"whether it is the source of a shadow topic cannot be known: {unread[0]}")
+        raise RefusedBy(Code.SHADOWS_UNREAD, f"whether it is the source of a shadow topic cannot be known: {unread[0]}")
     return ShadowSources(full_names(found.union(partitioned.values())), partitioned)
 
 
@@ -236,16 +239,16 @@ def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:
     """Every durable cursor of the topic at ``path``, by its z-node's name. Raises Refused for what cannot be read."""
     listing = store.children([path])[0]
     if listing is None or isinstance(listing, Unread) or len(listing.names) != listing.num_children:
-        raise Refused(f"the cursors below {path} could not be listed whole")
+        raise RefusedBy(Code.CURSORS_UNREAD, f"the cursors below {path} could not be listed whole")
     found: dict[str, ManagedCursorInfo] = {}
     for name, node in zip(listing.names, store.read([f"{path}/{n}" for n in listing.names]), strict=True):
         if isinstance(node, Unread):
-            raise Refused(f"{node.path} cannot be read: {node.reason}")
+            raise RefusedBy(Code.CURSORS_UNREAD, f"{node.path} cannot be read: {node.reason}")
         if node is not None:
             try:
                 found[name] = cursor_format.decode(node.data)
             except CorruptFormat as error:
-                raise Refused(f"{node.path}: {error}") from error
+                raise RefusedBy(Code.CURSORS_UNREAD, f"{node.path}: {error}") from error
     return found
 
 
@@ -265,15 +268,15 @@ def positions(ports: Ports, root: str, cursors: Mapping[str, ManagedCursorInfo])
             continue
         where = f"cursor {cursor_name(name)}: its cursor ledger {cursors[name].cursors_ledger_id}"
         if isinstance(entry, LifecycleError):
-            raise Refused(f"{where} cannot be read: {entry}")
+            raise RefusedBy(Code.CURSORS_UNREAD, f"{where} cannot be read: {entry}")
         try:
             found[name] = cursor_format.decode_position(entry.payload).mark_delete
         except CorruptFormat as error:
-            raise Refused(f"{where}: {error}") from error
+            raise RefusedBy(Code.CURSORS_UNREAD, f"{where}: {error}") from error
     positions: dict[str, Position] = {}
     for name, position in found.items():
         if position is None:
-            raise Refused(f"cursor {cursor_name(name)}: its z-node names no position")
+            raise RefusedBy(Code.CURSORS_UNREAD, f"cursor {cursor_name(name)}: its z-node names no position")
         positions[cursor_name(name)] = min(position, positions.get(cursor_name(name), position))
     return positions
 
@@ -312,7 +315,7 @@ def named_by_cursors(ports: Ports, root: str, path: str, cursors: Mapping[str, M
             words = stored_references.compaction_words(ports.store, ports.reader, owned, root)
             for word in words:
                 if word.problem:
-                    raise Refused(f"its compacted ledger cannot be known: {word.error}")
+                    raise RefusedBy(Code.CURSORS_UNREAD, f"its compacted ledger cannot be known: {word.error}")
             named |= {word.ledger_id for word in words}
     return {i for i in named if i is not None and i >= 0}
 

@@ -22,6 +22,7 @@ from pulsar_lifecycle.errors import (
     Overloaded,
     Paused,
     Refused,
+    RefusedBy,
     Unavailable,
 )
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
@@ -185,13 +186,14 @@ def checked_path(store: MetadataStore, root: str, topic: Topic, node: Node, info
     for some in (paths[:1], paths[1:]):
         *found, now = store.read([*some, node.path])  # the topic last: it was there when its ledgers were read
         if not isinstance(now, Node) or now.stat.czxid != node.stat.czxid:
-            raise Refused(f"{topic} was deleted while it was looked at; run again")
+            raise RefusedBy(Code.CHANGED_MEANWHILE, f"{topic} was deleted while it was looked at; run again")
         for path, ledger in zip(some, found, strict=True):
             if ledger is not None:
                 return path
-    raise Refused(
+    raise RefusedBy(
+        Code.LEDGERS_MISSING,
         f"{topic}: BookKeeper has none of the ledgers that it lists as there, so nothing tells it from a topic of the "
-        "same name that is created meanwhile; produce to it once: its broker then adds a ledger"
+        "same name that is created meanwhile; produce to it once: its broker then adds a ledger",
     )
 
 
@@ -292,4 +294,6 @@ def _edit(
         write.note_unload(bool(loaded))
         if write.write(node, managed_ledger.encode(wanted), checked):
             return said
-    raise Refused(f"{topic}: its z-node changed {ATTEMPTS} times while it was looked at; run again")
+    raise RefusedBy(
+        Code.CHANGED_MEANWHILE, f"{topic}: its z-node changed {ATTEMPTS} times while it was looked at; run again"
+    )

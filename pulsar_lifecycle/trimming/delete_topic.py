@@ -20,7 +20,7 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.codes import Code, Why, refusal_code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.scan.stored_references import COMPACTION_CURSOR
 from pulsar_lifecycle.topics import listed_ledgers, protection, snapshot
@@ -31,7 +31,6 @@ from pulsar_lifecycle.topics.first_phase import (
     journal_row,
     mark_of,
     of_topic,
-    refusal_code,
     send_messages,
 )
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
@@ -114,7 +113,7 @@ def _delete(
     guard.check(ports.store)
     node, named = _named(run, ports, topic, rule)
     if counted is not None and not named.keys() | _ids(managed_ledger.decode(node.data)) <= set(counted):
-        raise Refused(f"{topic} has ledgers that {NOT_COUNTED}")
+        raise RefusedBy(trim_rules.Stays.NOT_COUNTED, f"{topic} has ledgers that {NOT_COUNTED}")
     todo = [message for _, messages, _ in named.values() for message in messages]
     lengths = {i: length for i, (_, _, length) in named.items()}
     sent = send_messages(run, ports, todo, lengths, "its broker is asked to delete its topic next")
@@ -126,7 +125,7 @@ def _delete(
     try:
         again, now = _refuse(run, ports, topic, rule)
         if (again.stat.czxid, _ids(now)) != (node.stat.czxid, _ids(managed_ledger.decode(node.data))):
-            raise Refused(f"{topic} lists other ledgers by now: run again")
+            raise RefusedBy(Code.CHANGED_MEANWHILE, f"{topic} lists other ledgers by now: run again")
     except Refused as refusal:
         why = Why(refusal_code(refusal), f"nothing was deleted: {refusal}")
         return _journalled(run, ports, topic, named, Outcome.LEFT, why)

@@ -20,13 +20,13 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.errors import Refused, RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Node, TopicConnections, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.codes import Code, Why, refusal_code
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.owner_names import holders
 from pulsar_lifecycle.records.plans import inactive_plan
@@ -159,7 +159,7 @@ class _Deletion:
         try:
             why = self._partition_missing(group)
         except Refused as refusal:  # of this group alone
-            why = Why(Code.TOPIC_REFUSED, str(refusal))
+            why = Why(refusal_code(refusal), str(refusal))
         if why is None and stays and len(group) > 1:
             why = Why(InactiveKept.PARTITION_STAYS, f"{stays} stays")
         if why is None:
@@ -195,7 +195,7 @@ class _Deletion:
         if not 0 <= now - at <= SEEN_FOR:
             listing = self.ports.store.children([path])[0]
             if isinstance(listing, Unread):
-                raise Refused(f"the topics below {path} could not be listed: {listing.reason}")
+                raise RefusedBy(Code.TOPIC_UNREAD, f"the topics below {path} could not be listed: {listing.reason}")
             names = listing.names if listing else ()
             self._listed[path] = now, names
         begin = f"{encode_name(parent.local)}-partition-"

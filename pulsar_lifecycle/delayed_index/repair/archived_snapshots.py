@@ -17,11 +17,12 @@ from pulsar_lifecycle.delayed_index.stored.index_codes import BucketProblem
 from pulsar_lifecycle.delayed_index.stored.index_reading import IndexPorts, read_buckets, snapshot_entries
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredBucket
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, Refused, StoreError, Unavailable
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, RefusedBy, StoreError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.ports import ArchivedSnapshot, Journal, JournalReader, Node, Unread
+from pulsar_lifecycle.records.codes import Code
 
 AT_ONCE = 32 << 20
 """Bytes of entries that one object of the lake has, or one snapshot more."""
@@ -106,7 +107,9 @@ def had(
         if after.get(bucket.key) == bucket.value or (one is None and bucket.problem is None):
             goal[bucket.key] = bucket.value
         elif one is None:
-            raise Refused(f"a bucket that it had cannot be read, and was not kept: {bucket.error}")
+            raise RefusedBy(
+                Code.SNAPSHOT_UNREAD, f"a bucket that it had cannot be read, and was not kept: {bucket.error}"
+            )
         elif there := _holding(ports, root, one, bucket.value, current.get(bucket.key, "")):
             goal[bucket.key] = there
         else:
@@ -121,7 +124,7 @@ def _holding(ports: IndexPorts, root: str, kept: ArchivedSnapshot, *ledgers: str
     try:
         read_whole(kept.entries)
     except CorruptFormat as error:
-        raise Refused(f"a bucket that it had could not be read then: {error}") from error
+        raise RefusedBy(Code.SNAPSHOT_UNREAD, f"a bucket that it had could not be read then: {error}") from error
     return next((one for one in ledgers if _is_id(one) and _has(ports, root, int(one), kept)), "")
 
 

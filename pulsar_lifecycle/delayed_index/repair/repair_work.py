@@ -33,12 +33,12 @@ from pulsar_lifecycle.delayed_index.stored.index_reading import (
     snapshot_entries,
 )
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription, outstanding
-from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.errors import LifecycleError, Refused, RefusedBy
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, LedgerMetadata
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import ArchivedSnapshot, JournalReader, LedgerWriter, Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.codes import Code, Why, refusal_code
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import stored_references
@@ -115,7 +115,7 @@ class SubscriptionRepairs:
         except STOPPING:
             raise
         except Refused as refusal:
-            return self._said(subject, Outcome.LEFT, Why(Code.TOPIC_REFUSED, str(refusal)))
+            return self._said(subject, Outcome.LEFT, Why(refusal_code(refusal), str(refusal)))
         except LifecycleError as error:
             return self._said(subject, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error)))
 
@@ -223,7 +223,9 @@ class SubscriptionRepairs:
                 if not isinstance(metadata, LedgerMetadata):
                     raise metadata
                 if snapshot_entries(self.reading, ledger_id, metadata) != list(entries):
-                    raise Refused(f"new snapshot {ledger_id} does not read back as it was written")
+                    raise RefusedBy(
+                        Code.SNAPSHOT_UNREAD, f"new snapshot {ledger_id} does not read back as it was written"
+                    )
             _check_ranges(keys)
         except BaseException:
             self._discard(subject, made)
@@ -239,7 +241,7 @@ class SubscriptionRepairs:
         for known in stored_references.metadata_of(self.ports.store, ids, self.run.ledgers_root):
             if isinstance(known, LedgerMetadata):
                 return known.ensemble_size, known.write_quorum, known.ack_quorum
-        raise Refused("no ledger says on how many bookies a snapshot is to be")
+        raise RefusedBy(Code.ENSEMBLE_UNKNOWN, "no ledger says on how many bookies a snapshot is to be")
 
     def _exchange(self, subject: _Subject, edit: Edit, kept: Keys, guard: RunGuard) -> Repaired:
         """Edit the cursor; what was written for that, unlike what is ``kept``, goes where it comes to nothing."""
@@ -346,10 +348,11 @@ def _check_sizes(key: str, entries: Sequence[bytes]) -> None:
     """Raise Refused for an entry that no bookie takes, rather than having each of them refuse it."""
     largest = max(map(len, entries))
     if largest > MAX_ENTRY_BYTES:
-        raise Refused(
+        raise RefusedBy(
+            Code.SNAPSHOT_TOO_LARGE,
             f"{key}: an entry of its new snapshot would have {largest:,} bytes, and bookies take {MAX_ENTRY_BYTES:,}: "
             "lower delayedDeliveryMaxIndexesPerBucketSnapshotSegment (delayed_index.brokers) if it is a segment; too "
-            "many messages of one ledger are delayed if it is entry 0"
+            "many messages of one ledger are delayed if it is entry 0",
         )
 
 
@@ -358,5 +361,5 @@ def _check_ranges(keys: Iterable[str]) -> None:
     reached = -1
     for start, end in sorted(parse_bucket_key(key) for key in keys):
         if start <= reached:
-            raise Refused(f"the new buckets would overlap at ledger {start}")
+            raise RefusedBy(Code.SNAPSHOT_OVERLAPS, f"the new buckets would overlap at ledger {start}")
         reached = end

@@ -22,7 +22,7 @@ from pulsar_lifecycle.delayed_index.stored.subscription import (
     first_position,
 )
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, Refused, StoreError
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, RefusedBy, StoreError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import message
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
@@ -31,6 +31,8 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, MetadataStore, Node, ObjectStore, Unread
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import snapshot
 
@@ -74,7 +76,7 @@ def read_topic(ports: IndexPorts, topic: Topic, root: str, only: str = "", *, un
     node, info = snapshot.topic_node(ports.store, topic)
     listing = ports.store.children([node.path])[0]
     if listing is None or isinstance(listing, Unread):
-        raise Refused(f"the cursors below {node.path} could not be listed")
+        raise RefusedBy(Code.CURSORS_UNREAD, f"the cursors below {node.path} could not be listed")
     names = [name for name in listing.names if only in ("", cursor_name(name))]
     found: list[StoredSubscription] = []
     unread: dict[str, str] = {}
@@ -96,7 +98,7 @@ def bucket_counts(store: MetadataStore, topic: Topic) -> dict[str, int]:
     node, _ = snapshot.topic_node(store, topic)
     listing = store.children([node.path])[0]
     if listing is None or isinstance(listing, Unread):
-        raise Refused(f"the cursors below {node.path} could not be listed")
+        raise RefusedBy(Code.CURSORS_UNREAD, f"the cursors below {node.path} could not be listed")
     names = [name for name in listing.names if not _of_brokers(name)]
     found: dict[str, int] = {}
     for name, cursor in zip(names, store.read([f"{node.path}/{name}" for name in names]), strict=True):
@@ -130,7 +132,7 @@ def _subscription(ports: IndexPorts, node: Node, root: str, *, unbucketed: bool)
             said = cursor_format.decode_position(entry.payload)
             position, ranges, bits = said.mark_delete, said.individual_deleted, said.deleted_bits
     if position is None:
-        raise Refused(f"{node.path}: it names no position")
+        raise RefusedBy(Code.CURSORS_UNREAD, f"{node.path}: it names no position")
     return StoredSubscription(
         cursor_name(node.path.rpartition("/")[2]),
         node.path,
@@ -265,7 +267,7 @@ def _batches(
     if not isinstance(metadata, NotFound) or offload is None or not offload.complete or offload.uuid is None:
         raise metadata
     if ports.objects is None:
-        raise Refused("only its offloaded copy is left, and object_store is not set")
+        raise RefusedBy(RefusalCode.NO_OBJECT_STORE, "only its offloaded copy is left, and object_store is not set")
     opened = open_offloaded(ports.objects, Location(offload.driver_metadata.get("bucket", ""), offload.uuid, ledger_id))
     count = opened.index.ledger.last_entry_id + 1
     return count, opened.stream(first, count - 1) if first < count else ()

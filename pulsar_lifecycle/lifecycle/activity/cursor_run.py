@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Refused
+from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Refused, RefusedBy
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.journal import operator_words
@@ -24,7 +24,7 @@ from pulsar_lifecycle.metastore.load_state import fetch_brokers, ledger_states
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.codes import Code, Why, refusal_code
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.owner_names import holders
 from pulsar_lifecycle.records.plans import inactive_plan
@@ -174,7 +174,7 @@ class _Deletion:
         except STOPPING:
             raise
         except Refused as refusal:
-            kept = Why(Code.TOPIC_REFUSED, str(refusal))
+            kept = Why(refusal_code(refusal), str(refusal))
         except LifecycleError as error:
             return self._said(row, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error)))
         if kept:
@@ -277,7 +277,7 @@ class _Deletion:
         if monitors is None or not 0 <= now - at <= SEEN_FOR:
             layers, differing = policies_now(self.cluster, [namespace], BROKER_NAMES)
             if differing:
-                raise Refused(differing[0])
+                raise RefusedBy(InactiveKept.UNKNOWN_POLICY, differing[0])
             loaded = fetch_brokers(self.ports.store, self.ports.admin).loaded
             monitors = monitors_in_force(layers)
             self._seen[namespace] = now, loaded, monitors

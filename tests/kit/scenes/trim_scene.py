@@ -123,11 +123,11 @@ class TrimScene(TopicScene):
         return self.act(lambda *given: trimming_delete_topic.delete_topic(*given, TOPIC, force), **policy)
 
 
-def refused(scene: TrimScene, **policy: Any) -> str:
-    """Why the whole topic was refused; proves that nothing was written or sent."""
+def refused(scene: TrimScene, code: Code) -> str:
+    """Why the whole topic was refused, by ``code``; proves that nothing was written or sent."""
     version = scene.cluster.zookeeper.stat(scene.path)
-    (one,) = scene.trim(**policy).values()
-    assert (one.ledger_id, one.outcome, one.why.code) == (-1, Outcome.REFUSED, Code.TOPIC_REFUSED)
+    (one,) = scene.trim().values()
+    assert (one.ledger_id, one.outcome, one.why.code) == (-1, Outcome.REFUSED, code)
     assert scene.cluster.zookeeper.stat(scene.path) == version
     assert scene.sent == []
     assert scene.cluster.journal.rows == []

@@ -133,8 +133,7 @@ def test_a_snapshot_that_no_bookie_takes_is_refused_before_a_ledger_is_made(
     before = scene.keys("a")
 
     left = repaired(scene, order)
-    assert (left.outcome, left.why.code) == (Outcome.LEFT, Code.TOPIC_REFUSED)
-    assert "bookies take 100" in left.why.text
+    assert (left.outcome, left.why.code) == (Outcome.LEFT, Code.SNAPSHOT_TOO_LARGE)
     assert scene.keys("a") == before
     assert written(scene) == []
 

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics.snapshot import TopicReading
 from pulsar_lifecycle.topics.write import checked_path
 from pulsar_lifecycle.trimming.trim import TrimOrder, trim_topic
 from tests.kit.fakes.metadata_store import Operation
+from tests.kit.refused import refused_by
 from tests.kit.scenes.topic_scene import TOPIC, outcomes
 from tests.kit.scenes.trim_scene import TrimScene as Scene
 from tests.kit.simulated.cluster import data_tags
@@ -83,7 +84,7 @@ def test_a_topic_that_is_gone_is_refused(scene: Scene) -> None:
     first = reading(scene)
     scene.cluster.remove(f"{scene.path}/s")
     scene.cluster.remove(scene.path)
-    with pytest.raises(Refused):
+    with refused_by(Code.TOPIC_GONE):
         reading(scene, first)
 
 
@@ -95,7 +96,7 @@ def test_a_topic_is_not_told_by_what_was_read_before_its_ledger(scene: Scene) ->
     scene.cluster.remove(f"{scene.path}/s")
     scene.cluster.remove(scene.path)
     scene.cluster.topic(TOPIC, [scene.cluster.ledger(data_tags(TOPIC))])
-    with pytest.raises(Refused, match="was deleted while it was looked at"):
+    with refused_by(Code.CHANGED_MEANWHILE):
         checked_path(seen.store, "/ledgers", TOPIC, seen.node, seen.info)
 
 

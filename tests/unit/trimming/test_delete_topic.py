@@ -47,7 +47,7 @@ def test_a_topic_that_lists_other_ledgers_once_its_messages_are_sent_is_not_dele
 
     queue.send = rolled_over  # type: ignore[method-assign]
     found = scene.delete_topic(force=True)
-    assert found[-1].why.code is Code.TOPIC_REFUSED
+    assert found[-1].why.code is Code.CHANGED_MEANWHILE
     assert scene.listed == scene.ids
 
 
@@ -68,7 +68,7 @@ def test_a_topic_that_was_not_counted_against_the_caps_is_not_deleted(scene: Sce
             lambda *given, counted=counted: trimming_delete_topic.delete_topic(*given, TOPIC, True, counted)
         ).values()
         assert whole.outcome == Outcome.REFUSED
-        assert whole.why.code is Code.TOPIC_REFUSED
+        assert whole.why.code is Stays.NOT_COUNTED
     assert (scene.sent, scene.listed) == ([], scene.ids)
     scene.act(lambda *given: trimming_delete_topic.delete_topic(*given, TOPIC, True, scene.ids))
     assert [ledger for ledger, _ in scene.sent] == scene.ids
@@ -273,7 +273,7 @@ def test_a_topic_that_becomes_a_source_once_its_messages_are_sent_stays_with_the
 
 def test_what_is_no_topic_is_refused_by_another_code_than_what_a_rule_keeps(scene: Scene) -> None:
     scene.cluster.remove(scene.path)
-    assert scene.delete_topic()[-1].why.code == Code.TOPIC_REFUSED
+    assert scene.delete_topic()[-1].why.code is Code.TOPIC_GONE
 
 
 def test_a_dry_run_names_the_subscriptions_and_those_with_unread_messages(scene: Scene) -> None:
@@ -301,7 +301,7 @@ def test_a_dry_run_names_the_subscriptions_and_those_with_unread_messages(scene:
 def test_a_topic_with_a_compaction_that_cannot_be_read_is_refused(everything: Everything) -> None:
     scene = everything.scene
     scene.cluster.reader.failures[everything.compaction] = NotFound("gone")
-    assert scene.delete_topic()[-1].why.code is Code.TOPIC_REFUSED
+    assert scene.delete_topic()[-1].why.code is Code.CURSORS_UNREAD
     assert scene.listed == scene.ids
 
 

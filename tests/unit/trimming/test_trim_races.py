@@ -138,7 +138,7 @@ def test_a_topic_that_is_deleted_before_the_write(scene: Scene) -> None:
     scene.on_write(lambda: scene.cluster.remove(scene.path))
     found = scene.trim()
     assert set(outcomes(found).values()) == {Outcome.LEFT}
-    assert found[scene.ids[0]].why.code is Code.TOPIC_REFUSED
+    assert found[scene.ids[0]].why.code is Code.TOPIC_GONE
     assert scene.rows[Outcome.LEFT] == scene.ids[:3]
 
 
@@ -199,7 +199,7 @@ def test_a_write_without_answer_and_a_topic_that_cannot_be_judged_again(scene: S
         raise OutcomeUnknown("connection lost")
 
     scene.on_write(lost, when)
-    assert scene.trim()[-1].why.code is Code.TOPIC_REFUSED
+    assert scene.trim()[-1].why.code is (Code.TOPIC_UNREAD if unread == "topic" else Code.CURSORS_UNREAD)
     there = {Outcome.LEFT if when == "before" else Outcome.REMOVED: scene.ids[:3]}
     assert scene.rows == {Outcome.MARKED: scene.ids[:3]} | (there if unread == "cursor" else {})
 
@@ -222,7 +222,7 @@ def test_writes_that_never_get_an_answer(scene: Scene, loaded: bool) -> None:
 
     scene.on_write(lost, "before", times=ATTEMPTS)
     scene.on_write(lost_at_last, "after", times=ATTEMPTS)
-    assert scene.trim(loaded_topics=loaded)[-1].why.code is Code.TOPIC_REFUSED
+    assert scene.trim(loaded_topics=loaded)[-1].why.code is Code.CHANGED_MEANWHILE
     assert scene.listed == scene.ids[3:]
     assert scene.rows == {Outcome.MARKED: scene.ids[:3], Outcome.REMOVED: scene.ids[:3]}
 

@@ -36,42 +36,45 @@ def scene() -> Scene:
 
 def test_a_topic_that_is_not_there(scene: Scene) -> None:
     scene.cluster.remove(scene.path)
-    assert "does not exist" in refused(scene)
+    refused(scene, Code.TOPIC_GONE)
 
 
-@pytest.mark.parametrize("below", ["", "/s"])
-def test_a_z_node_that_cannot_be_read(scene: Scene, below: str) -> None:
+UNREAD = pytest.mark.parametrize(("below", "code"), [("", Code.TOPIC_UNREAD), ("/s", Code.CURSORS_UNREAD)])
+
+
+@UNREAD
+def test_a_z_node_that_cannot_be_read(scene: Scene, below: str, code: Code) -> None:
     scene.cluster.zookeeper.unreadable.add(scene.path + below)
-    assert "no permission" in refused(scene)
+    assert "no permission" in refused(scene, code)
 
 
-@pytest.mark.parametrize("below", ["", "/s"])
-def test_a_z_node_that_cannot_be_decoded(scene: Scene, below: str) -> None:
+@UNREAD
+def test_a_z_node_that_cannot_be_decoded(scene: Scene, below: str, code: Code) -> None:
     scene.cluster.put(scene.path + below, b"\xff\xff")
-    assert scene.path + below in refused(scene)
+    assert scene.path + below in refused(scene, code)
 
 
 def test_a_cursor_without_a_position(scene: Scene) -> None:
     scene.cursor("a+b", None)
-    assert "cursor a+b" in refused(scene)
+    assert "cursor a+b" in refused(scene, Code.CURSORS_UNREAD)
 
 
 def test_a_cursor_ledger_that_is_gone(scene: Scene) -> None:
     scene.cursor("a+b", Position(99, 0), ledger=77)
-    assert "cursor a+b: its cursor ledger 77" in refused(scene)
+    assert "cursor a+b: its cursor ledger 77" in refused(scene, Code.CURSORS_UNREAD)
 
 
 @pytest.mark.parametrize("entry", [b"\xff", b"{chunked}"])
 def test_a_cursor_ledger_whose_last_entry_is_none(scene: Scene, entry: bytes) -> None:
     scene.cursor("s", Position(99, 0), ledger=scene.cluster.ledger(cursor_tags(TOPIC, "s"), entries=[entry]))
-    assert "cursor s: its cursor ledger" in refused(scene)
+    assert "cursor s: its cursor ledger" in refused(scene, Code.CURSORS_UNREAD)
 
 
 def test_a_bookie_that_does_not_answer(scene: Scene) -> None:
     ledger = scene.cluster.ledger(cursor_tags(TOPIC, "s"))
     scene.cluster.reader.failures[ledger] = Unavailable("no bookie")
     scene.cursor("s", Position(99, 0), ledger=ledger)
-    assert "no bookie" in refused(scene)
+    assert "no bookie" in refused(scene, Code.CURSORS_UNREAD)
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.CLOSED])
@@ -140,7 +143,7 @@ def test_a_partition_of_a_shadow_topic_that_a_separate_configuration_store_names
 def test_a_partitioned_topic_that_cannot_be_read(scene: Scene) -> None:
     scene.cluster.put(PARENT, b"{}")
     scene.cluster.zookeeper.unreadable.add(PARENT)
-    assert PARENT in refused(scene)
+    assert PARENT in refused(scene, Code.TOPIC_UNREAD)
 
 
 def test_a_ledger_that_bookkeeper_does_not_have(scene: Scene) -> None:
@@ -156,7 +159,7 @@ def test_a_topic_of_which_bookkeeper_has_nothing_left(scene: Scene) -> None:
     for ledger_id in scene.ids:
         scene.cluster.remove(scene.cluster.path(ledger_id))
     scene.cluster.wait(1)
-    assert "BookKeeper has none of the ledgers that it lists" in refused(scene)
+    refused(scene, Code.LEDGERS_MISSING)
     assert (scene.sent, scene.listed) == ([], scene.ids)
 
 
@@ -231,9 +234,9 @@ def test_a_topic_that_may_be_a_shadow_topic_and_cannot_be_read(scene: Scene, dat
     scene.cluster.put(path, data or b"")
     if data is None:
         scene.cluster.zookeeper.unreadable.add(path)
-    assert path in refused(scene)
+    assert path in refused(scene, Code.SHADOWS_UNREAD)
     (whole,) = scene.delete_topic(force=True).values()
-    assert (whole.outcome, whole.why.code) == (Outcome.REFUSED, Code.TOPIC_REFUSED)
+    assert (whole.outcome, whole.why.code) == (Outcome.REFUSED, Code.SHADOWS_UNREAD)
     assert path in whole.reason
 
 
@@ -245,7 +248,7 @@ def test_a_partitioned_topic_that_may_be_a_shadow_topic(scene: Scene, path: str,
         scene.cluster.zookeeper.unreadable.add(path)
     found = scene.trim().values()
     assert {one.outcome for one in found} == {Outcome.REFUSED}
-    assert {one.why.code for one in found} <= {Stays.TOPIC, Code.TOPIC_REFUSED}
+    assert {one.why.code for one in found} <= {Stays.TOPIC, Code.TOPIC_UNREAD, Code.SHADOWS_UNREAD}
     assert all(path in one.reason or one.why.code is Stays.TOPIC for one in found), found
     assert scene.listed == scene.ids
     assert scene.sent == []
