@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,18 @@ from typing import Any
 
 import numpy as np
 import pulsar
-from ground import add_entries, cpu_seconds, expect, kazoo, new_ids, number, take_epoch, tell, write_settings
+from ground import (
+    add_entries,
+    cpu_seconds,
+    data_folder,
+    expect,
+    kazoo,
+    new_ids,
+    number,
+    take_epoch,
+    tell,
+    write_settings,
+)
 from metastore import cpu_used, servers_are
 
 from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
@@ -75,8 +85,8 @@ def main() -> None:
     parser.add_argument("--entries", default="1M", help="delayed messages of each topic (default 1M)")
     parser.add_argument("--data", type=Path, help="folder for the servers' data (default: a temporary one)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="pulsar-lifecycle-bench-") as temporary:
-        document = run(number(options.entries), options.data or Path(temporary) / "sandbox")
+    with data_folder(options.data) as data:
+        document = run(number(options.entries), data)
     print(json.dumps(document))
     show(document)
 

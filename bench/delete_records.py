@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
-from ground import cpu_seconds, expect, kazoo, new_ids, number, take_epoch, tell, write_settings
+from ground import cpu_seconds, data_folder, expect, kazoo, new_ids, number, take_epoch, tell, write_settings
 
 from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
@@ -83,8 +82,7 @@ def main() -> None:
     parser.add_argument("--asked", default="100", help="partitions of which the broker is asked (default 100)")
     parser.add_argument("--data", type=Path, help="folder for the servers' data (default: a temporary one)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="pulsar-lifecycle-bench-") as temporary:
-        data = options.data or Path(temporary) / "sandbox"
+    with data_folder(options.data) as data:
         document = run(number(options.partitions), number(options.asked), data)
     print(json.dumps(document))
     show(document)

@@ -19,7 +19,6 @@ import json
 import os
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
-from ground import expect, kazoo, number, take_epoch, tell, write_settings
+from ground import data_folder, expect, kazoo, number, take_epoch, tell, write_settings
 
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.workers import OutcomeCount
@@ -73,8 +72,8 @@ def main() -> None:
     parser.add_argument("--sizes", default="10k,100k", help="ledgers per contender, ascending (default 10k,100k)")
     parser.add_argument("--data", type=Path, help="folder for the servers' data (default: a temporary one)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="pulsar-lifecycle-bench-") as temporary:
-        document = run([number(size) for size in options.sizes.split(",")], options.data or Path(temporary) / "sandbox")
+    with data_folder(options.data) as data:
+        document = run([number(size) for size in options.sizes.split(",")], data)
     print(json.dumps(document))
     show(document)
 

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -61,6 +62,13 @@ def take_epoch(
     if epoch.gaps:
         raise SystemExit(f"the scan is not covered: {in_words(epoch.gaps[:3])}")
     return epoch
+
+
+@contextmanager
+def data_folder(given: Path | None) -> Iterator[Path]:
+    """Where the servers' data go: the folder that was given, else a temporary one."""
+    with tempfile.TemporaryDirectory(prefix="pulsar-lifecycle-bench-") as temporary:
+        yield given or Path(temporary) / "sandbox"
 
 
 @contextmanager

@@ -16,7 +16,6 @@ import json
 import os
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -31,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from dataset import LEDGERS_PER_TOPIC, Contents
-from ground import ascending, expect, number, take_epoch, tell, write_settings
+from ground import ascending, data_folder, expect, number, take_epoch, tell, write_settings
 from metastore import Cost, cost_since, cpu_used, resident, servers_are, timed
 
 from pulsar_lifecycle.lifecycle.reasons import LEDGER_REASONS, Reason
@@ -69,8 +68,8 @@ def main() -> None:
     if options.rule:
         document["rules"] = rules_alone(number(options.rule))
     if sizes:
-        with tempfile.TemporaryDirectory(prefix="pulsar-lifecycle-bench-") as temporary:
-            document |= run(sizes, options.data or Path(temporary) / "sandbox")
+        with data_folder(options.data) as data:
+            document |= run(sizes, data)
     document["load_average"].append(os.getloadavg()[0])
     print(json.dumps(document))
     show(document)

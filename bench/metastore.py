@@ -15,7 +15,6 @@ import json
 import os
 import resource
 import subprocess
-import tempfile
 import threading
 import time
 from collections import deque
@@ -28,7 +27,7 @@ from typing import Any, TypeVar
 
 import dataset
 from dataset import LEDGERS_PER_TOPIC, Contents
-from ground import ascending, expect, kazoo, take_epoch, tell, write_settings
+from ground import ascending, data_folder, expect, kazoo, take_epoch, tell, write_settings
 
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.runs import cluster as runs_cluster
@@ -53,8 +52,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder for the servers' data (default: a temporary one)")
     options = parser.parse_args()
     sizes = ascending(parser, options.sizes, 100 * LEDGERS_PER_TOPIC)
-    with tempfile.TemporaryDirectory(prefix="pulsar-lifecycle-bench-") as temporary:
-        document = run(sizes, options.data or Path(temporary) / "sandbox")
+    with data_folder(options.data) as data:
+        document = run(sizes, data)
     print(json.dumps(document))
     show(document)
 

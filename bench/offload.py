@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import google_crc32c
-from ground import add_entries, cpu_seconds, expect, kazoo, tell
+from ground import add_entries, cpu_seconds, data_folder, expect, kazoo, tell
 
 from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.copies.offloaded_ledger import Location
@@ -77,9 +76,9 @@ def main() -> None:
     options = parser.parse_args()
     mib, rounds = (12, 1) if options.quick else (options.mib, options.rounds)
     block = offload_data.MIN_BLOCK_SIZE if options.quick else offload_data.DEFAULT_BLOCK_SIZE
-    with tempfile.TemporaryDirectory(prefix="pulsar-lifecycle-bench-") as temporary:
+    with data_folder(options.data) as data:
         lines: list[dict[str, Any]] = []
-        for line in run(mib << 20, block, rounds, options.data or Path(temporary) / "sandbox"):
+        for line in run(mib << 20, block, rounds, data):
             print(json.dumps(line), flush=True)
             lines.append(line)
     show(lines)
