@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 
-from pulsar_lifecycle.errors import Protected, Refused, RefusedBy, UsageError
+from pulsar_lifecycle.errors import LifecycleError, Protected, RefusedBy, UsageError
 
 
 class Code(StrEnum):
@@ -266,8 +266,8 @@ def check_known(kind: str, given: str, known: Collection[str]) -> None:
         raise UsageError(f"{given!r} is not {kind}: {hint}")
 
 
-def refusal_code(refusal: Refused) -> StrEnum:
-    """Why something was refused, as a row says it."""
-    if isinstance(refusal, RefusedBy):
-        return refusal.code
-    return Code.TOPIC_PROTECTED if isinstance(refusal, Protected) else Code.TOPIC_REFUSED
+def why_refused(error: LifecycleError) -> Why:
+    """Why a topic was refused, as a row says it."""
+    if isinstance(error, RefusedBy):
+        return Why(error.code, str(error))
+    return Why(Code.TOPIC_PROTECTED if isinstance(error, Protected) else Code.TOPIC_REFUSED, str(error))

@@ -24,7 +24,7 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, refusal_code
+from pulsar_lifecycle.records.codes import Code, Why, why_refused
 from pulsar_lifecycle.records.copies import OffloadLocation
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
@@ -275,9 +275,7 @@ class OffloadWork:
         except (*STOPPING, ReadCheckFailed, Unheld):
             raise
         except Refused as refusal:
-            self.outcomes.append(
-                OffloadOutcome(str(topic), -1, Outcome.REFUSED, Why(refusal_code(refusal), str(refusal)))
-            )
+            self.outcomes.append(OffloadOutcome(str(topic), -1, Outcome.REFUSED, why_refused(refusal)))
         except LifecycleError as error:
             self.outcomes.append(OffloadOutcome(str(topic), -1, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error))))
 

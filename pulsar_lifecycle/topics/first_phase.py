@@ -11,7 +11,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteL
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Sent
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, refusal_code
+from pulsar_lifecycle.records.codes import Code, Why, why_refused
 from pulsar_lifecycle.records.copies import bucket_of, copy_of
 from pulsar_lifecycle.records.outcomes import Outcome, Phase, action_of
 from pulsar_lifecycle.runs.journal_rows import Details, MessageSent, Step, Subject, Writer
@@ -54,7 +54,7 @@ def guarded(topic: Topic, work: Callable[[], list[LedgerOutcome]]) -> list[Ledge
     except STOPPING:
         raise
     except Refused as refusal:
-        return [of_topic(topic, Outcome.REFUSED, refusal_code(refusal), str(refusal))]
+        return [LedgerOutcome(str(topic), -1, Outcome.REFUSED, why_refused(refusal))]
     except LifecycleError as error:
         return [of_topic(topic, Outcome.FAILED, Code.SERVER_FAILED, str(error))]
 

@@ -20,7 +20,7 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, refusal_code
+from pulsar_lifecycle.records.codes import Code, Why, why_refused
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.scan.stored_references import COMPACTION_CURSOR
 from pulsar_lifecycle.topics import listed_ledgers, protection, snapshot
@@ -127,7 +127,7 @@ def _delete(
         if (again.stat.czxid, _ids(now)) != (node.stat.czxid, _ids(managed_ledger.decode(node.data))):
             raise RefusedBy(Code.CHANGED_MEANWHILE, f"{topic} lists other ledgers by now: run again")
     except Refused as refusal:
-        why = Why(refusal_code(refusal), f"nothing was deleted: {refusal}")
+        why = why_refused(refusal).put(f"nothing was deleted: {refusal}")
         return _journalled(run, ports, topic, named, Outcome.LEFT, why)
     guard.check(ports.store)
     failure, unknown = "its z-node is still there", False

@@ -26,7 +26,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Node, TopicConnections, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, refusal_code
+from pulsar_lifecycle.records.codes import Code, Why, why_refused
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.owner_names import holders
 from pulsar_lifecycle.records.plans import inactive_plan
@@ -159,7 +159,7 @@ class _Deletion:
         try:
             why = self._partition_missing(group)
         except Refused as refusal:  # of this group alone
-            why = Why(refusal_code(refusal), str(refusal))
+            why = why_refused(refusal)
         if why is None and stays and len(group) > 1:
             why = Why(InactiveKept.PARTITION_STAYS, f"{stays} stays")
         if why is None:

@@ -16,14 +16,14 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pulsar_lifecycle.errors import LifecycleError, Refused, RefusedBy
+from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Sent
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, refusal_code
+from pulsar_lifecycle.records.codes import Code, Why, why_refused
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
@@ -218,8 +218,7 @@ class _Trim:
             if not self._marked or not judges(error) or self._write.unknown:
                 self._journal_what_is_there(error)
                 raise
-            code = refusal_code(error) if isinstance(error, Refused) else Code.TOPIC_REFUSED
-            self._leave_rest(Why(code, str(error)))
+            self._leave_rest(why_refused(error))
         still_pending = self._write.finish(sure=True)
         self._journal_outcomes(still_pending)
         return [self._outcomes[i] for i in sorted(self._outcomes)]

@@ -38,7 +38,7 @@ from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, LedgerMet
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import ArchivedSnapshot, JournalReader, LedgerWriter, Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, refusal_code
+from pulsar_lifecycle.records.codes import Code, Why, why_refused
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import stored_references
@@ -115,7 +115,7 @@ class SubscriptionRepairs:
         except STOPPING:
             raise
         except Refused as refusal:
-            return self._said(subject, Outcome.LEFT, Why(refusal_code(refusal), str(refusal)))
+            return self._said(subject, Outcome.LEFT, why_refused(refusal))
         except LifecycleError as error:
             return self._said(subject, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error)))
 

@@ -24,7 +24,7 @@ from pulsar_lifecycle.metastore.load_state import fetch_brokers, ledger_states
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, refusal_code
+from pulsar_lifecycle.records.codes import Code, Why, why_refused
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.owner_names import holders
 from pulsar_lifecycle.records.plans import inactive_plan
@@ -174,7 +174,7 @@ class _Deletion:
         except STOPPING:
             raise
         except Refused as refusal:
-            kept = Why(refusal_code(refusal), str(refusal))
+            kept = why_refused(refusal)
         except LifecycleError as error:
             return self._said(row, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error)))
         if kept:

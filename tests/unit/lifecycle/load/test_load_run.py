@@ -20,7 +20,7 @@ from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
-from tests.kit.crash import Crash
+from tests.kit.crash import Crash, raising
 from tests.kit.refused import refused_by
 from tests.kit.scenes.load_runs import OWN, applied, expired, pending, planned
 from tests.kit.scenes.load_scene import LoadScene
@@ -272,11 +272,7 @@ def test_a_broker_that_fails_at_a_load_leaves_nothing_loaded(scene: LoadScene) -
 def test_a_trim_that_fails_leaves_nothing_loaded(scene: LoadScene, error: Exception) -> None:
     first, *_ = expired(scene)
     plan = planned(scene, "a")
-
-    def fail(topic: Topic) -> None:
-        raise error
-
-    scene.servers.admin.on_trim = fail
+    scene.servers.admin.on_trim = raising(error)
     (one,) = applied(scene, plan)
     assert one.outcome is Outcome.FAILED
     assert not scene.is_loaded("a")
@@ -307,11 +303,7 @@ def test_what_a_broker_may_load_later_stays_noted_until_it_is_seen_not_to_be(sce
 def test_what_a_broker_did_not_answer_and_never_does_is_forgotten(scene: LoadScene) -> None:
     expired(scene)
     plan = planned(scene, "a")
-
-    def fail(topic: Topic) -> None:
-        raise OutcomeUnknown("no answer")
-
-    scene.servers.admin.on_trim = fail
+    scene.servers.admin.on_trim = raising(OutcomeUnknown("no answer"))
     (one,) = applied(scene, plan)
     assert one.outcome is Outcome.FAILED
     assert not scene.is_loaded("a")
@@ -335,11 +327,7 @@ def test_a_trim_that_is_never_done_is_told_again_and_abandoned(scene: LoadScene)
 def test_an_unload_that_fails_stays_noted_and_the_next_run_makes_it(scene: LoadScene) -> None:
     expired(scene)
     plan = planned(scene, "a")
-
-    def fail(topic: Topic) -> None:
-        raise StoreError("500")
-
-    scene.servers.admin.on_unload = fail
+    scene.servers.admin.on_unload = raising(StoreError("500"))
     (one,) = applied(scene, plan)
     assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.NOT_UNLOADED)
     assert scene.is_loaded("a")
