@@ -1,7 +1,6 @@
 """Releasing one topic's copies in BookKeeper over the fakes: what is offloaded, a broker that reads, runs of each kind.
 
-Belongs here: the scene and its runs. Not here: what must come out (``tests/unit/tiered/test_bookkeeper_copies.py`` and
-others).
+Belongs here: the scene and its runs. Not here: what must come out (``tests/unit/tiered/bookkeeper_copies/``).
 """
 
 from __future__ import annotations
