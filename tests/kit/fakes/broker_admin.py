@@ -1,4 +1,4 @@
-"""The admin API in memory; passes the contract of tests/unit/io/test_admin.py."""
+"""The admin API in memory; passes the contract of tests/unit/io/pulsar/test_admin.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The deletion queue in memory; passes the contracts of tests/unit/io/test_queue.py."""
+"""The deletion queue in memory; passes the contracts of tests/unit/io/pulsar/test_queue.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Journal and archive in memory; passes the contract of tests/unit/io/test_journal.py."""
+"""Journal and archive in memory; passes the contract of tests/unit/io/lake/test_journal.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets in memory; passes the contract of tests/unit/io/test_objects.py.
+"""Buckets in memory; passes the contract of tests/unit/io/s3/test_objects.py.
 
 ``FakeBuckets`` is the service, ``FakeObjectStore`` a client of it and ``ports.ObjectStore``. Faults are injected with
 ``before`` and ``after``: callables that get the method's name, the bucket and the keys (one request each) and may
