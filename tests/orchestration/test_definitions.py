@@ -1,7 +1,7 @@
 """The code location as Dagster sees it: what there is, what rings by itself, and that it loads unconfigured.
 
 ``definitions.json`` beside this file is what an operator finds in the UI; after a wanted change,
-``python -m tests.assets.test_definitions`` writes it anew.
+``python -m tests.orchestration.test_definitions`` writes it anew.
 """
 
 from __future__ import annotations

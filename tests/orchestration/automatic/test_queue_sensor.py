@@ -303,7 +303,7 @@ def test_a_lease_that_cannot_be_read_is_held(bell: Bell, instance: dg.DagsterIns
 def test_a_scan_that_died_with_its_host_is_ended_by_dagster_itself(tmp_path: Path, bell: Bell) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    (home / "dagster.yaml").write_text((Path(__file__).parents[2] / "dagster.yaml").read_text())
+    (home / "dagster.yaml").write_text((Path(__file__).parents[3] / "dagster.yaml").read_text())
     tags = bell.defs.resolve_job_def("scan").run_tags
     with dg.DagsterInstance.from_config(str(home)) as instance:
         assert instance.run_monitoring_enabled
