@@ -32,7 +32,7 @@ from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
 from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, decode_segments
 from pulsar_lifecycle.formats.delayed_metadata import decode_table, union_of
-from sandbox.toolchain import find_tools
+from sandbox.servers.toolchain import find_tools
 from tests.kit.delayed.bucket_storage import InMemoryBucketKeys, InMemoryBucketStorage
 from tests.kit.delayed.java_tracker import java_tracker
 

@@ -54,9 +54,9 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.runs.caps import Order
 from resources.lifecycle import LifecycleResource
-from sandbox import servers
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from sandbox.servers import kinds
 
 PER_LEDGER = 50_000
 SUBSCRIPTION = "s"
@@ -93,7 +93,7 @@ def main() -> None:
 
 def run(entries: int, data: Path) -> dict[str, Any]:
     """Measure on one cluster; returns the document."""
-    servers.MEMORY["broker"] = ("-Xmx1g", "-XX:MaxDirectMemorySize=512m")
+    kinds.MEMORY["broker"] = ("-Xmx1g", "-XX:MaxDirectMemorySize=512m")
     cluster = Cluster(data, tell)
     cluster.start(gc_wait=1800)
     try:

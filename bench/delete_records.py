@@ -45,9 +45,9 @@ from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.runs.caps import Order
 from resources.lifecycle import LifecycleResource
-from sandbox import servers
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
+from sandbox.servers import kinds
 
 GOING = 10
 """Ledgers of each partition that go."""
@@ -90,7 +90,7 @@ def main() -> None:
 
 def run(partitions: int, asked: int, data: Path) -> dict[str, Any]:
     """Measure on one cluster; returns the document."""
-    servers.MEMORY["zookeeper"] = ("-Xmx1g", "-XX:MaxDirectMemorySize=64m")
+    kinds.MEMORY["zookeeper"] = ("-Xmx1g", "-XX:MaxDirectMemorySize=64m")
     cluster = Cluster(data, tell)
     cluster.start(brokers=BROKERS, gc_wait=1800)
     try:

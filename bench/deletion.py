@@ -40,10 +40,10 @@ from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from resources.lifecycle import LifecycleResource
-from sandbox import servers
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster
-from sandbox.toolchain import Tools, find_tools
+from sandbox.servers import kinds
+from sandbox.servers.toolchain import Tools, find_tools
 
 SHELL_DELETIONS = 5
 OUTSTANDING = 5_000
@@ -80,7 +80,7 @@ def main() -> None:
 
 def run(sizes: list[int], data: Path) -> dict[str, Any]:
     """Measure every size on one cluster; returns the document."""
-    servers.MEMORY["zookeeper"] = ("-Xmx1g", "-XX:MaxDirectMemorySize=64m")
+    kinds.MEMORY["zookeeper"] = ("-Xmx1g", "-XX:MaxDirectMemorySize=64m")
     cluster = Cluster(data, tell)
     cluster.start(gc_wait=1800)
     try:
@@ -279,7 +279,7 @@ def _delete_with_client(cluster: Cluster, tools: Tools, ids: list[int]) -> float
     listing.write_text("".join(f"{ledger}\n" for ledger in ids))
     program = Path(__file__).with_name("DeleteLedgers.java")
     uri = f"zk+hierarchical://{cluster.zookeeper}/ledgers"
-    command = [tools.java, "-Xmx1g", f"-Dlog4j2.configurationFile={servers.CONF / 'log4j2.xml'}", "-cp", tools.pulsar]
+    command = [tools.java, "-Xmx1g", f"-Dlog4j2.configurationFile={kinds.CONF / 'log4j2.xml'}", "-cp", tools.pulsar]
     done = subprocess.run(
         [*command, str(program), uri, str(listing), str(OUTSTANDING)], capture_output=True, text=True, check=False
     )
@@ -292,11 +292,11 @@ def _delete_with_client(cluster: Cluster, tools: Tools, ids: list[int]) -> float
 def _delete_with_shell(cluster: Cluster, tools: Tools, ids: list[int]) -> float:
     """Ledgers per second of ``bookkeeper shell deleteledger``, which takes one ledger a command."""
     conf = cluster.data / "conf" / "bookie-1.conf"
-    drivers = [option for option in servers.PULSAR_JVM if option.startswith("-Dbookkeeper.metadata.")]
+    drivers = [option for option in kinds.PULSAR_JVM if option.startswith("-Dbookkeeper.metadata.")]
     began = time.monotonic()
     for ledger in ids:
         command = [
-            *(tools.java, "-Xmx256m", *drivers, f"-Dlog4j2.configurationFile={servers.CONF / 'log4j2.xml'}"),
+            *(tools.java, "-Xmx256m", *drivers, f"-Dlog4j2.configurationFile={kinds.CONF / 'log4j2.xml'}"),
             *("-cp", tools.pulsar, "org.apache.bookkeeper.bookie.BookieShell", "-conf", str(conf)),
             *("deleteledger", "-ledgerid", str(ledger), "-force"),
         ]

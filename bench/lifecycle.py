@@ -41,9 +41,9 @@ from pulsar_lifecycle.lifecycle.storage_run import build_storage_report, scanned
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RETENTION_LEDGER, RETENTION_TOPICS
 from pulsar_lifecycle.runs import cluster as runs_cluster
 from resources.lifecycle import LifecycleResource
-from sandbox import servers
 from sandbox.clients import Admin
 from sandbox.cluster import Cluster
+from sandbox.servers import kinds
 
 ASKED = 400
 """Topics of which the broker is asked."""
@@ -77,7 +77,7 @@ def main() -> None:
 
 def run(sizes: list[int], data: Path) -> dict[str, Any]:
     """Measure every size on one growing cluster; returns its part of the document."""
-    servers.MEMORY["zookeeper"] = ("-Xmx2g", "-XX:MaxDirectMemorySize=64m")
+    kinds.MEMORY["zookeeper"] = ("-Xmx2g", "-XX:MaxDirectMemorySize=64m")
     cluster = Cluster(data, tell)
     cluster.start(gc_wait=1800)
     try:

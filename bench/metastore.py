@@ -32,9 +32,9 @@ from ground import ascending, data_folder, expect, kazoo, take_epoch, tell, writ
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.runs import cluster as runs_cluster
 from resources.lifecycle import LifecycleResource
-from sandbox import servers
 from sandbox.cluster import Cluster
-from sandbox.toolchain import find_tools
+from sandbox.servers import kinds
+from sandbox.servers.toolchain import find_tools
 
 T = TypeVar("T")
 KAZOO_UP_TO = 100_000
@@ -61,7 +61,7 @@ def main() -> None:
 def run(sizes: list[int], data: Path) -> dict[str, Any]:
     """Measure every size on one growing cluster; returns the document."""
     # A million z-nodes do not fit into the heap that a laptop's sandbox gives its ZooKeeper.
-    servers.MEMORY["zookeeper"] = ("-Xmx2g", "-XX:MaxDirectMemorySize=64m")
+    kinds.MEMORY["zookeeper"] = ("-Xmx2g", "-XX:MaxDirectMemorySize=64m")
     cluster = Cluster(data, tell)
     cluster.start(gc_wait=1800)
     try:
@@ -196,9 +196,9 @@ def list_with_shell(cluster: Cluster, driver: str, expected: int | None) -> Cost
     }
     lines = [line for line in own.read_text().splitlines() if not line.startswith("metadataServiceUri=")]
     conf.write_text("\n".join([*lines, f"metadataServiceUri={uri[driver]}", ""]))
-    drivers = [option for option in servers.PULSAR_JVM if option.startswith("-Dbookkeeper.metadata.")]
+    drivers = [option for option in kinds.PULSAR_JVM if option.startswith("-Dbookkeeper.metadata.")]
     command = [
-        *(tools.java, "-Xmx1g", *drivers, f"-Dlog4j2.configurationFile={servers.CONF / 'log4j2.xml'}"),
+        *(tools.java, "-Xmx1g", *drivers, f"-Dlog4j2.configurationFile={kinds.CONF / 'log4j2.xml'}"),
         *("-cp", tools.pulsar, "org.apache.bookkeeper.bookie.BookieShell"),
         *("-conf", str(conf), "listledgers", "-m"),
     ]

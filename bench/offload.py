@@ -45,8 +45,8 @@ from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.tiered.proof import Origin, verify
 from pulsar_lifecycle.tiered.upload import BLOCKS_IN_FLIGHT, Copied, Source, Target, copy_ledger
 from resources.lifecycle import LifecycleResource
-from sandbox import servers
 from sandbox.cluster import BUCKET, Cluster
+from sandbox.servers import kinds
 
 ENTRY_SIZES = {"1 KB": 1_000, "100 KB": 100_000}
 PROCESSES = (1, 2)
@@ -86,7 +86,7 @@ def main() -> None:
 
 def run(size: int, block: int, rounds: int, data: Path) -> Iterator[dict[str, Any]]:
     """Measure on one cluster with ledgers of ``size`` bytes; one document each."""
-    servers.MEMORY["s3proxy"] = ("-Xmx512m", "-XX:MaxDirectMemorySize=256m")
+    kinds.MEMORY["s3proxy"] = ("-Xmx512m", "-XX:MaxDirectMemorySize=256m")
     cluster = Cluster(data, tell)
     cluster.start(gc_wait=1800)
     try:

@@ -1,4 +1,7 @@
-"""``pulsar-lifecycle sandbox``: start, stop, status, seed. Thin over :mod:`sandbox.cluster` and :mod:`sandbox.seed`."""
+"""``pulsar-lifecycle sandbox``: start, stop, status, seed.
+
+Thin over :mod:`sandbox.cluster` and :mod:`sandbox.planting.seed`.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from typing import Annotated
 import typer
 
 from sandbox.cluster import Cluster
-from sandbox.seed import live_file, planted_file
-from sandbox.seed import seed as seed_cluster
-from sandbox.toolchain import SandboxError
+from sandbox.planting.seed import live_file, planted_file
+from sandbox.planting.seed import seed as seed_cluster
+from sandbox.servers.toolchain import SandboxError
 
 app = typer.Typer(help="A real Pulsar 4.0 cluster in miniature on this machine.", no_args_is_help=True)
 

@@ -16,8 +16,8 @@ from urllib.parse import quote
 import httpx
 import pulsar
 
-from sandbox.servers import CONF
-from sandbox.toolchain import SandboxError
+from sandbox.servers.kinds import CONF
+from sandbox.servers.toolchain import SandboxError
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 Belongs here: which servers there are, starting what is missing, stopping, killing one alone. Everything lives in one
 data folder: ``state.json``, ``logs/``, ``conf/``, a folder per server, ``lake/`` and ``lifecycle.toml``. Not here: how
-a server is configured (:mod:`sandbox.servers`), what is in the topics (:mod:`sandbox.seed`).
+a server is configured (:mod:`sandbox.servers.kinds`), what is in the topics (:mod:`sandbox.planting.seed`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
-from sandbox import archives, processes, servers
 from sandbox.clients import Admin
-from sandbox.servers import CONF, Server
-from sandbox.state import CLUSTER, State
-from sandbox.toolchain import Progress, SandboxError, Tools, find_tools, java, locked, offloader_folder
+from sandbox.servers import archives, kinds, processes
+from sandbox.servers.kinds import CONF, Server
+from sandbox.servers.state import CLUSTER, State
+from sandbox.servers.toolchain import Progress, SandboxError, Tools, find_tools, java, locked, offloader_folder
 
 DATA_VARIABLE = "PULSAR_LIFECYCLE_SANDBOX"
 MARKER = "/pulsar-lifecycle/sandbox"
@@ -160,7 +160,7 @@ class Cluster:
         with locked(self.data / "lock"):
             state = self._load()
             ended: list[str] = []
-            for kind in reversed(servers.KINDS):
+            for kind in reversed(kinds.KINDS):
                 for server in reversed(state.of_kind(kind) if state else []):
                     if self._end(server, at_once=purge):
                         ended.append(server.name)
@@ -223,7 +223,7 @@ class Cluster:
         missing = {name: kind for name, kind in wanted.items() if name not in state.servers}
         ports = iter(processes.free_ports(2 * len(missing)))
         for name, kind in missing.items():
-            state.servers[name] = Server(name, kind, {port: next(ports) for port in servers.port_names(kind)})
+            state.servers[name] = Server(name, kind, {port: next(ports) for port in kinds.port_names(kind)})
         state.save(self.state_file)
 
     def _start(self, state: State, names: list[str]) -> list[str]:
@@ -255,7 +255,7 @@ class Cluster:
     def _archive_classes(self, state: State, tools: Tools) -> None:
         """Let servers start quicker from now on, if each of these has said what it loads."""
         for class_path in (tools.pulsar, tools.s3proxy):
-            those = [one for one in state.servers.values() if servers.class_path_of(one.kind, tools) == class_path]
+            those = [one for one in state.servers.values() if kinds.class_path_of(one.kind, tools) == class_path]
             lists = [self._classes(one) for one in those]
             if all(file.exists() for file in lists):
                 archives.make(tools.java, class_path, lists)
@@ -274,7 +274,7 @@ class Cluster:
             self._progress(f"starting {server.name} on {server.address}")
             self._write_configuration(state, server, tools)
             folder = self.data / server.name
-            server.command = servers.command(server.kind, tools, self._conf(server), folder, self._classes(server))
+            server.command = kinds.command(server.kind, tools, self._conf(server), folder, self._classes(server))
             environment = {**os.environ, **self._keys_of(state, server)}
             server.pid = processes.spawn(server.command, folder, self._log(server.name), environment)
             server.started = processes.start_time(server.pid)
@@ -288,7 +288,7 @@ class Cluster:
 
     def _wait(self, wanted: list[Server]) -> None:
         for server in wanted:
-            self._until(lambda server=server: servers.is_ready(server), server)
+            self._until(lambda server=server: kinds.is_ready(server), server)
         for bookie in (server for server in wanted if server.kind == "bookie"):
             with self.metadata() as client:
                 paths = _registrations(bookie)
@@ -313,7 +313,7 @@ class Cluster:
                 return
             self._progress("writing the cluster's metadata")
             broker = state.of_kind("broker")[0]
-            command = servers.setup_command(
+            command = kinds.setup_command(
                 tools,
                 CLUSTER,
                 self.zookeeper,
@@ -367,10 +367,10 @@ class Cluster:
         folder, more = self.data / server.name, dict[str, str]()
         if server.kind == "broker" and state.offloader:
             plugin = offloader_folder(tools, self._progress)
-            more = servers.give_offloader(plugin, folder, BUCKET, f"http://{state.servers['s3proxy'].address}")
+            more = kinds.give_offloader(plugin, folder, BUCKET, f"http://{state.servers['s3proxy'].address}")
         if server.kind == "broker" and state.production:
-            more = more | servers.production_settings()
-        servers.write_configuration(server, self._conf(server), folder, values, more)
+            more = more | kinds.production_settings()
+        kinds.write_configuration(server, self._conf(server), folder, values, more)
 
     def _keys_of(self, state: State, server: Server) -> dict[str, str]:
         """A broker's offloader has its keys from the environment, as S3 clients do."""

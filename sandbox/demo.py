@@ -44,11 +44,12 @@ from pulsar_lifecycle.scan.references import KINDS
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from pulsar_lifecycle.tiered.buckets import bucket_runs
 from resources.lifecycle import LifecycleResource
-from sandbox import delayed, expired, tiered, znodes
+from sandbox.acts import delayed, expired, tiered
+from sandbox.acts.expired import Expired
 from sandbox.cluster import Cluster
-from sandbox.expired import Expired
-from sandbox.seed import Seeded, seed
-from sandbox.verify import read_back
+from sandbox.planting import znodes
+from sandbox.planting.seed import Seeded, seed
+from sandbox.planting.verify import read_back
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -64,7 +65,7 @@ DUE_IN = 120.0
 SCANS = 4.0
 """So many times as long as a scan took, a busy machine needs from the first delayed message to the repair's end."""
 EXPIRED_BYTES = 140 << 20
-"""What :mod:`sandbox.expired` plans to see freed."""
+"""What :mod:`sandbox.acts.expired` plans to see freed."""
 
 
 @dataclass(frozen=True)

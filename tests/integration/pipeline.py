@@ -1,7 +1,7 @@
 """The whole pipeline as the tests drive it: one settings file and one lake per instance, library calls.
 
 Belongs here: the steps of a run in the order the jobs take them, and looking at what came out. Not here: planting
-(``sandbox.plant``) and asserting.
+(``sandbox.planting.plant``) and asserting.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
 from pulsar_lifecycle.runs.cluster import Cluster as Where
 from pulsar_lifecycle.settings import PulsarSettings, ZooKeeperSettings, load_settings
 from resources.lifecycle import LifecycleResource
-from sandbox import archives, znodes
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
-from sandbox.toolchain import SandboxError, java
+from sandbox.planting import znodes
+from sandbox.servers import archives
+from sandbox.servers.toolchain import SandboxError, java
 from tests.kit.local_cluster import local_cluster
 
 NO_CAPS = AS_SET

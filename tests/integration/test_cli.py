@@ -11,10 +11,10 @@ from uuid import uuid4
 import pytest
 
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
-from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from sandbox.plant import Planted
+from sandbox.planting import plant, topics, znodes
+from sandbox.planting.plant import Planted
 from tests.kit.command import run
 
 pytestmark = pytest.mark.integration

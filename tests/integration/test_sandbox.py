@@ -20,13 +20,13 @@ from pulsar_lifecycle._pb import pulsar_mldata_pb2 as ml
 from pulsar_lifecycle._pb import pulsar_schema_pb2 as sc
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.settings import load_settings
-from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import MARKER, Cluster
-from sandbox.plant import Planted
-from sandbox.seed import Live, Seeded, live_file, planted_file, read_seeded, seed
-from sandbox.toolchain import SandboxError
-from sandbox.verify import read_back
+from sandbox.planting import plant, topics, znodes
+from sandbox.planting.plant import Planted
+from sandbox.planting.seed import Live, Seeded, live_file, planted_file, read_seeded, seed
+from sandbox.planting.verify import read_back
+from sandbox.servers.toolchain import SandboxError
 
 pytestmark = pytest.mark.integration
 

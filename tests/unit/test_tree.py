@@ -25,7 +25,7 @@ def test_no_module_is_long() -> None:
 
 def test_no_folder_is_crowded() -> None:
     counts = Counter(str(path.parent) for path in modules())
-    assert {folder for folder, count in counts.items() if count > 14} - {CODECS, "sandbox"} == set()
+    assert {folder for folder, count in counts.items() if count > 14} - {CODECS} == set()
 
 
 def test_no_two_modules_of_the_library_have_one_name() -> None:

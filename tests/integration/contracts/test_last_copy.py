@@ -25,10 +25,10 @@ from pulsar_lifecycle.ports import EntryBatch, Node
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
-from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import BUCKET, Cluster
-from sandbox.state import CLUSTER
+from sandbox.planting import topics
+from sandbox.servers.state import CLUSTER
 from tests.integration.pipeline import new_namespace, settings_file
 from tests.integration.tiered.offloads import with_bucket
 

@@ -21,7 +21,7 @@ from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import LedgerReader, LedgerShape, LedgerWriter, MetadataStore, Node
 from pulsar_lifecycle.settings import BookKeeperSettings
 from sandbox.cluster import Cluster
-from sandbox.toolchain import find_tools
+from sandbox.servers.toolchain import find_tools
 from tests.integration.contracts.zk_nodes import settings
 from tests.kit.fakes.ledger_reader import FakeLedgerReader, FakeLedgerWriter
 from tests.kit.fakes.metadata_store import FakeZooKeeper

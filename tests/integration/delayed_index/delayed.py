@@ -27,9 +27,9 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.settings import BookKeeperSettings
-from sandbox import topics, znodes
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
 from tests.integration.contracts.zk_nodes import settings
 from tests.integration.pipeline import Pipeline, wait_unlisted, wait_until_unloaded_counts
 

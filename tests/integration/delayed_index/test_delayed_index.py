@@ -13,9 +13,9 @@ from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
-from sandbox import znodes
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster
+from sandbox.planting import znodes
 from tests.integration.delayed_index.delayed import (
     BROKERS,
     FALLBACK,

@@ -15,9 +15,9 @@ from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_pl
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import Node
-from sandbox import znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
+from sandbox.planting import znodes
 from tests.integration.contracts.zk_nodes import settings
 from tests.integration.delayed_index.delayed import BROKERS, checked, forged, keys_of, planted, set_key, unloaded
 from tests.integration.killed_run import Step, strike

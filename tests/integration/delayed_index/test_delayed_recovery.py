@@ -30,9 +30,9 @@ from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
-from sandbox import znodes
 from sandbox.clients import pulsar_client
 from sandbox.cluster import BUCKET, Cluster
+from sandbox.planting import znodes
 from tests.integration.delayed_index.delayed import (
     BROKERS,
     FALLBACK,

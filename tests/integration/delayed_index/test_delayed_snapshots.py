@@ -16,10 +16,10 @@ from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.settings import PulsarSettings, ZooKeeperSettings
-from sandbox import topics
 from sandbox.clients import pulsar_client, wait_for
 from sandbox.cluster import Cluster
-from sandbox.toolchain import find_tools
+from sandbox.planting import topics
+from sandbox.servers.toolchain import find_tools
 from tests.integration.pipeline import Pipeline, new_namespace, wait_listed
 
 pytestmark = pytest.mark.integration

@@ -17,7 +17,7 @@ from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
 from pulsar_lifecycle.delayed_index.tracking.merging import MergeRule
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
 from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
-from sandbox.toolchain import find_tools
+from sandbox.servers.toolchain import find_tools
 from tests.kit.delayed.bucket_storage import InMemoryBucketKeys, InMemoryBucketStorage
 from tests.kit.delayed.java_tracker import JavaTracker, java_tracker
 

@@ -16,9 +16,9 @@ from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs.caps import Order
-from sandbox import topics
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster
+from sandbox.planting import topics
 from tests.integration.pipeline import Pipeline
 
 SETTINGS = {

@@ -25,9 +25,9 @@ from pulsar_lifecycle.model import MessagePosition, Topic
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.settings import PulsarSettings
-from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
 from tests.integration.delete_records.record_requests import CONTENTS, SETTINGS, Records, publish, read_all
 from tests.integration.killed_run import Step, strike
 from tests.integration.pipeline import (

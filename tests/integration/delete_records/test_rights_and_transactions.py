@@ -23,7 +23,7 @@ from pulsar_lifecycle.model import MessagePosition
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from sandbox.clients import Admin
 from sandbox.cluster import Cluster
-from sandbox.toolchain import find_tools
+from sandbox.servers.toolchain import find_tools
 from tests.integration.delete_records.record_requests import CONTENTS, SETTINGS, Records, publish, read_all
 from tests.integration.pipeline import Pipeline, drain, new_namespace, settings_file, wait_listed
 

@@ -13,10 +13,10 @@ import pytest
 from pulsar_lifecycle._pb.pulsar_mldata_pb2 import ManagedCursorInfo, ManagedLedgerInfo
 from pulsar_lifecycle._pb.pulsar_schema_pb2 import SchemaLocator
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
-from sandbox import plant, topics, verify, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from sandbox.seed import Live
+from sandbox.planting import plant, topics, verify, znodes
+from sandbox.planting.seed import Live
 from tests.integration.deletion import forgery
 from tests.integration.pipeline import (
     Pipeline,

@@ -25,9 +25,9 @@ from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
-from sandbox import znodes
 from sandbox.clients import pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from sandbox.planting import znodes
 from tests.integration.killed_run import EXECUTOR, EXECUTORS, NOBODY, RUN, Running, Step, strike
 from tests.integration.pipeline import (
     NO_CAPS,

@@ -29,7 +29,7 @@ from pulsar_lifecycle.ports import Received
 from pulsar_lifecycle.settings import PulsarSettings
 from sandbox.clients import wait_for
 from sandbox.cluster import Cluster
-from sandbox.toolchain import find_tools
+from sandbox.servers.toolchain import find_tools
 from tests.kit.builders import intents
 
 pytestmark = pytest.mark.integration

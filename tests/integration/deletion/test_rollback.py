@@ -22,10 +22,10 @@ from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.trimming import trim_run
-from sandbox import plant, topics, verify, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from sandbox.seed import Live
+from sandbox.planting import plant, topics, verify, znodes
+from sandbox.planting.seed import Live
 from tests.integration.deletion.forgery import forged
 from tests.integration.pipeline import (
     Pipeline,

@@ -23,9 +23,9 @@ from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.trimming.trim_rules import Stays
-from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
 from tests.integration.pipeline import (
     Pipeline,
     at_rest,

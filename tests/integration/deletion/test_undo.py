@@ -28,9 +28,9 @@ from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.ports import ReplicaCheck
 from pulsar_lifecycle.records.outcomes import Outcome
-from sandbox import plant, topics, znodes
 from sandbox.clients import pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from sandbox.planting import plant, topics, znodes
 from tests.integration import pipeline as driving
 from tests.integration.pipeline import Pipeline, existing, new_namespace, wait_unlisted, wait_until_unloaded_counts
 

@@ -23,9 +23,9 @@ from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarQueueReader
 from pulsar_lifecycle.ports import Received
 from pulsar_lifecycle.settings import PulsarSettings
-from sandbox import plant
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import BUCKET, Cluster
+from sandbox.planting import plant
 from tests.integration import pipeline as driving
 from tests.integration.killed_run import Step, strike
 from tests.integration.pipeline import Pipeline, existing, new_namespace, waiting

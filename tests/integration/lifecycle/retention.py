@@ -10,9 +10,9 @@ from dataclasses import replace
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.settings import PulsarSettings
-from sandbox import znodes
 from sandbox.clients import Admin
 from sandbox.cluster import Cluster
+from sandbox.planting import znodes
 
 HOUR = 3_600_000
 ROOTS = ["/managed-ledgers/it", "/pulsar-lifecycle"]

@@ -20,9 +20,9 @@ from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
-from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
 from tests.integration.lifecycle.retention import ROOTS, backlog
 from tests.integration.pipeline import (
     Pipeline,

@@ -27,9 +27,9 @@ from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming.retention_run import apply_retention
-from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
 from tests.integration.killed_run import Step, strike
 from tests.integration.lifecycle.retention import close_earlier, loaded, retention
 from tests.integration.pipeline import (

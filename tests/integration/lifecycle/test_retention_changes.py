@@ -16,9 +16,9 @@ from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming.retention_run import apply_retention
-from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
 from tests.integration.jobs import Jobs
 from tests.integration.lifecycle.retention import close_earlier, loaded, retention
 from tests.integration.pipeline import Pipeline, new_namespace, wait_unlisted, wait_until_unloaded_counts

@@ -43,9 +43,9 @@ from pulsar_lifecycle.topics.change_events import read_namespace
 from pulsar_lifecycle.topics.policies import Layers
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
-from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
 from tests.integration.pipeline import settings_file
 from tests.integration.tiered.broker_offloads import begin_offload, offload_status
 

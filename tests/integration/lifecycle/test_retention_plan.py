@@ -19,9 +19,9 @@ from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.trimming.trim_rules import Stays
-from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
 from tests.integration.jobs import Jobs
 from tests.integration.killed_run import Step, strike
 from tests.integration.lifecycle.retention import ROOTS, backlog, close_earlier, loaded, retention

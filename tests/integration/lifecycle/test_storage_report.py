@@ -17,9 +17,9 @@ from pulsar_lifecycle.lifecycle.held.held_run import BACKLOG_TABLE, OPEN_TABLE, 
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OpenCause
 from pulsar_lifecycle.lifecycle.reasons import Reason
 from pulsar_lifecycle.lifecycle.storage_run import REASONS_TABLE, build_storage_report, by_reason, scanned, totals
-from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from sandbox.planting import plant, topics, znodes
 from tests.integration.lifecycle.retention import HOUR, ROOTS, backlog, close_earlier, loaded, retention
 from tests.integration.pipeline import (
     Pipeline,

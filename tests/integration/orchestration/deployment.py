@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import httpx
 
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
-from sandbox.processes import free_ports, port_is_free
+from sandbox.servers.processes import free_ports, port_is_free
 
 ROOT = Path(__file__).parents[3]
 LONG, POLL = 1200.0, 3.0

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
-from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
+from sandbox.planting import plant, topics, znodes
 from tests.integration import pipeline as driving
 from tests.integration.delayed_index.delayed import BROKERS, keys_of, planted
 from tests.integration.orchestration.deployment import ENDED, Deployment

@@ -13,8 +13,8 @@ from orchestration.component import PulsarCluster
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.queries import journal_rows
-from sandbox import plant
 from sandbox.cluster import Cluster
+from sandbox.planting import plant
 from tests.integration.pipeline import Pipeline, existing, new_namespace, settings_file, wait_unlisted
 
 pytestmark = pytest.mark.integration

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 from pulsar_lifecycle._pb import pulsar_schema_pb2
-from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from sandbox.plant import Planted
-from sandbox.seed import Live
+from sandbox.planting import plant, topics, znodes
+from sandbox.planting.plant import Planted
+from sandbox.planting.seed import Live
 from tests.integration.pipeline import (
     new_namespace,
 )

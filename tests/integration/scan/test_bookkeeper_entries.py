@@ -27,8 +27,9 @@ from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.setting_types import Tls
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.sources import closed_ledgers
-from sandbox import servers, topics
 from sandbox.cluster import Cluster
+from sandbox.planting import topics
+from sandbox.servers import kinds
 from tests.integration.pipeline import Pipeline, settings_file
 
 pytestmark = pytest.mark.integration
@@ -246,9 +247,9 @@ def test_ledgers_are_read_over_tls_from_the_bookie_that_offers_it(
     request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=bookie"]
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*request, *names], check=True, capture_output=True)
-    usual = servers.write_configuration
+    usual = kinds.write_configuration
 
-    def with_tls(server: servers.Server, conf: Path, data: Path, *values: dict[str, str]) -> None:
+    def with_tls(server: kinds.Server, conf: Path, data: Path, *values: dict[str, str]) -> None:
         usual(server, conf, data, *values)
         options = {
             "ProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
@@ -262,7 +263,7 @@ def test_ledgers_are_read_over_tls_from_the_bookie_that_offers_it(
             file.writelines(f"\ntls{name}={value}" for name, value in options.items())
 
     with monkeypatch.context() as patched:
-        patched.setattr(servers, "write_configuration", with_tls)
+        patched.setattr(kinds, "write_configuration", with_tls)
         written.cluster.restart("bookie-3")
     try:
         assert written.read(topic, Tls(ca_file=str(certificate))) == plain

@@ -11,9 +11,9 @@ import pytest
 
 from pulsar_lifecycle.sources.entries import BookKeeperEntriesReader
 from pulsar_lifecycle.sources.entry_tables import EntryOptions
-from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
+from sandbox.planting import topics
 from tests.integration.pipeline import new_namespace, settings_file
 
 pytestmark = pytest.mark.integration

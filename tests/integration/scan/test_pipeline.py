@@ -22,8 +22,8 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.topics.protection import Protection
-from sandbox import plant, verify, znodes
 from sandbox.cluster import Cluster
+from sandbox.planting import plant, verify, znodes
 from tests.integration.deletion import forgery
 from tests.integration.pipeline import (
     Pipeline,

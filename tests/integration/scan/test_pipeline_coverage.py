@@ -26,9 +26,9 @@ from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.scan.epochs import _other_roots
-from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
+from sandbox.planting import plant, topics, znodes
 from tests.integration.deletion import forgery
 from tests.integration.pipeline import (
     Pipeline,

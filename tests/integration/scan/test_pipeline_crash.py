@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sandbox import plant, topics, verify
 from sandbox.cluster import Cluster
-from sandbox.seed import Live
+from sandbox.planting import plant, topics, verify
+from sandbox.planting.seed import Live
 from tests.integration.killed_run import Step, strike
 from tests.integration.pipeline import (
     Pipeline,

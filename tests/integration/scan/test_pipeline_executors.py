@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import plant, topics, verify
 from sandbox.cluster import Cluster
-from sandbox.seed import Live
+from sandbox.planting import plant, topics, verify
+from sandbox.planting.seed import Live
 from tests.integration.pipeline import (
     Pipeline,
     drain,

@@ -10,8 +10,8 @@ import dagster as dg
 import pytest
 
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
-from sandbox import plant
 from sandbox.cluster import Cluster
+from sandbox.planting import plant
 from tests.integration.jobs import Jobs, key
 from tests.integration.pipeline import (
     Pipeline,

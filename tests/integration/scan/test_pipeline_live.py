@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import pulsar
 import pytest
 
-from sandbox import plant, topics, verify, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from sandbox.seed import Live
+from sandbox.planting import plant, topics, verify, znodes
+from sandbox.planting.seed import Live
 from tests.integration.pipeline import (
     Pipeline,
     emptied,

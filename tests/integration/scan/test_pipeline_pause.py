@@ -12,9 +12,9 @@ from pulsar_lifecycle.deletion.workers import RunEnd
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import ZooKeeperSettings
-from sandbox import plant
 from sandbox.clients import wait_for
 from sandbox.cluster import Cluster
+from sandbox.planting import plant
 from tests.integration.pipeline import Pipeline, existing, new_namespace
 
 pytestmark = pytest.mark.integration

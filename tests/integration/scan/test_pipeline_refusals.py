@@ -20,8 +20,8 @@ from pulsar_lifecycle.records.plans.deletion_plan import digest
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
-from sandbox import plant
 from sandbox.cluster import Cluster
+from sandbox.planting import plant
 from tests.integration.pipeline import NO_CAPS, Pipeline, Planned, existing, new_namespace, waiting
 from tests.kit.builders import A_GAP
 

@@ -20,9 +20,9 @@ from pulsar_lifecycle.settings import Settings, load_settings
 from pulsar_lifecycle.tiered.planning.offload_planning import policies_now
 from pulsar_lifecycle.topics.change_events import read_namespace
 from pulsar_lifecycle.topics.policies import NamespacePolicies
-from sandbox import topics
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import BUCKET, Cluster
+from sandbox.planting import topics
 from tests.integration.pipeline import new_namespace, settings_file
 from tests.integration.tiered.offloads import with_bucket
 

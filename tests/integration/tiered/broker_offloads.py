@@ -12,9 +12,9 @@ from typing import Any
 
 import pulsar
 
-from sandbox import topics
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import BUCKET, Cluster
+from sandbox.planting import topics
 from tests.integration.pipeline import wait_unlisted, wait_until_unloaded_counts
 from tests.integration.tiered.offloads import contexts, with_bucket
 

@@ -34,8 +34,8 @@ from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.planning.offload_planning import make_offload_plan
 from pulsar_lifecycle.tiered.proof import verify
 from pulsar_lifecycle.tiered.upload import Source
-from sandbox import znodes
 from sandbox.cluster import BUCKET, Cluster
+from sandbox.planting import znodes
 from tests.integration.pipeline import Pipeline
 
 BROKERS = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sandbox import topics
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
-from sandbox.toolchain import SandboxError
+from sandbox.planting import topics
+from sandbox.servers.toolchain import SandboxError
 from tests.integration.pipeline import Pipeline, existing, new_namespace, settings_file
 from tests.integration.tiered.broker_offloads import (
     MAX_BLOCK,

@@ -18,9 +18,9 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.tiered.offload_run import revert_offloads
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
-from sandbox import topics, znodes
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
 from tests.integration.pipeline import Pipeline, existing, new_namespace, settings_file, transactions
 from tests.integration.tiered.broker_offloads import (
     begin_offload,

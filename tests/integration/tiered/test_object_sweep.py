@@ -28,9 +28,9 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.tiered.buckets.bucket_runs import TABLE, rows_to_sweep, sweep, take_inventory
-from sandbox import znodes
 from sandbox.cluster import BUCKET, Cluster
-from sandbox.state import CLUSTER
+from sandbox.planting import znodes
+from sandbox.servers.state import CLUSTER
 from tests.integration import pipeline as driving
 from tests.integration.jobs import Jobs
 from tests.integration.pipeline import NO_CAPS, Pipeline, new_namespace

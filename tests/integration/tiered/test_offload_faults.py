@@ -22,9 +22,9 @@ from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.tiered.buckets.bucket_runs import take_inventory
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
-from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
+from sandbox.planting import topics
 from tests.integration.pipeline import Pipeline, drain, existing, new_namespace, settings_file
 from tests.integration.tiered import offloads
 from tests.integration.tiered.offloads import check_finished, check_ledgers, contexts, keys, messages, planned

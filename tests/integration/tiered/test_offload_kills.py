@@ -19,9 +19,9 @@ from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
-from sandbox import topics
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster
+from sandbox.planting import topics
 from tests.integration.killed_run import EXECUTOR, EXECUTORS, RUN, Step, strike
 from tests.integration.pipeline import Pipeline, drain, existing, new_namespace, settings_file, waiting
 from tests.integration.tiered import offloads

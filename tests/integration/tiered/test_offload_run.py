@@ -28,10 +28,10 @@ from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered.asked_entries import entries_to_ask
 from pulsar_lifecycle.tiered.offload_run import revert_offloads
-from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import BUCKET, Cluster
-from sandbox.seed import transactional
+from sandbox.planting import topics
+from sandbox.planting.seed import transactional
 from tests.integration.pipeline import (
     Pipeline,
     drain,

@@ -31,9 +31,9 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Waiting
-from sandbox import znodes
 from sandbox.cluster import BUCKET, Cluster
-from sandbox.state import CLUSTER
+from sandbox.planting import znodes
+from sandbox.servers.state import CLUSTER
 from tests.integration import pipeline as driving
 from tests.integration.pipeline import Pipeline, new_namespace
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from sandbox.toolchain import Tools
+from sandbox.servers.toolchain import Tools
 
 PROGRAM = Path(__file__).with_name("JavaTracker.java")
 

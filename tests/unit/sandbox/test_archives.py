@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import archives
 from sandbox.clients import wait_for
+from sandbox.servers import archives
 
 JARS = "/nowhere/*"
 DUMPS = """
@@ -79,4 +79,5 @@ def test_one_spark_application_makes_the_archive_of_all_drivers(
     wait_for("the archive", lambda: list(cache.glob("*.jsa")))
     (archive,) = cache.glob("*.jsa")
     assert archives.driver_options(str(binary)).endswith(f" -XX:SharedArchiveFile={archive}")
-    assert Path(f"{binary}.runs").read_text() == f"-m sandbox.spark_classes -XX:SharedArchiveFile={archive}.partial\n"
+    ran = Path(f"{binary}.runs").read_text()
+    assert ran == f"-m sandbox.servers.spark_classes -XX:SharedArchiveFile={archive}.partial\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import processes
+from sandbox.servers import processes
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import servers
-from sandbox.servers import Server
+from sandbox.servers import kinds
+from sandbox.servers.kinds import Server
 
 VALUES = {
     "cluster": "sandbox",
@@ -20,12 +20,12 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("kind", servers.KINDS)
+@pytest.mark.parametrize("kind", kinds.KINDS)
 def test_a_server_is_told_its_ports_and_to_listen_on_loopback(kind: str, tmp_path: Path) -> None:
-    ports = dict(zip(servers.port_names(kind), (20_001, 20_002), strict=False))
+    ports = dict(zip(kinds.port_names(kind), (20_001, 20_002), strict=False))
     server = Server(f"{kind}-1", kind, ports)
     conf = tmp_path / "conf" / "server.conf"
-    servers.write_configuration(server, conf, tmp_path / "data", VALUES)
+    kinds.write_configuration(server, conf, tmp_path / "data", VALUES)
     written = conf.read_text()
     assert all(str(port) in written for port in ports.values())
     listening = {
@@ -41,5 +41,5 @@ def test_a_server_is_told_its_ports_and_to_listen_on_loopback(kind: str, tmp_pat
 
 def test_the_secret_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     conf = tmp_path / "s3proxy.conf"
-    servers.write_configuration(Server("s3proxy", "s3proxy", {"main": 20_001}), conf, tmp_path / "data", VALUES)
+    kinds.write_configuration(Server("s3proxy", "s3proxy", {"main": 20_001}), conf, tmp_path / "data", VALUES)
     assert conf.stat().st_mode & 0o077 == 0

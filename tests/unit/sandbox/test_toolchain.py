@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.toolchain import SandboxError, Tools, find_tools, offloader_folder
+from sandbox.servers.toolchain import SandboxError, Tools, find_tools, offloader_folder
 
 JAVA_17 = "echo 'openjdk version \"17.0.15\" 2025-04-15' >&2"
 JAVA_8 = "echo 'java version \"1.8.0_412\"' >&2"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox.servers import Server
+from sandbox.servers.kinds import Server
 
 CLUSTER = "sandbox"
 

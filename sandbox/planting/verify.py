@@ -1,7 +1,7 @@
 """Reading every live topic back through the broker, and saying where it differs from what was written.
 
 Belongs here: reads that acknowledge nothing and leave no subscription. Not here: what should be there
-(:mod:`sandbox.seed` wrote it down).
+(:mod:`sandbox.planting.seed` wrote it down).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pulsar
 
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from sandbox.seed import Live
-from sandbox.toolchain import SandboxError
-from sandbox.topics import digest
+from sandbox.planting.seed import Live
+from sandbox.planting.topics import digest
+from sandbox.servers.toolchain import SandboxError
 
 _PATIENCE_MS = 60_000
 """For what is there, or must come; a busy machine takes its time."""

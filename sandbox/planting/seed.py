@@ -2,7 +2,7 @@
 
 Belongs here: which topics and leaks a seeded sandbox has. ``planted.json`` and ``live.json`` in the data folder say
 what was made; the demo and the tests read them, the product never does. Not here: how one kind is planted
-(:mod:`sandbox.plant`), how topics are read back (:mod:`sandbox.verify`).
+(:mod:`sandbox.planting.plant`), how topics are read back (:mod:`sandbox.planting.verify`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import pulsar
 from kazoo.exceptions import NoNodeError
 from pulsar.schema import Integer, JsonSchema, Record, String
 
-from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from sandbox.plant import Planted
-from sandbox.toolchain import Progress, SandboxError, find_tools
+from sandbox.planting import plant, topics, znodes
+from sandbox.planting.plant import Planted
+from sandbox.servers.toolchain import Progress, SandboxError, find_tools
 
 NAMESPACES = ("shop/orders", "shop/carts", "iot/devices", "iot/archive", "bank/ledger")
 LEAKS = "shop/orders"

@@ -17,9 +17,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from sandbox import archives
-from sandbox.processes import LOOPBACK
-from sandbox.toolchain import Tools
+from sandbox.servers import archives
+from sandbox.servers.processes import LOOPBACK
+from sandbox.servers.toolchain import Tools
 
 CONF = Path(__file__).parent / "conf"
 KINDS = ("zookeeper", "s3proxy", "bookie", "broker")
@@ -142,7 +142,7 @@ def give_offloader(plugin: Path, data: Path, bucket: str, s3: str) -> dict[str, 
 def command(kind: str, tools: Tools, conf: Path, data: Path, classes: Path) -> list[str]:
     """The java command that runs a server of this kind with its rendered configuration.
 
-    ``classes`` is where it says what it loads, if nothing is known of that yet (:mod:`sandbox.archives`).
+    ``classes`` is where it says what it loads, if nothing is known of that yet (:mod:`sandbox.servers.archives`).
     """
     class_path = class_path_of(kind, tools)
     if kind == "s3proxy":

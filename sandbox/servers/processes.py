@@ -1,6 +1,6 @@
 """Processes and ports of this machine: started detached, known by pid and start time, ended by pid.
 
-Belongs here: what the operating system is asked for. Not here: what a process is for (:mod:`sandbox.servers`).
+Belongs here: what the operating system is asked for. Not here: what a process is for (:mod:`sandbox.servers.kinds`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Belongs here: one function per kind. Each builds a real topic through the client, unloads it, and takes the reference
 away in ZooKeeper as a crashed or hand-edited cluster does; it returns what it left. The topic must be new, its
 namespace must exist. :func:`foreign`, :func:`young`, :func:`open_ledger` and :func:`empty` need no data and write a
-ledger z-node only. Not here: the cluster they are planted in (:mod:`sandbox.seed`).
+ledger z-node only. Not here: the cluster they are planted in (:mod:`sandbox.planting.seed`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from kazoo.client import KazooClient
 
-from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
 
 HOUR_MS = 3_600_000
 

@@ -1,6 +1,7 @@
 """The z-nodes that planting reads and edits: topics, cursors, ledgers.
 
-Belongs here: paths, and reading or rewriting one z-node. Not here: which of them are taken away (:mod:`sandbox.plant`).
+Belongs here: paths, and reading or rewriting one z-node. Not here: which of them are taken away
+(:mod:`sandbox.planting.plant`).
 Formats: managed-ledger 4.0.7 ``MLDataFormats.proto``, BookKeeper 4.17 ``LedgerMetadataSerDe`` version 3.
 """
 

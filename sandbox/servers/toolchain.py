@@ -1,6 +1,6 @@
 """Java, Maven, the servers' jars and the offloader's: checked, and fetched or built once into the cache folder.
 
-Belongs here: finding tools and class paths. Not here: how a server is configured (:mod:`sandbox.servers`).
+Belongs here: finding tools and class paths. Not here: how a server is configured (:mod:`sandbox.servers.kinds`).
 """
 
 from __future__ import annotations

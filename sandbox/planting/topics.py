@@ -1,6 +1,7 @@
 """Content of topics: messages, acknowledged holes, delayed messages; and the digest by which content is compared.
 
-Belongs here: what goes into a topic through the real client. Not here: which topics there are (:mod:`sandbox.seed`).
+Belongs here: what goes into a topic through the real client. Not here: which topics there are
+(:mod:`sandbox.planting.seed`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import pulsar
 
 from sandbox.clients import wait_for
 from sandbox.cluster import Cluster
-from sandbox.toolchain import SandboxError
-from sandbox.znodes import bucket_ledgers, read_cursor
+from sandbox.planting.znodes import bucket_ledgers, read_cursor
+from sandbox.servers.toolchain import SandboxError
 
 
 def payloads(count: int, text: str = "message") -> list[bytes]:

@@ -1,6 +1,6 @@
-"""Run a small Spark application whose JVM leaves a class-data archive: ``-m sandbox.spark_classes OPTION=FILE``.
+"""Run a small Spark application whose JVM leaves a class-data archive.
 
-It touches what our runs touch: Python on Arrow batches, shuffles, Parquet. Upstream: dynamic AppCDS, JDK 17.
+Called as ``-m sandbox.servers.spark_classes OPTION=FILE``. It touches what our runs touch: Python on Arrow batches, shuffles, Parquet. Upstream: dynamic AppCDS, JDK 17.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from sandbox.archives import SHORT_LIVED
+from sandbox.servers.archives import SHORT_LIVED
 
 
 def main() -> None:

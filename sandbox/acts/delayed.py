@@ -23,9 +23,9 @@ from pulsar_lifecycle.formats.delayed_indexes import Indexes
 from pulsar_lifecycle.formats.delayed_metadata import decode_table
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.settings import Settings
-from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
 
 NAMESPACE = "public/reminders"
 TOPIC = f"persistent://{NAMESPACE}/due"

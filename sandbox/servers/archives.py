@@ -15,8 +15,8 @@ from contextlib import suppress
 from importlib.metadata import distribution
 from pathlib import Path
 
-from sandbox import processes
-from sandbox.toolchain import cache_folder
+from sandbox.servers import processes
+from sandbox.servers.toolchain import cache_folder
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a JVM that ends before thorough compilation has paid."""
@@ -57,7 +57,7 @@ def driver_options(java: str) -> str:
 
 def make_for_spark(java: str) -> None:
     """Begin to make the archive of what a Spark driver loads, unless somebody did; returns at once."""
-    _begin(_archive(java, SPARK), "", [sys.executable, "-m", "sandbox.spark_classes"])
+    _begin(_archive(java, SPARK), "", [sys.executable, "-m", "sandbox.servers.spark_classes"])
 
 
 def _begin(archive: Path, classes: str, command: list[str]) -> None:

@@ -17,11 +17,11 @@ import pulsar
 
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.settings import Settings
-from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
-from sandbox.seed import Live
-from sandbox.topics import digest
+from sandbox.planting import topics, znodes
+from sandbox.planting.seed import Live
+from sandbox.planting.topics import digest
 
 HISTORY, SESSIONS, ALERTS = "disk/history", "disk/sessions", "disk/alerts"
 """Retention of an hour; none, so that a broker would trim at once; none, and a TTL of five seconds."""

@@ -28,10 +28,10 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
-from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import BUCKET, Cluster
-from sandbox.topics import digest
+from sandbox.planting import topics, znodes
+from sandbox.planting.topics import digest
 
 NAMESPACE = "shop/archive"
 _SIZES = {"invoices": 230, "clicks": 130}

@@ -1,0 +1,1 @@
+"""The demo's acts: what each plants beside the seed, and what must hold once the product has acted."""
