@@ -350,7 +350,7 @@ def _marked_at(run: Run, d: Decision) -> int | None:
     asked, at = run.evidence.offloads.marked.get(d.info.ledger_id, (None, 0))
     if asked is None or asked.topic != d.info.topic_name:
         return None
-    return at if asked.uuid in (None, _uuid(d)) and asked.bucket in (None, bucket_of(d.info)) else None
+    return at if asked.asks_for(_uuid(d), bucket_of(d.info)) else None
 
 
 def _context(d: Decision) -> MessageOffloadContext:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, filed_since, rows_of_outcome
 from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.copies import Asked
+from pulsar_lifecycle.records.copies import Asked, CopyNamed
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 
 
@@ -72,12 +72,8 @@ def unnamed_snapshots(journal: JournalReader, cluster: str, since: int) -> set[i
 
 def marked_offloads(journal: JournalReader, cluster: str) -> dict[int, tuple[Asked, int]]:
     """The same of offloaded copies: ledger id -> (which copy, when in ms); :func:`open_copies`."""
-    found: dict[int, tuple[Asked, int]] = {}
-    for row in _open(journal, cluster, True):
-        with contextlib.suppress(ValueError):  # not as we write it: it asks for nothing
-            uuid_of = None if row["uuid"] is None else UUID(row["uuid"])
-            found[row["ledger_id"]] = Asked(row["topic"], uuid_of, row["bucket"]), row["at"]
-    return found
+    asked = ((row["ledger_id"], asked_of(row), row["at"]) for row in _open(journal, cluster, True))
+    return {ledger_id: (copy, at) for ledger_id, copy, at in asked if copy}
 
 
 def _open(journal: JournalReader, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
@@ -103,29 +99,41 @@ def _open(journal: JournalReader, cluster: str, offloaded: bool) -> list[dict[st
 
 
 def with_copies(rows: pa.Table) -> pa.Table:
-    """Rows and the ``uuid`` and ``bucket`` that their ``detail`` names; null where it says nothing of one."""
+    """Rows, with which copy each is about: ``copy`` (:class:`CopyNamed`), and the ``uuid`` and ``bucket`` of that."""
     for name in ("uuid", "bucket"):
         found = pc.extract_regex(rows.column("detail"), f'"{name}": "(?P<{name}>[^"]*)"')
         rows = rows.append_column(name, pc.struct_field(found, name))
-    return rows
+    uuid, bucket = rows.column("uuid"), rows.column("bucket")
+    cases = pc.make_struct(pc.is_null(uuid), pc.equal(uuid, ""), pc.is_null(bucket))
+    copy = pc.case_when(cases, CopyNamed.ANY, CopyNamed.NONE, CopyNamed.IN_ANY_BUCKET, CopyNamed.ONE)
+    return rows.append_column("copy", copy)
+
+
+def asked_of(row: Mapping[str, Any]) -> Asked | None:
+    """The copy that a row of :func:`with_copies` is about; None if about none, or not as we write it."""
+    copy = CopyNamed(row["copy"])
+    if copy is CopyNamed.ANY:
+        return Asked(row["topic"])
+    with contextlib.suppress(ValueError):
+        if copy is not CopyNamed.NONE:
+            return Asked(row["topic"], UUID(row["uuid"]), row["bucket"])
+    return None
 
 
 def open_copies(marked: pa.Table, left: pa.Table, settled: pa.Table) -> pa.Table:
     """As :func:`open_marks`, of offloaded copies: a row that settles one copy ends the mark of no other.
 
-    ``uuid`` of a mark is empty if it asks for none. Where it or ``bucket`` is null, in a row of an older version, it
-    asks for any, and whatever settles such a copy of its ledger ends it. ``left``: ``ledger_id at`` of what ends every
-    mark of a ledger; ``settled``: ``ledger_id at uuid bucket``, a null ends only marks that have none either.
+    ``marked`` and ``settled`` are of :func:`with_copies`. Whatever settles a copy that a mark may be about ends it.
+    ``left``: ``ledger_id at`` of what ends every mark of a ledger.
     """
-    asking = marked.filter(pc.fill_null(pc.not_equal(marked.column("uuid"), ""), True))
-    stand = open_marks(asking, left)
-    named, placed = (pc.is_valid(stand.column(name)) for name in ("uuid", "bucket"))
+    stand = open_marks(marked.filter(pc.field("copy") != CopyNamed.NONE), left)
+    keys = {
+        CopyNamed.ANY: ["ledger_id"],
+        CopyNamed.IN_ANY_BUCKET: ["ledger_id", "uuid"],
+        CopyNamed.ONE: ["ledger_id", "uuid", "bucket"],
+    }
     return pa.concat_tables(
-        [
-            open_marks(stand.filter(pc.invert(named)), settled),
-            open_marks(stand.filter(pc.and_not(named, placed)), settled, ["ledger_id", "uuid"]),
-            open_marks(stand.filter(pc.and_(named, placed)), settled, ["ledger_id", "uuid", "bucket"]),
-        ]
+        [open_marks(stand.filter(pc.field("copy") == copy), settled, key) for copy, key in keys.items()]
     )
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.journal.archive import last_archived
-from pulsar_lifecycle.journal.first_phase_marks import open_marks, with_copies
+from pulsar_lifecycle.journal.first_phase_marks import asked_of, open_marks, with_copies
 from pulsar_lifecycle.journal.in_doubt import lost_copies
 from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, rows_of_outcome
 from pulsar_lifecycle.ports import JournalReader, JournalRow
@@ -70,10 +70,11 @@ def deleted_copies(
 
 
 def _asks_for(mark: Mapping[str, Any] | None, row: Mapping[str, Any]) -> bool:
-    """Whether a mark asked for the copy that ``row`` is about; null in an older version's mark asks for any."""
+    """Whether a mark asked for the copy that ``row`` is about."""
     if mark is None or row["at"] < mark["at"]:
         return False
-    return all(mark[name] in (None, row[name]) for name in ("uuid", "bucket"))
+    asked, gone = asked_of(mark), asked_of(row)
+    return asked is not None and gone is not None and asked.asks_for(gone.uuid, gone.bucket)
 
 
 def begun_attempts(journal: JournalReader, cluster: str, ledger_ids: Collection[int]) -> dict[UUID, Begun]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from uuid import UUID
 
 from pulsar_lifecycle.formats import offload_object
@@ -41,6 +42,19 @@ class Released:
     proof: Verified
 
 
+class CopyNamed(StrEnum):
+    """Which offloaded copy a row of the journal is about."""
+
+    NONE = "none"
+    """The ledger has none."""
+    ONE = "one"
+    """That of a UUID in a bucket."""
+    IN_ANY_BUCKET = "in_any_bucket"
+    """That of a UUID: an earlier version did not say in which bucket."""
+    ANY = "any"
+    """Any that the ledger has: an earlier version did not say which."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """An offloaded copy that our first phase asks to be deleted; None, where its mark does not say which: any."""
@@ -48,6 +62,10 @@ class Asked:
     topic: str
     uuid: UUID | None = None
     bucket: str | None = None
+
+    def asks_for(self, uuid: UUID | None, bucket: str | None) -> bool:
+        """Whether this copy is asked for; None, where it is not known of which it is."""
+        return self.uuid in (None, uuid) and self.bucket in (None, bucket)
 
 
 def copy_of(info: PendingDeleteLedgerInfo) -> str:
