@@ -126,15 +126,16 @@ def _refused(row: Row, refused: Mapping[TopicPartition, Refusal | None]) -> Dele
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a topic's z-node says: its low watermark, or what it ``lacks`` for an answer, with its ``error``.
+    """What a topic's z-node says of the low watermark ``asked`` for, or what it ``lacks`` for an answer (``error``).
 
-    ``stays``: the ledger that was to be rolled and go, and has messages above the low watermark after all; or -1.
-    ``left``: the ledger that the low watermark is in the middle of, if its topic does not list it any more; or -1. Its
-    broker trimmed it, or the topic was deleted; what is below the low watermark is gone once that ledger is.
-    ``first_readable``: from where on brokers can show messages.
+    ``asked`` is what the plan proves, so that is answered: a later request may have raised the one that is kept, and
+    have taken ledgers off the list that this plan does not know. ``stays``: the ledger that was to be rolled and go,
+    and has messages above the low watermark after all; or -1. ``left``: the ledger that the low watermark is in the
+    middle of, if its topic does not list it any more; or -1. Its broker trimmed it, or the topic was deleted; what is
+    below the low watermark is gone once that ledger is. ``first_readable``: from where on brokers can show messages.
     """
 
-    mark: MessagePosition
+    asked: MessagePosition
     lacks: str = ""
     stays: int = -1
     left: int = -1
@@ -150,7 +151,7 @@ def _result(kept: _Kept, there: Sequence[Absence], unsent: Collection[int]) -> D
     if kept.lacks:
         return failed(kept.error, kept.lacks)
     if not there:
-        return DeleteRecordsResult(kept.mark, first_readable=kept.first_readable or kept.mark)
+        return DeleteRecordsResult(kept.asked, first_readable=kept.first_readable or kept.asked)
     first = there[0]
     where = f" ({', '.join(first.where)})" if first.where else ""
     text = f"{len(there)} of its ledgers are not proven gone, the first: {first.ledger_id}, {first.presence}{where}; "
@@ -232,12 +233,12 @@ def _kept_by(
         return _Kept(asked, f"its topic lists ledger {min(left)} still")
     within = asked.ledger_id if (asked.entry_id, asked.batch_index) > (0, 0) else -1
     cut_off = within if within not in listed else -1
-    return _Kept(mark, "", stays, cut_off, MessagePosition(min(listed), 0) if listed else mark)
+    return _Kept(asked, "", stays, cut_off, MessagePosition(min(listed), 0) if listed else asked)
 
 
 def _ledgers(row: Row, kept: _Kept, earlier: Collection[int]) -> dict[int, DeletedLedger]:
     """What must be gone: ledgers that went but for one, those that left the list before, their offloaded copies."""
-    below = [i for i in earlier if i < kept.mark.ledger_id]
+    below = [i for i in earlier if i < kept.asked.ledger_id]
     copies: dict[int, list[Location]] = {}
     for text in row["copies"]:
         ledger, bucket, uuid = text.split(" ")

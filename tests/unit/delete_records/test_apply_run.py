@@ -155,6 +155,26 @@ def test_the_low_watermark_never_moves_back() -> None:
     assert scene.apply() == [DeleteRecordsResult(scene.at(3, 4))]
 
 
+def test_a_plan_is_answered_for_its_own_position_whatever_a_later_one_has_begun() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(2, 0))
+    first = scene.summary
+    scene.apply()
+    scene.delete()
+    scene.plan(scene.at(4, 0))
+    scene.apply()
+    assert scene.properties()[LOW_WATERMARK] == f"{ids[4]}:0"
+    assert all(map(scene.cluster.exists, ids[2:]))  # off the list, and not deleted yet
+    second, scene.summary = scene.summary, first
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
+    assert scene.properties()[LOW_WATERMARK] == f"{ids[4]}:0"
+    scene.summary = second
+    assert scene.apply()[0].error is RecordsError.TIMEOUT
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(scene.at(4, 0))]
+
+
 def test_the_low_watermark_and_what_is_left_below_survive_the_loss_of_our_lake() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
