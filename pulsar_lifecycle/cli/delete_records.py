@@ -162,7 +162,8 @@ def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> None
     )
     for row in rows:
         notes = [f"{row['error']}: {row['reason']}"] if row["error"] else []
-        notes += [f"moves subscription {text}" for text in row["moved_cursors"]] if not row["error"] else []
+        moved = row["moved_cursors"] if not row["error"] else ()
+        notes += [f"moves subscription {one['cursor']} from {one['position']}" for one in moved]
         notes += [f"reader {name} may stand below it" for name in row["readers"]]
         notes += (
             [f"last message below published {show.moment(row['published_before'])}"] if row["published_before"] else []

@@ -1,20 +1,24 @@
 # pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyarrow.compute makes its functions at import.
-"""Ledgers below a low watermark that their topic lists no more, and that, or whose offloaded copies, are still there.
+"""What an answer must find gone, as values: what goes by a plan, and what left its topic's list before.
 
 Whoever asks again must not be told that all is gone while what an earlier run took off the list waits in the queue.
 BookKeeper's own tags tell whose they are, as the newest scan read them. What left a list since, and which copies wait,
-our journal has.
+our journal has. Not here: looking whether it is gone (``absence.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.delete_records.absence import DeletedLedger
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.journal.first_phase_marks import marked_offloads
 from pulsar_lifecycle.journal.queries import filed_since
@@ -26,33 +30,72 @@ from pulsar_lifecycle.runs.cluster import Cluster
 
 _DAY_MS = 86_400_000
 
+Row = Mapping[str, Any]
+"""A row of a plan (``RECORDS``)."""
+Ledgers = dict[int, DeletedLedger]
+"""Ledgers that must be gone, by their ids."""
+
+
+def copies_stored(copies: Iterable[Location]) -> list[dict[str, Any]]:
+    """Column ``copies`` of a row."""
+    return [{"ledger_id": one.ledger_id, "bucket": one.bucket, "uuid": str(one.uuid)} for one in copies]
+
+
+def planned(row: Row) -> Ledgers:
+    """What goes by a row and what it found left before, with the offloaded copies of both."""
+    copies: dict[int, tuple[Location, ...]] = {}
+    for one in row["copies"]:
+        at = Location(one["bucket"], UUID(one["uuid"]), one["ledger_id"])
+        copies[at.ledger_id] = (*copies.get(at.ledger_id, ()), at)
+    return {i: DeletedLedger(i, None, copies.get(i, ())) for i in (*row["ledgers"], *row["leftovers"])}
+
 
 def add_leftovers(cluster: Cluster, epoch: Epoch, ports: Ports, rows: Sequence[dict[str, Any]]) -> None:
-    """Fill column ``leftovers`` of rows of a plan (``RECORDS``) that have no error, and add to their ``copies``."""
-    below = {r["topic"]: MessagePosition.parse(r["low_watermark"]).ledger_id for r in rows if r["error"] is None}
-    if not below:
-        return
+    """Fill column ``leftovers`` of rows of a plan that have no error and ``listed``, and add to their ``copies``."""
+    going = [row for row in rows if row["error"] is None]
     since = epoch.started_at - _DAY_MS  # clocks may differ
-    tagged = _tagged(cluster, epoch, below) + taken_off(cluster, below, since)
-    going = {(row["topic"], i) for row in rows for i in row["ledgers"]}
-    listed = {(row["topic"], i) for row in rows for i in row["listed"]}
-    copies = _waiting_copies(cluster, below) if ports.objects else {}
-    asked = sorted({(t, i) for t, i in (*tagged, *copies) if i < below[t]} - going - listed)
+    found = left_lists(cluster, going, since, epoch)
+    listed = {row["topic"]: {*row["ledgers"], *row["listed"]} for row in going}
+    asked = [(topic, i) for topic, own in found.items() for i in sorted(own.keys() - listed[topic])]
     root = cluster.settings.bookkeeper.ledgers_root
     nodes = ports.store.read([ledger_path.ledger_path(i, root) for _, i in asked])
-    there: dict[str, list[int]] = {}
-    for (topic, ledger_id), node in zip(asked, nodes, strict=True):
-        if node is not None or (topic, ledger_id) in copies:
-            there.setdefault(topic, []).append(ledger_id)
-    for row in rows:
-        left = there.get(row["topic"], [])
-        row["leftovers"] = left
-        row["copies"] = [*row["copies"], *(copies[row["topic"], i] for i in left if (row["topic"], i) in copies)]
+    there = [key for key, node in zip(asked, nodes, strict=True) if node is not None or found[key[0]][key[1]].copies]
+    for row in going:
+        row["leftovers"] = [i for topic, i in there if topic == row["topic"]]
+        row["copies"] += copies_stored(copy for i in row["leftovers"] for copy in found[row["topic"]][i].copies)
 
 
-def _tagged(cluster: Cluster, epoch: Epoch, below: dict[str, int]) -> list[tuple[str, int]]:
+def left_lists(cluster: Cluster, rows: Sequence[Row], since: int = 0, epoch: Epoch | None = None) -> dict[str, Ledgers]:
+    """By topic, what left its list below the low watermark that a row plans, with the copies that wait for a deletion.
+
+    By our journal, at ``since`` (ms) or later, or was about to; what waits, whenever it left. With ``epoch`` also by
+    the tags that this scan read.
+    """
+    below = {row["topic"]: MessagePosition.parse(row["low_watermark"]).ledger_id for row in rows}
+    if not below:
+        return {}
+    left = _taken_off(cluster, below, since) + (_tagged(cluster, epoch, below) if epoch else [])
+    copies = _waiting_copies(cluster, below) if cluster.settings.object_store else []
+    found: dict[str, Ledgers] = {}
+    for topic, one in [*((topic, DeletedLedger(i, None)) for topic, i in left), *copies]:
+        if one.ledger_id < below[topic]:
+            own = found.setdefault(topic, {})
+            own[one.ledger_id] = _joined(own.get(one.ledger_id, one), one)
+    return found
+
+
+def both(some: Ledgers, others: Ledgers) -> Ledgers:
+    """All of them, each with every copy of it."""
+    return {i: _joined(some.get(i, one), others.get(i, one)) for i, one in (some | others).items()}
+
+
+def _joined(one: DeletedLedger, same: DeletedLedger) -> DeletedLedger:
+    return replace(one, copies=tuple(dict.fromkeys((*one.copies, *same.copies))))
+
+
+def _tagged(cluster: Cluster, epoch: Epoch, topics: Collection[str]) -> list[tuple[str, int]]:
     """By the tags of BookKeeper's z-nodes: data ledgers of these topics."""
-    names = {Topic.parse(topic).managed_ledger: topic for topic in below}
+    names = {Topic.parse(topic).managed_ledger: topic for topic in topics}
     mine = pc.field("managed_ledger").isin(sorted(names)) & (pc.field("component") == "managed-ledger")
     where = mine & pc.field("cursor").is_null()
     parts = cluster.parts(epoch.epoch_id, "bookkeeper_ledgers")
@@ -62,19 +105,19 @@ def _tagged(cluster: Cluster, epoch: Epoch, below: dict[str, int]) -> list[tuple
     return found
 
 
-def taken_off(cluster: Cluster, topics: Collection[str], since: int = 0) -> list[tuple[str, int]]:
-    """By our journal: topics, each with a ledger that left its list at ``since`` (ms) or later, or was about to."""
+def _taken_off(cluster: Cluster, topics: Collection[str], since: int) -> list[tuple[str, int]]:
+    """By our journal: topics, each with a ledger that left its list, or was about to."""
     mine = pc.field("topic").isin(sorted(topics)) & (pc.field("cluster") == cluster.settings.cluster)
     marks = mine & (pc.field("phase") == Phase.MARK) & pc.field("outcome").isin([Outcome.MARKED, Outcome.REMOVED])
     rows = cluster.journal_reader.find(marks & filed_since(since), ["topic", "ledger_id"]).to_pylist()
     return [(row["topic"], row["ledger_id"]) for row in rows if row["ledger_id"] >= 0]
 
 
-def _waiting_copies(cluster: Cluster, topics: Collection[str]) -> dict[tuple[str, int], str]:
-    """By our journal: offloaded copies of these topics that a message asks to be deleted, as plans have them."""
+def _waiting_copies(cluster: Cluster, topics: Collection[str]) -> list[tuple[str, DeletedLedger]]:
+    """By our journal: topics, each with a ledger whose offloaded copy a message asks to be deleted."""
     marks = marked_offloads(cluster.journal_reader, cluster.settings.cluster)
-    return {
-        (asked.topic, ledger_id): f"{ledger_id} {asked.bucket} {asked.uuid}"
+    return [
+        (asked.topic, DeletedLedger(ledger_id, None, (Location(asked.bucket, asked.uuid, ledger_id),)))
         for ledger_id, (asked, _) in marks.items()
         if asked.topic in topics and asked.bucket and asked.uuid
-    }
+    ]

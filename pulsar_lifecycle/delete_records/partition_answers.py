@@ -6,16 +6,14 @@ Source: KIP-107, "the result of a partition will be available within RequestTime
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
-from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, Presence, look, wait_until_gone
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
-from pulsar_lifecycle.delete_records.leftovers import taken_off
+from pulsar_lifecycle.delete_records.leftovers import Ledgers, both, left_lists, planned
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition, failed
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -46,11 +44,9 @@ def answers(
     """The result of every partition of a plan; what is not proven after ``wait_ms`` has error ``TIMEOUT``. Read-only.
 
     ``refused``: what an apply found, None for a partition that became what the plan says. ``bookies``: every bookie
-    that had a replica must say that it has no entry of it, nor of what earlier runs took off the topic's list.
+    that had a replica must say that it has no entry of what must be gone.
     """
-    earlier: dict[str, set[int]] = {}
-    for topic, ledger_id in taken_off(cluster, {row["topic"] for row in rows}) if bookies else ():
-        earlier.setdefault(topic, set()).add(ledger_id)
+    earlier = left_lists(cluster, [row for row in rows if row["error"] is None]) if bookies else {}
     with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
@@ -104,16 +100,14 @@ def _asked(
     root: str,
     rows: Sequence[Row],
     refused: Mapping[TopicPartition, Refusal | None],
-    earlier: Mapping[str, Collection[int]],
-) -> tuple[
-    dict[TopicPartition, DeleteRecordsResult | None], Mapping[str, _Kept], Mapping[str, Mapping[int, DeletedLedger]]
-]:
+    earlier: Mapping[str, Ledgers],
+) -> tuple[dict[TopicPartition, DeleteRecordsResult | None], Mapping[str, _Kept], Mapping[str, Ledgers]]:
     """Results that are known, what the other topics keep, and what must be gone of those that lack nothing."""
     found = {Topic.parse(row["topic"]): _refused(row, refused) for row in rows}
     asked = [row for row in rows if found[Topic.parse(row["topic"])] is None]
     kept = _kept(ports, root, asked)
     answered = [(row, one) for row in asked if not (one := kept[row["topic"]]).lacks]
-    going = {row["topic"]: _ledgers(row, one, earlier.get(row["topic"], ())) for row, one in answered}
+    going = {row["topic"]: _ledgers(row, one, earlier.get(row["topic"], {})) for row, one in answered}
     return found, kept, going
 
 
@@ -236,18 +230,13 @@ def _kept_by(
     return _Kept(asked, "", stays, cut_off, MessagePosition(min(listed), 0) if listed else asked)
 
 
-def _ledgers(row: Row, kept: _Kept, earlier: Collection[int]) -> dict[int, DeletedLedger]:
-    """What must be gone: ledgers that went but for one, those that left the list before, their offloaded copies."""
-    below = [i for i in earlier if i < kept.asked.ledger_id]
-    copies: dict[int, list[Location]] = {}
-    for text in row["copies"]:
-        ledger, bucket, uuid = text.split(" ")
-        copies.setdefault(int(ledger), []).append(Location(bucket, UUID(uuid), int(ledger)))
-    ids: Iterable[int] = (*row["ledgers"], *row["leftovers"], *below, *([kept.left] if kept.left >= 0 else ()))
-    return {i: DeletedLedger(i, None, tuple(copies.get(i, ()))) for i in ids if i != kept.stays}
+def _ledgers(row: Row, kept: _Kept, earlier: Ledgers) -> Ledgers:
+    """What must be gone: what is planned but for one ledger, and what left the list in ``earlier`` runs or since."""
+    left = {kept.left: DeletedLedger(kept.left, None)} if kept.left >= 0 else {}
+    return {i: one for i, one in both(left | earlier, planned(row)).items() if i != kept.stays}
 
 
-def _with_metadata(cluster: Cluster, ledgers: Mapping[int, DeletedLedger]) -> dict[int, DeletedLedger]:
+def _with_metadata(cluster: Cluster, ledgers: Ledgers) -> Ledgers:
     """The same ledgers with their last metadata, as the archive has it: it names their bookies."""
     found = dict(ledgers)
     for node in last_archived(cluster.journal_reader, cluster.settings.cluster, ledger_ids=list(ledgers)):

@@ -140,7 +140,7 @@ class PartitionDeletion:
             return replaced
         at_end = self._row["rolls"] and self._mark == read.view.end
         cut = cut_rules.cut_at(read.view, END if at_end else self._mark, replace(self._options, exact=False))
-        planned = {text.rpartition(" ")[0] for text in self._row["moved_cursors"]}
+        planned = {one["cursor"] for one in self._row["moved_cursors"]}
         if new := sorted(name for name, _ in cut.moved if name not in planned):
             text = f"subscription {new[0]} stands below {self._mark}, and is not of the plan"
             return Refusal(RecordsError.CURSOR_BELOW, Why(RecordsError.CHANGED, text))

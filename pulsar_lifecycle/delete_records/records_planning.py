@@ -16,9 +16,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
-from pulsar_lifecycle.delete_records.leftovers import add_leftovers
+from pulsar_lifecycle.delete_records.leftovers import add_leftovers, copies_stored
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, PLAIN, Offset, Options, Timestamp, TopicPartition
 from pulsar_lifecycle.delete_records.times.offsets import counts_between, out_of_order, read_offsets
@@ -252,7 +253,7 @@ def row_of(
         "no_undo": options.no_undo,
         "ledgers": list(cut.ledgers) if cut else [],
         "sizes": sizes,
-        "copies": _copies(view, cut) if view and cut else [],
+        "copies": copies_stored(_copies(view, cut)) if view and cut else [],
         "leftovers": [],
         "listed": [item.ledger_id for item in view.info.ledgers] if view else [],
         "bytes": 0 if refusal else sum(sizes),
@@ -262,7 +263,7 @@ def row_of(
         "published_before": None,
         "published_at": None,
         "at_risk": None,
-        "moved_cursors": [f"{name} {at}" for name, at in cut.moved] if cut else [],
+        "moved_cursors": [{"cursor": name, "position": str(at)} for name, at in cut.moved] if cut else [],
         "readers": list(view.readers) if view else [],
         "broker": (view.broker or None) if view else None,
         "error": refusal.error.value if refusal else None,
@@ -271,14 +272,14 @@ def row_of(
     }
 
 
-def _copies(view: PartitionView, cut: Cut) -> list[str]:
-    """Offloaded copies of what goes, those of open attempts and segments too: all of their objects must be gone."""
-    found: list[str] = []
-    for item in view.info.ledgers:
-        if item.ledger_id in cut.ledgers and (offload := item.offload):
-            bucket = offload.driver_metadata.get("bucket", "")
-            found += [f"{item.ledger_id} {bucket} {offload.uuid}"] if offload.uuid and bucket else []
-    return sorted(found)
+def _copies(view: PartitionView, cut: Cut) -> list[Location]:
+    """Offloaded copies of what goes: their objects must be gone, too. Nothing goes while an attempt is open."""
+    contexts = {item.ledger_id: item.offload for item in view.info.ledgers if item.ledger_id in cut.ledgers}
+    return [
+        Location(bucket, offload.uuid, ledger_id)
+        for ledger_id, offload in sorted(contexts.items())
+        if offload and offload.uuid and (bucket := offload.driver_metadata.get("bucket", ""))
+    ]
 
 
 def _size(view: PartitionView, ledger_id: int) -> int:

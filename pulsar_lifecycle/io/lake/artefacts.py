@@ -26,7 +26,7 @@ from pulsar_lifecycle.records.epoch import Census, Epoch, census_from_json, forg
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.plans import inactive_plan
+from pulsar_lifecycle.records.plans import inactive_plan, old_version
 from pulsar_lifecycle.records.plans.delayed_index_plan import REPAIRS
 from pulsar_lifecycle.records.plans.delete_records_plan import RECORDS
 from pulsar_lifecycle.records.plans.deletion_plan import PLAN
@@ -335,7 +335,7 @@ class FileLake(LakeFiles):
         plan = self._document(f"{kind}/{plan_id}/plan.json", decode) if _is_name(plan_id) else None
         if plan is None:
             raise NotFound(f"there is no plan {plan_id!r} in {self.location}/{kind}")
-        return plan, self._rows(f"{kind}/{plan_id}/rows.parquet", schema)
+        return plan, self._rows(plan_id, f"{kind}/{plan_id}/rows.parquet", schema)
 
     def _readable(self, kind: str, decode: Callable[[Mapping[str, Any]], P], since: int = 0) -> list[P]:
         found, _ = self._documents(kind, decode, since)
@@ -356,15 +356,20 @@ class FileLake(LakeFiles):
             plans += [] if plan is None else [plan]
         return plans, broken
 
-    def _rows(self, relative: str, schema: pa.Schema) -> pa.Table:
+    def _rows(self, plan_id: str, relative: str, schema: pa.Schema) -> pa.Table:
         data = self._read(relative)
         try:
             rows = pq.read_table(pa.BufferReader(data))
-            if "code" in schema.names and "code" not in rows.schema.names:  # a plan of an earlier version
-                rows = rows.append_column("code", pa.nulls(rows.num_rows, pa.string()))
-            return rows.select(schema.names).cast(schema)
-        except (OSError, KeyError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException) as error:
             raise CorruptFormat(f"{self.location}/{relative}", 0, f"a plan's rows: {error}") from error
+        if not {*schema.names}.intersection(rows.schema.names):
+            raise CorruptFormat(f"{self.location}/{relative}", 0, f"a plan's rows, found columns {rows.schema.names}")
+        if "code" in schema.names and "code" not in rows.schema.names:  # a plan of an earlier version
+            rows = rows.append_column("code", pa.nulls(rows.num_rows, pa.string()))
+        try:
+            return rows.select(schema.names).cast(schema)
+        except (KeyError, pa.ArrowException) as error:
+            raise old_version(plan_id) from error
 
     def plan_holds(self, plan_id: str, ledger_id: int) -> bool:
         """Whether a stored plan has a row for the ledger."""

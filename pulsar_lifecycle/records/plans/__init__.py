@@ -93,6 +93,11 @@ def by_id(rows: pa.Table) -> pa.Table:
     return rows if (ids[:-1] < ids[1:]).all() else rows.sort_by("ledger_id")
 
 
+def old_version(plan_id: str) -> RefusedBy:
+    """The refusal of a plan whose rows are not as this version stores them."""
+    return RefusedBy(RefusalCode.OLD_VERSION, f"plan {plan_id}: an earlier version made it; make a new one")
+
+
 def check_applicable(
     summary: Summary, found: str, *, digest_given: str, fingerprint: str, now: int, valid_for_ms: int
 ) -> None:

@@ -80,6 +80,11 @@ class RecordsError(StrEnum):
     """The topic of the plan was deleted, and another one has its name: nothing of that one goes. Only at apply."""
 
 
+COPY = pa.struct([("ledger_id", pa.int64()), ("bucket", pa.string()), ("uuid", pa.string())])
+"""An offloaded copy of a ledger."""
+MOVED = pa.struct([("cursor", pa.string()), ("position", pa.string())])
+"""A subscription that is moved, and the position where it stood."""
+
 RECORDS = pa.schema(
     [
         pa.field("ledger_id", pa.int64()),
@@ -97,7 +102,7 @@ RECORDS = pa.schema(
         pa.field("no_undo", pa.bool_()),
         pa.field("ledgers", pa.list_(pa.int64())),
         pa.field("sizes", pa.list_(pa.int64())),
-        pa.field("copies", pa.list_(pa.string())),
+        pa.field("copies", pa.list_(COPY)),
         pa.field("leftovers", pa.list_(pa.int64())),
         pa.field("bytes", pa.int64()),
         pa.field("messages", pa.int64()),
@@ -106,7 +111,7 @@ RECORDS = pa.schema(
         pa.field("published_before", pa.int64()),
         pa.field("published_at", pa.int64()),
         pa.field("at_risk", pa.int64()),
-        pa.field("moved_cursors", pa.list_(pa.string())),
+        pa.field("moved_cursors", pa.list_(MOVED)),
         pa.field("readers", pa.list_(pa.string())),
         pa.field("broker", pa.string()),
         pa.field("error", pa.string()),
@@ -121,11 +126,11 @@ applied; ``old_low_watermark``: null where nothing was deleted before. ``first_r
 still show messages, as ledgers go whole; ``messages_between`` and ``bytes_between`` lie from there up to the low
 watermark (null: not counted). ``rolls``: its current ledger is closed first, so that it can go. ``ledgers`` go, of so
 many bytes on disk (``sizes``); ``bytes`` is their sum. ``leftovers``: ledgers below the low watermark that the topic
-lists no more, and that, or whose offloaded copies, were not deleted yet. ``copies``: ledger, bucket and UUID of the
-offloaded copies of both. ``messages`` go with ``ledgers`` (null: not counted); ``no_undo``: no undo brings them back.
-``published_before`` and ``published_at`` (ms): of the last message below the low watermark, and of the one at it.
-``at_risk``: messages published at or after the time that lie below the low watermark. ``moved_cursors``: subscription
-and old position. ``readers``: non-durable subscriptions. ``error``: a ``RecordsError``, ``code`` the code of the rule
+lists no more, and that, or whose offloaded copies, were not deleted yet. ``copies``: the offloaded ones of both.
+``messages`` go with ``ledgers`` (null: not counted); ``no_undo``: no undo brings them back. ``published_before`` and
+``published_at`` (ms): of the last message below the low watermark, and of the one at it. ``at_risk``: messages
+published at or after the time that lie below the low watermark. ``moved_cursors``: subscriptions that are moved, and
+where they stood. ``readers``: non-durable subscriptions. ``error``: a ``RecordsError``, ``code`` the code of the rule
 behind it, ``reason`` their sentence; null for what goes."""
 
 _FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")

@@ -11,9 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.tables import FINDINGS
 
 PLAN = FINDINGS
@@ -31,7 +29,5 @@ def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
     Raises Refused for rows without codes, which an earlier version stored.
     """
     if rows.column("code").null_count:
-        raise RefusedBy(
-            RefusalCode.OLD_VERSION, f"plan {summary['plan_id']}: an earlier version made it; make a new one"
-        )
+        raise plans.old_version(summary["plan_id"])
     return plans.digest(rows.select(PLAN.names), {name: summary[name] for name in _FACTS})

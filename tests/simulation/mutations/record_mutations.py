@@ -60,7 +60,7 @@ def answer_without_bookies() -> AbstractContextManager[Any]:
 
 def forget_earlier_runs() -> AbstractContextManager[Any]:
     """No bookie is asked of what earlier runs deleted."""
-    return patch.object(partition_answers, "taken_off", lambda *_: [])
+    return patch.object(partition_answers, "left_lists", lambda *_: {})
 
 
 def move_to_the_end() -> AbstractContextManager[Any]:

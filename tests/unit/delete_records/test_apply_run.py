@@ -110,7 +110,8 @@ def test_asking_again_waits_for_offloaded_copies_that_left_the_list_before() -> 
     data = f"{UUID(int=7)}-ledger-{ids[0]}"
     objects.put(BUCKET, data, b"", {})
     (row,) = scene.plan(scene.at(2, 0))
-    assert (row["ledgers"], row["leftovers"], row["copies"]) == ([], ids[:1], [f"{ids[0]} {BUCKET} {UUID(int=7)}"])
+    assert (row["ledgers"], row["leftovers"]) == ([], ids[:1])
+    assert row["copies"] == [{"ledger_id": ids[0], "bucket": BUCKET, "uuid": str(UUID(int=7))}]
     (result,) = scene.apply()
     assert (result.low_watermark, result.error) == (-1, RecordsError.TIMEOUT)
     assert f"{ids[0]}, object (s3://{BUCKET}/{data})" in result.reason

@@ -169,7 +169,7 @@ def test_a_cursor_below_is_moved_behind_the_last_message_below_it() -> None:
 
     scene.cluster.admin.on_move = move
     (row,) = scene.plan(scene.at(2, 0), options=MOVE)
-    assert (row["error"], row["moved_cursors"]) == (None, [f"s {ids[0]}:3"])
+    assert (row["error"], row["moved_cursors"]) == (None, [{"cursor": "s", "position": f"{ids[0]}:3"}])
     scene.apply()
     assert moved == [Position(ids[1], 9)]
     begun = next(row for row in scene.cluster.journal.rows if row.phase == Phase.MOVE_CURSOR)

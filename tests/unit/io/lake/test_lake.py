@@ -31,11 +31,13 @@ from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.store_history import UNKNOWN, Marks
 from pulsar_lifecycle.records.tables import MANAGED_LEDGERS, OBJECTS
 from pulsar_lifecycle.words import WordKind
 from tests.kit.builders import A_GAP
 from tests.kit.fakes.lake import FakeLake
+from tests.kit.refused import refused_by
 
 NOW = 100 * DAY_MS
 
@@ -405,6 +407,17 @@ def test_plans_that_were_stored_before_a_moment_are_left_out(lake: Lake) -> None
         assert plans(now - 60_000) == plans() == [plan]
         assert plans(now + 60_000) == []
     assert (lake.offload_plans(now - 60_000), lake.offload_plans(now + 60_000)) == ([offload], [])
+
+
+def test_a_plan_of_an_earlier_version_is_refused(files: FileLake) -> None:
+    plan = PlanSummary("p1", "c", "fp", "e2", "e1", NOW, True, (), 1, 0, 0, 10, "digest")
+    text = pa.field("copies", pa.list_(pa.string()))
+    as_text = pa.schema([text if one.name == "copies" else one for one in RECORDS])
+    fewer = pa.schema([one for one in RECORDS if one.name != "czxid"])
+    for stored in (as_text, fewer):
+        files.store_delete_records_plan(plan, pa.Table.from_pylist([{"copies": []}], stored))
+        with refused_by(RefusalCode.OLD_VERSION):
+            files.delete_records_plan("p1")
 
 
 def test_a_plan_says_which_ledgers_it_holds(lake: Lake) -> None:
