@@ -46,7 +46,7 @@ def answers(
     ``refused``: what an apply found, None for a partition that became what the plan says. ``bookies``: every bookie
     that had a replica must say that it has no entry of what must be gone.
     """
-    earlier = left_lists(cluster, [row for row in rows if row["error"] is None]) if bookies else {}
+    earlier = _left_before(cluster, rows)
     with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
@@ -75,7 +75,7 @@ def not_deleted(
     """Ledgers that left their topics and are there still, in BookKeeper's metadata or in a bucket. Read-only."""
     with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
-        _, _, going = _asked(ports, root, rows, refused, {})
+        _, _, going = _asked(ports, root, rows, refused, _left_before(cluster, rows))
         ledgers = {i: one for own in going.values() for i, one in own.items()}
         found = look(ports, root, [ledgers[i] for i in sorted(ledgers)], bookies=False)
     return frozenset(one.ledger_id for one in found if not one.gone)
@@ -234,6 +234,11 @@ def _ledgers(row: Row, kept: _Kept, earlier: Ledgers) -> Ledgers:
     """What must be gone: what is planned but for one ledger, and what left the list in ``earlier`` runs or since."""
     left = {kept.left: DeletedLedger(kept.left, None)} if kept.left >= 0 else {}
     return {i: one for i, one in both(left | earlier, planned(row)).items() if i != kept.stays}
+
+
+def _left_before(cluster: Cluster, rows: Sequence[Row]) -> dict[str, Ledgers]:
+    """:func:`left_lists` of the rows that have no error; a ledger may have been offloaded since the plan, too."""
+    return left_lists(cluster, [row for row in rows if row["error"] is None])
 
 
 def _with_metadata(cluster: Cluster, ledgers: Ledgers) -> Ledgers:

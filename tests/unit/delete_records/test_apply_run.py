@@ -119,6 +119,29 @@ def test_asking_again_waits_for_offloaded_copies_that_left_the_list_before() -> 
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
 
 
+def test_a_copy_that_was_offloaded_after_the_plan_must_be_gone_too() -> None:
+    scene = RecordsScene()
+    ids, objects = scene.ids[scene.topic], scene.with_bucket()
+    scene.plan(scene.at(2, 0))
+    path = scene.cluster.topic_path(scene.topic)
+    info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
+    copy = OffloadContext(UUID(int=7), True, False, 1, "aws-s3", {"bucket": BUCKET})
+    offloaded = replace(info.ledgers[0], offload=copy)
+    scene.cluster.put(path, managed_ledger.encode(replace(info, ledgers=(offloaded, *info.ledgers[1:]))))
+    scene.cluster.wait(1)
+    data = f"{UUID(int=7)}-ledger-{ids[0]}"
+    objects.put(BUCKET, data, b"", {})
+    scene.apply()
+    assert scene.listed() == ids[2:]
+    for i in ids[:2]:
+        scene.cluster.zookeeper.delete(ledger_path(i), -1)
+    (result,) = scene.apply(dry_run=True)
+    assert result.error is RecordsError.TIMEOUT
+    assert f"{ids[0]}, object (s3://{BUCKET}/{data})" in result.reason
+    objects.delete_many(BUCKET, [data])
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
+
+
 def test_what_must_not_come_back_is_journalled_before_it_goes() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
