@@ -26,7 +26,7 @@ from pulsar_lifecycle.journal.approvals import (
     applied_plans,
     approval_of,
     approval_row,
-    newest_word,
+    withdrawals,
 )
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.outcomes import Action
@@ -248,9 +248,9 @@ def approve_plan(
     if not withdraw and now >= expires:
         raise RefusedBy(RefusalCode.PLAN_EXPIRED, f"plan {plan_id} has expired: approve a newer one")
     until = min(expires, now + int(where.settings.automation.approval_valid_for * 1000))
-    approved = Approved(by.strip(), digest, until)
-    newest = newest_word(where.journal_reader, cluster, plan_id, plan.created_at)
-    at = max(now, newest + 1)  # what was said last counts, whoever's clock is behind
+    despite = withdrawals(where.journal_reader, cluster, plan_id, plan.created_at)
+    approved = Approved(by.strip(), digest, until, despite)
+    at = max(now, plan.created_at)  # a word about a plan is looked for from there on, whoever's clock is behind
     where.journal.record([approval_row(run_id, cluster, plan_id, approved, at, withdrawn=withdraw)])
     return approved
 

@@ -8,7 +8,7 @@ Not here: what an approval is worth (``runs/automation_rule.py``), who may give 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,12 @@ APPLIED_WITHIN_MS = 30 * 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Approved:
-    """Details of an approval: who, which digest, until when (ms)."""
+    """Details of an approval: who, which digest, until when (ms), and which withdrawals were known (ids of runs)."""
 
     by: str
     digest: str
     until: int
+    despite: tuple[str, ...] = ()
 
 
 def approval_row(
@@ -48,23 +49,33 @@ def approval_row(
 
 
 def approval_of(journal: JournalReader, cluster: str, plan_id: str, since: int) -> Approval | None:
-    """The newest approval of a plan, given at ``since`` (ms) or later; None if there is none, or it was withdrawn."""
+    """The newest approval of a plan, given at ``since`` (ms) or later; None if there is none, or it was withdrawn.
+
+    No clock says what came last: an approval holds if whoever gave it knew of every withdrawal. So where two say
+    something at the same moment, the plan waits.
+    """
     rows = _words(journal, cluster, plan_id, since)
-    if not rows or rows[-1]["outcome"] != Outcome.APPROVED:
-        return None
-    detail = json.loads(rows[-1]["detail"])
-    return Approval(detail["by"], detail["digest"], rows[-1]["at"], detail["until"])
+    withdrawn = _withdrawals(rows)
+    for row in reversed([row for row in rows if row["outcome"] == Outcome.APPROVED]):
+        detail = json.loads(row["detail"])
+        if withdrawn <= set(detail.get("despite", ())):
+            return Approval(detail["by"], detail["digest"], row["at"], detail["until"])
+    return None
 
 
-def newest_word(journal: JournalReader, cluster: str, plan_id: str, since: int) -> int:
-    """When (ms) a plan was last approved, or an approval withdrawn, by the clock of who did; ``since`` if never."""
-    return max((row["at"] for row in _words(journal, cluster, plan_id, since)), default=since)
+def withdrawals(journal: JournalReader, cluster: str, plan_id: str, since: int) -> tuple[str, ...]:
+    """The runs in which approvals of a plan were withdrawn, at ``since`` (ms) or later."""
+    return tuple(sorted(_withdrawals(_words(journal, cluster, plan_id, since))))
+
+
+def _withdrawals(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {row["run_id"] for row in rows if row["outcome"] != Outcome.APPROVED}
 
 
 def _words(journal: JournalReader, cluster: str, plan_id: str, since: int) -> list[dict[str, Any]]:
     mine = (pc.field("cluster") == cluster) & (pc.field("plan_id") == plan_id)
     about = mine & (pc.field("action") == Action.APPROVE_PLAN) & filed_since(since)
-    return journal.find(about, ["outcome", "detail", "at"]).sort_by("at").to_pylist()
+    return journal.find(about, ["run_id", "outcome", "detail", "at"]).sort_by("at").to_pylist()
 
 
 def applied_plans(

@@ -37,6 +37,7 @@ from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from resources.lifecycle import LifecycleResource
 from tests.kit.fakes.connections import connecting
+from tests.kit.fakes.journal import FakeJournal
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.settings import write_settings
 
@@ -434,6 +435,27 @@ def test_what_was_said_last_counts_though_a_clock_is_behind(
     scene.servers.clock.advance(-behind)
     approve_plan(where, "run-3", plan.plan_id, plan.digest, "ann")
     scene.servers.clock.advance(behind)
+    assert decision_of(where, RETENTION)[0].code is AutomationCode.GOES
+
+
+@pytest.mark.parametrize("behind", [-600, 0, 600])
+def test_a_withdrawal_at_the_same_moment_as_an_approval_counts(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    """Neither of both who speak sees the other's word, whichever clock is behind."""
+    where, plan = automated(scene, monkeypatch, mode="approve"), planned(scene)
+    before = FakeJournal()
+    connect = connecting(
+        clock=lambda: scene.servers.clock, journal=lambda: scene.servers.journal, journal_reader=lambda: before
+    )
+    bob = Cluster(where.settings, connect=connect, given=scene.cluster.given)
+    scene.servers.clock.advance(3_600)
+    approve_plan(where, "run-1", plan.plan_id, plan.digest, "ann")
+    scene.servers.clock.advance(-behind)
+    approve_plan(bob, "run-2", plan.plan_id, plan.digest, "bob", withdraw=True)
+    scene.servers.clock.advance(behind)
+    assert decision_of(where, RETENTION)[0].code is AutomationCode.NOT_APPROVED
+    approve_plan(where, "run-3", plan.plan_id, plan.digest, "ann")
     assert decision_of(where, RETENTION)[0].code is AutomationCode.GOES
 
 
