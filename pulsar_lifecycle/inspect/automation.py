@@ -10,7 +10,6 @@ the launch, which is Dagster's (``orchestration/automatic/automation.py``). Look
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -182,22 +181,34 @@ def growth_of(where: Cluster, name: str, plan: Plan) -> tuple[bool, int]:
     return grew_too_much(settings_of(where, kind), kind.ledgers(where.lake, plan), largest), largest
 
 
-def _largest_applied(where: Cluster, kind: AutomatedKind, plan: Plan, now: int, enough: float = math.inf) -> int:
+def _largest_applied(where: Cluster, kind: AutomatedKind, plan: Plan, now: int, enough: float = 0.0) -> int:
     """To how many ledgers any plan of a kind but ``plan`` was applied in the last 30 days, at most.
 
-    They may be few of those that it has. ``enough``: a larger one need not be looked for. Where the last days have none
-    of that size, this reads 30 days of the journal: ask it only where it decides.
+    They may be few of those that it has. ``enough``: of interest is only whether a plan was applied to so many ledgers,
+    so plans of fewer are not looked at, and the newest that was is enough. Reads the journal since the oldest plan of
+    interest was made, up to 30 days: ask it only where it decides.
     """
     largest = 0
     for days in (LATELY_MS, APPLIED_WITHIN_MS):
         since = now - days
         plans = _plans(where, kind, since - CLOCKS_APART_MS)
-        others = [one.plan_id for one in plans if one.created_at >= since and one.plan_id != plan.plan_id]
-        applied = applied_plans(where.journal_reader, where.settings.cluster, others, since, kind.effects)
+        others = [
+            one
+            for one in plans
+            if one.created_at >= since and one.plan_id != plan.plan_id and _may_reach(kind, one, enough)
+        ]
+        begun = max(since, min((one.created_at for one in others), default=now) - CLOCKS_APART_MS)
+        ids = [one.plan_id for one in others]
+        applied = applied_plans(where.journal_reader, where.settings.cluster, ids, begun, kind.effects)
         largest = max(applied.values(), default=0)
-        if largest >= enough:
+        if enough and largest >= enough:
             break
     return largest
+
+
+def _may_reach(kind: AutomatedKind, plan: Plan, ledgers: float) -> bool:
+    """Whether a plan can have been applied to so many ledgers: to all that it has, and rows about none count as one."""
+    return kind.capped is not None or _ledgers(plan) + 1 >= ledgers
 
 
 def _plans(where: Cluster, kind: AutomatedKind, since: int) -> list[Plan]:

@@ -94,7 +94,7 @@ def decide(
 ) -> Decision:
     """Whether the newest plan of a kind is applied at ``now`` (ms).
 
-    ``largest_applied``: ledgers of the largest plan of the kind that was applied in the last 30 days.
+    ``largest_applied``: to how many ledgers a plan of the kind was applied in the last 30 days, at most.
     """
     if kind.mode is Automation.OFF:
         return Decision(AutomationCode.OFF, "automation is off for this kind")
@@ -130,8 +130,8 @@ def _against(
     if over := _over(kind, plan):
         return AutomationCode.OVER_CAP, f"{over}: look at it, then apply it with its job"
     if grew_too_much(kind, plan.ledgers, largest) and kind.mode is Automation.APPLY:
-        of = f"the largest applied in 30 days had {largest}" if largest else "none was applied in 30 days"
-        return AutomationCode.GREW, f"{plan.ledgers} ledgers, and {of}: look at it, then apply it with its job"
+        than = f"more than {kind.max_growth:g} times any plan that was applied in 30 days"
+        return AutomationCode.GREW, f"{plan.ledgers} ledgers, {than}: look at it, then apply it with its job"
     if kind.window and kind.window.opened_at(now) is None:
         return AutomationCode.WINDOW_SHUT, f"its window ({kind.window.cron}) is not open"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,15 @@ from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation
 from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits
 from pulsar_lifecycle.errors import Refused, StoreError, UsageError
-from pulsar_lifecycle.inspect.automation import KINDS, AutomatedKind, approve_plan, decision_of, growth_of
-from pulsar_lifecycle.journal.approvals import APPLIED_WITHIN_MS, applied_plans
+from pulsar_lifecycle.inspect.automation import (
+    CLOCKS_APART_MS,
+    KINDS,
+    AutomatedKind,
+    approve_plan,
+    decision_of,
+    growth_of,
+)
+from pulsar_lifecycle.journal.approvals import applied_plans
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.ports import JournalReader
@@ -393,31 +401,43 @@ class Asked:
         self.conditions.append(str(condition))
         return self._journal.find(condition, columns)
 
-    def asked_since(self, at: int) -> bool:
-        return any(f"(at >= {at})" in condition for condition in self.conditions)
+    @property
+    def oldest(self) -> int:
+        """Since when (ms) rows were asked for."""
+        return min(int(at) for condition in self.conditions for at in re.findall(r"\(at >= (\d+)\)", condition))
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "far_back"),
+    ("kind", "code", "journal_read"),
     [
-        ({"mode": "plan"}, AutomationCode.PLAN_ONLY, False),
-        ({"mode": "apply"}, AutomationCode.GOES, False),
-        ({"mode": "apply", "max_ledgers": 1}, AutomationCode.OVER_CAP, False),
-        ({"mode": "apply", "growth_from": 1}, AutomationCode.GREW, True),
-        ({"mode": "approve", "growth_from": 1}, AutomationCode.NOT_APPROVED, False),
+        ({"mode": "plan"}, AutomationCode.PLAN_ONLY, 1),
+        ({"mode": "apply"}, AutomationCode.GOES, 1),
+        ({"mode": "apply", "max_ledgers": 1}, AutomationCode.OVER_CAP, 1),
+        ({"mode": "apply", "growth_from": 1}, AutomationCode.GREW, 2),
+        ({"mode": "apply", "growth_from": 1, "max_growth": 1}, AutomationCode.GREW, 1),
+        ({"mode": "approve", "growth_from": 1}, AutomationCode.NOT_APPROVED, 2),
     ],
 )
-def test_a_look_reads_no_rows_and_30_days_of_the_journal_only_where_they_decide(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], code: AutomationCode, far_back: bool
+def test_a_look_reads_no_rows_and_of_the_journal_what_decides(
+    scene: RetentionScene,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: dict[str, Any],
+    code: AutomationCode,
+    journal_read: int,
 ) -> None:
-    planned(scene)
+    """A plan of weeks ago is asked after only where it may have been applied to enough."""
+    old = planned(scene)
+    scene.servers.clock.advance(20 * 86_400)
+    scene.topic("b", 100, 100, 100)
     plan, asked = make_retention_plan(scene.cluster, scene.scan())[0], Asked(scene.servers.journal)
+    assert plan.ledgers > old.ledgers
     Path(scene.lake.retention_plan_location(plan.plan_id), "rows.parquet").unlink()
     automated(scene, monkeypatch, **kind)
     connect = connecting(clock=lambda: scene.servers.clock, journal_reader=lambda: asked)
     where = Cluster(LifecycleResource().without_spark().settings, connect=connect, given=scene.cluster.given)
     assert decision_of(where, RETENTION)[0].code is code
-    assert asked.asked_since(scene.now - APPLIED_WITHIN_MS) == far_back
+    assert len(asked.conditions) == journal_read
+    assert asked.oldest >= old.created_at - CLOCKS_APART_MS
 
 
 @pytest.mark.parametrize("behind", [600, 7_200])
