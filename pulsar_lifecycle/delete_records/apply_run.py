@@ -35,7 +35,7 @@ from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.side_by_side import shared
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.topics.topic_run import topic_run, topic_tools, unloads_of
+from pulsar_lifecycle.topics.topic_run import topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_run
@@ -141,7 +141,7 @@ def _acting(
 ) -> Iterator[tuple[TopicRun, Ports, tuple[str, int], BrokerAnswers]]:
     """Check that we may act, and hold the lease of those who take ledgers off topics for as long as the work lasts."""
     settings = cluster.settings
-    with published(cluster), topic_tools(cluster) as own:
+    with published(cluster), topic_ports(cluster) as own:
         ports = shared(own)
         context = trim_run.context_of(cluster, evidence.check_may_act(cluster, ports.store))
         with control.held_lease(settings, ports.store, ports.clock, f"run {run_id}") as lease:

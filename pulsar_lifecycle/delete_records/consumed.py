@@ -28,7 +28,7 @@ from pulsar_lifecycle.records.plans.delete_records_plan import CONSUMED, Records
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.topic_run import topic_tools
+from pulsar_lifecycle.topics.topic_run import topic_ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def consumed_offsets(cluster: Cluster) -> Consumed:
     policy = cluster.settings.consumed_records.subscriptions
     offsets: dict[TopicPartition, Offset] = {}
     stopped: dict[TopicPartition, str] = {}
-    with cluster.ports(read_only=True) as connections, topic_tools(cluster, read_only=True) as ports:
+    with cluster.ports(read_only=True) as connections, topic_ports(cluster, read_only=True) as ports:
         ports.store.sync("/")
         for topic, named in _topics(connections, policy).items():
             try:

@@ -27,7 +27,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics import low_watermark
-from pulsar_lifecycle.topics.topic_run import topic_tools
+from pulsar_lifecycle.topics.topic_run import topic_ports
 
 Row = Mapping[str, Any]
 """A row of ``RECORDS``."""
@@ -47,7 +47,7 @@ def answers(
     that had a replica must say that it has no entry of what must be gone.
     """
     earlier = _left_before(cluster, rows)
-    with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
+    with topic_ports(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
         where: dict[int, Absence] = {}
@@ -73,7 +73,7 @@ def not_deleted(
     cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
 ) -> frozenset[int]:
     """Ledgers that left their topics and are there still, in BookKeeper's metadata or in a bucket. Read-only."""
-    with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
+    with topic_ports(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
         _, _, going = _asked(ports, root, rows, refused, _left_before(cluster, rows))
         ledgers = {i: one for own in going.values() for i, one in own.items()}

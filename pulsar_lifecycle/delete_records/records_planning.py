@@ -37,7 +37,7 @@ from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.side_by_side import shared
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.topics.topic_run import topic_run, topic_tools
+from pulsar_lifecycle.topics.topic_run import topic_ports, topic_run
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_run
 
@@ -62,7 +62,7 @@ def plan_delete_records(
 
     Raises Refused and NotFound where there is no scan to rest on, and what the servers raise that all partitions need.
     """
-    with topic_tools(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
+    with topic_ports(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         fingerprint = evidence.check_store(cluster, ports.store)
         epoch = evidence.newest_epoch(cluster, fingerprint)
         context, now = trim_run.context_of(cluster, fingerprint), ports.clock.now_ms()

@@ -54,7 +54,7 @@ from pulsar_lifecycle.tiered.planning.run_selection import (
     waves,
 )
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
-from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
+from pulsar_lifecycle.topics.topic_run import owners_rules, topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 
@@ -122,7 +122,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
     check_limit(order.limit)
     if settings.object_store is None:
         raise RefusedBy(RefusalCode.NO_OBJECT_STORE, "object_store is not set: there is nowhere to offload to")
-    with topic_tools(cluster, buckets=True) as ports:
+    with topic_ports(cluster, buckets=True) as ports:
         control.check_not_paused(ports.store)
         fingerprint = evidence.check_store(cluster, ports.store)
         now = ports.clock.now_ms()
@@ -209,14 +209,14 @@ def revert_offloads(
     """
     settings = cluster.settings
     if dry_run:
-        with topic_tools(cluster, read_only=True) as ports:
+        with topic_ports(cluster, read_only=True) as ports:
             now = ports.clock.now_ms()
             context = owners_rules(
                 cluster, evidence.newest_epoch(cluster, evidence.check_store(cluster, ports.store)), now
             )
             run = topic_run(cluster, run_id, ports, context, now, settings.offload.loaded_topics)
             return revert.plan_revert(run, ports, topic, ledger_ids)
-    with topic_tools(cluster, buckets=settings.object_store is not None) as ports:
+    with topic_ports(cluster, buckets=settings.object_store is not None) as ports:
         store = ports.store
         control.check_not_paused(store)
         epoch = evidence.newest_epoch(cluster, evidence.check_store(cluster, store))

@@ -96,7 +96,7 @@ def topic_run(
 
 
 @contextmanager
-def topic_tools(cluster: Cluster, *, read_only: bool = False, buckets: bool = False) -> Iterator[Ports]:
+def topic_ports(cluster: Cluster, *, read_only: bool = False, buckets: bool = False) -> Iterator[Ports]:
     """The ports of one run on the driver; with ``buckets`` the object store, too."""
     pace = RateBudget(cluster.settings.offload.read_bytes_per_second, cluster.clock).take
     with cluster.ports(read_only=read_only, pace=pace) as ports:

@@ -24,7 +24,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report
-from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
+from pulsar_lifecycle.topics.topic_run import owners_rules, topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import delete_topic
@@ -124,7 +124,7 @@ def _each(topics: Sequence[Topic], work: Callable[[Topic], list[LedgerOutcome]],
 @contextmanager
 def looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports]]:
     """Everything a dry run needs, paused or not; the session with the metadata store cannot write."""
-    with topic_tools(cluster, read_only=True) as ports:
+    with topic_ports(cluster, read_only=True) as ports:
         context = context_of(cluster, evidence.check_store(cluster, ports.store))
         yield (
             topic_run(cluster, run_id, ports, context, ports.clock.now_ms(), cluster.settings.trimming.loaded_topics),
@@ -136,7 +136,7 @@ def looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports]]:
 def acting(cluster: Cluster, run_id: str, planned_at: int = 0) -> Iterator[tuple[TopicRun, Ports, RunGuard]]:
     """Check that we may act, and hold the lease for as long as the work lasts. ``planned_at``: of the plan (ms)."""
     settings = cluster.settings
-    with published(cluster), topic_tools(cluster) as ports:
+    with published(cluster), topic_ports(cluster) as ports:
         context = context_of(cluster, evidence.check_may_act(cluster, ports.store))
         with control.held_lease(settings, ports.store, ports.clock, f"run {run_id}") as lease:
             evidence.await_plan_time(planned_at, lease.taken_at, ports.clock)

@@ -36,7 +36,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence, stored_references
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.retention_now import policies_now
-from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
+from pulsar_lifecycle.topics.topic_run import owners_rules, topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun
 
@@ -82,10 +82,10 @@ def delete_subscriptions(
     rows = some.to_pylist()
     whole = Counter(map(_everywhere, cluster.lake.inactive_plan(order.plan_id)[1].to_pylist()))
     if dry_run:
-        with topic_tools(cluster, read_only=True) as ports:
+        with topic_ports(cluster, read_only=True) as ports:
             run = _topic_run(cluster, run_id, ports, evidence.check_store(cluster, ports.store))
             return _Deletion(cluster, run, ports, summary.plan_id, whole, None).all(rows, report)
-    with published(cluster), topic_tools(cluster) as ports:
+    with published(cluster), topic_ports(cluster) as ports:
         fingerprint = evidence.check_may_act(cluster, ports.store)
         with control.held_lease(cluster.settings, ports.store, ports.clock, f"subscriptions run {run_id}") as lease:
             evidence.await_plan_time(summary.created_at, lease.taken_at, ports.clock)

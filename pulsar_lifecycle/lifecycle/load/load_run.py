@@ -50,7 +50,7 @@ from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
-from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
+from pulsar_lifecycle.topics.topic_run import owners_rules, topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, bundles, finish_unloads
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun
 
@@ -80,7 +80,7 @@ def load_topics(
     planned = {Topic.parse(row["topic"]): row for row in rows.to_pylist()}
     of_plan = summary.plan_id, planned, summary.cluster_ledgers, caps
     if dry_run:
-        with topic_tools(cluster, read_only=True) as ports:
+        with topic_ports(cluster, read_only=True) as ports:
             fingerprint = evidence.check_store(cluster, ports.store)
             run = _LoadRun(cluster, _topic_run(cluster, run_id, ports, fingerprint), ports, *of_plan)
             return run.look(report)
@@ -100,7 +100,7 @@ def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) ->
 def _acting(cluster: Cluster, run_id: str, planned_at: int) -> Iterator[tuple[TopicRun, Ports, RunGuard]]:
     """Check that we may act, and hold the lease of those who take ledgers off topics: nobody writes them meanwhile."""
     settings = cluster.settings
-    with published(cluster), topic_tools(cluster) as ports:
+    with published(cluster), topic_ports(cluster) as ports:
         fingerprint = evidence.check_may_act(cluster, ports.store)
         with control.held_lease(settings, ports.store, ports.clock, f"load run {run_id}") as lease:
             evidence.await_plan_time(planned_at, lease.taken_at, ports.clock)

@@ -234,7 +234,7 @@ def test_every_effect_notes_the_operators_words_before_it_acts(
         "_chosen": lambda *_: (None, None),
         "_context": lambda *_: Context(now=0, grace=0, namespaces=frozenset()),
         "context_of": lambda *_: Context(now=0, grace=0, namespaces=frozenset()),
-        "topic_tools": lambda *_, **__: nullcontext(PORTS),
+        "topic_ports": lambda *_, **__: nullcontext(PORTS),
         "newest_epoch": lambda *_: EPOCH,
         "earlier_epochs": lambda *_: [EPOCH],
         "below_floor": lambda *_: [],
