@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -238,15 +239,109 @@ def model_of(field: Any) -> Any:
 
 
 def test_settings_that_pages_name_exist() -> None:
-    sections = {name: model_of(field) for name, field in Settings.model_fields.items() if model_of(field)}
-    named = re.compile(rf"`({'|'.join(sections)})\.(\w+)(?: = [^`]*)?`")
+    sections = {name for name, field in Settings.model_fields.items() if model_of(field)}
     missing = [
-        f"{page.relative_to(ROOT)}: {section}.{key}"
+        f"{page.relative_to(ROOT)}: {name}"
         for page in PAGES
-        for section, key in named.findall(page.read_text())
-        if key not in sections[section].model_fields and key != "json"  # apply.json
+        for name in re.findall(rf"`((?:{'|'.join(sections)})(?:\.\w+)+)(?: = [^`]*)?`", page.read_text())
+        if not is_a_setting(name) and not name.endswith((".json", ".yaml"))  # apply.json
     ]
     assert not missing
+
+
+def is_a_setting(name: str) -> bool:
+    model: Any = Settings
+    for key in name.split("."):
+        field = getattr(model, "model_fields", {}).get(key)
+        if field is None:
+            return False
+        model = model_of(field)
+    return True
+
+
+NAMES_OF_OTHERS = {
+    *("clusters", "deletion_east", "offload_east", "zookeeper_east", "directory_type", "root_module", "get_async"),
+    *("entry_location_compact", "entry_log_ids", "gc_details", "list_bookie_info", "list_disk_file", "server_config"),
+    *("ledgers_under_replicated", "max_runtime"),
+    *(f"pulsar_delayed_message_index_bucket_{name}" for name in ("op_count", "op_latency_ms", "total")),
+    *("pulsar_delayed_message_index_bucket_snapshot_size_bytes", "pulsar_delayed_message_index_loaded"),
+}
+"""Of Dagster, kazoo, bookies and brokers, and of the example of two clusters."""
+
+
+def inline(folder: str = "") -> Iterator[tuple[str, str]]:
+    """Page and content of each piece of code within its prose."""
+    for page in PAGES:
+        if str(page.relative_to(ROOT)).startswith(folder):
+            prose = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+            yield from ((str(page.relative_to(ROOT)), found) for found in re.findall(r"`([^`\n]+)`", prose))
+
+
+def product() -> list[Path]:
+    folders = (ROOT / name for name in ("pulsar_lifecycle", "assets", "orchestration", "resources", "sandbox", "bench"))
+    return [path for folder in folders for path in folder.rglob("*.py")]
+
+
+def test_names_that_pages_have_exist() -> None:
+    """Codes, columns, options of sources, configuration keys, metrics, assets: a new name must reach the pages."""
+    known = {word for path in product() for word in re.findall(r"\w+", path.read_text())}
+    known |= {path.stem for path in (ROOT / "tests").rglob("*.py")} | NAMES_OF_OTHERS | {"pulsar_lifecycle"}
+    known |= {f"{generate.PREFIX}_{one.name}_total" for one in generate.METRICS}
+    known |= {f"{generate.PREFIX}_in_flight_deletions"}
+    named = re.compile(r"(?<![\w.*-])[a-z]+(?:_[a-z0-9]+)+(?![\w*-])")
+    wrong = [f"{page}: {name}" for page, code in inline() for name in named.findall(code) if name not in known]
+    assert not wrong
+
+
+def test_options_that_pages_name_exist() -> None:
+    known = {option for _, command in generate.commands() for param in command.params for option in param.opts}
+    known |= {"--config", "--help", "--shrink"}  # of all commands, and of the simulator
+    wrong = [
+        f"{page}: {option}"
+        for page, code in inline()
+        for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", code)
+        if option not in known
+    ]
+    assert not wrong
+
+
+COMPOSED = {
+    "its copy in BookKeeper stays: its broker cannot read it",
+    "No module named ...",
+    "cannot read ...: No such file",
+}
+"""Two of our sentences as one; what Python and the operating system say."""
+
+
+def test_messages_that_a_how_to_goes_by_are_ours() -> None:
+    said = " ".join(" ".join(literals(path)) for path in product())
+    wrong = [
+        f"{page.name}: {quoted}"
+        for page in (ROOT / "docs/howto").glob("*.md")
+        for row in re.findall(r"^\| ([^|]*)", page.read_text(), flags=re.MULTILINE)
+        for quoted in re.findall(r'"([^"`]{6,})"', row)
+        if quoted not in COMPOSED and not all(part in said for part in quoted.split(" ... "))
+    ]
+    assert not wrong
+
+
+def literals(path: Path) -> Iterator[str]:
+    """The strings of a module; a formatted one has a gap where a value goes."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in (ROOT / "docs/howto").glob("*.md")])
+def test_a_how_to_fits_a_screen(page: Path) -> None:
+    words = page.read_text().split()
+    assert len(words) <= 490
+    text = " ".join(words)
+    assert text.count("**When**") == text.count("**What it will not do**") == 1
+    assert " 1. " in text
+    assert "| if you see | do |" in text
 
 
 def test_pages_that_code_names_exist() -> None:
