@@ -3,9 +3,8 @@
     LifecycleError
     ├── ConfigError              a setting is missing or wrong; names the key           (exit code 2)
     ├── UsageError               a command was called wrongly                           (exit code 2)
-    ├── Refused                  a safety rule said no; names the rule and what to do   (exit code 1)
-    │   ├── Protected            a rule keeps all of a topic
-    │   ├── RefusedBy            one rule said no, by its code
+    ├── Refused                  a safety rule said no; only what is below it is raised (exit code 1)
+    │   ├── RefusedBy            one rule said no, by its code; the message says what to do
     │   ├── Paused               the pause z-node exists
     │   └── LeaseLost            another controller took the lease
     ├── CorruptFormat            bytes are not what they claim to be; offset and expectation
@@ -40,15 +39,11 @@ class UsageError(LifecycleError):
 
 
 class Refused(LifecycleError):
-    """A safety rule said no; the message names the rule and what to do about it."""
-
-
-class Protected(Refused):
-    """A rule keeps all of a topic: a legal hold, a shadow topic, an unknown namespace, the settings."""
+    """A safety rule said no. Only a base class: what is raised says which rule, by its code or its class."""
 
 
 class RefusedBy(Refused):
-    """One rule said no, by its ``code``."""
+    """One rule said no, by its ``code``; the message names what it is about, and what to do about it."""
 
     def __init__(self, code: StrEnum, message: str) -> None:
         super().__init__(message)

@@ -70,9 +70,10 @@ def accept_restore(
     Writes to the lake and its journal, nothing to the cluster. Plans made of those scans cannot be applied any more;
     two new scans, orphans.confirm_after apart, begin afresh. What the queue holds is judged by them.
     """
-    from pulsar_lifecycle.errors import Refused, UsageError
+    from pulsar_lifecycle.errors import RefusedBy, UsageError
     from pulsar_lifecycle.journal.operator_words import journal_row
     from pulsar_lifecycle.records.known_words import KnownWord
+    from pulsar_lifecycle.records.refusals import RefusalCode
     from pulsar_lifecycle.words import WordKind
 
     if not reason.strip():
@@ -82,9 +83,10 @@ def accept_restore(
     aside = lake.epochs(cluster=settings.cluster)
     broken = next((e.broken for e in reversed(aside) if e.broken), None)
     if not broken and not anyway:
-        raise Refused(
+        raise RefusedBy(
+            RefusalCode.NOTHING_RESTORED,
             f"no scan of {settings.cluster} found that its metadata store was restored, so they are good evidence: "
-            "run the job scan and look; if you know better, give --anyway"
+            "run the job scan and look; if you know better, give --anyway",
         )
     now, who = where.clock.now_ms(), by.strip() or _user()
     word = KnownWord(WordKind.ACCEPTED_RESTORE, settings.cluster, who, reason.strip(), "", now)

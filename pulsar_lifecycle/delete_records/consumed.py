@@ -18,12 +18,12 @@ from pulsar_lifecycle.delete_records.offset_file import Asked
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import END, Offset, TopicPartition
 from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Namespace, Topic, decode_name
 from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.records.codes import Code, Why, why_refused
 from pulsar_lifecycle.records.plans.delete_records_plan import CONSUMED, RecordsError
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -36,7 +36,7 @@ class Consumed:
     """Where each topic of the policy may be cut, and why others stay as they are."""
 
     offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict[TopicPartition, Offset])
-    stopped: Mapping[TopicPartition, str] = field(default_factory=dict[TopicPartition, str])
+    stopped: Mapping[TopicPartition, Why] = field(default_factory=dict[TopicPartition, Why])
 
 
 def plan_consumed_records(cluster: Cluster) -> tuple[PlanSummary | None, pa.Table | None, Consumed]:
@@ -55,16 +55,16 @@ def consumed_offsets(cluster: Cluster) -> Consumed:
     """The lowest persisted position of each topic's named subscriptions."""
     policy = cluster.settings.consumed_records.subscriptions
     offsets: dict[TopicPartition, Offset] = {}
-    stopped: dict[TopicPartition, str] = {}
+    stopped: dict[TopicPartition, Why] = {}
     with cluster.ports(read_only=True) as connections, topic_ports(cluster, read_only=True) as ports:
         ports.store.sync("/")
         for topic, named in _topics(connections, policy).items():
             try:
                 offsets[topic] = _lowest(ports, cluster.settings.bookkeeper.ledgers_root, topic, named)
-            except Refused as refusal:
-                stopped[topic] = str(refusal)
+            except RefusedBy as refusal:
+                stopped[topic] = why_refused(refusal)
             except LifecycleError as error:
-                stopped[topic] = f"its cursors could not be read: {error}"
+                stopped[topic] = Why(Code.CURSORS_UNREAD, f"its cursors could not be read: {error}")
     return Consumed(offsets, stopped)
 
 
@@ -77,9 +77,11 @@ def stopped_since(cluster: Cluster, topics: Iterable[TopicPartition]) -> dict[To
     found: dict[TopicPartition, Refusal] = {}
     for topic in topics:
         if topic not in now.offsets:
-            text = now.stopped.get(topic, "consumed_records.subscriptions does not name it any more")
-            found[topic] = Refusal(RecordsError.CHANGED, Why(RecordsError.CHANGED, text))
+            found[topic] = Refusal(RecordsError.CHANGED, now.stopped.get(topic, _NOT_NAMED))
     return found
+
+
+_NOT_NAMED = Why(RecordsError.CHANGED, "consumed_records.subscriptions does not name it any more")
 
 
 def _topics(ports: Connections, policy: Mapping[str, tuple[str, ...]]) -> dict[TopicPartition, tuple[str, ...]]:
@@ -109,7 +111,7 @@ def _of_namespace(ports: Connections, namespace: Namespace) -> list[TopicPartiti
     path = f"{MANAGED_LEDGERS_ROOT}/{namespace}/persistent"
     listing = ports.store.children([path])[0]
     if isinstance(listing, Unread):
-        raise Refused(f"the topics below {path} could not be listed: {listing.reason}")
+        raise RefusedBy(Code.TOPIC_UNREAD, f"the topics below {path} could not be listed: {listing.reason}")
     found: list[TopicPartition] = []
     for name in sorted(listing.names) if listing else ():
         try:
@@ -126,7 +128,8 @@ def _lowest(ports: Ports, root: str, topic: TopicPartition, named: tuple[str, ..
     node, info = snapshot.topic_node(ports.store, topic)
     positions = snapshot.positions(ports, root, snapshot.cursors(ports.store, node.path))
     if missing := sorted(set(named) - set(positions)):
-        raise Refused(f"it has no subscription {missing[0]}, which consumed_records.subscriptions names")
+        text = f"it has no subscription {missing[0]}, which consumed_records.subscriptions names"
+        raise RefusedBy(Code.SUBSCRIPTION_MISSING, text)
     lowest = min(positions[name] for name in named)
     listed = sorted(item.ledger_id for item in info.ledgers)
     if lowest.ledger_id not in listed:  # brokers take ledgers without entries off the list, wherever cursors stand

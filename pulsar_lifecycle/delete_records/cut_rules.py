@@ -12,10 +12,10 @@ from typing import Any
 
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, Options
-from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.model import MessagePosition, Position, encode_name
-from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.codes import Code, Why, why_failed
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.topics import protection
@@ -42,6 +42,11 @@ class Refusal:
     def plain(cls, error: RecordsError, text: str) -> Refusal:
         """Where the error says it all."""
         return cls(error, Why(error, text))
+
+    @classmethod
+    def of(cls, error: RecordsError, failure: LifecycleError) -> Refusal:
+        """By what was raised: its code is that of the rule that refused it, if one did."""
+        return cls(error, why_failed(failure, error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from pulsar_lifecycle.delete_records.offset_file import Asked
 from pulsar_lifecycle.delete_records.request import Offset, TopicPartition
-from pulsar_lifecycle.errors import CorruptFormat, Refused, UsageError
+from pulsar_lifecycle.errors import CorruptFormat, RefusedBy, UsageError
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, MessagePosition, Topic, encode_name
 from pulsar_lifecycle.ports import MetadataStore, Unread
+from pulsar_lifecycle.records.codes import Code
 
 
 def partitions_of(
@@ -46,7 +47,7 @@ def _counts(configuration: MetadataStore, names: Sequence[Topic]) -> list[int | 
             found.append(None)
             continue
         if isinstance(node, Unread):
-            raise Refused(f"{path} cannot be read: {node.reason}")
+            raise RefusedBy(Code.TOPIC_UNREAD, f"{path} cannot be read: {node.reason}")
         try:
             found.append(int(json.loads(node.data)["partitions"]))
         except (ValueError, KeyError, TypeError) as error:

@@ -14,7 +14,7 @@ from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.partition import Extent, PartitionView
 from pulsar_lifecycle.delete_records.request import TopicPartition
-from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused, Unavailable
+from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
@@ -24,6 +24,7 @@ from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import low_watermark, snapshot
@@ -64,7 +65,7 @@ def read_partition(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: T
     except Unavailable as error:
         return Refusal.plain(RecordsError.TIMEOUT, str(error))
     except LifecycleError as error:
-        return Refusal.plain(RecordsError.UNREAD, str(error))
+        return Refusal.of(RecordsError.UNREAD, error)
 
 
 def unanswered_owner(store: MetadataStore, brokers: BrokerAnswers, topic: Topic) -> str | None:
@@ -85,11 +86,11 @@ def view_of(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: Topic) -
     root = run.ledgers_root
     try:
         reading = TopicReading(ports.store, root, topic, lambda info: [item.ledger_id for item in info.ledgers])
-    except Refused as refusal:
+    except RefusedBy as refusal:
+        if refusal.code is not Code.TOPIC_GONE:
+            raise
         path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
-        if ports.store.read([path])[0] is None:
-            raise NotFound(f"{path} does not exist: there is no such topic or partition") from refusal
-        raise
+        raise NotFound(f"{path} does not exist: there is no such topic or partition") from refusal
     node, info, cursors = reading.node, reading.info, reading.cursors
     copies = copies_of(reading.rows([item.ledger_id for item in info.ledgers]), topic, run.context)
     view = PartitionView(
@@ -128,10 +129,12 @@ def _extents(
         elif row:
             entry = last.get(item.ledger_id, NotFound("its z-node cannot be read"))
             if isinstance(entry, LifecycleError) and not isinstance(entry, NotFound):
-                raise Refused(f"ledger {item.ledger_id}: how many entries it has cannot be known: {entry}")
+                text = f"ledger {item.ledger_id}: how many entries it has cannot be known: {entry}"
+                raise RefusedBy(Code.LENGTH_UNKNOWN, text)
             entries = 0 if entry is None or isinstance(entry, LifecycleError) else entry.entry_id + 1
         if entries is None:
-            raise Refused(f"ledger {item.ledger_id}: neither its topic nor BookKeeper says how many entries it has")
+            text = f"ledger {item.ledger_id}: neither its topic nor BookKeeper says how many entries it has"
+            raise RefusedBy(Code.LENGTH_UNKNOWN, text)
         found.append(Extent(item if item.entries else replace(item, entries=entries), entries))
     return tuple(found)
 
@@ -149,7 +152,7 @@ def _compacted(ports: Ports, root: str, path: str, cursors: Mapping[str, Managed
             ports.store, ports.reader, [(owner, path, cursor.cursors_ledger_id)], root
         ):
             if word.problem:
-                raise Refused(f"its compacted view cannot be known: {word.error}")
+                raise RefusedBy(Code.CURSORS_UNREAD, f"its compacted view cannot be known: {word.error}")
             return word.ledger_id
     return cursor_format.compacted_ledger(cursor.properties)
 

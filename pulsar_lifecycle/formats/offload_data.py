@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from pulsar_lifecycle.errors import CorruptFormat, Refused
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import crc32c, offload_block, offload_index
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.offload_block import FIRST_ENTRY_AT, FRAME, WHAT, BlockReader, ReadBlock, read_block
@@ -34,6 +34,14 @@ DEFAULT_BLOCK_SIZE = 64 << 20
 
 _OVERHEAD = DATA_HEADER_LENGTH + ENTRY_HEADER_LENGTH
 _MAX_INT = (1 << 31) - 1
+
+
+class NotOffloadable(LifecycleError):
+    """A ledger that is not closed, or has no bytes: brokers offload none of these either."""
+
+
+class EntryTooLong(LifecycleError):
+    """An entry that fits no block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +97,10 @@ class DataObjectBuilder:
     def __init__(self, metadata: LedgerMetadata, max_block_size: int = DEFAULT_BLOCK_SIZE) -> None:
         """``metadata``: see :func:`offload_index.of_ledger` for its ctime.
 
-        Raises Refused for a ledger that is not closed or has no bytes, as the broker's offloader does.
+        Raises NotOffloadable.
         """
         if metadata.state is not LedgerState.CLOSED or metadata.last_entry_id < 0 or metadata.length < 1:
-            raise Refused("only a closed ledger with at least one byte is offloaded")
+            raise NotOffloadable("only a closed ledger with at least one byte is offloaded")
         if not _OVERHEAD < max_block_size <= _MAX_INT:
             raise ValueError(f"a block size of {_OVERHEAD + 1}..{_MAX_INT} bytes, found {max_block_size}")
         self._metadata = metadata
@@ -114,8 +122,8 @@ class DataObjectBuilder:
     def feed(self, first_entry_id: int, payloads: Sequence[bytes | memoryview]) -> list[Block]:
         """Take consecutive entries' payloads (without BookKeeper's header); returns the blocks that got complete.
 
-        Raises, having taken nothing: Refused if an entry fits no block, CorruptFormat if these are not the next
-        entries of the ledger, or are longer in all than its length, or end it shorter.
+        Raises, having taken nothing: EntryTooLong; CorruptFormat if these are not the next entries of the ledger, or
+        are longer in all than its length, or end it shorter.
         """
         count = len(payloads)
         if not count:
@@ -180,7 +188,7 @@ class DataObjectBuilder:
             return
         for entry_id, (begin, end) in enumerate(pairwise(ends), first_entry_id):
             if end - begin > longest:
-                raise Refused(
+                raise EntryTooLong(
                     f"entry {entry_id} has {end - begin} bytes, but a block of {self._max_block_size} has room for"
                     f" {longest}"
                 )

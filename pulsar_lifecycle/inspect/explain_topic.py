@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
+from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.inspect.cursor_holds import CursorHold, CursorHolds, cursor_holds, pinned_until
@@ -31,7 +31,7 @@ from pulsar_lifecycle.metastore.walk import Unit
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
@@ -141,7 +141,8 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     where its z-node cannot be read.
     """
     if subject.domain != "persistent":
-        raise Refused(f"{subject} is not persistent: no ledger holds its messages")
+        text = f"{subject} is not persistent: no ledger holds its messages"
+        raise RefusedBy(Protection.NOT_PERSISTENT, text)
     root = cluster.settings.bookkeeper.ledgers_root
     namespace = str(subject.namespace)
     layers, differing = policies_now(cluster, [namespace], ROLLOVER_NAMES)
@@ -158,7 +159,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         if node is None:
             raise NotFound(f"{path} does not exist: it is no topic, or a partitioned one; name its partitions")
         if isinstance(node, Unread):
-            raise Refused(f"{path} cannot be read: {node.reason}")
+            raise RefusedBy(Code.TOPIC_UNREAD, f"{path} cannot be read: {node.reason}")
         parent, _, name = path.rpartition("/")
         units = [Unit(parent, (name,), 0)]
         shadows = ShadowSources(partitioned=topics.partitioned_shadow_sources(ports.configuration))
@@ -177,7 +178,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     inputs = retention_topics(listed, positions, bookkeeper, policies, context)
     seen = {item["ledger_id"]: item for one in inputs.column("ledgers").to_pylist() for item in one}
     if inputs.num_rows != 1 or sorted(seen) != ids:
-        raise Refused(f"{path} changed while it was read: ask again")
+        raise RefusedBy(Code.CHANGED_MEANWHILE, f"{path} changed while it was read: ask again")
     copies = copies_of(rows, subject, context)
     kept = [i.ledger_id for i in info.ledgers if kept_copy(i, copies[i.ledger_id], context)]
     offloaded = {item.ledger_id for item in info.ledgers if item.offload and item.offload.complete}

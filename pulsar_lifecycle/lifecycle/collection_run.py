@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, Refused, RefusedBy
+from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, RefusedBy
 from pulsar_lifecycle.formats import bookie_racks
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, to_compact
 from pulsar_lifecycle.lifecycle.collection import (
@@ -72,7 +72,8 @@ def read_racks(store: MetadataStore) -> dict[str, str]:
     """Bookie id -> rack, as brokers place by. Raises Refused if that cannot be read, CorruptFormat."""
     node = store.read([bookie_racks.BOOKIES])[0]
     if isinstance(node, Unread):
-        raise Refused(f"{bookie_racks.BOOKIES}: {node.reason}: the bookies' racks are not known")
+        text = f"{bookie_racks.BOOKIES}: {node.reason}: the bookies' racks are not known"
+        raise RefusedBy(RefusalCode.RACKS_UNKNOWN, text)
     return bookie_racks.decode(node.data) if isinstance(node, Node) else {}
 
 

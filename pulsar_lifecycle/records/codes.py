@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 
-from pulsar_lifecycle.errors import LifecycleError, Protected, RefusedBy, UsageError
+from pulsar_lifecycle.errors import LifecycleError, RefusedBy, UsageError
 
 
 class Code(StrEnum):
@@ -122,14 +122,16 @@ class Code(StrEnum):
     """Its topic is loaded and was not unloaded: unloads fail, or this run has used up its budget."""
     UNLOAD_PENDING = "unload_pending"
     """An unload of its topic is pending."""
-    TOPIC_REFUSED = "topic_refused"
-    """Its topic cannot be read or written as it is now: the reason says more."""
     TOPIC_UNREAD = "topic_unread"
     """The z-node of its topic, or of the partitioned one, or a listing of topics, cannot be read."""
     CURSORS_UNREAD = "cursors_unread"
     """A cursor of its topic, its position, or the compacted ledger that it names, cannot be read."""
     SHADOWS_UNREAD = "shadows_unread"
     """Whether a shadow topic reads its topic cannot be known."""
+    LENGTH_UNKNOWN = "length_unknown"
+    """How many entries it has, or another ledger of its topic, is not known."""
+    SUBSCRIPTION_MISSING = "subscription_missing"
+    """Its topic has no subscription of a name that `consumed_records.subscriptions` has."""
     LEDGERS_MISSING = "ledgers_missing"
     """BookKeeper has no ledger that its topic lists: nothing tells the topic from a new one of its name."""
     SNAPSHOT_UNREAD = "snapshot_unread"
@@ -169,8 +171,12 @@ class Code(StrEnum):
     """Its topic's metadata says so."""
     NOT_COPIED = "not_copied"
     """It could not be copied and proven."""
+    BLOCKS_TOO_SMALL = "blocks_too_small"
+    """An entry fits no block, or it makes more blocks than an upload has parts: offload it with larger ones."""
     NO_BUCKET = "no_bucket"
-    """No bucket is named for it, or one that is not of the settings."""
+    """No bucket is named for it, or one that `object_store.buckets` does not have."""
+    NO_OBJECT_STORE = "no_object_store"
+    """Only its offloaded copy is left, or that of another ledger of its topic, and `object_store` is not set."""
     OFFLOADED_ALREADY = "offloaded_already"
     """It is offloaded already."""
     NOT_OFFLOADED = "not_offloaded"
@@ -266,8 +272,11 @@ def check_known(kind: str, given: str, known: Collection[str]) -> None:
         raise UsageError(f"{given!r} is not {kind}: {hint}")
 
 
-def why_refused(error: LifecycleError) -> Why:
-    """Why a topic was refused, as a row says it."""
-    if isinstance(error, RefusedBy):
-        return Why(error.code, str(error))
-    return Why(Code.TOPIC_PROTECTED if isinstance(error, Protected) else Code.TOPIC_REFUSED, str(error))
+def why_refused(refusal: RefusedBy) -> Why:
+    """Why something was refused, as a row says it."""
+    return Why(refusal.code, str(refusal))
+
+
+def why_failed(error: LifecycleError, otherwise: StrEnum) -> Why:
+    """Why a step failed, as a row says it: by the rule that refused it, or by code ``otherwise`` if none did."""
+    return why_refused(error) if isinstance(error, RefusedBy) else Why(otherwise, str(error))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pulsar_lifecycle.copies.location import OffloadedCopy
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, message
 from pulsar_lifecycle.formats.compression import Compression
 from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.topics.write import STOPPING, TopicRun
 
 LOOKED_AT = 20
@@ -19,8 +20,11 @@ HEADERS = 3_000
 """Bytes of a message's metadata that REST can show for certain: it puts them into headers, of 8 KiB in all."""
 
 
-class InconclusiveRead(Refused):
+class InconclusiveRead(RefusedBy):
     """What a broker reads, or would read, shows nothing."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.READ_CHECK_UNANSWERED, message)
 
 
 class EntryNotReadable(InconclusiveRead):

@@ -23,7 +23,7 @@ from uuid import UUID
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.copies.location import OffloadedCopy
-from pulsar_lifecycle.errors import Conflict, LifecycleError, Refused
+from pulsar_lifecycle.errors import Conflict, LifecycleError, RefusedBy
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
@@ -68,14 +68,14 @@ class OffloadRequest:
     block_size: int
 
 
-class ReadCheckFailed(Refused):
+class ReadCheckFailed(RefusedBy):
     """The brokers of a namespace cannot read what was offloaded: nothing more may be committed.
 
     ``outcomes``: what became of the ledgers of its topic.
     """
 
     def __init__(self, message: str, outcomes: Sequence[OffloadOutcome]) -> None:
-        super().__init__(message)
+        super().__init__(Code.READ_CHECK_FAILED, message)
         self.outcomes = outcomes
 
 

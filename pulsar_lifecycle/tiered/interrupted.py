@@ -17,17 +17,18 @@ from pulsar_lifecycle.copies.attempts import Attempt, BrokenAttempt
 from pulsar_lifecycle.copies.last_copy import CopyPlaces, OtherCopy, why_not_there, why_unlike
 from pulsar_lifecycle.copies.location import OffloadedCopy, namespace_location
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
+from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, StoreError
 from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import ObjectHead, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.codes import Code, Why, why_failed
 from pulsar_lifecycle.records.copies import NamespaceLocation
 from pulsar_lifecycle.records.offload_uuids import NamedUuids
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.tiered.asked_entries import EntryNotReadable, entries_to_ask
 from pulsar_lifecycle.tiered.commit import COMMITTED, OffloadRequest, Proven, is_ours, of_context, unread_by_broker
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record
@@ -106,7 +107,7 @@ def finish_attempts(
 
 
 def _not_now(error: LifecycleError) -> Why:
-    return Why(Code.SERVER_FAILED, f"it cannot be finished now: {error}")
+    return why_failed(error, Code.SERVER_FAILED).put(f"it cannot be finished now: {error}")
 
 
 def _may_be_requested_yet(run: TopicRun, ports: Ports, attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -> bool:
@@ -180,17 +181,19 @@ def _state_of(run: TopicRun, ports: Ports, topic: Topic, attempt: Attempt) -> tu
     ports.store.sync(path)
     node = ports.store.read([path])[0]
     if isinstance(node, Unread):
-        raise Refused(f"{path} cannot be read: {node.reason}")
+        raise RefusedBy(Code.TOPIC_UNREAD, f"{path} cannot be read: {node.reason}")
     if node is None:
         if run.brokers.error:
-            raise Refused(f"{path} does not exist, and the brokers did not answer: {run.brokers.error}")
+            text = f"{path} does not exist, and the brokers did not answer: {run.brokers.error}"
+            raise RefusedBy(LoadReason.BROKERS_UNREACHABLE, text)
         if broker := run.brokers.loaded.get(str(topic)):
-            raise Refused(f"{path} does not exist, and {broker} still lists the topic")
+            raise RefusedBy(LoadReason.LISTED, f"{path} does not exist, and {broker} still lists the topic")
         return None, Why(Code.TOPIC_GONE, "its topic is gone")
     info = managed_ledger.decode(node.data)
     item = next((item for item in info.ledgers if item.ledger_id == attempt.ledger_id), None)
     if attempt.uuid in managed_ledger.offload_uuids(info) and not (item and is_ours(item, attempt)):
-        raise Refused(f"{path} names its UUID, but not as a complete offload of its ledger: look at it")
+        text = f"{path} names its UUID, but not as a complete offload of its ledger: look at it"
+        raise RefusedBy(Code.STILL_IN_USE, text)
     if item is None:
         return None, Why(Code.DELISTED, "its topic does not list its ledger any more")
     if item.offload and item.offload.complete:
@@ -221,18 +224,18 @@ def _abort(
         guard.check(ports.store)
         now, _ = _state_of(run, ports, topic, attempt)
         if now and is_ours(now, attempt):
-            raise Refused("its topic names them by now")
+            raise RefusedBy(Code.CHANGED_MEANWHILE, "its topic names them by now")
         if attempts.of_ledgers(ports.store, [attempt.ledger_id]).get(attempt.ledger_id) != aborting:
-            raise Refused("it is not open any more")
+            raise RefusedBy(Code.CHANGED_MEANWHILE, "it is not open any more")
 
     aborting = attempt
     removed = "its objects are removed"
     try:
         gone = _bucket_is_gone(_objects(ports), attempt)
-    except Refused as refusal:
+    except RefusedBy as refusal:
         way_out = f"name it there again, or, if it is gone for good, delete {attempt.path}"
         left = f"{why}, and its objects are left alone: {refusal}; {way_out}"
-        return outcome_of(attempt, Outcome.LEFT, Why(Code.NO_BUCKET, left))
+        return outcome_of(attempt, Outcome.LEFT, Why(refusal.code, left))
     try:
         if doubt := _not_its_own(_objects(ports), attempt, ownership):
             left = f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}"
@@ -248,9 +251,8 @@ def _abort(
     except STOPPING:
         raise
     except LifecycleError as error:
-        return outcome_of(
-            attempt, Outcome.FAILED, Why(Code.SERVER_FAILED, f"{why}; its objects could not be removed: {error}")
-        )
+        text = f"{why}; its objects could not be removed: {error}"
+        return outcome_of(attempt, Outcome.FAILED, why_failed(error, Code.SERVER_FAILED).put(text))
     done = outcome_of(attempt, Outcome.ATTEMPT_ABORTED, why.put(f"{why}; {removed}"))
     record(run, ports, [done])
     attempts.end(ports.store, aborting)
@@ -346,7 +348,7 @@ def remove_objects(objects: ObjectStore, attempt: Attempt, last_look: Callable[[
     last_look()
     for one in objects.delete_many(attempt.bucket, _keys(attempt.uuid, attempt.ledger_id)):
         if one.error:
-            raise Refused(f"{one.key}: {one.error}")
+            raise StoreError(f"{one.key}: {one.error}")
 
 
 def drop_uploads(objects: ObjectStore, attempt: Attempt) -> None:

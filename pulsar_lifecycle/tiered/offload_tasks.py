@@ -15,13 +15,14 @@ from pulsar_lifecycle.errors import (
     CorruptFormat,
     LifecycleError,
     NotFound,
+    RefusedBy,
 )
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node
-from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.codes import Code, Why, why_failed
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
@@ -38,12 +39,12 @@ from pulsar_lifecycle.tiered.planning.run_selection import (
 )
 from pulsar_lifecycle.tiered.proof import Origin, OriginalUnread, disproves, find_copy, verify
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
-from pulsar_lifecycle.topics.write import judges
 
 TASK_BYTES = 128 << 20
 """Small ledgers share a task until they are so many bytes; connections are opened once for each task."""
 LOOK_EVERY = 2.0
 """Seconds between two looks of a task at the pause z-node and the lease."""
+READ_BACK = Why(Code.READ_BACK, "read back whole, every entry agrees")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a task says of one ledger; ``verified`` is None where it failed, for ``reason``.
+    """What a task says of one ledger; ``verified`` is None where it failed, and ``why`` says why.
 
     ``disproved``: because of the objects, and not because they or BookKeeper's copy could not be read. ``refused``:
     doing the same once more fails, too.
@@ -74,7 +75,7 @@ class Answer:
 
     item: Item
     verified: Verified | None
-    reason: str
+    why: Why
     disproved: bool = False
     refused: bool = False
 
@@ -113,10 +114,11 @@ class Task:
             pace = TaskPace(ports.store, ports.clock, self.guard, share)
             for item in bundle:
                 try:
-                    yield Answer(item, self._one(item, ports, pace), "")
+                    yield Answer(item, self._one(item, ports, pace), READ_BACK)
                 except LifecycleError as error:  # of a run that may go on no more, the driver finds out by itself
+                    why = why_failed(error, Code.OBJECTS_UNREAD if item.release else Code.NOT_COPIED)
                     disproved = item.release and disproves(error)
-                    yield Answer(item, None, str(error), disproved=disproved, refused=judges(error))
+                    yield Answer(item, None, why, disproved=disproved, refused=isinstance(error, RefusedBy))
 
     def _one(self, item: Item, ports: Connections, pace: Callable[[int], None]) -> Verified:
         attempt, declared = item.attempt, self.settings.object_store
@@ -138,10 +140,7 @@ class Task:
             verified = verify(objects, item.location, source, copied=copied, origin=origin)
         if not item.release:  # a try that was killed, or the answer to whose beginning got lost, leaves an upload
             drop_uploads(objects, attempt)
-        said = replace(
-            outcome_of(attempt, Outcome.VERIFIED, Why(Code.READ_BACK, "read back whole, every entry agrees")),
-            bytes=verified.length,
-        )
+        said = replace(outcome_of(attempt, Outcome.VERIFIED, READ_BACK), bytes=verified.length)
         row = journal_row(self.run_id, self.settings.cluster, said, (verified,), ports.clock.now_ms())
         ports.journal.record([row])
         return verified

@@ -17,10 +17,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.errors import (
-    LifecycleError,
-    Refused,
-)
+from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
@@ -105,9 +102,9 @@ class OffloadWork:
         for answer in answers:
             attempt, verified = answer.item.attempt, answer.verified
             if verified is None:
-                reason = f"{answer.reason}; nothing says that it is offloaded"
+                reason = f"{answer.why}; nothing says that it is offloaded"
                 reason += "" if answer.refused else ": run again, which goes on with it"
-                failed = outcome_of(attempt, Outcome.FAILED, Why(Code.NOT_COPIED, reason))
+                failed = outcome_of(attempt, Outcome.FAILED, answer.why.put(reason))
                 record(self._run, self._tools, [failed])
                 self.outcomes.append(failed)
             else:
@@ -211,11 +208,11 @@ class OffloadWork:
                 due = bookkeeper_copies.Due(attempt.ledger_id, location, answer.verified, *where)
                 whole.setdefault(attempt.topic, []).append(due)
             elif answer.disproved:
-                disproved = bookkeeper_copies.FailedProof(attempt.ledger_id, location, answer.reason, *where)
+                disproved = bookkeeper_copies.FailedProof(attempt.ledger_id, location, answer.why.text, *where)
                 wrong.setdefault(attempt.topic, []).append(disproved)
             else:
-                why = f"its copy in BookKeeper stays: its offloaded copy could not be proven: {answer.reason}"
-                stays = outcome_of(attempt, Outcome.FAILED, Why(Code.OBJECTS_UNREAD, why))
+                why = f"its copy in BookKeeper stays: its offloaded copy could not be proven: {answer.why}"
+                stays = outcome_of(attempt, Outcome.FAILED, answer.why.put(why))
                 record(self._run, self._tools, [stays], action=Action.RELEASE, phase=Phase.RELEASE)
                 self.outcomes.append(stays)
         for name, some in wrong.items():
@@ -274,7 +271,7 @@ class OffloadWork:
             self.outcomes += work()
         except (*STOPPING, ReadCheckFailed, Unheld):
             raise
-        except Refused as refusal:
+        except RefusedBy as refusal:
             self.outcomes.append(OffloadOutcome(str(topic), -1, Outcome.REFUSED, why_refused(refusal)))
         except LifecycleError as error:
             self.outcomes.append(OffloadOutcome(str(topic), -1, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error))))

@@ -25,7 +25,7 @@ from functools import partial
 from pulsar_lifecycle.copies import unread_locations
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.copies.location import OffloadedCopy, location_of, namespace_location
-from pulsar_lifecycle.errors import AccessDenied, Failed, LifecycleError, Refused, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, Failed, LifecycleError, RefusedBy, Unavailable
 from pulsar_lifecycle.journal.read_checks import ReadAt
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic
 from pulsar_lifecycle.ports import Node
@@ -115,8 +115,11 @@ class ReadCheck:
             self.blocked.setdefault(location_of(copy), f"{topic}: {unread.reason}")
 
 
-class Unheld(Refused):
+class Unheld(RefusedBy):
     """A broker could not read, and deletion runs that are under way could not be told: the run must stop."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.UNTOLD, message)
 
 
 def read_by_broker(

@@ -21,13 +21,14 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Refused
+from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, RefusedBy
 from pulsar_lifecycle.formats import offload_data, offload_index, offload_object
-from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
-from pulsar_lifecycle.formats.offload_data import Block, DataObject, DataObjectBuilder
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.formats.offload_data import Block, DataObject, DataObjectBuilder, EntryTooLong, NotOffloadable
 from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH, ENTRY_HEADER_LENGTH, OffloadIndex
 from pulsar_lifecycle.formats.offload_object import Role
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, ObjectHead, ObjectStore, Part
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.throttle import Pace
 
 LARGER = (
@@ -138,12 +139,14 @@ def _builder(source: Source, target: Target) -> DataObjectBuilder:
     ledger_id, metadata, size = target.location.ledger_id, source.described, target.block_size
     try:
         builder = DataObjectBuilder(metadata, size)
-    except Refused as error:
-        raise Refused(f"ledger {target.location.ledger_id}: {error}") from None
+    except NotOffloadable as error:
+        code = Code.EMPTY if metadata.state is LedgerState.CLOSED else Code.NOT_IN_BOOKKEEPER
+        raise RefusedBy(code, f"ledger {ledger_id}: {error}") from None
     if offload_data.every_entry_fits(metadata, size) is False:
-        raise Refused(
+        raise RefusedBy(
+            Code.BLOCKS_TOO_SMALL,
             f"ledger {ledger_id}: its entries have more than {offload_data.max_entry_length(size)} bytes on average,"
-            f" for which blocks of {size} have no room: {LARGER}"
+            f" for which blocks of {size} have no room: {LARGER}",
         )
     entries = metadata.last_entry_id + 1
     least = -(-(metadata.length + ENTRY_HEADER_LENGTH * entries) // (size - DATA_HEADER_LENGTH))
@@ -152,10 +155,9 @@ def _builder(source: Source, target: Target) -> DataObjectBuilder:
     return builder
 
 
-def _too_many_parts(target: Target) -> Refused:
-    return Refused(
-        f"ledger {target.location.ledger_id}: it makes more than {MAX_PARTS} blocks of {target.block_size}: {LARGER}"
-    )
+def _too_many_parts(target: Target) -> RefusedBy:
+    text = f"ledger {target.location.ledger_id}: it makes more than {MAX_PARTS} blocks of {target.block_size}: {LARGER}"
+    return RefusedBy(Code.BLOCKS_TOO_SMALL, text)
 
 
 def _send(
@@ -176,8 +178,9 @@ def _send(
         for batch in stream:
             try:
                 blocks = builder.feed(batch.first, batch.payloads)
-            except Refused as error:
-                raise Refused(f"ledger {target.location.ledger_id}: {error}: {LARGER}") from None
+            except EntryTooLong as error:
+                text = f"ledger {target.location.ledger_id}: {error}: {LARGER}"
+                raise RefusedBy(Code.BLOCKS_TOO_SMALL, text) from None
             for block in blocks:
                 if block.position.part_id > MAX_PARTS:
                     raise _too_many_parts(target)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Sent
@@ -53,7 +53,7 @@ def guarded(topic: Topic, work: Callable[[], list[LedgerOutcome]]) -> list[Ledge
         return work()
     except STOPPING:
         raise
-    except Refused as refusal:
+    except RefusedBy as refusal:
         return [LedgerOutcome(str(topic), -1, Outcome.REFUSED, why_refused(refusal))]
     except LifecycleError as error:
         return [of_topic(topic, Outcome.FAILED, Code.SERVER_FAILED, str(error))]

@@ -21,7 +21,6 @@ from pulsar_lifecycle.errors import (
     OutcomeUnknown,
     Overloaded,
     Paused,
-    Refused,
     RefusedBy,
     Unavailable,
 )
@@ -47,11 +46,6 @@ STOPPING = (Paused, LeaseLost, Overloaded)
 
 SHADOWS_SEEN_FOR = 60_000
 """How long (ms) a look at all shadow topics serves what by itself deletes no data."""
-
-
-def judges(error: LifecycleError) -> bool:
-    """Whether an error is about the topic at hand, and not about the run or a server."""
-    return isinstance(error, Refused) and not isinstance(error, STOPPING)
 
 
 @dataclass(frozen=True, slots=True)

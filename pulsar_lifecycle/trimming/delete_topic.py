@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Protected, Refused, RefusedBy
+from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, RefusedBy
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
@@ -126,7 +126,7 @@ def _delete(
         again, now = _refuse(run, ports, topic, rule)
         if (again.stat.czxid, _ids(now)) != (node.stat.czxid, _ids(managed_ledger.decode(node.data))):
             raise RefusedBy(Code.CHANGED_MEANWHILE, f"{topic} lists other ledgers by now: run again")
-    except Refused as refusal:
+    except RefusedBy as refusal:
         why = why_refused(refusal).put(f"nothing was deleted: {refusal}")
         return _journalled(run, ports, topic, named, Outcome.LEFT, why)
     guard.check(ports.store)
@@ -159,7 +159,7 @@ def _subscriptions(run: TopicRun, ports: Ports, node: Node, named: Mapping[int, 
     found = f"its durable subscriptions ({len(names)}) go with it: {_some(names)}"
     try:
         positions = snapshot.positions(ports, run.ledgers_root, cursors)
-    except Refused as refusal:
+    except RefusedBy as refusal:
         return f"{found}; whether messages are unread is not known: {refusal}"
     listed = managed_ledger.decode(node.data).ledgers
     copies = {i: BookKeeperCopy(i, row) for i, (row, _, _) in named.items()}
@@ -192,7 +192,7 @@ def _refuse(run: TopicRun, ports: Ports, topic: Topic, rule: Rule, max_age: int 
     protected = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info), max_age)
     protected = protected or protection.deletion_rule(topic, run.context)
     if protected:
-        raise Protected(protected.text)
+        raise RefusedBy(Code.TOPIC_PROTECTED, protected.text)
     if why := rule(node):
         raise RefusedBy(why.code, why.text)
     return node, info

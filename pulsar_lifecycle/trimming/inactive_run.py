@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.errors import Refused, RefusedBy
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, cursor_name, encode_name
@@ -158,7 +158,7 @@ class _Deletion:
         stays = next((topic for topic, said in found.items() if not _goes(said)), None)
         try:
             why = self._partition_missing(group)
-        except Refused as refusal:  # of this group alone
+        except RefusedBy as refusal:  # of this group alone
             why = why_refused(refusal)
         if why is None and stays and len(group) > 1:
             why = Why(InactiveKept.PARTITION_STAYS, f"{stays} stays")

@@ -46,7 +46,6 @@ from pulsar_lifecycle.topics.write import (
     ATTEMPTS,
     TopicRun,
     TopicWrite,
-    judges,
     unload_first,
 )
 from pulsar_lifecycle.trimming import trim_rules
@@ -215,7 +214,7 @@ class _Trim:
                 self._leave_rest(Why(Code.CHANGED_MEANWHILE, why))
         except LifecycleError as error:
             self._write.finish_after(error)
-            if not self._marked or not judges(error) or self._write.unknown:
+            if not self._marked or not isinstance(error, RefusedBy) or self._write.unknown:
                 self._journal_what_is_there(error)
                 raise
             self._leave_rest(why_refused(error))

@@ -12,8 +12,9 @@ from pulsar_lifecycle.errors import RefusedBy
 
 
 @contextmanager
-def refused_by(code: StrEnum) -> Iterator[pytest.ExceptionInfo[RefusedBy]]:
-    """What is done within is refused by this rule."""
+def refused_by(code: StrEnum, naming: str = "") -> Iterator[pytest.ExceptionInfo[RefusedBy]]:
+    """What is done within is refused by this rule, and what is said of it has the name of what it is about."""
     with pytest.raises(RefusedBy) as found:
         yield found
     assert found.value.code is code
+    assert naming in str(found.value)

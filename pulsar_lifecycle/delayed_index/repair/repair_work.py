@@ -33,7 +33,7 @@ from pulsar_lifecycle.delayed_index.stored.index_reading import (
     snapshot_entries,
 )
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription, outstanding
-from pulsar_lifecycle.errors import LifecycleError, Refused, RefusedBy
+from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, LedgerMetadata
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import ArchivedSnapshot, JournalReader, LedgerWriter, Node
@@ -114,7 +114,7 @@ class SubscriptionRepairs:
             return work()
         except STOPPING:
             raise
-        except Refused as refusal:
+        except RefusedBy as refusal:
             return self._said(subject, Outcome.LEFT, why_refused(refusal))
         except LifecycleError as error:
             return self._said(subject, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error)))
@@ -295,7 +295,7 @@ class SubscriptionRepairs:
         """Whether some broker may have a topic loaded; so it counts where that cannot be told."""
         try:
             node, info = snapshot.topic_node(self.ports.store, topic)
-        except Refused:
+        except RefusedBy:
             return str(topic) in self.run.brokers.loaded
         run = self.run
         return bool(why_loaded(self.ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info))

@@ -32,7 +32,6 @@ from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, MetadataStore, Node, ObjectStore, Unread
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import snapshot
 
@@ -267,7 +266,7 @@ def _batches(
     if not isinstance(metadata, NotFound) or offload is None or not offload.complete or offload.uuid is None:
         raise metadata
     if ports.objects is None:
-        raise RefusedBy(RefusalCode.NO_OBJECT_STORE, "only its offloaded copy is left, and object_store is not set")
+        raise RefusedBy(Code.NO_OBJECT_STORE, "only its offloaded copy is left, and object_store is not set")
     opened = open_offloaded(ports.objects, Location(offload.driver_metadata.get("bucket", ""), offload.uuid, ledger_id))
     count = opened.index.ledger.last_entry_id + 1
     return count, opened.stream(first, count - 1) if first < count else ()

@@ -17,6 +17,7 @@ from pulsar_lifecycle.delete_records.times.time_offsets import OffsetProblem, Qu
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.bundle_owner import TRANSACTION_BUFFERS
@@ -27,6 +28,7 @@ _ERRORS = {
     OffsetProblem.NO_SUCH_BATCH_INDEX: RecordsError.NO_SUCH_POSITION,
     OffsetProblem.NOT_A_MESSAGE: RecordsError.UNREAD,
     OffsetProblem.UNREADABLE: RecordsError.UNREAD,
+    OffsetProblem.NO_OBJECT_STORE: RecordsError.UNREAD,
 }
 
 
@@ -62,7 +64,7 @@ def read_offsets(
     for topic, (position, offset) in asked.items():
         own, start = ledgers[topic], views[topic].first
         if isinstance(own, LifecycleError):
-            found[topic] = Refusal.plain(RecordsError.UNREAD, str(own))
+            found[topic] = Refusal.of(RecordsError.UNREAD, own)
         elif start is not None:
             by_time = offset.ms if isinstance(offset, Timestamp) else None
             questions[topic] = Question(topic, own, start, by_time, None if by_time is not None else position)
@@ -105,7 +107,7 @@ def _with_transactions(ports: Ports, views: Mapping[TopicPartition, PartitionVie
 
 def _refusal(answer: Resolved) -> Refusal | None:
     if answer.problem:
-        return Refusal.plain(_ERRORS[answer.problem], answer.detail or answer.problem)
+        return Refusal(_ERRORS[answer.problem], Why(answer.problem, answer.detail))
     if answer.unfinished_transactions:
         text = (
             f"{answer.unfinished_transactions} transactions with messages below it are open: wait until they are "

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location, OffloadedLedger, open_offloaded
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, Refused, Unavailable
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, RefusedBy, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import MessagePosition, Position
 from pulsar_lifecycle.ports import LedgerReader, Node, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.scan import stored_references
 
 OPEN_RUN = 500
@@ -122,7 +123,7 @@ class TopicEntries:
     def _copy(self, location: Location) -> OffloadedLedger:
         if location not in self._offloaded:
             if self._objects is None:
-                raise Refused(f"{location.data_url}: the settings name no object store")
+                raise _no_object_store(location)
             self._offloaded[location] = open_offloaded(self._objects, location)
         return self._offloaded[location]
 
@@ -150,12 +151,16 @@ def _offloaded(objects: ObjectStore | None, info: LedgerInfo) -> ReadableLedger 
     if info.entries is not None:
         return ReadableLedger(info.ledger_id, info.entries - 1, info.size or 0, None, location)
     if objects is None:
-        return Refused(f"{location.data_url}: the settings name no object store")
+        return _no_object_store(location)
     try:
         metadata = offloaded_metadata(objects, location)
     except LifecycleError as error:
         return error
     return ReadableLedger(info.ledger_id, metadata.last_entry_id, metadata.length, None, location)
+
+
+def _no_object_store(location: Location) -> RefusedBy:
+    return RefusedBy(Code.NO_OBJECT_STORE, f"{location.data_url}: the settings name no object store")
 
 
 def _all_or_why(

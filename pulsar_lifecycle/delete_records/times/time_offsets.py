@@ -18,9 +18,10 @@ from enum import StrEnum
 
 from pulsar_lifecycle.delete_records.times.publish_times import Begun, Counts, Published, Span, Steps, envelope, span
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntries, end_of
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.settings import Settings
@@ -44,6 +45,8 @@ class OffsetProblem(StrEnum):
     """An entry that would go, or the one at the position, is no message."""
     UNREADABLE = "unreadable"
     """An entry that would go, or one that the search needs, could not be read."""
+    NO_OBJECT_STORE = "no_object_store"
+    """Such an entry is only in a bucket, and `object_store` is not set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +169,15 @@ class _Search:
 def _guarded(question: Question, entries: TopicEntries) -> _Found:
     try:
         return _place(question, entries)
-    except CorruptFormat as error:
-        return Resolved(None, OffsetProblem.NOT_A_MESSAGE, str(error))
     except LifecycleError as error:
-        return Resolved(None, OffsetProblem.UNREADABLE, str(error))
+        return _unanswered(error)
+
+
+def _unanswered(error: LifecycleError) -> Resolved:
+    problem = OffsetProblem.NOT_A_MESSAGE if isinstance(error, CorruptFormat) else OffsetProblem.UNREADABLE
+    if isinstance(error, RefusedBy) and error.code is Code.NO_OBJECT_STORE:
+        problem = OffsetProblem.NO_OBJECT_STORE
+    return Resolved(None, problem, str(error))
 
 
 def _place(question: Question, entries: TopicEntries) -> _Found:
@@ -256,10 +264,8 @@ class _Read:
             for index, ledger, first, last, time_ms in pieces:
                 try:
                     found.append((index, span(entries.all(ledger, first, last), time_ms)))
-                except CorruptFormat as error:
-                    found.append((index, Resolved(None, OffsetProblem.NOT_A_MESSAGE, str(error))))
                 except LifecycleError as error:
-                    found.append((index, Resolved(None, OffsetProblem.UNREADABLE, str(error))))
+                    found.append((index, _unanswered(error)))
         return found
 
 

@@ -16,9 +16,10 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, Refused, StoreError, Unavailable
+from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, RefusedBy, StoreError, Unavailable
 from pulsar_lifecycle.io.s3.client import BROKEN_OFF, Body, no_bucket, open_client, our_errors
 from pulsar_lifecycle.ports import OCTET_STREAM, ObjectDeletion, ObjectHead, ObjectSummary, Part, Payload, Upload
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.settings import ObjectStoreSettings
 
 DELETE_LIMIT = 1000
@@ -256,7 +257,7 @@ class S3ObjectStore:
 
     def _check(self, bucket: str) -> None:
         if bucket not in self._settings.buckets:
-            raise Refused(f"bucket {bucket} is not one of object_store.buckets")
+            raise RefusedBy(Code.NO_BUCKET, f"bucket {bucket} is not one of object_store.buckets")
 
     def _check_exists(self, bucket: str) -> None:
         if bucket in self._known:

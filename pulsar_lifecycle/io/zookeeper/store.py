@@ -29,7 +29,7 @@ from pulsar_lifecycle.errors import (
     NotFound,
     OutcomeUnknown,
     Overloaded,
-    Refused,
+    RefusedBy,
     StoreError,
     Unavailable,
 )
@@ -56,6 +56,7 @@ from pulsar_lifecycle.ports import (
     Stat,
     Unread,
 )
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.settings import ZooKeeperSettings
 from pulsar_lifecycle.throttle import RateBudget
 
@@ -400,7 +401,8 @@ class KazooStore:
 
     def _submit(self, submit: Callable[[KazooClient], Any]) -> Any:
         if self._read_only:
-            raise Refused(f"{self._session.key}: this store was opened read-only and writes nothing")
+            text = f"{self._session.key}: this store was opened read-only and writes nothing"
+            raise RefusedBy(RefusalCode.READ_ONLY, text)
         client = self._session.client()
         self._session.raise_if_ephemerals_lost()
         self._session.hold()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Refused, RefusedBy
+from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, RefusedBy
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.journal import operator_words
@@ -173,7 +173,7 @@ class _Deletion:
             kept = self._kept(topic, node, row)
         except STOPPING:
             raise
-        except Refused as refusal:
+        except RefusedBy as refusal:
             kept = why_refused(refusal)
         except LifecycleError as error:
             return self._said(row, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error)))

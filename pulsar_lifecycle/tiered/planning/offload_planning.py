@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.deletion_queue.queue_topics import pending
-from pulsar_lifecycle.errors import NotFound, Refused, UsageError
+from pulsar_lifecycle.errors import NotFound, RefusedBy, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.offloads import released_ledgers
@@ -306,7 +306,7 @@ def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, tuple[O
         sandbox = control.is_sandbox(ports.store)
     policies = _policies(cluster, namespaces, sandbox)
     if policies.problems:
-        raise Refused("; ".join(policies.problems))
+        raise RefusedBy(GapCode.POLICIES_UNKNOWN, "; ".join(policies.problems))
     found = {str(topic): policies.of(topic) for topic in parsed if str(topic.namespace) in namespaces}
     return {name: (policy, left_out) for name, (policy, _, left_out) in found.items()}
 

@@ -14,12 +14,13 @@ from pulsar_lifecycle.errors import (
     Conflict,
     LeaseLost,
     NotFound,
-    Refused,
 )
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import Children, Deletion, MetadataStore, Node, Unread
+from pulsar_lifecycle.records.refusals import RefusalCode
 from tests.integration.contracts.zk_nodes import exists, fill, remove, settings
 from tests.kit.fakes.metadata_store import FakeZooKeeper
+from tests.kit.refused import refused_by
 
 
 class Server(Protocol):
@@ -327,7 +328,7 @@ def test_a_read_only_store_reads_and_refuses_every_write(server: Server, store: 
     ]
 
     for write in writes:
-        with pytest.raises(Refused):
+        with refused_by(RefusalCode.READ_ONLY):
             write()
 
     node = looking.read([f"{root}/a"])[0]

@@ -15,12 +15,12 @@ from orchestration.definitions import build_defs
 from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
 from pulsar_lifecycle.deletion.redrive import LetterFilter, redrive_now
-from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.gaps import GapCode
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.trimming import trim_run
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
@@ -37,6 +37,7 @@ from tests.integration.pipeline import (
     wait_unlisted,
     waiting,
 )
+from tests.kit.refused import refused_by
 
 pytestmark = pytest.mark.integration
 
@@ -69,7 +70,7 @@ def test_off_with_intents_in_flight_a_restart_without_us_and_on_again(
         lambda: redrive_now(off.where, "off", LetterFilter(), 10, lambda _: None),
         lambda: reconciled(off, [namespace], apply=True),
     ):
-        with pytest.raises(Refused, match="topicTwoPhaseDeletionEnabled is false"):
+        with refused_by(RefusalCode.SWITCHED_OFF):
             effect()
     assert waiting(sandbox) == applied.sent
     assert existing(sandbox, planned.ids) == before
@@ -201,7 +202,7 @@ def test_a_store_that_went_back_is_report_only_until_it_is_accepted(
         pipeline.delete_pending,
         lambda: trim_run.trim(pipeline.where, "back", [], dry_run=False),
     ):
-        with pytest.raises(Refused, match="went back in time"):
+        with refused_by(RefusalCode.STORE_WENT_BACK):
             effect()
     back = pipeline.scan()
     assert back.broken
@@ -209,7 +210,7 @@ def test_a_store_that_went_back_is_report_only_until_it_is_accepted(
     assert not pipeline.plan(back).summary.actionable
 
     main_exit(pipeline, "accept-restore", "the test did it")
-    with pytest.raises(Refused, match="accept-restore"):
+    with refused_by(RefusalCode.SCAN_GONE, "accept-restore"):
         pipeline.apply(pipeline.order(planned))
     pipeline.scan()
     fresh = pipeline.plan(pipeline.scan())

@@ -12,7 +12,6 @@ from uuid import uuid4
 import pulsar
 import pytest
 
-from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, DiskVerdict
@@ -20,11 +19,13 @@ from pulsar_lifecycle.lifecycle.collection import CollectionChoice, remedies
 from pulsar_lifecycle.lifecycle.collection_run import collect_bookies, plan_now
 from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
 from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import BookieAdminSettings, ZooKeeperSettings
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from tests.integration.pipeline import Pipeline, settings_file
+from tests.kit.refused import refused_by
 
 pytestmark = pytest.mark.integration
 
@@ -111,7 +112,7 @@ def test_what_was_deleted_and_not_freed_is_named_until_the_bookie_has_collected(
         assert not bookies.status(bookie).collecting
         with seldom.metadata() as zk:
             zk.create(control.holder_of(control.LEASE), b"a run", ephemeral=True, makepath=True)
-            with pytest.raises(Refused, match="deletes or restores"):
+            with refused_by(RefusalCode.LEASE_HELD):
                 collect_bookies(pipeline.where, "run", print)
         wait_for("the lease", lambda: not control.is_held(store, control.LEASE))
         _, (done,) = collect_bookies(pipeline.where, "run", print)

@@ -17,7 +17,6 @@ import pytest
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
-from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
@@ -26,6 +25,7 @@ from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.tiered.buckets.bucket_runs import TABLE, rows_to_sweep, sweep, take_inventory
 from sandbox.cluster import BUCKET, Cluster
@@ -35,6 +35,7 @@ from tests.integration import pipeline as driving
 from tests.integration.jobs import Jobs
 from tests.integration.pipeline import NO_CAPS, Pipeline, new_namespace
 from tests.integration.tiered import offloads
+from tests.kit.refused import refused_by
 
 pytestmark = pytest.mark.integration
 
@@ -220,7 +221,7 @@ def test_exactly_what_is_leaked_and_ours_goes(
     assert mine == going
     order = Order(summary.plan_id, summary.digest, NO_CAPS)
     before = {one["Key"] for one in s3.list_objects_v2(Bucket=BUCKET)["Contents"]}
-    with pytest.raises(Refused, match="max_share"):
+    with refused_by(RefusalCode.MAX_SHARE):
         rows_to_sweep(pipeline.where, replace(order, caps=Lowered(max_share=0.0001)))
     assert rows_to_sweep(pipeline.where, order).num_rows == rows.num_rows
     assert journal_rows(FileJournal(pipeline.lake), plan_id=summary.plan_id).num_rows == 0

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.copies.offloaded_ledger import STREAM_SIZE, Location, open_offloaded
 from pulsar_lifecycle.copies.proven_copies import are_whole
-from pulsar_lifecycle.errors import Conflict, CorruptFormat, OutcomeUnknown, Paused, Refused
+from pulsar_lifecycle.errors import Conflict, CorruptFormat, OutcomeUnknown, Paused
 from pulsar_lifecycle.formats import managed_ledger, offload_data
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
@@ -29,6 +29,7 @@ from pulsar_lifecycle.io.bookkeeper.stream import READ_AHEAD
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from pulsar_lifecycle.sources import closed_ledgers
@@ -37,6 +38,7 @@ from pulsar_lifecycle.tiered.proof import Origin, find_copy, verify
 from pulsar_lifecycle.tiered.upload import Copied, Source, Target, copy_ledger
 from sandbox.cluster import BUCKET, Cluster
 from tests.integration.pipeline import Pipeline, settings_file
+from tests.kit.refused import refused_by
 
 pytestmark = pytest.mark.integration
 
@@ -219,7 +221,7 @@ def test_a_copy_that_is_stopped_leaves_no_upload_and_the_next_one_is_whole(
     first = offloading.verify(metadata, target, offloading.copy(metadata, target))
     again = offloading.verify(metadata, target, offloading.copy(metadata, target))
     assert (again.checksum, again.data_size, again.entries) == (first.checksum, first.data_size, first.entries)
-    with pytest.raises(Refused, match="larger blocks"):
+    with refused_by(Code.BLOCKS_TOO_SMALL):
         offloading.copy(metadata, replace(target, block_size=MIB))
     assert offloading.uploads(target) == 0
 

@@ -17,7 +17,7 @@ from pulsar_lifecycle.errors import (
     LeaseLost,
     NotFound,
     OutcomeUnknown,
-    Refused,
+    RefusedBy,
 )
 from pulsar_lifecycle.ports import (
     Children,
@@ -30,6 +30,7 @@ from pulsar_lifecycle.ports import (
     Stat,
     Unread,
 )
+from pulsar_lifecycle.records.refusals import RefusalCode
 from tests.kit.fakes.clock import FakeClock
 
 T = TypeVar("T")
@@ -346,7 +347,7 @@ class FakeStore:
 
     def _effect(self, name: str, paths: tuple[str, ...], act: Callable[[], T]) -> T:
         if self._read_only:
-            raise Refused("this store was opened read-only and writes nothing")
+            raise RefusedBy(RefusalCode.READ_ONLY, "this store was opened read-only and writes nothing")
         if self._expired:
             raise LeaseLost("the session expired and its ephemeral nodes went with it")
         return self._run(name, paths, act)

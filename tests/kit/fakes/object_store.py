@@ -14,7 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, OutcomeUnknown, Refused, StoreError, Unavailable
+from pulsar_lifecycle.errors import (
+    Conflict,
+    LifecycleError,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    RefusedBy,
+    StoreError,
+    Unavailable,
+)
 from pulsar_lifecycle.io.s3.objects import PIECE_SIZE
 from pulsar_lifecycle.ports import (
     OCTET_STREAM,
@@ -26,6 +35,7 @@ from pulsar_lifecycle.ports import (
     Payload,
     Upload,
 )
+from pulsar_lifecycle.records.codes import Code
 
 Hook = Callable[[str, str, Sequence[str]], None]
 
@@ -236,7 +246,7 @@ class FakeObjectStore:
 
     def _check(self, bucket: str) -> None:
         if self.allowed is not None and bucket not in self.allowed:
-            raise Refused(f"bucket {bucket} is not one of object_store.buckets")
+            raise RefusedBy(Code.NO_BUCKET, f"bucket {bucket} is not one of object_store.buckets")
 
 
 def _md5(data: bytes) -> str:

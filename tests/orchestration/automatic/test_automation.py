@@ -20,7 +20,7 @@ from orchestration.automatic.launches import LAUNCHES
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation
 from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits
-from pulsar_lifecycle.errors import Refused, StoreError, UsageError
+from pulsar_lifecycle.errors import StoreError, UsageError
 from pulsar_lifecycle.inspect.automation import (
     CLOCKS_APART_MS,
     KINDS,
@@ -36,6 +36,7 @@ from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.automation_rule import AutomationCode, Decision
 from pulsar_lifecycle.runs.caps import Lowered, Order, automation_caps
@@ -46,6 +47,7 @@ from pulsar_lifecycle.trimming.retention_run import apply_retention
 from resources.lifecycle import LifecycleResource
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.journal import FakeJournal
+from tests.kit.refused import refused_by
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.settings import write_settings
 
@@ -139,14 +141,14 @@ def test_an_approval_expires(scene: RetentionScene, monkeypatch: pytest.MonkeyPa
 
 def test_what_cannot_be_approved_is_refused(scene: RetentionScene) -> None:
     plan = planned(scene)
-    with pytest.raises(Refused, match="you gave other"):
+    with refused_by(RefusalCode.PLAN_DIFFERS):
         approve_plan(scene.cluster, "r", plan.plan_id, "other", "ann")
     with pytest.raises(UsageError, match="by: say who"):
         approve_plan(scene.cluster, "r", plan.plan_id, plan.digest, " ")
     with pytest.raises(UsageError, match="never goes by itself"):
         approve_plan(scene.cluster, "r", "load-e-1", "d", "ann")
     scene.servers.clock.sleep(86_401)
-    with pytest.raises(Refused, match="expired"):
+    with refused_by(RefusalCode.PLAN_EXPIRED):
         approve_plan(scene.cluster, "r", plan.plan_id, plan.digest, "ann")
 
 

@@ -15,7 +15,7 @@ from pulsar_lifecycle.delete_records import finishing
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp, parse_offset
 from pulsar_lifecycle.deletion.undo.undo_run import Request, undo_deletions
-from pulsar_lifecycle.errors import AccessDenied, OutcomeUnknown, Refused
+from pulsar_lifecycle.errors import AccessDenied, OutcomeUnknown, RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
@@ -23,6 +23,7 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.records.refusals import RefusalCode
 from tests.kit.builders import ROW
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
@@ -574,7 +575,7 @@ def test_a_ledger_that_no_message_asks_for_is_not_waited_for() -> None:
 
 def test_what_hinders_the_deletion_run_is_said_with_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def scan(*_: object) -> None:
-        raise Refused("no scan")
+        raise RefusedBy(RefusalCode.SCAN_EXPIRED, "no scan")
 
     scene = RecordsScene(2)
     scene.plan(scene.at(2, 3), parse_offset("1:1"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pulsar_lifecycle.delete_records.consumed import consumed_offsets, plan_consumed_records
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import RecordsScene
 
@@ -47,7 +48,8 @@ def test_a_missing_subscription_stops_its_topic_alone() -> None:
     scene.cursor("audit", 3, 4, scene.topics[1])
     consumed = consumed_offsets(scene.where)
     assert list(consumed.offsets) == [scene.topics[1]]
-    assert "no subscription audit" in consumed.stopped[scene.topics[0]]
+    why = consumed.stopped[scene.topics[0]]
+    assert (why.code, "audit" in why.text) == (Code.SUBSCRIPTION_MISSING, True)
 
 
 def test_a_topics_own_policy_goes_before_its_namespaces() -> None:
@@ -66,7 +68,8 @@ def test_a_partitions_own_policy_goes_before_its_topics(turned: bool) -> None:
     scene.cursor("billing", 3, 4)
     consumed = consumed_offsets(scene.where)
     assert not consumed.offsets
-    assert "no subscription missing" in consumed.stopped[topic]
+    why = consumed.stopped[topic]
+    assert (why.code, "missing" in why.text) == (Code.SUBSCRIPTION_MISSING, True)
 
 
 def test_another_subscription_that_is_behind_keeps_its_messages() -> None:

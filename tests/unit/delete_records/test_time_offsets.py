@@ -7,10 +7,11 @@ import pytest
 from pulsar_lifecycle.delete_records.times.publish_times import Counts, Published
 from pulsar_lifecycle.delete_records.times.readable_ledgers import end_of, readable_ledgers
 from pulsar_lifecycle.delete_records.times.time_offsets import OffsetProblem, Question, count_between, resolve
-from pulsar_lifecycle.errors import CorruptFormat, NotFound, Refused, StoreError, Unavailable
+from pulsar_lifecycle.errors import CorruptFormat, NotFound, RefusedBy, StoreError, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import MessagePosition
+from pulsar_lifecycle.records.codes import Code
 from tests.kit.records.topic_times import (
     ROOT,
     TOPIC,
@@ -246,7 +247,8 @@ def test_an_offloaded_ledger_needs_an_object_store(topic):
     topic.ports.objects = None
     topic.offloaded(12, [sent(100)], counted=False)
     (found,) = readable_ledgers(topic.ports, ROOT, [ManagedLedgerInfo(tuple(topic.listed))])
-    assert isinstance(found, Refused)
+    assert isinstance(found, RefusedBy)
+    assert found.code is Code.NO_OBJECT_STORE
 
 
 def test_a_topic_without_ledgers_ends_where_it_begins():

@@ -10,16 +10,18 @@ import pytest
 from pulsar_lifecycle.deletion import redrive
 from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven
 from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
-from pulsar_lifecycle.errors import Refused, UsageError
+from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import Settings
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionTopics
+from tests.kit.refused import refused_by
 from tests.kit.simulated.cluster import SimulatedCluster
 from tests.kit.simulated.pipeline import scan
 
@@ -68,7 +70,7 @@ def test_a_store_that_went_back_in_time_gets_no_dead_letter_sent_again(scene: Sc
     scene.scan("east")
     assert scene.redrive().looked == 1
     scene.cluster.zookeeper.restore(backup, zxid)
-    with pytest.raises(Refused, match="went back in time"):
+    with refused_by(RefusalCode.STORE_WENT_BACK):
         scene.redrive()
     scene.lake.set_scans_aside("east", scene.cluster.clock.now_ms(), "restored from the backup of 02:00")
     assert scene.redrive().looked == 1

@@ -6,14 +6,16 @@ from uuid import uuid4
 import pytest
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.errors import AccessDenied, NotFound, Refused, UsageError
+from pulsar_lifecycle.errors import AccessDenied, NotFound, UsageError
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Namespace, Topic
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.sources import offload_listing
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.metadata_store import FakeZooKeeper
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
+from tests.kit.refused import refused_by
 
 BUCKET = "offloaded"
 
@@ -112,7 +114,7 @@ def test_an_offload_that_is_complete_and_cannot_be_read_is_not_passed_over():
     one = bucket.pair(1)
     topic = Topic.parse("persistent://a/b/t")
     elsewhere = Location("elsewhere", uuid4(), 1)
-    with pytest.raises(Refused, match="elsewhere"):
+    with refused_by(Code.NO_BUCKET, "elsewhere"):
         offload_listing.of_owner(written({"t": [LedgerInfo(1, offload=context(elsewhere))]}), bucket.objects, topic)
     store = written({"t": [LedgerInfo(1, offload=context(one))]})
     bucket.objects.delete_many(BUCKET, [one.data_key])

@@ -213,7 +213,7 @@ def test_what_brokers_cannot_read_is_reverted(loaded: bool) -> None:
 
 def test_once_brokers_can_read_the_next_run_goes_on_under_the_same_uuids() -> None:
     scene = Scene(loaded=True, reads=False)
-    with pytest.raises(Refused):
+    with pytest.raises(ReadCheckFailed):
         scene.proceed()
     keys = scene.keys
     scene.broker.reads = True
@@ -255,7 +255,7 @@ def test_one_that_a_broker_offloaded_again_is_left_to_it() -> None:
         raise Failed("500")
 
     scene.cluster.admin.on_read = read
-    with pytest.raises(Refused):
+    with pytest.raises(ReadCheckFailed):
         session.commit(proven)
     assert scene.items[scene.ids[0]].offload == theirs
 

@@ -17,6 +17,7 @@ from pulsar_lifecycle.errors import (
     OutcomeUnknown,
     Paused,
     Refused,
+    RefusedBy,
     StoreError,
     Unavailable,
 )
@@ -141,7 +142,14 @@ def test_a_run_that_may_not_act_writes_nothing_more(error: type[Refused], looks:
 
 
 @pytest.mark.parametrize(
-    "error", [Refused("no"), CorruptFormat("x", 0, "y"), StoreError("x"), Unavailable("x"), LeaseLost("x")]
+    "error",
+    [
+        RefusedBy(Code.CHANGED_MEANWHILE, "no"),
+        CorruptFormat("x", 0, "y"),
+        StoreError("x"),
+        Unavailable("x"),
+        LeaseLost("x"),
+    ],
 )
 def test_an_error_of_the_change_itself(error: LifecycleError) -> None:
     scene = Scene(loaded=True)

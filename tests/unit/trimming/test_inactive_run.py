@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
@@ -333,13 +333,13 @@ def test_a_plan_is_refused_that_is_stale_or_paused_or_beyond_the_caps(scene: Act
     scene.used("a")
     made = plan(scene, "a")
     scene.servers.put(control.PAUSE, b"{}")
-    with pytest.raises(Refused):
+    with pytest.raises(Paused):
         apply(scene, made)
     scene.servers.remove(control.PAUSE)
     with refused_by(RefusalCode.MAX_BYTES):
         delete_inactive(scene.cluster, "run", Order(made.plan_id, made.digest, Lowered(max_bytes=1)), dry_run=False)
     scene.servers.wait(25)
-    with pytest.raises(Refused):
+    with refused_by(RefusalCode.PLAN_EXPIRED):
         apply(scene, made)
     assert there(scene, "a")
 

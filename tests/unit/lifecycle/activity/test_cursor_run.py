@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.errors import OutcomeUnknown, Refused, Unavailable
+from pulsar_lifecycle.errors import OutcomeUnknown, Paused, Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
@@ -334,10 +334,10 @@ def test_an_answer_that_is_lost_is_resolved_by_the_z_node(scene: ActivityScene) 
 def test_a_plan_is_refused_that_is_stale_or_paused(scene: ActivityScene) -> None:
     made = plan(scene)
     scene.servers.put(control.PAUSE, b"{}")
-    with pytest.raises(Refused):
+    with pytest.raises(Paused):
         apply(scene, made)
     scene.servers.remove(control.PAUSE)
     scene.servers.wait(25)
-    with pytest.raises(Refused):
+    with refused_by(RefusalCode.PLAN_EXPIRED):
         apply(scene, made)
     assert there(scene, "s")

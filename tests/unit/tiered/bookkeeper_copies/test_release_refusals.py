@@ -10,15 +10,13 @@ import pytest
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.errors import (
-    Refused,
-)
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due
+from tests.kit.refused import refused_by
 from tests.kit.scenes.tiered.release_scene import BROKEN, CONTEXT, LAG
 from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
@@ -172,7 +170,7 @@ def test_a_shadow_topic(scene: Scene) -> None:
 def test_a_topic_that_cannot_be_read(scene: Scene) -> None:
     due = scene.proven(scene.due[0])
     scene.cluster.put(scene.path, BROKEN)
-    with pytest.raises(Refused):
+    with refused_by(Code.TOPIC_UNREAD):
         scene.release(due)
 
 
