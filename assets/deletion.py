@@ -13,6 +13,7 @@ from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions, pool
 from assets.pages import lineage, plots, show
 from assets.pages.epochs import epoch_to_read
+from assets.pages.failures import refusals_fail
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.deletion.workers import FAILURES, OutcomeCount, RunEnd
@@ -145,13 +146,14 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         if context.run.job_name != DELETING:
             context.log.warning(f"nothing was deleted: launch job {DELETING} for that")
             return
-        where = lifecycle.cluster()
-        with (
-            where.ports(read_only=True) as ports,
-            lineage.noted(context, where),
-            reporting(context.log.info, of_stages(where.spark, lambda: f"{pending(ports.admin)} intents left")),
-        ):
-            outcomes = deletion_run.delete_pending(where, context.run.run_id)
+        with refusals_fail():
+            where = lifecycle.cluster()
+            with (
+                where.ports(read_only=True) as ports,
+                lineage.noted(context, where),
+                reporting(context.log.info, of_stages(where.spark, lambda: f"{pending(ports.admin)} intents left")),
+            ):
+                outcomes = deletion_run.delete_pending(where, context.run.run_id)
         _mark_namespaces(context, cluster, where.journal_reader)
         now = where.clock.now_ms()
         tallies = tallied(where.journal_reader, now)

@@ -10,7 +10,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets.buckets import rows_shown
 from assets.names import key
 from assets.pages import lineage, show
-from orchestration.automatic.failures import refusals_fail
+from assets.pages.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.records.outcomes import Outcome

@@ -7,7 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.pages import lineage, show
-from orchestration.automatic.failures import refusals_fail
+from assets.pages.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.named import CapsConfig, parsed
 from pulsar_lifecycle.delete_records.apply_run import FINISHED_WITHIN, Patience, apply_delete_records

@@ -16,7 +16,7 @@ from assets import dead_letters
 from assets.deletion import check_not_stopped, outcomes_shown
 from assets.names import CLUSTER, FINDINGS, METASTORE, key
 from assets.pages import lineage
-from orchestration.automatic.failures import refusals_fail
+from assets.pages.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.named import CapsConfig, ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.deletion import deletion_run

@@ -5,8 +5,8 @@ from pydantic import Field
 
 from assets.names import key
 from assets.pages import lineage
+from assets.pages.failures import refusals_fail
 from assets.reconcile import RECONCILIATION, SendConfig, check_sent, intents_shown, reconciled_shown
-from orchestration.automatic.failures import refusals_fail
 from pulsar_lifecycle.deletion.reconcile import reconcile
 from resources.lifecycle import LifecycleResource
 

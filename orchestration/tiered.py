@@ -6,8 +6,8 @@ from pydantic import Field
 
 from assets.names import key, pool
 from assets.pages import lineage
+from assets.pages.failures import refusals_fail
 from assets.tiered import check_done, counted, outcomes_shown, proofs_evaluated, said
-from orchestration.automatic.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import UsageError

@@ -8,7 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.pages import lineage, show
-from orchestration.automatic.failures import refusals_fail
+from assets.pages.failures import refusals_fail
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.records.outcomes import Outcome

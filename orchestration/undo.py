@@ -7,7 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.pages import lineage, show
-from orchestration.automatic.failures import refusals_fail
+from assets.pages.failures import refusals_fail
 from pulsar_lifecycle.deletion.undo.undo_run import Request, Result, undo_deletions
 from pulsar_lifecycle.deletion.undo.undone import Undone
 from pulsar_lifecycle.records.outcomes import Outcome

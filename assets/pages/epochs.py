@@ -8,16 +8,19 @@ from __future__ import annotations
 import dagster as dg
 
 from assets.names import READER
-from pulsar_lifecycle.errors import Refused
+from assets.pages.failures import refusals_fail
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.cluster import Cluster
 
 
+@refusals_fail()
 def epoch_to_write(context: dg.AssetExecutionContext, where: Cluster) -> tuple[str, int]:
     """(epoch id, started at) of the scan to add a table to.
 
     Another run's scan must be over and unfinished: two writers would mix what they read, and a finished epoch proves
-    what its tables said when it was closed. Raises Refused, NotFound.
+    what its tables said when it was closed. Raises dagster.Failure where that refuses it, NotFound.
     """
     epoch_id, started_at = where.lake.open_epoch(context.run.run_id)
     owner = where.lake.begun_by(epoch_id)
@@ -25,15 +28,18 @@ def epoch_to_write(context: dg.AssetExecutionContext, where: Cluster) -> tuple[s
         return epoch_id, started_at
     begun = context.instance.get_run_by_id(owner)
     if begun is not None and not begun.is_finished:
-        raise Refused(f"scan {epoch_id} is still being made by run {owner}: wait until it has ended")
+        text = f"scan {epoch_id} is still being made by run {owner}: wait until it has ended"
+        raise RefusedBy(RefusalCode.SCAN_UNFINISHED, text)
     if where.lake.finished(epoch_id):
-        raise Refused(f"scan {epoch_id} is finished: launch job scan or materialize bookkeeper_ledgers for another")
+        text = f"scan {epoch_id} is finished: launch job scan or materialize bookkeeper_ledgers for another"
+        raise RefusedBy(RefusalCode.SCAN_FINISHED, text)
     _refuse_foreign(where, epoch_id)
     return epoch_id, started_at
 
 
+@refusals_fail()
 def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster) -> str:
-    """The scan to judge: finished, and of this cluster. Raises Refused, NotFound.
+    """The scan to judge: finished, and of this cluster. Raises dagster.Failure if it is not, NotFound.
 
     A run that follows a scan by itself takes the newest finished one: another may have begun meanwhile.
     """
@@ -42,7 +48,8 @@ def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster) -> str:
         finished = where.lake.epochs(fingerprint_of(where))
         epoch_id = finished[-1].epoch_id if finished else epoch_id
     if not where.lake.finished(epoch_id):
-        raise Refused(f"scan {epoch_id} is not finished: wait until it has ended, or launch job scan again")
+        text = f"scan {epoch_id} is not finished: wait until it has ended, or launch job scan again"
+        raise RefusedBy(RefusalCode.SCAN_UNFINISHED, text)
     if where.lake.begun_by(epoch_id) != context.run.run_id:
         _refuse_foreign(where, epoch_id)
     return epoch_id
@@ -51,7 +58,8 @@ def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster) -> str:
 def _refuse_foreign(where: Cluster, epoch_id: str) -> None:
     began = where.lake.began_at(epoch_id)
     if began is None or began.fingerprint != fingerprint_of(where):
-        raise Refused(f"scan {epoch_id} is of another cluster, which shares the lake: launch job scan")
+        text = f"scan {epoch_id} is of another cluster, which shares the lake: launch job scan"
+        raise RefusedBy(RefusalCode.OTHER_CLUSTER, text)
 
 
 def fingerprint_of(where: Cluster) -> str:

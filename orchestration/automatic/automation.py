@@ -12,8 +12,8 @@ import dagster as dg
 from dagster._core.storage.tags import RUN_KEY_TAG
 
 from assets.names import CLUSTER, EPOCH, PLAN, READER
+from assets.pages.failures import refusals_fail
 from orchestration.automatic.at_work import BY_ITSELF, lease_of_job, without_dead
-from orchestration.automatic.failures import refusals_fail
 from orchestration.automatic.launches import COLLECT, LAUNCHES
 from orchestration.automatic.may_begin import BOOKIES, bookies_wait
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation

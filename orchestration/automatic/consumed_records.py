@@ -4,7 +4,7 @@ from typing import Any
 
 import dagster as dg
 
-from orchestration.automatic.failures import refusals_fail
+from assets.pages.failures import refusals_fail
 from orchestration.delete_records import planned
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.delete_records.consumed import plan_consumed_records
@@ -23,7 +23,7 @@ def plan_consumed(where: Cluster) -> dict[str, Any]:
     shown: dict[str, Any] = {"stopped": len(consumed.stopped)}
     if consumed.stopped:
         first, why = next(iter(consumed.stopped.items()))
-        shown["the first that is stopped"] = f"{first}: {why}"
+        shown["the first that is stopped"] = f"{first}: {why.code}: {why}"
     if summary is None or rows is None:
         return shown | {"partitions": 0}
     return shown | planned(summary, rows.to_pylist())

@@ -9,7 +9,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets.names import key
 from assets.pages import lineage, show
-from orchestration.automatic.failures import refusals_fail, shown_at_the_end
+from assets.pages.failures import refusals_fail, shown_at_the_end
 from orchestration.jobs import PlanConfig
 from orchestration.trimming import finish
 from pulsar_lifecycle.lifecycle.activity.cursor_run import DeletedSubscription, delete_subscriptions

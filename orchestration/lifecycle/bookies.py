@@ -8,7 +8,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets.names import key
 from assets.pages import lineage, show
-from orchestration.automatic.failures import refusals_fail
+from assets.pages.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk
 from pulsar_lifecycle.lifecycle.collection import CollectionChoice, PlannedCollection, remedies

@@ -9,7 +9,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets.names import key
 from assets.pages import lineage, show
-from orchestration.automatic.failures import refusals_fail, shown_at_the_end
+from assets.pages.failures import refusals_fail, shown_at_the_end
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic

@@ -5,7 +5,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from assets.names import key
 from assets.pages import lineage
-from orchestration.automatic.failures import refusals_fail
+from assets.pages.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.jobs import PlanConfig
 from orchestration.trimming import finish

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,11 @@ from pyroaring import BitMap64
 
 from assets.names import READER
 from assets.pages import epochs
-from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.store_history import Marks
 
 HERE = "this-cluster"
@@ -56,6 +57,13 @@ def finish(lake: FileLake) -> None:
     )
 
 
+@contextmanager
+def refused(code: RefusalCode) -> Iterator[None]:
+    with pytest.raises(dg.Failure) as found:
+        yield
+    assert str(found.value.description).startswith(f"refused ({code.value}): ")
+
+
 def test_a_run_goes_on_with_its_own_scan_even_once_finished(instance: dg.DagsterInstance, where: Any) -> None:
     """So that a step may be retried."""
     mine = begun(instance, where.lake, dg.DagsterRunStatus.STARTED)
@@ -68,13 +76,13 @@ def test_a_run_goes_on_with_its_own_scan_even_once_finished(instance: dg.Dagster
 def test_what_failed_may_be_done_again_by_another_run(instance: dg.DagsterInstance, where: Any) -> None:
     begun(instance, where.lake, dg.DagsterRunStatus.FAILURE)
     assert epochs.epoch_to_write(run(instance, "another"), where) == ("e1", 5)
-    with pytest.raises(Refused, match="not finished"):
+    with refused(RefusalCode.SCAN_UNFINISHED):
         epochs.epoch_to_read(run(instance, "another"), where)
 
 
 def test_a_scan_under_way_is_its_own_runs(instance: dg.DagsterInstance, where: Any) -> None:
     begun(instance, where.lake, dg.DagsterRunStatus.STARTED)
-    with pytest.raises(Refused, match="still being made"):
+    with refused(RefusalCode.SCAN_UNFINISHED):
         epochs.epoch_to_write(run(instance, "another"), where)
 
 
@@ -83,7 +91,7 @@ def test_a_finished_scan_is_only_read(instance: dg.DagsterInstance, where: Any) 
     begun(instance, where.lake, dg.DagsterRunStatus.SUCCESS)
     finish(where.lake)
     assert epochs.epoch_to_read(run(instance, "another"), where) == "e1"
-    with pytest.raises(Refused, match="is finished"):
+    with refused(RefusalCode.SCAN_FINISHED):
         epochs.epoch_to_write(run(instance, "another"), where)
 
 
@@ -92,7 +100,7 @@ def test_what_follows_a_scan_by_itself_reads_the_newest_finished_one(instance: d
     begun(instance, where.lake, dg.DagsterRunStatus.SUCCESS)
     finish(where.lake)
     where.lake.begin_epoch("e2", 9, str(uuid4()), Marks(HERE, 1))
-    with pytest.raises(Refused, match="not finished"):
+    with refused(RefusalCode.SCAN_UNFINISHED):
         epochs.epoch_to_read(run(instance, "another"), where)
     assert epochs.epoch_to_read(run(instance, "another", **{READER: "c"}), where) == "e1"
 
@@ -100,8 +108,8 @@ def test_what_follows_a_scan_by_itself_reads_the_newest_finished_one(instance: d
 def test_another_clusters_scan_in_the_same_lake_is_left_alone(instance: dg.DagsterInstance, where: Any) -> None:
     """Its ledgers would be judged against our references."""
     begun(instance, where.lake, dg.DagsterRunStatus.FAILURE, fingerprint="elsewhere")
-    with pytest.raises(Refused, match="another cluster"):
+    with refused(RefusalCode.OTHER_CLUSTER):
         epochs.epoch_to_write(run(instance, "another"), where)
     finish(where.lake)
-    with pytest.raises(Refused, match="another cluster"):
+    with refused(RefusalCode.OTHER_CLUSTER):
         epochs.epoch_to_read(run(instance, "another"), where)

@@ -8,11 +8,15 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from orchestration.automatic.failures import refusals_fail
+from assets.deletion import DELETING, deletion_assets
+from assets.pages.failures import refusals_fail
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.errors import LifecycleError, Paused, RefusedBy, Unavailable, UsageError
 from pulsar_lifecycle.records.refusals import RefusalCode
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
+from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.settings import SETTINGS
 
 
@@ -56,6 +60,22 @@ def test_what_is_refused_is_a_dagster_failure_that_says_its_code_first(error: Li
     with pytest.raises(dg.Failure) as failed, refusals_fail():
         raise error
     assert failed.value.description == words
+
+
+def test_a_paused_deletion_run_is_refused_as_a_job_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = RetentionScene(tmp_path, monkeypatch)
+    scene.scan()
+    control.pause(scene.servers.open_store(), "look first")
+    monkeypatch.setattr(LifecycleResource, "cluster", lambda self: scene.cluster)
+    monkeypatch.setattr(Cluster, "spark", None)
+    deletions = deletion_assets("test")[2]
+    alone = dg.define_asset_job(DELETING, selection=[deletions])
+    defs = dg.Definitions([deletions], jobs=[alone], resources={"lifecycle": LifecycleResource()})
+    job = defs.resolve_job_def(DELETING)
+    (event,) = (e for e in job.execute_in_process(raise_on_error=False).all_events if e.is_step_failure)
+    failure = event.step_failure_data.user_failure_data
+    assert failure is not None
+    assert str(failure.description).startswith("refused: paused: ")
 
 
 def test_what_a_server_did_not_do_stays_an_error_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""How a job ends that cannot do what it was asked for, or not all of it: red, with one sentence.
+"""How a job or an asset ends that cannot do what it was asked for, or not all of it: red, with one sentence.
 
 Not here: what became of each topic or subscription; the job's own module shows that.
 """
