@@ -30,7 +30,7 @@ from pulsar_lifecycle.lifecycle.retention_inputs import (
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
-from pulsar_lifecycle.records.topic_load import LoadReason
+from pulsar_lifecycle.records.topic_load import LoadReason, LoadState
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.listed_ledgers import OF_COPY
 from pulsar_lifecycle.topics.policies import InForce
@@ -44,7 +44,7 @@ _OF_CURSOR = (
 )
 _OF_LEDGER = ("ledger_id", "state", "entries", "length", "ctime", "mtime", "problem")
 
-_UNLOADED = pc.field("load_state") == "unloaded"
+_UNLOADED = pc.field("load_state") == LoadState.UNLOADED
 IDLE = pc.field("load_reason") == str(LoadReason.LAST_LEDGER_NOT_CLOSED)
 """Rows of ``tables.TOPICS`` that no broker lists and whose last ledger is not closed."""
 

@@ -187,7 +187,9 @@ def _print(found: Explanation, settings: Settings, now: int) -> None:
 
 def _when(found: Explanation, now: int) -> str:
     """When it was deleted, if it was."""
-    if found.verdict != "deleted":
+    from pulsar_lifecycle.inspect.explain_codes import Verdict
+
+    if found.verdict is not Verdict.DELETED:
         return ""
     at = max(row["at"] for row in found.history.deletions())
     return f", {show.moment(at)} ({show.span(now - at)} ago)"
@@ -251,9 +253,11 @@ def _scan(history: History, now: int) -> list[str]:
 
 
 def _plans(found: Explanation, settings: Settings, now: int) -> list[str] | None:
+    from pulsar_lifecycle.inspect.explain_codes import Verdict
+
     settled = found.history.settled
     lines = [f"{plan.plan_id}: {condition(plan, settings, now, settled)}" for plan in found.history.plans]
-    return lines or (["in none that is still valid"] if found.verdict == "may_go" else None)
+    return lines or (["in none that is still valid"] if found.verdict is Verdict.MAY_GO else None)
 
 
 def _next(found: Explanation) -> str | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
     """Print why each ledger of a topic is there, and what would free it."""
+    from pulsar_lifecycle.inspect.cursor_holds import CursorHold
     from pulsar_lifecycle.inspect.explain_topic import explain_topic as explanation_of
 
     found = explanation_of(where, subject, brokers_of(where))
@@ -53,7 +54,7 @@ def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
             "" if one.unacknowledged is None else _size(one.unacknowledged, one.unsized),
             f"{show.moment(one.last_active)} ({show.ago(one.last_active)})" if one.last_active else "",
             ", ".join(
-                [f"{code} (of {one.ranges} ranges)" if code == "hole" else str(code) for code in one.holds]
+                [f"{code} (of {one.ranges} ranges)" if code is CursorHold.HOLE else str(code) for code in one.holds]
                 + ([f"pinned by a delayed message until {show.moment(one.pinned_until)}"] if one.pinned_until else [])
             ),
         )

@@ -29,6 +29,7 @@ from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.settings import Settings
@@ -107,7 +108,7 @@ class TopicToRead:
 def topics_to_read(cluster: Cluster, epoch_id: str, whole: Collection[str] = ()) -> list[TopicToRead]:
     """The topics of which a cursor names a bucket, or cannot be read, and those of the namespaces ``whole``, sorted."""
     found: dict[str, bool] = {}
-    there = (pc.list_value_length(pc.field("buckets")) > 0) | (pc.field("problem") == "corrupt")
+    there = (pc.list_value_length(pc.field("buckets")) > 0) | (pc.field("problem") == Problem.CORRUPT)
     there |= pc.field("namespace").isin(pa.array(sorted(whole), pa.string()))
     for batch in cluster.lake.batches(cluster.parts(epoch_id, "managed_cursors"), ["topic", "namespace"], there):
         names = (batch.column(name).to_pylist() for name in ("topic", "namespace"))

@@ -44,6 +44,7 @@ from pulsar_lifecycle.lifecycle.retention_tables import (
 from pulsar_lifecycle.lifecycle.storage_run import POSITIONS_TABLE
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.settings import Settings
@@ -171,7 +172,7 @@ class _Held:
         own = pc.field("managed_ledger").isin(owners)
         cursors = pa.Table.from_batches(lake.batches(tables.positions, NAMED_POSITIONS.names, own), NAMED_POSITIONS)
         sizes = pa.Table.from_batches(lake.batches(self.opened, OPEN_LEDGERS.names, own), OPEN_LEDGERS)
-        at_rest = (pc.field("load_state") != "loaded") | IDLE
+        at_rest = (pc.field("load_state") != LoadState.LOADED) | IDLE
         unloaded = managed_ledgers_where(lake, tables.topics, at_rest)
         loaded = ~np.asarray(pc.is_in(owners, unloaded))
         ttl = by_topic(listed, self.monitors.ttl) if self.monitors else pa.nulls(listed.num_rows, pa.int64())
