@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
+from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
+from pulsar_lifecycle.records.gaps import Gap
+from pulsar_lifecycle.records.plans import load_plan
+from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
@@ -14,6 +17,22 @@ from tests.kit.scenes.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 
 OWN = f"persistent://{NAMESPACE}/"
+
+
+def plan(scene: LoadScene, *gaps: Gap, **context: Any) -> tuple[PlanSummary, list[dict[str, Any]]]:
+    """A plan of a new scan, which reads back as it was made, and its rows."""
+    summary, rows = make_load_plan(scene.cluster, scene.scan(*gaps, **context))
+    assert load_plan.digest(rows, summary.to_json()) == summary.digest
+    assert scene.lake.load_plan(summary.plan_id) == (summary, rows)
+    assert scene.lake.load_plans()[-1] == summary
+    return summary, rows.to_pylist()
+
+
+def stored(scene: LoadScene) -> dict[str, dict[str, Any]]:
+    """Rows of table ``topics_to_load`` by topic."""
+    epoch = scene.lake.epochs()[-1].epoch_id
+    batches = scene.lake.batches(scene.lake.parts(epoch, TABLE), TOPICS_TO_LOAD.names)
+    return {row["topic"].rpartition("/")[2]: row for batch in batches for row in batch.to_pylist()}
 
 
 def planned(scene: LoadScene, *names: str) -> PlanSummary:

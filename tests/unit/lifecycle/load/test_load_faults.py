@@ -1,0 +1,185 @@
+"""Load runs whose brokers fail, that are paused or killed: nothing stays loaded, or the next run unloads it."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, StoreError, Unavailable
+from pulsar_lifecycle.lifecycle.load.visits import LoadStep
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.runs import control
+from tests.kit.crash import Crash, raising
+from tests.kit.scenes.load_runs import OWN, applied, expired, pending, planned
+from tests.kit.scenes.load_scene import LoadScene
+
+A = Topic.parse(f"{OWN}a")
+
+
+def test_a_broker_that_fails_at_a_load_leaves_nothing_loaded(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.servers.admin.unanswered[A] = StoreError("500")
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.SERVER_FAILED)
+    assert not scene.is_loaded("a")
+    assert pending(scene) == []
+
+
+@pytest.mark.parametrize("error", [NotFound("404"), StoreError("403")])
+def test_a_trim_that_fails_leaves_nothing_loaded(scene: LoadScene, error: Exception) -> None:
+    first, *_ = expired(scene)
+    plan = planned(scene, "a")
+    scene.servers.admin.on_trim = raising(error)
+    (one,) = applied(scene, plan)
+    assert one.outcome is Outcome.FAILED
+    assert not scene.is_loaded("a")
+    assert scene.listed("a")[0] == first
+    assert pending(scene) == []
+
+
+def test_what_a_broker_may_load_later_stays_noted_until_it_is_seen_not_to_be(scene: LoadScene) -> None:
+    """A broker that hung does what it was told once it goes on, and lists what it loads a while later."""
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.servers.admin.unanswered[A] = Unavailable("no answer")
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.SERVER_FAILED)
+    assert len(pending(scene)) == 1
+    scene.servers.clock.advance(1_000)
+    scene._load(A)
+    del scene.servers.admin.unanswered[A]
+    (one,) = applied(scene, plan)
+    assert one.outcome is Outcome.LEFT
+    assert len(pending(scene)) == 1
+    scene.servers.load(A)
+    applied(scene, plan)
+    assert not scene.is_loaded("a")
+    assert pending(scene) == []
+
+
+def test_what_a_broker_did_not_answer_and_never_does_is_forgotten(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.servers.admin.on_trim = raising(OutcomeUnknown("no answer"))
+    (one,) = applied(scene, plan)
+    assert one.outcome is Outcome.FAILED
+    assert not scene.is_loaded("a")
+    assert len(pending(scene)) == 1
+    scene.servers.clock.advance(1_000)
+    applied(scene, plan)
+    assert pending(scene) == []
+
+
+def test_a_trim_that_is_never_done_is_told_again_and_abandoned(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    told: list[Topic] = []
+    scene.servers.admin.on_trim = told.append
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (Outcome.FAILED, LoadStep.NOT_IN_TIME)
+    assert len(told) > 10
+    assert not scene.is_loaded("a")
+
+
+def test_an_unload_that_fails_stays_noted_and_the_next_run_makes_it(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.servers.admin.on_unload = raising(StoreError("500"))
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.NOT_UNLOADED)
+    assert scene.is_loaded("a")
+    assert len(pending(scene)) == 1
+    scene.work()
+    applied(scene, plan)
+    assert not scene.is_loaded("a")
+    assert pending(scene) == []
+
+
+def test_a_pause_stops_at_once_and_what_is_loaded_is_unloaded_by_the_next_run(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.servers.admin.on_trim = lambda topic: control.pause(scene.servers.open_store(), "stop")
+    with pytest.raises(Paused):
+        applied(scene, plan)
+    assert scene.is_loaded("a")
+    assert len(pending(scene)) == 1
+    with pytest.raises(Paused):
+        applied(scene, plan)
+    control.resume(scene.servers.open_store())
+    applied(scene, plan)
+    assert not scene.is_loaded("a")
+    assert pending(scene) == []
+
+
+def test_a_topic_is_watched_from_its_own_load_on(scene: LoadScene) -> None:
+    """Brokers list a topic late: one that is loaded long after the others must not count as unloaded too early."""
+    for name in "ab":
+        expired(scene, name)
+    plan = planned(scene, "a", "b")
+    load, begun = scene.servers.admin.on_load, list[int]()
+
+    def slowly(topic: Topic) -> None:
+        scene.servers.clock.advance(200)
+        begun.append(scene.now)
+        load(topic)
+        if len(begun) == 2:
+            raise Crash("loaded")
+
+    scene.servers.admin.on_load = slowly
+    with pytest.raises(Crash):
+        applied(scene, plan)
+    (second,) = [one for one in control.pending_unloads(scene.servers.open_store()) if one.topic and one.topic != A]
+    assert isinstance(second, control.PendingUnload)
+    assert second.since >= begun[0]
+
+
+def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before any request to the metadata store or to a broker: afterwards nothing is loaded, nothing noted."""
+    for step in count():
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        scene = LoadScene(folder, monkeypatch)
+        scene.work()
+        first, last = expired(scene)
+        plan = planned(scene, "a")
+        if not _killed(scene, plan, step):
+            assert step > 40
+            break
+        scene.before = lambda operation: None
+        scene.work()
+        scene.servers.clock.advance(300)
+        for session in range(1, scene.servers.zookeeper.sessions + 1):
+            scene.servers.zookeeper.end_session(session)
+        applied(scene, plan)
+        assert not scene.is_loaded("a"), step
+        assert pending(scene) == [], step
+        assert set(scene.listed("a")) >= {last}, step
+        assert set(scene.trimmed) <= {first}, step
+
+
+def _killed(scene: LoadScene, plan: PlanSummary, at: int) -> bool:
+    """Whether a run came to its step ``at``, where it was killed."""
+    left = iter(range(at, -2, -1))
+
+    def tell(*_: object) -> None:
+        if next(left, -1) <= 0:
+            raise Crash(str(at))
+
+    scene.before = tell
+    admin = scene.servers.admin
+    real = {name: getattr(admin, name) for name in ("on_load", "on_trim", "on_unload")}
+    for name, hook in real.items():
+        setattr(admin, name, lambda *given, hook=hook: (tell(), hook(*given)))
+    try:
+        applied(scene, plan)
+    except Crash:
+        return True
+    return False
