@@ -1,6 +1,7 @@
 """Why a bookie's disk is as full as it is: what metadata places there, what it holds, and what it waits for.
 
-Belongs here: the rule, as codes. Pure: placement and what bookies said come in. Not here: asking them. Upstream:
+Belongs here: the rule, as codes. Placement and what bookies said come in; of the ports only the values of
+``BookieAdmin`` are used, and nothing is asked. Not here: asking bookies (``disk_run.py``). Upstream:
 ``GarbageCollectorThread``, ``LedgerDirsMonitor`` and the defaults of ``ServerConfiguration``, bookkeeper-server 4.17.
 """
 

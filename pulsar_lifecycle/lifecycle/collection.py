@@ -1,7 +1,8 @@
 """Which bookies a collection run makes collect, in which order, and when it stops.
 
-Belongs here: the rules, as codes. Pure: what bookies said comes in. Not here: asking and telling them
-(``lifecycle/collection_run.py``), why a disk is full (``lifecycle/bookie_disk.py``). Upstream:
+Belongs here: the rules, as codes. What bookies said comes in, as the value that port ``BookieAdmin`` gives; nothing is
+asked. Not here: asking and telling bookies (``lifecycle/collection_run.py``), why a disk is full
+(``lifecycle/bookie_disk.py``). Upstream:
 ``GarbageCollectorThread.runWithFlags`` and ``TriggerGCService``, bookkeeper-server 4.17: a forced collection takes
 deleted ledgers out of the index, deletes entry logs without live bytes, then compacts those below its threshold. It
 does so though compaction is suspended; nothing stops one that runs.
