@@ -43,11 +43,17 @@ def copies_stored(copies: Iterable[Location]) -> list[dict[str, Any]]:
 
 def planned(row: Row) -> Ledgers:
     """What goes by a row and what it found left before, with the offloaded copies of both."""
-    copies: dict[int, tuple[Location, ...]] = {}
+    copies = copies_of(row)
+    return {i: DeletedLedger(i, None, copies.get(i, ())) for i in (*row["ledgers"], *row["leftovers"])}
+
+
+def copies_of(row: Row) -> Mapping[int, tuple[Location, ...]]:
+    """The offloaded copies that a row names, by ledger."""
+    found: dict[int, tuple[Location, ...]] = {}
     for one in row["copies"]:
         at = Location(one["bucket"], UUID(one["uuid"]), one["ledger_id"])
-        copies[at.ledger_id] = (*copies.get(at.ledger_id, ()), at)
-    return {i: DeletedLedger(i, None, copies.get(i, ())) for i in (*row["ledgers"], *row["leftovers"])}
+        found[at.ledger_id] = (*found.get(at.ledger_id, ()), at)
+    return found
 
 
 def add_leftovers(cluster: Cluster, epoch: Epoch, ports: Ports, rows: Sequence[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, Presence, look, wait_until_gone
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
-from pulsar_lifecycle.delete_records.leftovers import Ledgers, both, left_lists, planned
+from pulsar_lifecycle.delete_records.leftovers import Ledgers, both, copies_of, left_lists, planned
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition, failed
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -232,7 +232,7 @@ def _kept_by(
 
 def _ledgers(row: Row, kept: _Kept, earlier: Ledgers) -> Ledgers:
     """What must be gone: what is planned but for one ledger, and what left the list in ``earlier`` runs or since."""
-    left = {kept.left: DeletedLedger(kept.left, None)} if kept.left >= 0 else {}
+    left = {kept.left: DeletedLedger(kept.left, None, copies_of(row).get(kept.left, ()))} if kept.left >= 0 else {}
     return {i: one for i, one in both(left | earlier, planned(row)).items() if i != kept.stays}
 
 

@@ -273,8 +273,12 @@ def row_of(
 
 
 def _copies(view: PartitionView, cut: Cut) -> list[Location]:
-    """Offloaded copies of what goes: their objects must be gone, too. Nothing goes while an attempt is open."""
-    contexts = {item.ledger_id: item.offload for item in view.info.ledgers if item.ledger_id in cut.ledgers}
+    """Offloaded copies of what goes, and of the ledger that the low watermark lies in: their objects must be gone, too.
+
+    The latter's only if its broker trims it meanwhile. Nothing goes while an attempt is open.
+    """
+    named = {*cut.ledgers, cut.low_watermark.ledger_id}
+    contexts = {item.ledger_id: item.offload for item in view.info.ledgers if item.ledger_id in named}
     return [
         Location(bucket, offload.uuid, ledger_id)
         for ledger_id, offload in sorted(contexts.items())

@@ -49,20 +49,39 @@ def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
     assert not scene.cluster.exists(ids[0])
 
 
-def test_a_ledger_that_is_cut_and_that_its_broker_trims_must_be_gone_too() -> None:
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_a_ledger_that_is_cut_and_that_its_broker_trims_must_be_gone_too(offloaded: bool) -> None:
     scene = RecordsScene()
-    ids = scene.ids[scene.topic]
+    ids, objects = scene.ids[scene.topic], scene.with_bucket()
+    path = scene.cluster.topic_path(scene.topic)
+    data = f"{UUID(int=7)}-ledger-{ids[2]}"
+    if offloaded:
+        _offloaded(scene, 2)
+        objects.put(BUCKET, data, b"", {})
     scene.plan(scene.at(2, 3))
     scene.apply()
     scene.delete()
-    path = scene.cluster.topic_path(scene.topic)
     info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
     scene.cluster.put(path, managed_ledger.encode(replace(info, ledgers=info.ledgers[1:])))
     (result,) = scene.apply()
     assert result.error is RecordsError.TIMEOUT
     assert str(ids[2]) in result.reason
     scene.cluster.zookeeper.delete(ledger_path(ids[2]), -1)
+    if offloaded:
+        (result,) = scene.apply()
+        assert f"{ids[2]}, object (s3://{BUCKET}/{data})" in result.reason
+        objects.delete_many(BUCKET, [data])
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 3))]
+
+
+def _offloaded(scene: RecordsScene, ledger: int) -> None:
+    """The ledger at an index has an offloaded copy."""
+    path = scene.cluster.topic_path(scene.topic)
+    info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
+    copy = OffloadContext(UUID(int=7), True, False, 1, "aws-s3", {"bucket": BUCKET})
+    ledgers = (*info.ledgers[:ledger], replace(info.ledgers[ledger], offload=copy), *info.ledgers[ledger + 1 :])
+    scene.cluster.put(path, managed_ledger.encode(replace(info, ledgers=ledgers)))
+    scene.cluster.wait(1)
 
 
 def test_asking_again_waits_for_what_left_the_list_before() -> None:
@@ -124,12 +143,7 @@ def test_a_copy_that_was_offloaded_after_the_plan_must_be_gone_too() -> None:
     scene = RecordsScene()
     ids, objects = scene.ids[scene.topic], scene.with_bucket()
     scene.plan(scene.at(2, 0))
-    path = scene.cluster.topic_path(scene.topic)
-    info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
-    copy = OffloadContext(UUID(int=7), True, False, 1, "aws-s3", {"bucket": BUCKET})
-    offloaded = replace(info.ledgers[0], offload=copy)
-    scene.cluster.put(path, managed_ledger.encode(replace(info, ledgers=(offloaded, *info.ledgers[1:]))))
-    scene.cluster.wait(1)
+    _offloaded(scene, 0)
     data = f"{UUID(int=7)}-ledger-{ids[0]}"
     objects.put(BUCKET, data, b"", {})
     scene.apply()
