@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -36,6 +36,8 @@ MAX_ENTRY_ID = (1 << 32) - 1
 
 _ARRAY = struct.Struct("<IIHHI")  # SERIAL_COOKIE_NO_RUNCONTAINER, containers, key, cardinality - 1, offset
 _BITMAP = _ARRAY
+_ONE_ARRAY = struct.pack("<II", 12346, 1)  # a single container
+_AFTER_HEAD = struct.pack("<I", _ARRAY.size)
 _FIRST_ARRAY = struct.pack("<IIH", 12346, 1, 0)  # a single container, of entries below 65,536
 _RUNS = struct.Struct("<HHBHHH")  # SERIAL_COOKIE, containers - 1, which are runs, key, cardinality - 1, runs
 _NO_RUNS, _SOME_RUNS = 12346, 12347
@@ -66,7 +68,7 @@ def decode_table(data: bytes) -> SegmentTable:
         return SegmentTable(
             tuple(one.min_schedule_timestamp for one in segments),
             tuple(one.max_schedule_timestamp for one in segments),
-            tuple({ledger: _bitmap(raw) for ledger, raw in one.delayed_index_bit_map.items()} for one in segments),
+            tuple(_bitmaps(one.delayed_index_bit_map) for one in segments),
         )
 
     return _decoded(data, build)
@@ -139,6 +141,10 @@ def _decoded(data: bytes, build: Callable[[Sequence[pb.SnapshotSegmentMetadata]]
     return _wire.decode(pb.SnapshotMetadata, data, WHAT_METADATA, checked)
 
 
+def _bitmaps(raw: Mapping[int, bytes]) -> dict[int, BitMap]:
+    return {ledger: _bitmap(raw[ledger]) for ledger in raw}  # protobuf's items() takes twice as long
+
+
 def _bitmap(data: bytes) -> BitMap:
     try:
         bitmap = BitMap.deserialize(data)
@@ -161,10 +167,11 @@ def _check_increasing(arrays: Sequence[bytes]) -> None:
 
 def _is_plain_array(data: bytes) -> bool:
     """Whether it is a single array container, whole and nothing after it: most are."""
-    if len(data) < _ARRAY.size:
-        return False
-    cookie, containers, _, less_one, offset = _ARRAY.unpack_from(data)
-    return (cookie, containers, offset) == (_NO_RUNS, 1, _ARRAY.size) and len(data) == offset + 2 * (less_one + 1)
+    return (
+        data[:8] == _ONE_ARRAY
+        and data[12:16] == _AFTER_HEAD
+        and len(data) == _ARRAY.size + 2 + 2 * (data[10] | data[11] << 8)
+    )
 
 
 def encode_bitmaps(indexes: Indexes, bounds: Longs, in_log_order: NDArray[np.intp] | None = None) -> bytes:

@@ -164,7 +164,7 @@ class IndexReader(DataSourceReader):
 
     def _messages(self, topic: Topic, one: StoredSubscription, bucket: StoredBucket) -> Iterator[pa.RecordBatch]:
         indexes = bucket.indexes
-        places = Places(indexes.ledgers)
+        places = Places(indexes)
         done = acknowledged(one, places, places.of(indexes.ledgers, indexes.entries))
         segments = np.repeat(np.arange(1, len(bucket.bounds)), np.diff(bucket.bounds))
         constant = {

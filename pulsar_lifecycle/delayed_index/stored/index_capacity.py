@@ -84,7 +84,7 @@ def taken(
 
 def _acknowledged(one: StoredSubscription, delayed: Indexes) -> Acknowledged:
     """What it acknowledged, as far as delayed messages go."""
-    places = Places(delayed.ledgers)
+    places = Places(delayed)
     of = places.of(delayed.ledgers, delayed.entries)
     which = acknowledged(one, places, of) & (of > places.up_to(one.position))
     individually = EntrySet()

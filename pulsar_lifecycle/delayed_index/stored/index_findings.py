@@ -8,7 +8,7 @@ Source: BucketDelayedDeliveryTracker and ImmutableBucket, pulsar-broker 4.0.7.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,9 @@ from pulsar_lifecycle.delayed_index.stored.subscription import (
     acknowledged,
     outstanding,
 )
+from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
+from pulsar_lifecycle.formats.delayed_metadata import SegmentTable, union_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,19 @@ def judge(
         for ledger, why in sorted(entries.unread.items())
     ]
     readable = [bucket for bucket in subscription.buckets if bucket.table is not None]
-    for bucket in readable:
-        found += _inside(bucket, now)
+    inside = [list(_inside(bucket, now)) for bucket in readable]
+    found += [one for some in inside for one in some]
+    if not any(one.code is IndexFinding.OVERLAPPING_RANGES for one in found):
+        sound = [
+            bucket for bucket, some in zip(readable, inside, strict=True) if not {one.code for one in some} - _SOUND
+        ]
+        readable, entries = _doubtful(readable, sound, entries)
     return [*found, *_against_entries(subscription, readable, entries, now)]
 
 
 _NEVER = (1 << 63) - 1
+_DENSE = 16
+"""Arrays are addressed by place if there are no more than so many times the messages."""
 _BY_PROBLEM = {
     BucketProblem.BAD_KEY: IndexFinding.UNDECODABLE,
     BucketProblem.NO_LEDGER: IndexFinding.KEY_WITHOUT_LEDGER,
@@ -73,6 +82,10 @@ _BY_PROBLEM = {
 }
 _NO_FALLBACK = (BucketProblem.UNREAD, BucketProblem.BAD_KEY)
 """With a bad key a broker's tracker cannot even be made: no other takes its place."""
+
+
+_SOUND = {IndexFinding.PASSED}
+"""What a snapshot may be in itself, and describe all that it holds."""
 
 
 def _unreadable(buckets: Sequence[StoredBucket]) -> Iterator[Found]:
@@ -101,9 +114,7 @@ def _inside(bucket: StoredBucket, now: int) -> Iterator[Found]:
     """A snapshot against itself."""
     indexes, table = bucket.indexes, bucket.table
     assert table is not None
-    described = zip(table.bitmaps, table.minimums, table.maximums, strict=True)
-    unlike = [i for i, (bitmaps, low, high) in enumerate(described) if not _described(bitmaps, low, high, bucket, i)]
-    if unlike:
+    if unlike := [] if _all_described(bucket, table) else _undescribed(bucket, table):
         some = indexes[bucket.bounds[unlike[0]] : bucket.bounds[unlike[0] + 1]]
         yield _about(
             IndexFinding.BITMAP_UNLIKE_SEGMENTS, bucket, some, f"segments {', '.join(str(i + 1) for i in unlike[:20])}"
@@ -115,6 +126,39 @@ def _inside(bucket: StoredBucket, now: int) -> Iterator[Found]:
         yield Found(IndexFinding.PASSED, bucket.key, bucket.ledger_id, len(indexes), due=max(table.maximums))
 
 
+def _all_described(bucket: StoredBucket, table: SegmentTable) -> bool:
+    """Whether entry 0 surely says what the segments hold: of all of them at once, without sorting."""
+    indexes, counts = bucket.indexes, np.diff(bucket.bounds)
+    if not len(counts) or not counts.all():
+        return False
+    minimums = np.minimum.reduceat(indexes.timestamps, bucket.bounds[:-1])
+    maximums = np.maximum.reduceat(indexes.timestamps, bucket.bounds[:-1])
+    if minimums.tolist() != list(table.minimums) or maximums.tolist() != list(table.maximums):
+        return False
+    sizes, marked = _marked(table.bitmaps)
+    if not np.array_equal(sizes, counts):
+        return False
+    places = Places(indexes, marked)
+    if places.size > _DENSE * len(indexes):
+        return False
+    segments = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    of_place = np.full(places.size, -1, np.int32)
+    at = places.of(marked.ledgers, marked.entries)
+    of_place[at] = segments
+    if not (of_place[at] == segments).all():  # two segments mark one message
+        return False
+    seen = np.zeros(places.size, np.bool_)
+    at = places.of(indexes.ledgers, indexes.entries)
+    seen[at] = True
+    return bool((of_place[at] == segments).all()) and np.count_nonzero(seen) == len(at)
+
+
+def _undescribed(bucket: StoredBucket, table: SegmentTable) -> list[int]:
+    """The segments of which entry 0 says anything else than what they hold."""
+    described = zip(table.bitmaps, table.minimums, table.maximums, strict=True)
+    return [i for i, (bitmaps, low, high) in enumerate(described) if not _described(bitmaps, low, high, bucket, i)]
+
+
 def _described(bitmaps: dict[int, BitMap], minimum: int, maximum: int, bucket: StoredBucket, segment: int) -> bool:
     """Whether entry 0 says of a segment what it holds."""
     part = bucket.indexes[bucket.bounds[segment] : bucket.bounds[segment + 1]]
@@ -122,19 +166,53 @@ def _described(bitmaps: dict[int, BitMap], minimum: int, maximum: int, bucket: S
         return not any(bitmaps.values())
     if (int(part.timestamps.min()), int(part.timestamps.max())) != (minimum, maximum):
         return False
-    if sum(map(len, bitmaps.values())) != len(part):
+    _, marked = _marked([bitmaps])
+    places = Places(marked, part)
+    at, should = (np.sort(places.of(one.ledgers, one.entries)) for one in (marked, part))
+    return bool(np.array_equal(at, should))
+
+
+def _marked(tables: Sequence[dict[int, BitMap]]) -> tuple[Longs, Indexes]:
+    """How many messages the bitmaps of each segment mark, and which, segment by segment; their times are not known."""
+    pairs = [pair for bitmaps in tables for pair in bitmaps.items()]
+    sizes = np.fromiter((len(bitmap) for _, bitmap in pairs), np.int64, len(pairs))
+    ledgers = np.repeat(np.fromiter((ledger for ledger, _ in pairs), np.int64, len(pairs)), sizes)
+    entries = np.frombuffer(b"".join([bitmap.to_array() for _, bitmap in pairs]), np.uint32).astype(np.int64)
+    ends = np.cumsum([0, *map(len, tables)])
+    upto = np.concatenate(([0], np.cumsum(sizes)))[ends]
+    return np.diff(upto), Indexes(ledgers, ledgers, entries)
+
+
+def _doubtful(
+    buckets: Sequence[StoredBucket], sound: Sequence[StoredBucket], entries: TopicEntries
+) -> tuple[list[StoredBucket], TopicEntries]:
+    """Without the ``sound`` buckets that surely say of their ledgers what the topic does, and without its messages.
+
+    Most do; looking up times by place is much faster than finding out what differs. No ranges overlap.
+    """
+    truth = entries.delayed
+    left = np.ones(len(truth), np.bool_)
+    alike: set[str] = set()
+    for bucket in sound:
+        begin, end = np.searchsorted(truth.ledgers, (bucket.start, bucket.end + 1)).tolist()
+        if _are_alike(truth[begin:end], bucket.indexes):
+            left[begin:end] = False
+            alike.add(bucket.key)
+    unindexable = None if entries.unindexable is None else entries.unindexable[left]
+    doubtful = [bucket for bucket in buckets if bucket.key not in alike]
+    return doubtful, replace(entries, delayed=truth[left], unindexable=unindexable)
+
+
+def _are_alike(truth: Indexes, index: Indexes) -> bool:
+    """Whether they surely have the same messages, due at the same times; neither has one twice."""
+    if len(truth) != len(index):
         return False
-    marked, places = _marked_places([bitmaps], part)
-    return bool(np.array_equal(marked, np.sort(places.of(part.ledgers, part.entries))))
-
-
-def _marked_places(tables: Sequence[dict[int, BitMap]], *beside: Indexes) -> tuple[Longs, Places]:
-    """The sorted places of what bitmaps mark; the places are good for the ledgers of ``beside``, too."""
-    pairs = [(ledger, np.frombuffer(bitmap.to_array(), np.uint32)) for one in tables for ledger, bitmap in one.items()]
-    ledgers = np.concatenate([np.empty(0, np.int64), *(np.full(len(e), ledger, np.int64) for ledger, e in pairs)])
-    entries = np.concatenate([np.empty(0, np.int64), *(e.astype(np.int64) for _, e in pairs)])
-    places = Places(ledgers, *(one.ledgers for one in beside))
-    return np.unique(places.of(ledgers, entries)), places
+    places = Places(truth, index)
+    if places.size > _DENSE * len(truth):
+        return False
+    times = np.full(places.size, -_NEVER)
+    times[places.of(index.ledgers, index.entries)] = index.timestamps
+    return bool((times[places.of(truth.ledgers, truth.entries)] == truth.timestamps).all())
 
 
 def _against_entries(
@@ -142,28 +220,42 @@ def _against_entries(
 ) -> Iterator[Found]:
     """The snapshots against the messages of the topic."""
     indexed = Indexes.concatenate([bucket.indexes for bucket in buckets])
-    owner = np.repeat(np.arange(len(buckets)), [len(bucket.indexes) for bucket in buckets])
+    truth = entries.delayed
+    places = Places(indexed, truth)
+    at, should = places.of(indexed.ledgers, indexed.entries), places.of(truth.ledgers, truth.entries)
+    open_ = ~acknowledged(subscription, places, should)
+    yield from _many(IndexFinding.DUPLICATE, buckets, indexed, _repeated(at, places.size))
+    rows = _rows(at, should, places.size)
+    """Of the topic's messages; the row after the last for those that it does not have."""
+    times = np.append(truth.timestamps, _NEVER)
+    wrong = (times[rows] != indexed.timestamps) & np.append(open_, False)[rows]
+    yield from _many(IndexFinding.WRONG_TIME, buckets, indexed, wrong)
+    nowhere = rows == len(truth)
+    if nowhere.any():
+        nowhere[nowhere] = _nowhere(subscription, entries, indexed[nowhere])
+        yield from _many(IndexFinding.POINTS_NOWHERE, buckets, indexed, nowhere)
+    found = np.zeros(len(truth) + 1, np.bool_)
+    found[rows] = True
+    unindexed = open_ & ~found[:-1]
+    if unindexed.any():
+        yield from _unindexed(subscription, buckets, entries, unindexed, now)
+
+
+def _unindexed(
+    subscription: StoredSubscription,
+    buckets: Sequence[StoredBucket],
+    entries: TopicEntries,
+    unindexed: NDArray[np.bool_],
+    now: int,
+) -> Iterator[Found]:
+    """What is delayed, waits for its subscription, and is in no segment."""
+    truth, lost = entries.delayed, unindexed.copy()
     tables = [bucket.table for bucket in buckets if bucket.table is not None]
     waiting = [
         bitmaps for table in tables for bitmaps, last in zip(table.bitmaps, table.maximums, strict=True) if last > now
     ]  # brokers skip segments whose messages are all due
-    truth = entries.delayed
-    marked, places = _marked_places(waiting, indexed, truth)
-    at, should = places.of(indexed.ledgers, indexed.entries), places.of(truth.ledgers, truth.entries)
-    open_ = ~acknowledged(subscription, places, should)
-    yield from _many(IndexFinding.DUPLICATE, buckets, indexed, owner, _repeated(at))
-    order = np.argsort(should, kind="stable")
-    in_order = should[order]
-    spot = np.minimum(np.searchsorted(in_order, at), max(len(in_order) - 1, 0))
-    known = in_order[spot] == at if len(in_order) else np.zeros(len(at), np.bool_)
-    wrong = known.copy()
-    wrong[known] = truth.timestamps[order[spot[known]]] != indexed.timestamps[known]
-    wrong[known] &= open_[order[spot[known]]]
-    yield from _many(IndexFinding.WRONG_TIME, buckets, indexed, owner, wrong)
-    yield from _many(IndexFinding.POINTS_NOWHERE, buckets, indexed, owner, _nowhere(subscription, entries, indexed))
-    unindexed = open_ & ~np.isin(should, at)
-    lost = unindexed & np.isin(should, marked)  # due or not: brokers skip what is marked
-    yield from _missing(IndexFinding.LOST, subscription.buckets, truth, lost)
+    lost[unindexed] = EntrySet(union_of(waiting)).contains(truth.ledgers[unindexed], truth.entries[unindexed])
+    yield from _missing(IndexFinding.LOST, subscription.buckets, truth, lost)  # due or not: brokers skip what is marked
     missing = unindexed & (truth.timestamps > now)
     merged = missing & ~lost & _before_merged(buckets, truth)
     if entries.unindexable is not None:  # a rebuild leaves these out, and would be asked for again and again
@@ -185,11 +277,27 @@ def _without_buckets(
         yield _about(IndexFinding.NO_BUCKETS, None, waiting)
 
 
-def _repeated(at: Longs) -> NDArray[np.bool_]:
-    """All but the first of those that come more than once."""
+def _repeated(at: Longs, size: int) -> NDArray[np.bool_]:
+    """All but the first of places, below ``size``, that come more than once."""
+    if size <= _DENSE * len(at):
+        seen = np.zeros(size, np.bool_)
+        seen[at] = True
+        if np.count_nonzero(seen) == len(at):
+            return np.zeros(len(at), np.bool_)
     again = np.ones(len(at), np.bool_)
     again[np.unique(at, return_index=True)[1]] = False
     return again
+
+
+def _rows(at: Longs, should: Longs, size: int) -> Longs:
+    """Where each of the places ``at`` is among ``should``, which ascend; how many these are where it is not there."""
+    if size <= _DENSE * (len(at) + len(should)):
+        rows = np.full(size, len(should))
+        rows[should] = np.arange(len(should))
+        return rows[at]
+    spot = np.searchsorted(should, at)
+    spot[np.append(should, -1)[spot] != at] = len(should)
+    return spot
 
 
 def _nowhere(subscription: StoredSubscription, entries: TopicEntries, indexed: Indexes) -> NDArray[np.bool_]:
@@ -231,11 +339,14 @@ def _before_merged(buckets: Sequence[StoredBucket], truth: Indexes) -> NDArray[n
 
 
 def _many(
-    code: IndexFinding, buckets: Sequence[StoredBucket], indexed: Indexes, owner: Longs, which: NDArray[np.bool_]
+    code: IndexFinding, buckets: Sequence[StoredBucket], indexed: Indexes, which: NDArray[np.bool_]
 ) -> Iterator[Found]:
-    """One finding for each bucket that has such messages."""
-    for number in np.unique(owner[which]).tolist():
-        yield _about(code, buckets[number], indexed[which & (owner == number)])
+    """One finding for each bucket that has such messages; ``indexed`` has those of one after the other."""
+    if which.any():
+        ends = np.cumsum([len(bucket.indexes) for bucket in buckets]).tolist()
+        for bucket, begin, end in zip(buckets, [0, *ends], ends, strict=False):
+            if which[begin:end].any():
+                yield _about(code, bucket, indexed[begin:end][which[begin:end]])
 
 
 def _missing(

@@ -94,7 +94,7 @@ def due_rows(topic: Topic, subscription: StoredSubscription, entries: TopicEntri
     waiting = outstanding(subscription, entries)
     waiting = waiting[waiting.timestamps > now]
     indexed = Indexes.concatenate([bucket.indexes for bucket in subscription.buckets])
-    places = Places(waiting.ledgers, indexed.ledgers)
+    places = Places(waiting, indexed)
     known = np.isin(places.of(waiting.ledgers, waiting.entries), places.of(indexed.ledgers, indexed.entries))
     hours = waiting.timestamps // HOUR * HOUR
     for hour in np.unique(hours).tolist():

@@ -17,7 +17,8 @@ from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
 from pulsar_lifecycle.formats.delayed_metadata import SegmentTable
 from pulsar_lifecycle.model import Position
 
-_ENTRY_BITS = 32
+_NEAR = 1 << 20
+"""Ledgers that are no further apart are told by direct address."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,21 +77,58 @@ class TopicEntries:
 
 
 class Places:
-    """(ledger, entry) as one number, in the order of the topic; only of the ledgers that it is made for."""
+    """(ledger, entry) as one number, in the order of the topic; only of the messages that it is made for.
 
-    def __init__(self, *ledgers: Longs) -> None:
-        self.ledgers: Longs = np.unique(np.concatenate([np.empty(0, np.int64), *ledgers]))
+    Numbers are small where ledgers have about as many entries each, so that arrays can be addressed by them.
+    """
+
+    def __init__(self, *some: Indexes) -> None:
+        self.ledgers: Longs = _distinct(
+            np.concatenate([np.empty(0, np.int64), *(_distinct(one.ledgers) for one in some)])
+        )
+        self._width = max((int(one.entries.max()) + 1 for one in some if len(one)), default=1)
+        span = int(self.ledgers[-1] - self.ledgers[0]) + 1 if len(self.ledgers) else 0
+        self._ranks: Longs | None = None
+        """By how far a ledger is from the first, where those are few."""
+        if 1 < span <= _NEAR:
+            self._ranks = np.zeros(span, np.int64)
+            self._ranks[self.ledgers - self.ledgers[0]] = np.arange(len(self.ledgers))
+
+    @property
+    def size(self) -> int:
+        """All places are below it."""
+        return len(self.ledgers) * self._width
 
     def of(self, ledgers: Longs, entries: Longs) -> Longs:
-        """The places of entries of those ledgers."""
-        return np.searchsorted(self.ledgers, ledgers).astype(np.int64) << _ENTRY_BITS | entries
+        """The places of those messages, and of others whose ledgers and entries some of them have, or lower entries."""
+        if len(self.ledgers) == 1:
+            return entries
+        if self._ranks is None:
+            return np.searchsorted(self.ledgers, ledgers) * self._width + entries
+        return (self._ranks * self._width)[ledgers - self.ledgers[0]] + entries
+
+    def within(self, ledgers: Longs, entries: Longs) -> NDArray[np.bool_]:
+        """Which of any messages have a place."""
+        return (entries < self._width) & np.isin(ledgers, self.ledgers)
 
     def up_to(self, position: Position) -> int:
-        """The greatest place at or before a position of any ledger."""
+        """The greatest place at or before any position."""
         rank = int(np.searchsorted(self.ledgers, position.ledger_id))
         if rank < len(self.ledgers) and self.ledgers[rank] == position.ledger_id:
-            return (rank << _ENTRY_BITS) + position.entry_id
-        return (rank << _ENTRY_BITS) - 1
+            return rank * self._width + min(position.entry_id, self._width - 1)
+        return rank * self._width - 1
+
+
+def _distinct(ledgers: Longs) -> Longs:
+    """Each once, ascending; most rows have the ledger of the row before, or ledgers are close to each other."""
+    if not len(ledgers):
+        return ledgers
+    low, high = int(ledgers.min()), int(ledgers.max())
+    if low == high:
+        return ledgers[:1]
+    if high - low < _NEAR:
+        return np.flatnonzero(np.bincount(ledgers - low)) + low
+    return np.unique(ledgers[np.flatnonzero(np.diff(ledgers, prepend=low - 1))])
 
 
 def acknowledged(subscription: StoredSubscription, places: Places, of: Longs) -> NDArray[np.bool_]:
@@ -102,8 +140,9 @@ def acknowledged(subscription: StoredSubscription, places: Places, of: Longs) ->
         at = np.minimum(np.searchsorted(uppers, of), len(uppers) - 1)
         done |= (lowers[at] < of) & (of <= uppers[at])
     else:  # where both forms are there, the ranges count
-        for one in subscription.bits:
-            done |= np.isin(of, _set_places(one, places))
+        done |= np.isin(
+            of, np.concatenate([np.empty(0, np.int64), *(_set_places(one, places) for one in subscription.bits)])
+        )
     return done
 
 
@@ -112,7 +151,9 @@ def _set_places(bits: LedgerBits, places: Places) -> Longs:
         return np.empty(0, np.int64)
     words = np.array([word & (1 << 64) - 1 for word in bits.words], "<u8")
     entries = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).astype(np.int64)
-    return places.of(np.full(len(entries), bits.ledger_id, np.int64), entries)
+    ledgers = np.full(len(entries), bits.ledger_id, np.int64)
+    there = places.within(ledgers, entries)
+    return places.of(ledgers[there], entries[there])
 
 
 def outstanding(subscription: StoredSubscription, entries: TopicEntries, *, indexable: bool = False) -> Indexes:
@@ -121,7 +162,7 @@ def outstanding(subscription: StoredSubscription, entries: TopicEntries, *, inde
     ``indexable``: only those that a new index may have.
     """
     delayed = entries.delayed
-    places = Places(delayed.ledgers)
+    places = Places(delayed)
     there = ~acknowledged(subscription, places, places.of(delayed.ledgers, delayed.entries))
     if indexable and entries.unindexable is not None:
         there &= ~entries.unindexable
