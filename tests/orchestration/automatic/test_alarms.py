@@ -1,0 +1,159 @@
+"""What tells somebody: failed runs are posted to the webhook, a bookie that becomes read-only turns its check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets.names import PLAN, READER
+from orchestration.automatic.alerts import LONGEST_MESSAGE, failed_runs_sensor
+from orchestration.definitions import build_defs
+from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.io.webhook import Webhook
+from pulsar_lifecycle.runs.cluster import Cluster
+from resources.lifecycle import LifecycleResource
+from tests.kit.scenes.retention_scene import RetentionScene
+
+KEY = "secret-key"
+
+
+class Posted(ThreadingHTTPServer):
+    """Somebody's webhook: what it was sent, and the status that it answers with."""
+
+    def __init__(self) -> None:
+        documents: list[Any] = []
+        self.documents, self.status = documents, 204
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                documents.append((self.path, json.loads(body)))
+                self.send_response(server.status)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{KEY}"
+
+
+@pytest.fixture
+def hook() -> Iterator[Posted]:
+    with Posted() as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
+    return RetentionScene(tmp_path, monkeypatch)
+
+
+@dg.op
+def ends_badly() -> None:
+    raise dg.Failure("x" * 9_000)
+
+
+@dg.job(tags={PLAN: "orphans-1", "other": "not told"})
+def failing() -> None:
+    ends_badly()
+
+
+def told(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, webhook: Any) -> Any:
+    """What the sensor does about a failed run."""
+    automation = scene.settings.automation.model_validate({"alert_webhook": webhook} if webhook else {})
+    settings = scene.settings.model_copy(update={"automation": automation})
+    where = Cluster(settings, connect=scene.cluster.connect)
+    monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = failing.execute_in_process(instance=instance, raise_on_error=False)
+        context = dg.build_run_status_sensor_context(
+            sensor_name="failed_runs",
+            dagster_event=done.get_run_failure_event(),
+            dagster_instance=instance,
+            dagster_run=done.dagster_run,
+            resources={"lifecycle": LifecycleResource()},
+        ).for_run_failure()
+        return done.run_id, failed_runs_sensor("test")(context)
+
+
+def test_a_run_that_fails_is_posted_to_the_webhook(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, hook: Posted, tmp_path: Path
+) -> None:
+    """Its URL is a secret like any other: by the name of a variable, or of a file."""
+    monkeypatch.setenv("HOOK", hook.url)
+    (tmp_path / "hook").write_text(hook.url + "\n")
+    for webhook in ({"env": "HOOK"}, {"file": str(tmp_path / "hook")}):
+        run_id, _ = told(scene, monkeypatch, webhook)
+        path, document = hook.documents[-1]
+        assert path == f"/{KEY}"
+        assert (document["cluster"], document["job"], document["run_id"]) == ("test", "failing", run_id)
+        assert document[PLAN] == "orphans-1"
+        assert len(document["error"]) <= LONGEST_MESSAGE
+        assert "not told" not in str(document)
+
+
+def test_without_a_webhook_nothing_is_posted_and_the_tick_says_so(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, skipped = told(scene, monkeypatch, None)
+    assert "alert_webhook is not set" in skipped.skip_message
+
+
+@pytest.mark.parametrize("status", [400, 503])
+def test_what_the_webhook_refuses_is_an_error_that_names_no_secret(hook: Posted, status: int) -> None:
+    hook.status = status
+    with closing(Webhook(hook.url)) as webhook, pytest.raises(Unavailable, match=str(status)) as refused:
+        webhook.send({"text": "x"})
+    assert KEY not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/" + KEY, "nonsense " + KEY])
+def test_a_webhook_that_is_not_there_names_no_secret(url: str) -> None:
+    with closing(Webhook(url)) as webhook, pytest.raises(Unavailable) as refused:
+        webhook.send({"text": "x"})
+    assert KEY not in str(refused.value)
+
+
+def test_a_bookie_that_becomes_read_only_turns_its_check_and_has_the_disks_looked_at_once(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: scene.cluster)
+    defs = build_defs()
+    sensor = defs.get_repository_def().get_sensor_def("bookie_read_only")
+    store, path = scene.servers.open_store(), "/ledgers/available/readonly/bookie-1:3181"
+
+    def rung(cursor: str | None) -> Any:
+        return sensor.evaluate_tick(
+            dg.build_sensor_context(
+                cursor=cursor,
+                resources={"lifecycle": LifecycleResource()},
+                repository_def=defs.get_repository_def(),
+            )
+        )
+
+    assert "0 bookies are read-only" in rung(None).skip_message
+    store.create(path, b"", parents=True)
+    found = rung(None)
+    (request,), (check,) = found.run_requests, found.asset_events
+    assert ([target.job_name for target in sensor.targets], READER in request.tags) == (["report_storage"], True)
+    assert (check.check_name, check.passed, check.severity) == ("bookies_writable", False, dg.AssetCheckSeverity.WARN)
+    assert "bookie-1:3181" in check.description
+    assert not rung(found.cursor).run_requests  # as before
+    store.delete(path, 0)
+    again = rung(found.cursor)
+    assert not again.run_requests
+    assert [check.passed for check in again.asset_events] == [True]
