@@ -68,15 +68,14 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
     delete_pending = delete_pending_job(cluster)
     scan = scan_job(cluster)
     automation = settings.automation if settings else AutomationSettings()
-    conditions = {
-        name: follows_scan(cluster, getattr(automation, kind) if kind else None) for name, kind in FOLLOWS.items()
-    }
+    conditions = {name: follows_scan(cluster, kind, automation) for name, kind in FOLLOWS.items()}
     offload = offload_job(cluster)
-    report_storage, inventory, reconcile, watch = (
+    report_storage, inventory, reconcile, watch, check_delayed_index = (
         report_storage_job(cluster),
         inventory_objects_job(cluster),
         reconcile_job(cluster),
         watch_queue_job(cluster),
+        check_delayed_index_job(cluster),
     )
     jobs: list[Any] = [
         scan,
@@ -105,7 +104,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
         report_activity_job(cluster),
         delete_inactive_topics_job,
         delete_inactive_subscriptions_job,
-        check_delayed_index_job(cluster),
+        check_delayed_index,
         repair_delayed_index_job,
     ]
     return dg.Definitions(
@@ -113,7 +112,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
         asset_checks=[late_messages_check(cluster)],
         jobs=jobs,
         schedules=[
-            *looking_schedules(cluster, automation.schedules, scan, inventory, reconcile, watch),
+            *looking_schedules(cluster, automation.schedules, scan, inventory, reconcile, watch, check_delayed_index),
             consumed_records_schedule,
         ],
         sensors=[

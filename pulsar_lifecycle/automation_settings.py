@@ -120,7 +120,7 @@ class KindAutomation(Section):
     max_ledgers: int = Field(default=10_000, gt=0)
     """Ledgers, copies or objects of one plan."""
     max_share: float = Field(default=0.01, gt=0, le=1)
-    """Share of the cluster's ledgers."""
+    """Share of the cluster's ledgers. Offloads and releases are held to the other caps alone."""
     max_bytes: int = Field(default=10 << 40, gt=0)
     """On the bookies' disks, with all replicas, or in the bucket."""
     max_ledgers_per_topic: int = Field(default=1_000, gt=0)
@@ -152,8 +152,10 @@ class Schedules(Section):
     """Schedule ``nightly_inventory``."""
     reconcile: str = "11 4 * * *"
     """Schedule ``nightly_reconcile``."""
+    delayed_index: str = "23 2 * * *"
+    """Schedule ``nightly_delayed_index``."""
 
-    @field_validator("scan", "queue", "inventory", "reconcile")
+    @field_validator("scan", "queue", "inventory", "reconcile", "delayed_index")
     @classmethod
     def _five_fields(cls, value: str) -> str:
         parse_cron(value)
@@ -177,9 +179,10 @@ class AutomationSettings(Section):
     ``offload``."""
     objects: KindAutomation = KindAutomation()
     """Objects that nothing needs: job ``sweep_objects``."""
-    delayed_index: KindAutomation = KindAutomation(mode=Automation.OFF)
-    """Repairs of delayed indexes: job ``repair_delayed_index``. Off by default, as each plan of it reads the delayed
-    messages of all topics that have buckets. Its ledgers are subscriptions."""
+    delayed_index: KindAutomation = KindAutomation()
+    """Repairs of delayed indexes: job ``repair_delayed_index``. Each plan of it reads the delayed messages of all
+    topics that have buckets: plans follow scans only where the mode is ``approve`` or ``apply``; schedule
+    ``nightly_delayed_index`` makes them in any mode. Its ledgers are subscriptions."""
     consumed_records: KindAutomation = KindAutomation()
     """Plans of what the subscriptions of ``consumed_records.subscriptions`` have consumed: job ``delete_records``."""
     bookies: KindAutomation = KindAutomation()

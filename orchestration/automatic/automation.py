@@ -16,7 +16,7 @@ from assets.pages.failures import refusals_fail
 from orchestration.automatic.at_work import BY_ITSELF, lease_of_job, without_dead
 from orchestration.automatic.launches import COLLECT, LAUNCHES
 from orchestration.automatic.may_begin import BOOKIES, bookies_wait
-from pulsar_lifecycle.automation_settings import Automation, KindAutomation
+from pulsar_lifecycle.automation_settings import Automation, AutomationSettings
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.automation import KINDS, AutomatedKind, Plan, approve_plan, decision_of, settings_of
 from pulsar_lifecycle.records.plans import epoch_of
@@ -30,7 +30,7 @@ TRIES, AGAIN_AFTER_LOOKS = 3, 5
 
 
 def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) -> dg.SensorDefinition:
-    """The one switch of everything that changes the cluster by itself. ``jobs``: those of the code location by name."""
+    """The one switch of every plan that is applied by itself. ``jobs``: those of the code location by name."""
     launched = sorted({COLLECT, *(launch.job for launch in LAUNCHES.values())})
 
     @dg.sensor(
@@ -202,12 +202,15 @@ FOLLOWS = {
     "delayed_messages_due": "delayed_index",
     "delayed_index_plan": "delayed_index",
 }
-"""Assets that follow each covered scan, and the kind whose mode ``off`` keeps them from it."""
+"""Assets that follow each covered scan, and the kind whose mode may keep them from it."""
+COSTLY = frozenset({"delayed_index"})
+"""Kinds whose plans read too much to be made after each scan only to be looked at."""
 
 
-def follows_scan(cluster: str, kind: KindAutomation | None) -> dg.AutomationCondition[Any] | None:
-    """Once a scan has ended whole, and its check has passed; None where the kind is off."""
-    if kind is not None and kind.mode is Automation.OFF:
+def follows_scan(cluster: str, kind: str, automation: AutomationSettings) -> dg.AutomationCondition[Any] | None:
+    """Once a scan has ended whole, and its check has passed; None where the mode of the kind keeps it from that."""
+    mode = getattr(automation, kind).mode if kind else Automation.PLAN
+    if mode is Automation.OFF or (mode is Automation.PLAN and kind in COSTLY):
         return None
     scan = dg.AssetSelection.assets(dg.AssetKey([cluster, "scan_coverage"]))
     updated = dg.AutomationCondition.any_deps_match(

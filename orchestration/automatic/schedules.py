@@ -42,7 +42,7 @@ PAGE = 500
 
 
 def looking_schedules(
-    cluster: str, crons: Schedules, scan: Any, inventory: Any, reconcile: Any, watch: Any
+    cluster: str, crons: Schedules, scan: Any, inventory: Any, reconcile: Any, watch: Any, delayed_index: Any
 ) -> list[dg.ScheduleDefinition]:
     """What looks at times of its own; none of them changes the cluster."""
     return [
@@ -52,6 +52,7 @@ def looking_schedules(
             ("nightly_inventory", inventory, crons.inventory, "Lists the buckets. Changes nothing."),
             ("nightly_reconcile", reconcile, crons.reconcile, "Derives all intents again, as a dry run."),
             ("queue_watch", watch, crons.queue, "Looks at the deletion queue. Takes nothing."),
+            ("nightly_delayed_index", delayed_index, crons.delayed_index, "Checks delayed indexes. Changes nothing."),
         )
     ]
 

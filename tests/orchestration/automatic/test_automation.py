@@ -175,8 +175,12 @@ def test_the_caps_of_a_launch_by_hand_hold_as_well(tmp_path: Path, monkeypatch: 
 
 
 def test_a_kind_that_is_off_does_not_follow_scans() -> None:
-    assert follows_scan("c", KindAutomation(mode="off")) is None
-    assert follows_scan("c", KindAutomation()) is not None
+    def follows(kind: str, mode: str) -> bool:
+        return follows_scan("c", kind, AutomationSettings.model_validate({kind: mode})) is not None
+
+    assert [follows("retention", mode) for mode in ("off", "plan", "approve", "apply")] == [False, True, True, True]
+    assert [follows("delayed_index", mode) for mode in ("off", "plan", "apply")] == [False, False, True]
+    assert follows_scan("c", "", AutomationSettings()) is not None
 
 
 def test_an_alert_says_what_failed_and_nothing_of_the_configuration() -> None:
