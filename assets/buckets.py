@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 from assets.names import key
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
+from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting
@@ -92,7 +93,10 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
         )
         yield dg.MaterializeResult(
             asset_key=orphans,
-            metadata={**show.stored(where, epoch_id, TABLE), **plan_shown(summary, rows)},
+            metadata={
+                **show.stored(where, epoch_id, TABLE),
+                **plan_shown(summary, rows, where.settings.automation.objects.mode),
+            },
             data_version=dg.DataVersion(summary.digest),
         )
 
@@ -152,7 +156,7 @@ def _table(rows: list[dict[str, Any]]) -> dg.MetadataValue:
     return show.table([row | {"since": show.at(row["modified"])} for row in rows], COLUMNS)
 
 
-def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
+def plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[str, Any]:
     """The plan's page: what would go, whether it may, and how to apply it."""
     how = show.how_to_apply(
         summary,
@@ -160,6 +164,7 @@ def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         job="sweep_objects",
         nothing="Nothing to delete.",
         then="Copies then go by job `delete_pending`, which decides each one afresh.",
+        mode=mode,
     )
     return {
         "dagster/row_count": summary.ledgers,

@@ -17,6 +17,7 @@ from assets.names import EPOCH, key
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read, fingerprint_of
 from assets.pages.plots import messages_due
+from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan, run_config
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair
 from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
@@ -98,14 +99,11 @@ def delayed_index_assets(cluster: str) -> dg.AssetsDefinition:
             summary, rows = make_repair_plan(where, where.lake.epoch(epoch_id))
         pages = {BUCKETS: buckets_shown, FINDINGS: findings_shown, DUE: due_shown}
         for name, page in pages.items():
-            uri = where.lake.epoch_table(epoch_id, name)
-            yield dg.MaterializeResult(
-                asset_key=key(cluster, name),
-                metadata={EPOCH: epoch_id, "dagster/uri": uri, **page(where, epoch_id)},
-            )
+            metadata = {**show.stored(where, epoch_id, name), **page(where, epoch_id)}
+            yield dg.MaterializeResult(asset_key=key(cluster, name), metadata=metadata)
         yield dg.MaterializeResult(
             asset_key=plan,
-            metadata={EPOCH: epoch_id, **plan_shown(summary, rows)},
+            metadata={EPOCH: epoch_id, **plan_shown(summary, rows, where.settings.automation.delayed_index.mode)},
             data_version=dg.DataVersion(summary.digest),
         )
         yield from check_results(cluster, checked)
@@ -298,7 +296,7 @@ def due_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
     }
 
 
-def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
+def plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[str, Any]:
     """The plan's page: subscriptions by level, and how to apply it."""
     listed = rows.to_pylist()
     levels = Counter(row["level"] for row in listed)
@@ -311,7 +309,11 @@ def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         "actionable": summary.actionable,
         "by level": dg.MetadataValue.md(show.markdown(["level", "subscriptions"], levels.most_common())),
         "how to apply": show.how_to_apply(
-            summary, run_config(summary), job="repair_delayed_index", nothing="No delayed index needs a repair."
+            summary,
+            run_config(summary),
+            job="repair_delayed_index",
+            nothing="No delayed index needs a repair.",
+            mode=mode,
         ),
         "sample": show.table(some, columns),
     }

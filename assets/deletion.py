@@ -14,6 +14,7 @@ from assets.names import EPOCH, key, namespace_partitions, pool
 from assets.pages import lineage, plots, show
 from assets.pages.epochs import epoch_to_read
 from assets.pages.failures import refusals_fail
+from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.deletion.workers import FAILURES, OutcomeCount, RunEnd
@@ -100,7 +101,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             metadata={
                 EPOCH: epoch_id,
                 "dagster/uri": f"{where.lake.location}/plans/{summary.plan_id}",
-                **_plan_shown(summary, rows),
+                **_plan_shown(summary, rows, where.settings.automation.orphans.mode),
             },
             data_version=dg.DataVersion(summary.digest),
             check_results=[growth_shown(*growth_of(where, "orphans", summary), summary.ledgers)],
@@ -183,8 +184,8 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     return [deletion_plan, pending_deletions, ledger_deletions, deletions_by_namespace]
 
 
-def _plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
-    how = show.how_to_apply(summary, run_config(summary), job="apply_plan", nothing="Nothing to delete.")
+def _plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[str, Any]:
+    how = show.how_to_apply(summary, run_config(summary), job="apply_plan", nothing="Nothing to delete.", mode=mode)
     share = summary.ledgers / max(summary.cluster_ledgers, 1)
     deletes, frees = ("deletes", "frees") if summary.actionable else ("would delete", "would free")
     return {

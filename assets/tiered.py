@@ -22,6 +22,7 @@ from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to
 from assets.names import key, pool
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read
+from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
@@ -235,8 +236,10 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
     """A plan's page: what it would do, whether it may, and how to apply it."""
     some = chosen(rows, 0, settings.offload.max_ledgers, settings.offload.max_bytes)
     config = json.dumps(run_config(plan), indent=2)
+    modes = {settings.automation.offload.mode, settings.automation.bookkeeper_copies.mode}
+    alone = [text for mode in Automation if mode in modes and (text := show.by_itself(plan.plan_id, plan.digest, mode))]
     how = (
-        f"Launch job `offload` with this run configuration:\n\n```json\n{config}\n```"
+        "\n\n".join([*alone, f"Launch job `offload` with this run configuration:\n\n```json\n{config}\n```"])
         if plan.actionable
         else "**Report only.**\n\n" + "\n".join(f"- {gap}" for gap in plan.gaps[:50])
     )
@@ -248,6 +251,7 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
             f"\n\n{plan.left_to_broker} of these ledgers are of topics that count as loaded: a run leaves them to "
             "their brokers (`left-to-broker`), unless `offload.loaded_topics` names them or they are unloaded by then."
         )
+    how += f"\n\n{show.applied_by(plan.plan_id)}\n\n{show.whole_plan(plan.plan_id)}"
     return {
         "dagster/row_count": plan.ledgers + plan.released,
         "plan id": plan.plan_id,

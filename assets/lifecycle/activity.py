@@ -111,10 +111,12 @@ def activity_assets(cluster: str) -> dg.AssetsDefinition:
             epoch = where.lake.epoch(epoch_id)
             report = build_activity(where, epoch)
             plans = make_inactive_plans(where, epoch, report)
+        topics_there = where.lake.parts(epoch_id, TOPIC_TABLE)
         yield dg.MaterializeResult(
             asset_key=history,
             metadata={
                 **show.stored(where, epoch_id, TOPIC_TABLE),
+                "dagster/row_count": sum(b.num_rows for b in where.lake.batches(topics_there, ["topic"])),
                 **history_shown(report),
             },
             check_results=[check_result(report.partitions)],

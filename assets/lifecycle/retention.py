@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from assets.names import key
 from assets.pages import show
 from assets.pages.planned import table_and_plan
+from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan, run_config
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
@@ -58,7 +59,7 @@ def retention_assets(cluster: str) -> dg.AssetsDefinition:
         expired_shown,
         lambda where, summary, rows: {
             "dagster/uri": where.lake.retention_plan_location(summary.plan_id),
-            **plan_shown(summary, rows),
+            **plan_shown(summary, rows, where.settings.automation.retention.mode),
         },
     )
 
@@ -97,7 +98,7 @@ def expired_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
     }
 
 
-def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
+def plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[str, Any]:
     """The plan's page: what would go, whether it may, and how to apply it."""
     how = show.how_to_apply(
         summary,
@@ -105,6 +106,7 @@ def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         job="apply_retention",
         nothing="Nothing is past its retention that could go.",
         then="The ledgers then leave their topics' lists, and go by job `delete_pending`, which decides each afresh.",
+        mode=mode,
     )
     return {
         "dagster/row_count": summary.ledgers,

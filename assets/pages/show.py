@@ -11,6 +11,8 @@ from urllib.parse import quote
 import dagster as dg
 
 from assets.names import EPOCH, PLAN
+from pulsar_lifecycle.automation_settings import Automation
+from pulsar_lifecycle.inspect.catalog import OF_A_SCAN
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 
@@ -24,6 +26,7 @@ NOTHING = "nothing"
 
 def stored(where: Cluster, epoch_id: str, table: str) -> dict[str, Any]:
     """Where a table of a scan is, and how to see all of it."""
+    assert table in OF_A_SCAN, table
     uri = where.lake.epoch_table(epoch_id, table)
     notebook = f'pulsar_lifecycle.read("{table}", epoch="{epoch_id}")'
     how = f"`pulsar-lifecycle table {table} --epoch {epoch_id}`, in a notebook `{notebook}`, with Spark `{uri}`"
@@ -86,10 +89,33 @@ def whole_plan(plan_id: str) -> str:
     return f"Whole plan: `pulsar-lifecycle plan {plan_id} --json`"
 
 
+def by_itself(plan_id: str, digest: str, mode: Automation) -> str:
+    """What a plan of a kind with that mode waits for, as Markdown; empty where only a person applies it."""
+    if mode is Automation.APPLY:
+        return "Sensor `automation` applies it by itself, as far as the settings let it: `pulsar-lifecycle automation`."
+    if mode is Automation.APPROVE:
+        config = json.dumps({"ops": {"approve": {"config": {"plan_id": plan_id, "digest": digest, "by": "YOU"}}}})
+        launch = f"or launch job `approve_plan` with `{config}`"
+        return (
+            f"Sensor `automation` applies it once it is approved: `pulsar-lifecycle approve {plan_id} {digest}`, "
+            f"{launch}."
+        )
+    return ""
+
+
 def how_to_apply(
-    plan: PlanSummary, run_config: Mapping[str, Any], *, job: str, nothing: str, then: str = ""
+    plan: PlanSummary,
+    run_config: Mapping[str, Any],
+    *,
+    job: str,
+    nothing: str,
+    then: str = "",
+    mode: Automation = Automation.PLAN,
 ) -> dg.MetadataValue:
-    """Which job takes a plan, with which configuration; ``nothing`` is said of an empty one, or why none takes it."""
+    """Which job takes a plan, with which configuration; ``nothing`` is said of an empty one, or why none takes it.
+
+    ``mode``: how far its kind goes by itself.
+    """
     if not plan.actionable:
         gaps = "\n".join(f"- {gap}" for gap in plan.gaps[:SAMPLE])
         return dg.MetadataValue.md(
@@ -98,6 +124,8 @@ def how_to_apply(
     if not plan.ledgers:
         return dg.MetadataValue.md(nothing)
     config = json.dumps(run_config, indent=2)
-    launch = f"Launch job `{job}` with this run configuration:\n\n```json\n{config}\n```\n\n{applied_by(plan.plan_id)}"
+    alone = by_itself(plan.plan_id, plan.digest, mode)
+    launch = f"{alone}\n\nBy hand: " if alone else ""
+    launch += f"Launch job `{job}` with this run configuration:\n\n```json\n{config}\n```\n\n{applied_by(plan.plan_id)}"
     launch += f"\n\n{whole_plan(plan.plan_id)}"
     return dg.MetadataValue.md(f"{launch}\n\n{then}" if then else launch)

@@ -4,6 +4,7 @@ from typing import Any
 
 import dagster as dg
 
+from assets.pages import show
 from assets.pages.failures import refusals_fail
 from orchestration.delete_records import planned
 from pulsar_lifecycle.automation_settings import Automation
@@ -26,7 +27,9 @@ def plan_consumed(where: Cluster) -> dict[str, Any]:
         shown["the first that is stopped"] = f"{first}: {why.code}: {why}"
     if summary is None or rows is None:
         return shown | {"partitions": 0}
-    return shown | planned(summary, rows.to_pylist())
+    mode = where.settings.automation.consumed_records.mode
+    alone = show.by_itself(summary.plan_id, summary.digest, mode)
+    return shown | planned(summary, rows.to_pylist()) | ({"by itself": dg.MetadataValue.md(alone)} if alone else {})
 
 
 @dg.op(

@@ -18,6 +18,8 @@ from pulsar_lifecycle.delayed_index.stored.index_tables import (
 )
 from pulsar_lifecycle.lifecycle.activity.activity_tables import CURSOR_ACTIVITY, TOPIC_ACTIVITY
 from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK
+from pulsar_lifecycle.lifecycle.held.backlog import SUBSCRIPTION_BACKLOG
+from pulsar_lifecycle.lifecycle.held.open_ledgers import OPEN_LEDGERS
 from pulsar_lifecycle.lifecycle.reasons import LEDGER_REASONS
 from pulsar_lifecycle.lifecycle.storage import STORAGE_REPORT
 from pulsar_lifecycle.records import tables
@@ -42,6 +44,8 @@ OF_A_SCAN: Mapping[str, pa.Schema] = {
     "storage_report": STORAGE_REPORT,
     "ledger_reasons": LEDGER_REASONS,
     "bookie_disk": BOOKIE_DISK,
+    "open_ledgers": OPEN_LEDGERS,
+    "subscription_backlog": SUBSCRIPTION_BACKLOG,
     "topic_activity": TOPIC_ACTIVITY,
     "cursor_activity": CURSOR_ACTIVITY,
     "inactive_topics": INACTIVE_TOPICS,
@@ -92,8 +96,10 @@ WORDS: Mapping[str, str] = {
     "bytes_placed": "bytes that metadata places on the bookie",
     "bytes_to_collect": "bytes on its disk that metadata places there no more, at least",
     "bytes_to_compact": "bytes that entry logs take beside the live ones, at most",
+    "causes": "what leaves it open, as codes",
     "client_evidence": "by what the last client is known",
     "closed_at": "when it was closed (ms)",
+    "closes_at": "when its broker closes it at the latest (ms)",
     "code": "why, as a code",
     "codes": "findings that ask for it, as codes",
     "compacted_ledger_id": "the compacted ledger that the cursor's z-node names",
@@ -113,6 +119,7 @@ WORDS: Mapping[str, str] = {
     "end_entries": "entries of the last ledger that has any",
     "end_ledger_id": "last ledger with entries; -1: none",
     "endpoint": "endpoint of the object store",
+    "ends": "what takes them away, as a code",
     "ensemble_size": "bookies that its entries are spread over",
     "ensembles": "which bookies hold which entries",
     "entries": "entries in it",
@@ -121,8 +128,10 @@ WORDS: Mapping[str, str] = {
     "entry_logs": "entry logs that are written to no more",
     "error": "more about the problem",
     "evidence": "by what the last use is known",
+    "expired": "whether it is past the retention in force",
     "expired_at": "when it passed its limit (ms)",
     "expired_by": "which limit it is past",
+    "expired_bytes": "bytes of these that are past the TTL",
     "finding": "what the scan found it to be",
     "first_due": "when its first message is due (ms)",
     "first_ledger_id": "first ledger that the topic lists",
@@ -159,10 +168,12 @@ WORDS: Mapping[str, str] = {
     "load_detail": "more about the load state",
     "load_reason": "how it is known whether the topic is loaded, as a code",
     "load_state": "whether a broker has the topic loaded",
+    "loaded": "whether a broker has the topic loaded",
     "loaded_at": "when the topic was loaded last (ms)",
     "log_bytes": "bytes of its entry logs, at most",
     "logical_bytes": "bytes as written, before replication",
     "low_watermark": "position before which records are deleted",
+    "made_at": "when it was made, by its z-node (ms)",
     "managed_ledger": "the topic as its z-node spells it",
     "mark_delete_entry_id": "entry up to which the z-node says all is acknowledged",
     "mark_delete_ledger_id": "ledger of that entry",

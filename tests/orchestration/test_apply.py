@@ -13,6 +13,7 @@ from assets.deletion import _plan_shown, outcomes_shown
 from orchestration.buckets import SweepConfig, sweep_objects_job
 from orchestration.jobs import ApplyConfig, RedriveConfig, apply_plan_job, deleted, redrive_job
 from orchestration.lifecycle.retention import RetentionConfig, apply_retention_job
+from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.deletion.workers import OutcomeCount, RunEnd
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
@@ -62,7 +63,7 @@ def test_pages_of_a_plan_and_of_a_run_group_by_code_with_one_sentence_of_each() 
         for i, (code, why) in enumerate(said)
     ]
     summary = PlanSummary("p", "c", "f", "e2", "e1", 1, True, (), 3, 3, 111, 10, "d")
-    lines = _plan_shown(summary, pa.Table.from_pylist(rows, FINDINGS))["why"].value.splitlines()
+    lines = _plan_shown(summary, pa.Table.from_pylist(rows, FINDINGS), Automation.PLAN)["why"].value.splitlines()
     assert lines[2:] == ["| not_held | 2 | 110 B | x |", "| unreferenced | 1 | 1 B | nothing refers to it |"]
     held = OutcomeCount(Outcome.KEPT, "legal hold", 3, 5, "legal_hold")
     assert outcomes_shown([held])["outcomes"].value.splitlines()[2:] == ["| kept | legal_hold | 3 | 5 B | legal hold |"]

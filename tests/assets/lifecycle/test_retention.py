@@ -9,6 +9,7 @@ import pytest
 
 from assets.lifecycle.retention import expired_shown, plan_shown
 from orchestration.trimming import shown
+from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -25,7 +26,9 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
 
 def pages(scene: RetentionScene, *gaps: str) -> tuple[dict[str, Any], dict[str, Any]]:
     epoch = scene.scan(*gaps)
-    return plan_shown(*make_retention_plan(scene.cluster, epoch)), expired_shown(scene.cluster, epoch.epoch_id)
+    return plan_shown(*make_retention_plan(scene.cluster, epoch), Automation.PLAN), expired_shown(
+        scene.cluster, epoch.epoch_id
+    )
 
 
 def test_the_pages_say_how_many_how_much_and_why(scene: RetentionScene) -> None:
