@@ -134,10 +134,11 @@ class Deployment:
 
     def until(self, what: str, ready: Callable[[], T]) -> T:
         """Ask now and then until the answer is true, and return it. Raises AssertionError after :data:`LONG`."""
-        deadline = time.monotonic() + LONG
+        begun = time.monotonic()
         while not (answer := ready()):
-            assert time.monotonic() < deadline, f"waited {LONG:.0f} s in vain for {what}: {self.told()}"
+            assert time.monotonic() < begun + LONG, f"waited {LONG:.0f} s in vain for {what}: {self.told()}"
             time.sleep(POLL)
+        print(f"{time.strftime('%H:%M:%S')} waited {time.monotonic() - begun:.0f} s for {what}")
         return answer
 
     def told(self) -> str:
@@ -189,8 +190,8 @@ class Deployment:
         found = self.until(f"run {run_id} to end", lambda: [one for one in self._run(run_id) if one in ENDED])
         return found[0]
 
-    def backfill(self, location: str, asset: str, partitions: Sequence[str], **config: Any) -> tuple[str, list[str]]:
-        """Choose partitions of an asset in the dialog, and wait; how the backfill ended, and its runs."""
+    def backfill(self, location: str, asset: str, partitions: Sequence[str], **config: Any) -> str:
+        """Choose partitions of an asset in the dialog, and launch; the backfill's id."""
         asked = {
             "assetSelection": [{"path": [location, asset]}],
             "partitionNames": list(partitions),
@@ -198,8 +199,12 @@ class Deployment:
         }
         answer = self.ask(_BACKFILL, asked)["launchPartitionBackfill"]
         assert "backfillId" in answer, answer
-        found = self.until(f"the backfill of {asset}", lambda: self._backfilled(answer["backfillId"]))
-        return found, [run["runId"] for run in self.runs(dagster__backfill=answer["backfillId"])]
+        return answer["backfillId"]
+
+    def backfilled(self, backfill: str) -> tuple[str, list[str]]:
+        """Wait for a backfill; how it ended, and its runs."""
+        found = self.until(f"backfill {backfill}", lambda: self._backfilled(backfill))
+        return found, [run["runId"] for run in self.runs(dagster__backfill=backfill)]
 
     def _backfilled(self, backfill: str) -> str:
         status = self.ask(_BACKFILLED, backfill)["partitionBackfillOrError"]["status"]
