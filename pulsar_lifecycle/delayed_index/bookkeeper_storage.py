@@ -33,7 +33,7 @@ def tags(bucket_key: str, topic: str, cursor: str) -> dict[str, bytes]:
 class BookKeeperBucketStorage:
     """``BucketSnapshotStorage`` over the ports of a cluster. ``bookies``: ensemble size, write and ack quorum.
 
-    ``reserved`` hears a new ledger's id before anything of it exists: whoever notes it finds what a crash leaves.
+    ``reserved`` is told a new ledger's id before anything of it exists: whoever notes the id finds what a crash leaves.
     """
 
     def __init__(

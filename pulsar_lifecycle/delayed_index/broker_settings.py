@@ -1,6 +1,6 @@
 """The broker's settings of delayed delivery that decide what a bucket index looks like.
 
-Belongs here: their names, defaults and checks. Not here: this project's own settings (``broker_settings.py``).
+Belongs here: their names, defaults and checks. Not here: this project's own settings (``run_settings.py``).
 Source: PIP-195, and ``ServiceConfiguration`` of pulsar-broker 4.0.7.
 """
 

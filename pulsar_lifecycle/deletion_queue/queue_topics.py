@@ -1,8 +1,8 @@
 """The topics of the deletion queue by name, and making sure, through the brokers' REST API, that nothing sent is lost.
 
 Belongs here: names, partitions, backlogs, the durable subscription, by its z-nodes too. Not here: messages
-(``queue.py``). A topic without the subscription drops what is sent to it within seconds, because the broker trims what
-nobody waits for.
+(``io/pulsar/queue.py``). A topic without the subscription drops what is sent to it within seconds, because the broker
+trims what nobody waits for.
 """
 
 from __future__ import annotations

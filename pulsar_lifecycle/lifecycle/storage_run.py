@@ -162,7 +162,7 @@ def _has_report(lake: Lake, epoch_id: str) -> bool:
 def _policies(cluster: Cluster, namespaces: set[str]) -> RetentionNow:
     try:
         return retention_now(cluster, namespaces)
-    except LifecycleError as error:  # a disk that is full takes brokers along: what can be said is said
+    except LifecycleError as error:  # bookies with full disks stop brokers, too: report without them
         return RetentionNow(InForce({}), (str(error),))
 
 

@@ -83,7 +83,7 @@ def bucket_of(info: PendingDeleteLedgerInfo) -> str:
 class Verified:
     """Two objects of which every byte was read, and every entry agreed with the ledger's.
 
-    Sizes and ``length`` (of all payloads) are bytes, ``checksum`` is ``offload_copy.digest`` of the entries.
+    Sizes and ``length`` (of all payloads) are bytes, ``checksum`` is ``upload.digest`` of the entries.
     """
 
     data_size: int

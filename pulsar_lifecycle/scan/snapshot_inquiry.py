@@ -68,10 +68,11 @@ class Inquiry:
 
 
 def with_memory(rows: Sequence[Mapping[str, Any]], inquiry: Inquiry | None, turn: int = 0) -> pa.Table:
-    """``orphans.OWNER_FACTS`` of rows that have all of it but ``memory``, and what :func:`without_asking` wants.
+    """The rows with the ``memory`` that they lack: ``snapshot_memory.OWNER_FACTS``.
 
-    No ``inquiry``: nobody is asked. Each ``turn`` but 0 asks in another order: the same topics may keep their snapshots
-    scan after scan, or not answer, and must not keep the others from being asked.
+    They have what :func:`without_asking` reads, too. No ``inquiry``: nobody is asked. Each ``turn`` but 0 asks in
+    another order: topics that keep their snapshots scan after scan, or whose broker does not answer, must not use up
+    all questions.
     """
     asked = sorted(rows, key=lambda row: crc32(f"{turn} {row['topic']}".encode())) if turn else rows
     return pa.Table.from_pylist(
@@ -100,7 +101,7 @@ def _held_perhaps(row: Mapping[str, Any]) -> bool:
 
 
 def without_asking(row: Mapping[str, Any]) -> Memory | None:
-    """``snapshots.before_asking`` of a finding with cursor_exists, broker, broker_started and last_ledger_state."""
+    """What is known before anybody is asked (``snapshot_memory.before_asking``); None where a broker must be asked."""
     return snapshot_memory.before_asking(
         stored_cursor=bool(row["cursor_exists"]),
         broker=row["broker"],

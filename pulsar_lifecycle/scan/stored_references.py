@@ -11,7 +11,7 @@ BookkeeperSchemaStorage (4.0.7).
 What a lost entry named is its owner's. ``BookkeeperSchemaStorage.addNewSchemaEntryToStore(schemaId, index, ..)`` makes
 a schema's ledgers by ``createLedger(schemaId)``, which tags them with that id, and the index that it writes into an
 entry is the one of the same id's locator (``putSchema``): no entry names a ledger of another id. The partitions of a
-topic share one id, V1 topics leave their cluster out of it (``orphans.schema_owner``). The pointer in a
+topic share one id, V1 topics leave their cluster out of it (``owner_names.schema_owner``). The pointer in a
 ``__compaction`` cursor is written by ``CompactedTopicImpl.newCompactedLedger`` of the cursor's own topic, to the ledger
 that ``AbstractTwoPhaseCompactor`` made for that topic and tagged with its name. Only a hand that moves z-nodes to
 another name leaves old tags: so the topics that the tags of all of an owner's ledgers name are kept, too

@@ -1,8 +1,8 @@
-"""Offload attempts that earlier runs left open: finished, reverted, or abandoned with what they uploaded.
+"""Offload attempts that earlier runs left open: finished, reverted, or aborted: what they uploaded is removed.
 
 Belongs here: which of these an attempt gets, by its topic's metadata and the plan at hand; removing its objects. Not
-here: beginning and committing (``tiered/commit.py``), the z-nodes of attempts (``attempts.py``). An attempt's objects
-and uploads go only once no metadata can name them, and another copy of its ledger is known to be whole.
+here: beginning and committing (``tiered/commit.py``), the z-nodes of attempts (``copies/attempts.py``). An attempt's
+objects and uploads go only once no metadata can name them, and another copy of its ledger is known to be whole.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def finish_attempts(
 
     An attempt that its topic names as complete is done once its broker reads it, if no other ledger was read for it;
     what brokers cannot read is reverted. One that its topic's metadata has no place for, that the plan wants
-    somewhere else, or that no plan has wanted for the grace period, is abandoned: its objects and uploads are removed,
+    somewhere else, or that no plan has wanted for the grace period, is aborted: its objects and uploads are removed,
     if they are proven its own. Comes after ``unloads.finish_unloads``. An error that concerns one attempt is its
     outcome. Raises Paused, LeaseLost, Overloaded.
     """
@@ -88,7 +88,7 @@ def finish_attempts(
             if not (why := why or _why_not_requested(attempt, wanted)):
                 resumed.append(attempt)
                 continue
-            progress(f"ledger {attempt.ledger_id} of {topic}: its attempt is abandoned, {why}")
+            progress(f"ledger {attempt.ledger_id} of {topic}: its attempt is aborted, {why}")
             outcomes.append(_abort(run, ports, guard, topic, attempt, item, why, ownership))
         except STOPPING:
             raise

@@ -118,7 +118,7 @@ def copy_ledger(
     In memory: ``blocks_in_flight`` + 1 blocks, and what ``reader`` reads ahead. Raises Refused, before anything is
     written where its metadata tells, for a ledger that is not closed, is empty, has an entry that fits no block, or
     too many blocks; what ``pace`` raises; as ``LedgerReader.stream`` and ``ObjectStore`` do. OutcomeUnknown means that
-    the last request may have made its object: look with ``offload_proof.find_copy``, or repeat the copy.
+    the last request may have made its object: look with ``proof.find_copy``, or repeat the copy.
     """
     builder = _builder(source, target)
     location = target.location

@@ -1,7 +1,7 @@
 """Unloads that follow our own writes of topics' z-nodes: their budget, and making those that are pending.
 
 Belongs here: when a topic must be unloaded, and how often that is tried. Not here: the z-nodes that remember it
-(``control.py``) and the writes that ask for it (``trimming/trim.py``).
+(``runs/control.py``) and the writes that ask for it (``trimming/trim.py``).
 """
 
 from __future__ import annotations

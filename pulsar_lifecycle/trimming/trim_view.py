@@ -75,9 +75,10 @@ class TrimView:
         return item.size
 
     def stays(self, verdict: TrimVerdict) -> LedgerOutcome:
-        """What becomes of a ledger that may not leave; one before all that are listed has left already.
+        """What becomes of a ledger that may not leave.
 
-        Unless BookKeeper says that it is another's.
+        One with a lower id than all that are listed has left already, unless BookKeeper says that it is of another
+        topic.
         """
         first = min(self.listed, default=-1)
         if verdict.ledger_id >= first:

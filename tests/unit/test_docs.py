@@ -375,6 +375,22 @@ def test_modules_that_prose_names_exist() -> None:
     assert not wrong
 
 
+def test_names_that_docstrings_send_a_reader_to_exist() -> None:
+    """``module.name``: settings, and what is in a module or is written like that somewhere in the code."""
+    texts = {path: path.read_text() for path in product()}
+    everything = "\n".join(texts.values())
+    wrong = [
+        f"{path.relative_to(ROOT)}: {module}.{name}"
+        for path, text in texts.items()
+        for module, name in re.findall(r"``([a-z_]+)\.(\w+)``", text)
+        if name not in ("py", "toml", "json", "maxbuffer", "asdict")
+        and not is_a_setting(f"{module}.{name}")
+        and not any(one.stem == module and re.search(rf"\b{name}\b", texts[one]) for one in texts)
+        and not re.search(rf"(?<![`\w.]){module}\.{name}\b", everything)
+    ]
+    assert not wrong
+
+
 def test_the_coverage_page_says_what_to_do_about_every_gap() -> None:
     page = (ROOT / "docs/understand/coverage.md").read_text()
     assert [code.value for code in GapCode if f"`{code.value}`" not in page] == []

@@ -1,6 +1,6 @@
 """Which repair a subscription's index needs, and what its buckets are to be: pure rules.
 
-Belongs here: from findings to a level, from a level to buckets. Not here: writing snapshots (``edit.py``).
+Belongs here: from findings to a level, from a level to buckets. Not here: writing snapshots (``repair_work.py``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def level_of(
     """The repair that findings of one subscription ask for; None for none, or where something could not be read.
 
     ``small_buckets``: how many of its buckets a merge would take; it is merged if those are more than ``merge_above``.
-    ``read_by_brokers``: their tracker is known to be the one of buckets; without that, none are made where none are.
+    ``read_by_brokers``: brokers are known to use the tracker of buckets. Else a subscription without buckets gets none.
     """
     if IndexFinding.UNREAD in codes:
         return None

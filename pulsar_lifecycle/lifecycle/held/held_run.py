@@ -112,7 +112,7 @@ class _Known:
 
 
 def _known(cluster: Cluster, namespaces: set[str]) -> _Known:
-    """A disk that is full takes brokers along: what can be said is said."""
+    """What does not answer is left unknown: bookies with full disks stop brokers, too."""
     try:
         shadows, unread = partitioned_shadows(cluster), ()
     except LifecycleError as error:

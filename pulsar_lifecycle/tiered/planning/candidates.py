@@ -60,7 +60,7 @@ def judge(
     """A row of :data:`CANDIDATES` per ledger of a topic, by id.
 
     ``ours``: ledger id -> UUID of our own open attempts. ``leftovers``: offloaded ledgers that BookKeeper
-    still has though their topics gave them up. ``everything`` leaves the thresholds out: an operator asked
+    still has though their topics released them. ``everything`` leaves the thresholds out: an operator asked
     for all that is eligible; from ledger ``upto`` on nothing is done (``asyncOffloadPrefix``). ``our_lag_ms``: after
     how long we release copies in BookKeeper; None: brokers do it. ``buckets`` are those of object_store. The last
     ledger is never offloaded: a broker that loads the topic forgets its offload.
@@ -136,7 +136,7 @@ def _of_ledger(
     *,
     last: bool,
 ) -> _Verdict | None:
-    """Where the thresholds do not matter; None leaves the word to them."""
+    """The verdict where thresholds do not matter; None where they decide."""
     keep = partial(_Verdict, OffloadChoice.KEEP)
     if item["offload_complete"]:
         return _of_offloaded(state, item, policy, now, lag_ms)

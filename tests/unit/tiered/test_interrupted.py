@@ -192,7 +192,7 @@ def while_uploads_are_listed(scene: Scene, act: Callable[[], object]) -> None:
     scene.objects.before = slow
 
 
-def test_a_run_that_lost_its_lease_while_it_abandons_deletes_nothing(scene: Scene) -> None:
+def test_a_run_that_lost_its_lease_while_it_aborts_deletes_nothing(scene: Scene) -> None:
     """Nor does it touch what the other run offloads anew, under a UUID of its own."""
     scene.waived = True
     begun(scene, scene.ids[:1])

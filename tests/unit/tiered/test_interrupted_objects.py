@@ -49,7 +49,7 @@ def scene() -> Scene:
         lambda scene: scene.write(scene.ids[0], context(bookkeeper_deleted=True)),
     ],
 )
-def test_objects_that_may_be_all_that_is_left_are_not_abandoned(scene: Scene, act: Callable[[Scene], None]) -> None:
+def test_objects_that_may_be_all_that_is_left_are_not_aborted(scene: Scene, act: Callable[[Scene], None]) -> None:
     begun(scene, scene.ids[:1])
     scene.law = lambda: None  # type: ignore[method-assign]
     act(scene)
@@ -93,7 +93,7 @@ def test_half_a_pair_is_no_copy(scene: Scene, key: Callable[[UUID, int], str]) -
         assert found.why.code is Code.LAST_COPY
 
 
-def test_a_pair_that_cannot_be_seen_is_not_abandoned(scene: Scene) -> None:
+def test_a_pair_that_cannot_be_seen_is_not_aborted(scene: Scene) -> None:
     begun(scene, scene.ids[:1])
     scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
     left = [3]  # one request for each object: the first look sees both, the second fails
@@ -174,7 +174,7 @@ def test_a_run_that_may_not_go_on_reads_no_ledger_to_its_end(scene: Scene, error
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_uuid_of_ours_that_is_named_in_another_way_is_not_abandoned(scene: Scene, elsewhere: bool) -> None:
+def test_a_uuid_of_ours_that_is_named_in_another_way_is_not_aborted(scene: Scene, elsewhere: bool) -> None:
     _, (one,) = begun(scene, scene.ids[:1])
     ledger = scene.ids[1] if elsewhere else scene.ids[0]
     scene.write(ledger, context(one.attempt.uuid))
