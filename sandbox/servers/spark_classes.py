@@ -1,6 +1,7 @@
 """Run a small Spark application whose JVM leaves a class-data archive.
 
-Called as ``-m sandbox.servers.spark_classes OPTION=FILE``. It touches what our runs touch: Python on Arrow batches, shuffles, Parquet. Upstream: dynamic AppCDS, JDK 17.
+Called as ``-m sandbox.servers.spark_classes OPTION=FILE``. It touches what our runs touch: Python on Arrow batches,
+shuffles, Parquet. Upstream: dynamic AppCDS, JDK 17.
 """
 
 from __future__ import annotations

@@ -254,22 +254,6 @@ def test_budgets_of_brokers_and_bundles_hold(scene: LoadScene) -> None:
     assert found[-1].why.code is LoadKept.BUDGET_SPENT
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 def test_a_run_refuses_while_another_one_acts(scene: LoadScene) -> None:
     expired(scene)
     plan = planned(scene, "a")
@@ -334,7 +318,3 @@ def test_another_digest_or_an_old_plan_is_refused(scene: LoadScene) -> None:
     scene.servers.wait(25)
     with refused_by(RefusalCode.PLAN_EXPIRED):
         applied(scene, plan)
-
-
-
-
