@@ -50,6 +50,7 @@ class RefusedBy(Refused):
         self.code = code
 
     def __reduce__(self) -> tuple[type[RefusedBy], tuple[StrEnum, str]]:
+        """What is below this class comes out of a pickle as this class, with its code."""
         return RefusedBy, (self.code, str(self))
 
 

@@ -1,5 +1,6 @@
 """What one task does with a copy that is to be released: read back whole, whoever wrote it, and journalled."""
 
+import pickle
 from dataclasses import replace
 from uuid import uuid4
 
@@ -12,6 +13,7 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.tiered.offload_tasks import Item, Task
 from pulsar_lifecycle.tiered.proof import OriginalUnread, disproves
@@ -46,11 +48,14 @@ class Scene:
 
     def task(self, item=None):
         """Prove it; then what the journal says of it."""
+        task = self.new_task()
+        return task._one(item or self.item, task.connect(self.settings), lambda size: None)
+
+    def new_task(self):
         connect = connecting(
             store=self.cluster.open_store, reader=lambda: self.cluster.reader, objects=lambda: self.objects
         )
-        task = Task(self.settings, "run", ("/lease", 1), 1, connect)
-        return task._one(item or self.item, connect(self.settings), lambda size: None)
+        return Task(self.settings, "run", ("/lease", 1), 1, connect)
 
     @property
     def journalled(self):
@@ -125,6 +130,21 @@ def test_objects_must_be_of_the_cluster_as_its_brokers_call_it(settings, named, 
     else:
         with pytest.raises(CorruptFormat, match=r"(?i)clustername"):
             scene.task()
+
+
+@pytest.mark.parametrize(
+    ("block_size", "release", "code"),
+    [(141, False, Code.BLOCKS_TOO_SMALL), (5 << 20, False, Code.NOT_COPIED), (5 << 20, True, Code.OBJECTS_UNREAD)],
+)
+def test_a_failure_has_the_code_of_what_refused_it_also_from_an_executor(settings, block_size, release, code):
+    scene = Scene(settings)
+    scene.cluster.reader.failures[scene.ledger] = Unavailable("bookie b1: timed out")
+    attempt = replace(
+        scene.item.attempt, block_size=block_size, uuid=uuid4() if not release else scene.item.attempt.uuid
+    )
+    (answer,) = scene.new_task().work([Item(attempt, False, release)])
+    answer = pickle.loads(pickle.dumps(answer))
+    assert (answer.verified, answer.why.code, answer.refused) == (None, code, code is Code.BLOCKS_TOO_SMALL)
 
 
 def test_objects_of_another_topic_are_not_proven(settings):
