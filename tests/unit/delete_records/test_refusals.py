@@ -10,10 +10,12 @@ import pytest
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options
 from pulsar_lifecycle.delete_records.topic_view import clusters_of
+from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.topics.policies import CLUSTERS, NamespacePolicies, Unknown, Unreadable
@@ -110,6 +112,35 @@ def test_each_rule_has_its_code(planted: Callable[[RecordsScene], None], options
     assert (result.low_watermark, result.error) == (-1, error)
     assert scene.cluster.zookeeper.stat(scene.cluster.topic_path(scene.topic)) == version
     assert not scene.cluster.deletion_topics.waiting
+
+
+def of_unknown_length(scene: RecordsScene) -> None:
+    scene.load()
+    scene.cluster.reader.failures[scene.ids[scene.topic][-1]] = Unavailable("bookie b1: timed out")
+
+
+def with_a_cursor_that_cannot_be_read(scene: RecordsScene) -> None:
+    scene.cursor("s", 4, 9)
+    scene.cluster.zookeeper.unreadable.add(f"{scene.cluster.topic_path(scene.topic)}/s")
+
+
+def unreadable(scene: RecordsScene) -> None:
+    scene.cluster.zookeeper.unreadable.add(scene.cluster.topic_path(scene.topic))
+
+
+@pytest.mark.parametrize(
+    ("planted", "code"),
+    [
+        (of_unknown_length, Code.LENGTH_UNKNOWN),
+        (with_a_cursor_that_cannot_be_read, Code.CURSORS_UNREAD),
+        (unreadable, Code.TOPIC_UNREAD),
+    ],
+)
+def test_what_cannot_be_read_has_the_code_of_what_it_is(planted: Callable[[RecordsScene], None], code: Code) -> None:
+    scene = RecordsScene()
+    planted(scene)
+    (row,) = scene.plan(scene.at(2, 3))
+    assert (row["error"], row["code"]) == (RecordsError.UNREAD, code), row
 
 
 def test_a_legal_hold_keeps_everything() -> None:
