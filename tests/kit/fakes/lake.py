@@ -1,4 +1,4 @@
-"""Epochs and plans in memory; batches of tables pass the contract of tests/unit/io/lake/test_lake.py."""
+"""Epochs and plans in memory; batches of tables pass the contract of tests/unit/io/lake."""
 
 from __future__ import annotations
 
