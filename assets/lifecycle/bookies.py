@@ -11,9 +11,9 @@ import dagster as dg
 from assets.names import key
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
-from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, DiskVerdict
-from pulsar_lifecycle.lifecycle.disk_run import TABLE, build_bookie_disk, forecasts
-from pulsar_lifecycle.lifecycle.placement import Placement
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, DiskVerdict
+from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, build_bookie_disk, forecasts
+from pulsar_lifecycle.lifecycle.bookies.placement import Placement
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
 

@@ -10,9 +10,9 @@ from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
-from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk
-from pulsar_lifecycle.lifecycle.collection import CollectionChoice, PlannedCollection, remedies
-from pulsar_lifecycle.lifecycle.collection_run import Collected, collect_bookies, plan_now
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk
+from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, PlannedCollection, remedies
+from pulsar_lifecycle.lifecycle.bookies.collection_run import Collected, collect_bookies, plan_now
 from pulsar_lifecycle.records.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 

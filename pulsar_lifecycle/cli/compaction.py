@@ -1,6 +1,6 @@
 """``compaction suspend`` and ``compaction resume``: an operator's word to bookies.
 
-Belongs here: the commands. Not here: telling the bookies (``lifecycle/suspension.py``).
+Belongs here: the commands. Not here: telling the bookies (``lifecycle/bookies/suspension.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.options import cluster_of
 
 if TYPE_CHECKING:
-    from pulsar_lifecycle.lifecycle.suspension import Told
+    from pulsar_lifecycle.lifecycle.bookies.suspension import Told
 
 app = typer.Typer(
     help="Have bookies suspend compaction, or compact by themselves again.", no_args_is_help=True, rich_markup_mode=None
@@ -31,7 +31,7 @@ def suspend(context: typer.Context, bookies: Bookies = None, every: Every = Fals
     A compaction that runs goes on to its end, and `collect_bookies` compacts all the same. Their disks fill meanwhile:
     the check compaction_not_suspended fails until they are resumed. Exit code 1 if a bookie was not told.
     """
-    from pulsar_lifecycle.lifecycle import suspension
+    from pulsar_lifecycle.lifecycle.bookies import suspension
 
     where, named = cluster_of(context), _named(bookies, every)
     _show(suspension.suspend(where, f"suspend-{where.ids.token(4)}", named, why))
@@ -40,7 +40,7 @@ def suspend(context: typer.Context, bookies: Bookies = None, every: Every = Fals
 @app.command()
 def resume(context: typer.Context, bookies: Bookies = None, every: Every = False, why: Reason = "") -> None:
     """Have bookies compact by themselves again. Exit code 1 if a bookie was not told."""
-    from pulsar_lifecycle.lifecycle import suspension
+    from pulsar_lifecycle.lifecycle.bookies import suspension
 
     where, named = cluster_of(context), _named(bookies, every)
     _show(suspension.resume(where, f"resume-{where.ids.token(4)}", named, why))

@@ -122,7 +122,7 @@ def status(context: typer.Context, as_json: AsJson = False) -> None:
 def _status(where: Cluster) -> dict[str, Any]:
     from pulsar_lifecycle.deletion_queue.queue_topics import pending
     from pulsar_lifecycle.errors import LifecycleError, NotFound
-    from pulsar_lifecycle.lifecycle.suspension import suspended_bookies
+    from pulsar_lifecycle.lifecycle.bookies.suspension import suspended_bookies
     from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
     from pulsar_lifecycle.runs import control
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pulsar_lifecycle.lifecycle.collection import StopReason
+from pulsar_lifecycle.lifecycle.bookies.collection import StopReason
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadStep
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict

@@ -19,7 +19,7 @@ from pulsar_lifecycle.deletion.deletion_run import delete_pending
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.workers import FAILURES, RunEnd
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.lifecycle.collection_run import collect_bookies
+from pulsar_lifecycle.lifecycle.bookies.collection_run import collect_bookies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster

@@ -17,7 +17,7 @@ from pulsar_lifecycle.delayed_index.stored.index_tables import (
     DELAYED_MESSAGES_DUE,
 )
 from pulsar_lifecycle.lifecycle.activity.activity_tables import CURSOR_ACTIVITY, TOPIC_ACTIVITY
-from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK
 from pulsar_lifecycle.lifecycle.held.backlog import SUBSCRIPTION_BACKLOG
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OPEN_LEDGERS
 from pulsar_lifecycle.lifecycle.reasons import LEDGER_REASONS

@@ -127,7 +127,7 @@ def backlog(
 
 def bookies(context: typer.Context, as_json: AsJson = False) -> None:
     """What the bookies' disks hold and what each waits for before it frees more, as they said last."""
-    from pulsar_lifecycle.lifecycle.disk_run import forecasts, newest_disks
+    from pulsar_lifecycle.lifecycle.bookies.disk_run import forecasts, newest_disks
 
     where = cluster_of(context)
     rows, days = newest_disks(where), forecasts(where)

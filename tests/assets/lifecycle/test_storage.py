@@ -14,9 +14,9 @@ import pytest
 from assets.lifecycle.storage import check_result, report_shown
 from assets.pages.plots import storage_over_time
 from pulsar_lifecycle.deletion.planning import judged_scan
-from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK
-from pulsar_lifecycle.lifecycle.disk_run import TABLE, look
-from pulsar_lifecycle.lifecycle.placement import Placement
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK
+from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, look
+from pulsar_lifecycle.lifecycle.bookies.placement import Placement
 from pulsar_lifecycle.lifecycle.reasons import Reason
 from pulsar_lifecycle.lifecycle.storage_run import Totals, build_storage_report, scanned, totals
 from tests.kit.command import run

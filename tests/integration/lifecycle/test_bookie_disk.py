@@ -14,10 +14,10 @@ import pytest
 
 from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
-from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, DiskVerdict
-from pulsar_lifecycle.lifecycle.collection import CollectionChoice, remedies
-from pulsar_lifecycle.lifecycle.collection_run import collect_bookies, plan_now
-from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, DiskVerdict
+from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, remedies
+from pulsar_lifecycle.lifecycle.bookies.collection_run import collect_bookies, plan_now
+from pulsar_lifecycle.lifecycle.bookies.disk_run import build_bookie_disk
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control

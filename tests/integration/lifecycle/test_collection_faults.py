@@ -12,10 +12,10 @@ import pytest
 from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
-from pulsar_lifecycle.lifecycle.bookie_disk import DiskVerdict
-from pulsar_lifecycle.lifecycle.collection import CollectionChoice, PlannedCollection, StopReason, is_at_it
-from pulsar_lifecycle.lifecycle.collection_run import Collected, CollectionRun
-from pulsar_lifecycle.lifecycle.suspension import resume, suspend
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import DiskVerdict
+from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, PlannedCollection, StopReason, is_at_it
+from pulsar_lifecycle.lifecycle.bookies.collection_run import Collected, CollectionRun
+from pulsar_lifecycle.lifecycle.bookies.suspension import resume, suspend
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control

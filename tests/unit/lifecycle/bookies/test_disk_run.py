@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.lifecycle.disk_run import TABLE, build_bookie_disk
+from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, build_bookie_disk
 from tests.kit.scenes.retention_scene import RetentionScene
 
 

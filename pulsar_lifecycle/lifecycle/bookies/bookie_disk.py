@@ -15,7 +15,7 @@ from statistics import linear_regression
 import pyarrow as pa
 
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
-from pulsar_lifecycle.lifecycle.placement import Placed, Placement
+from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
 from pulsar_lifecycle.ports import BookieStatus, LedgerDirectory
 
 DEFAULTS: Mapping[str, str] = {

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.errors import Unavailable
-from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK, BookieDisk, DiskVerdict
-from pulsar_lifecycle.lifecycle.disk_run import TABLE
-from pulsar_lifecycle.lifecycle.placement import Placed
-from pulsar_lifecycle.lifecycle.suspension import suspended_bookies
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK, BookieDisk, DiskVerdict
+from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE
+from pulsar_lifecycle.lifecycle.bookies.placement import Placed
+from pulsar_lifecycle.lifecycle.bookies.suspension import suspended_bookies
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control

@@ -1,8 +1,7 @@
 """Which bookies a collection run makes collect, in which order, and when it stops.
 
 Belongs here: the rules, as codes. What bookies said comes in, as the value that port ``BookieAdmin`` gives; nothing is
-asked. Not here: asking and telling bookies (``lifecycle/collection_run.py``), why a disk is full
-(``lifecycle/bookie_disk.py``). Upstream:
+asked. Not here: asking and telling bookies (``collection_run.py``), why a disk is full (``bookie_disk.py``). Upstream:
 ``GarbageCollectorThread.runWithFlags`` and ``TriggerGCService``, bookkeeper-server 4.17: a forced collection takes
 deleted ledgers out of the index, deletes entry logs without live bytes, then compacts those below its threshold. It
 does so though compaction is suspended; nothing stops one that runs.
@@ -16,7 +15,7 @@ from enum import StrEnum
 from itertools import groupby
 
 from pulsar_lifecycle.formats.bookie_racks import DEFAULT_RACK
-from pulsar_lifecycle.lifecycle.bookie_disk import (
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import (
     BookieDisk,
     DiskVerdict,
     configured,

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound, UsageError
 from pulsar_lifecycle.journal.queries import filed_since
-from pulsar_lifecycle.lifecycle.bookie_disk import UNKNOWN, DiskVerdict
-from pulsar_lifecycle.lifecycle.disk_run import newest_disks
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import UNKNOWN, DiskVerdict
+from pulsar_lifecycle.lifecycle.bookies.disk_run import newest_disks
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control

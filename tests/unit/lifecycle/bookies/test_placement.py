@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.lifecycle.placement import (
+from pulsar_lifecycle.lifecycle.bookies.placement import (
     ENTRY_OVERHEAD,
     PLACEMENT_COLUMNS,
     Placed,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pulsar_lifecycle.errors import OutcomeUnknown, Unavailable
-from pulsar_lifecycle.lifecycle.bookie_disk import judge
-from pulsar_lifecycle.lifecycle.collection import (
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
+from pulsar_lifecycle.lifecycle.bookies.collection import (
     CollectionChoice,
     StopReason,
     cluster_trouble,
@@ -15,8 +15,8 @@ from pulsar_lifecycle.lifecycle.collection import (
     standing_on,
     waves,
 )
-from pulsar_lifecycle.lifecycle.collection_run import POLL, CollectionRun
-from pulsar_lifecycle.lifecycle.placement import Placed, Placement
+from pulsar_lifecycle.lifecycle.bookies.collection_run import POLL, CollectionRun
+from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
 from pulsar_lifecycle.ports import LedgerDirectory
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Outcome

@@ -1,8 +1,8 @@
 """Make bookies collect: a minor compaction first, a major one where much is left, few bookies at a time.
 
 Belongs here: the order of telling and watching, and the journal. Not here: which bookies, and what stops a run
-(``lifecycle/collection.py``). A run that dies leaves nothing behind: what a bookie has begun it ends, and the next run
-finds it at it. It never suspends anything (``lifecycle/suspension.py``).
+(``collection.py``). A run that dies leaves nothing behind: what a bookie has begun it ends, and the next run
+finds it at it. It never suspends anything (``suspension.py``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, RefusedBy
 from pulsar_lifecycle.formats import bookie_racks
-from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, to_compact
-from pulsar_lifecycle.lifecycle.collection import (
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, to_compact
+from pulsar_lifecycle.lifecycle.bookies.collection import (
     PlannedCollection,
     Progress,
     StopReason,
@@ -25,7 +25,7 @@ from pulsar_lifecycle.lifecycle.collection import (
     standing_on,
     waves,
 )
-from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
+from pulsar_lifecycle.lifecycle.bookies.disk_run import build_bookie_disk
 from pulsar_lifecycle.ports import BookieAdmin, BookieStatus, Clock, Journal, MetadataStore, Node, Unread
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
