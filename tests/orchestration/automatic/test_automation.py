@@ -1,8 +1,7 @@
-"""Plans that are applied by themselves: what the sensor launches, approvals, what follows a scan, alerts."""
+"""Plans that are applied by themselves: what the sensor launches and repeats, what follows a scan, alerts."""
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -18,60 +17,32 @@ from orchestration.automatic.at_work import DEAD_AFTER_SECONDS
 from orchestration.automatic.automation import TRIES, follows_scan
 from orchestration.automatic.launches import LAUNCHES
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation
+from pulsar_lifecycle.automation_settings import AutomationSettings
 from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits
-from pulsar_lifecycle.errors import StoreError, UsageError
+from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.inspect.automation import (
-    CLOCKS_APART_MS,
     KINDS,
     AutomatedKind,
     approve_plan,
     decision_of,
     growth_of,
 )
-from pulsar_lifecycle.journal.approvals import applied_plans
 from pulsar_lifecycle.journal.queries import journal_rows
-from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
-from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.refusals import RefusalCode
+from pulsar_lifecycle.records.outcomes import Waiting
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.automation_rule import AutomationCode, Decision
-from pulsar_lifecycle.runs.caps import Lowered, Order, automation_caps
+from pulsar_lifecycle.runs.caps import Lowered, automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.settings import load_settings
-from pulsar_lifecycle.trimming.retention_run import apply_retention
 from resources.lifecycle import LifecycleResource
-from tests.kit.fakes.connections import connecting
-from tests.kit.fakes.journal import FakeJournal
-from tests.kit.refused import refused_by
+from tests.kit.automated_cluster import RETENTION, automated, planned
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.settings import write_settings
-
-RETENTION = next(kind for kind in KINDS if kind.name == "retention")
 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
     return RetentionScene(tmp_path, monkeypatch)
-
-
-def planned(scene: RetentionScene) -> PlanSummary:
-    scene.topic("a", 100, 100, 100)
-    return make_retention_plan(scene.cluster, scene.scan())[0]
-
-
-def automated(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, **retention: Any) -> Cluster:
-    """The cluster with these settings of retention; the code location's resource gives it."""
-    automation = AutomationSettings(retention=KindAutomation(**{"max_share": 1.0, **retention}))
-    settings = scene.settings.model_copy(update={"automation": automation})
-    where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
-    for name in ("cluster", "without_spark"):
-        monkeypatch.setattr(LifecycleResource, name, lambda self: where)
-    return where
 
 
 def rung(instance: dg.DagsterInstance) -> Any:
@@ -130,36 +101,6 @@ def test_an_approved_plan_goes_and_the_journal_says_who(scene: RetentionScene, m
         assert len(rung(instance).run_requests) == 1
     approve_plan(where, "run-2", plan.plan_id, plan.digest, "bob", withdraw=True)
     assert decision_of(where, RETENTION)[0].code is AutomationCode.NOT_APPROVED
-
-
-def test_an_approval_expires(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    where, plan = automated(scene, monkeypatch, mode="approve"), planned(scene)
-    approve_plan(where, "run-1", plan.plan_id, plan.digest, "ann")
-    scene.servers.clock.advance(43_200)
-    assert decision_of(where, RETENTION)[0].code is AutomationCode.APPROVAL_EXPIRED
-
-
-def test_what_cannot_be_approved_is_refused(scene: RetentionScene) -> None:
-    plan = planned(scene)
-    with refused_by(RefusalCode.PLAN_DIFFERS):
-        approve_plan(scene.cluster, "r", plan.plan_id, "other", "ann")
-    with pytest.raises(UsageError, match="by: say who"):
-        approve_plan(scene.cluster, "r", plan.plan_id, plan.digest, " ")
-    with pytest.raises(UsageError, match="never goes by itself"):
-        approve_plan(scene.cluster, "r", "load-e-1", "d", "ann")
-    scene.servers.clock.sleep(86_401)
-    with refused_by(RefusalCode.PLAN_EXPIRED):
-        approve_plan(scene.cluster, "r", plan.plan_id, plan.digest, "ann")
-
-
-def test_only_named_namespaces_go(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned(scene)
-    for names in (("acme/other",), ("acme/order",), ("acme/orders2",), ("acm",), ("acme2",)):
-        where = automated(scene, monkeypatch, mode="apply", namespaces=names)
-        assert decision_of(where, RETENTION)[0].code == AutomationCode.EMPTY, names
-    for names, code in ((("acme",), "goes"), (("acme/orders",), "goes")):
-        where = automated(scene, monkeypatch, mode="apply", namespaces=names)
-        assert decision_of(where, RETENTION)[0].code == code
 
 
 def test_every_kind_with_plans_has_a_job() -> None:
@@ -395,116 +336,3 @@ def test_a_run_whose_host_died_does_not_hold_up_automation(
         found = instance.get_run_by_id(run.run_id)
         assert found
         assert found.status is dg.DagsterRunStatus.FAILURE
-
-
-class Asked:
-    """A journal, and the conditions for which rows were asked."""
-
-    def __init__(self, journal: JournalReader) -> None:
-        self._journal, self.conditions = journal, list[str]()
-
-    def find(self, condition: Any = None, columns: Any = None) -> Any:
-        self.conditions.append(str(condition))
-        return self._journal.find(condition, columns)
-
-    @property
-    def oldest(self) -> int:
-        """Since when (ms) rows were asked for."""
-        return min(int(at) for condition in self.conditions for at in re.findall(r"\(at >= (\d+)\)", condition))
-
-
-@pytest.mark.parametrize(
-    ("kind", "code", "journal_read"),
-    [
-        ({"mode": "plan"}, AutomationCode.PLAN_ONLY, 1),
-        ({"mode": "apply"}, AutomationCode.GOES, 1),
-        ({"mode": "apply", "max_ledgers": 1}, AutomationCode.OVER_CAP, 1),
-        ({"mode": "apply", "growth_from": 1}, AutomationCode.GREW, 2),
-        ({"mode": "apply", "growth_from": 1, "max_growth": 1}, AutomationCode.GREW, 1),
-        ({"mode": "approve", "growth_from": 1}, AutomationCode.NOT_APPROVED, 2),
-    ],
-)
-def test_a_look_reads_no_rows_and_of_the_journal_what_decides(
-    scene: RetentionScene,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: dict[str, Any],
-    code: AutomationCode,
-    journal_read: int,
-) -> None:
-    """A plan of weeks ago is asked after only where it may have been applied to enough."""
-    old = planned(scene)
-    scene.servers.clock.advance(20 * 86_400)
-    scene.topic("b", 100, 100, 100)
-    plan, asked = make_retention_plan(scene.cluster, scene.scan())[0], Asked(scene.servers.journal)
-    assert plan.ledgers > old.ledgers
-    Path(scene.lake.retention_plan_location(plan.plan_id), "rows.parquet").unlink()
-    automated(scene, monkeypatch, **kind)
-    connect = connecting(clock=lambda: scene.servers.clock, journal_reader=lambda: asked)
-    where = Cluster(LifecycleResource().without_spark().settings, connect=connect, given=scene.cluster.given)
-    assert decision_of(where, RETENTION)[0].code is code
-    assert len(asked.conditions) == journal_read
-    assert asked.oldest >= old.created_at - CLOCKS_APART_MS
-
-
-@pytest.mark.parametrize("behind", [600, 7_200])
-def test_what_was_said_last_counts_though_a_clock_is_behind(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, behind: int
-) -> None:
-    """The withdrawal comes from a host whose clock is behind that of who approved, or of who made the plan."""
-    where, plan = automated(scene, monkeypatch, mode="approve"), planned(scene)
-    scene.servers.clock.advance(3_600)
-    approve_plan(where, "run-1", plan.plan_id, plan.digest, "ann")
-    scene.servers.clock.advance(-behind)
-    approve_plan(where, "run-2", plan.plan_id, plan.digest, "bob", withdraw=True)
-    scene.servers.clock.advance(behind)
-    assert decision_of(where, RETENTION)[0].code is AutomationCode.NOT_APPROVED
-    scene.servers.clock.advance(-behind)
-    approve_plan(where, "run-3", plan.plan_id, plan.digest, "ann")
-    scene.servers.clock.advance(behind)
-    assert decision_of(where, RETENTION)[0].code is AutomationCode.GOES
-
-
-@pytest.mark.parametrize("behind", [-600, 0, 600])
-def test_a_withdrawal_at_the_same_moment_as_an_approval_counts(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, behind: int
-) -> None:
-    """Neither of both who speak sees the other's word, whichever clock is behind."""
-    where, plan = automated(scene, monkeypatch, mode="approve"), planned(scene)
-    before = FakeJournal()
-    connect = connecting(
-        clock=lambda: scene.servers.clock, journal=lambda: scene.servers.journal, journal_reader=lambda: before
-    )
-    bob = Cluster(where.settings, connect=connect, given=scene.cluster.given)
-    scene.servers.clock.advance(3_600)
-    approve_plan(where, "run-1", plan.plan_id, plan.digest, "ann")
-    scene.servers.clock.advance(-behind)
-    approve_plan(bob, "run-2", plan.plan_id, plan.digest, "bob", withdraw=True)
-    scene.servers.clock.advance(behind)
-    assert decision_of(where, RETENTION)[0].code is AutomationCode.NOT_APPROVED
-    approve_plan(where, "run-3", plan.plan_id, plan.digest, "ann")
-    assert decision_of(where, RETENTION)[0].code is AutomationCode.GOES
-
-
-def test_growth_is_measured_by_what_was_applied(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large plan of which an operator applied one ledger says nothing of how much may go by itself."""
-    growing = {"mode": "apply", "growth_from": 1, "max_growth": 1}
-    where, plan = automated(scene, monkeypatch, **growing), planned(scene)
-    done = apply_retention(where, "hand", Order(plan.plan_id, plan.digest, limit=1), dry_run=False)
-    assert [one.outcome for one in done] == ["removed"]
-    assert applied_plans(where.journal_reader, "test", [plan.plan_id], 0) == {plan.plan_id: 1}
-    scene.topic("b", 100, 100, 100)
-    make_retention_plan(where, scene.scan())
-    assert decision_of(where, RETENTION)[0].code is AutomationCode.GREW
-
-
-def test_an_offload_does_not_take_the_release_of_copies_by_the_same_plan_for_done(scene: RetentionScene) -> None:
-    where, now = scene.cluster, scene.now
-    step, about = Step(Action.OFFLOAD, Phase.OFFLOAD), Subject(7, "", "persistent://acme/orders/a", details=())
-    row = Writer("run", "test", "offload-1").row(step, about, Outcome.OFFLOADED, Why(Code.MAY_GO, "so"), now)
-    where.journal.record([row])
-    taken = {
-        kind.name: applied_plans(where.journal_reader, "test", ["offload-1"], now - 1, kind.effects)
-        for kind in KINDS
-        if kind.prefix == "offload-"
-    }
-    assert taken == {"offload": {"offload-1": 1}, "bookkeeper_copies": {}}

@@ -1,0 +1,32 @@
+"""Plans that go by themselves: a retention plan of a scene, and its cluster with settings of automation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation
+from pulsar_lifecycle.inspect.automation import KINDS
+from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.runs.cluster import Cluster
+from resources.lifecycle import LifecycleResource
+from tests.kit.scenes.retention_scene import RetentionScene
+
+RETENTION = next(kind for kind in KINDS if kind.name == "retention")
+
+
+def planned(scene: RetentionScene) -> PlanSummary:
+    scene.topic("a", 100, 100, 100)
+    return make_retention_plan(scene.cluster, scene.scan())[0]
+
+
+def automated(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, **retention: Any) -> Cluster:
+    """The cluster with these settings of retention; the code location's resource gives it."""
+    automation = AutomationSettings(retention=KindAutomation(**{"max_share": 1.0, **retention}))
+    settings = scene.settings.model_copy(update={"automation": automation})
+    where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
+    for name in ("cluster", "without_spark"):
+        monkeypatch.setattr(LifecycleResource, name, lambda self: where)
+    return where
