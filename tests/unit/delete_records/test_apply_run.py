@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -13,9 +11,9 @@ import pytest
 
 from pulsar_lifecycle.delete_records import finishing
 from pulsar_lifecycle.delete_records.apply_run import Patience
-from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp, parse_offset
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, parse_offset
 from pulsar_lifecycle.deletion.undo.undo_run import Request, undo_deletions
-from pulsar_lifecycle.errors import AccessDenied, OutcomeUnknown, RefusedBy
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
@@ -25,9 +23,8 @@ from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.refusals import RefusalCode
 from tests.kit.builders import ROW
-from tests.kit.fakes.broker_admin import FakeSubscription
-from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
-from tests.kit.records.topic_times import BUCKET, abort, batch, commit, in_transaction, sent
+from tests.kit.records.records_scene import ENTRIES, RecordsScene
+from tests.kit.records.topic_times import BUCKET
 
 
 def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
@@ -320,247 +317,6 @@ def test_what_arrives_after_the_plan_stays() -> None:
     (result,) = scene.apply(dry_run=True)
     assert result.error is RecordsError.TIMEOUT
     assert f"whether ledger {ids[-1]} may go is not known" in result.reason
-
-
-@pytest.mark.parametrize(
-    ("asked", "error"),
-    [
-        ((4, 11), RecordsError.OUT_OF_RANGE),
-        ((1, 11), RecordsError.NO_SUCH_POSITION),
-        ((4, 10), None),
-        ((0, 0), None),
-    ],
-)
-def test_positions_that_there_are(asked: tuple[int, int], error: RecordsError | None) -> None:
-    scene = RecordsScene()
-    (row,) = scene.plan(scene.at(*asked))
-    assert row["error"] == error
-    assert not scene.properties()
-
-
-def test_a_position_in_a_ledger_of_another_topic_is_refused() -> None:
-    """It lies between two ledgers of this one, so everything up to the next would go."""
-    scene = RecordsScene(2)
-    ids = scene.ids[scene.topic]
-    scene.cluster.topic(scene.topic, [ids[0], ids[1], ids[3], ids[4]], entries=ENTRIES)
-    scene.cluster.wait(1)
-    (row,) = scene.plan(scene.at(2, 3))
-    assert (row["error"], row["ledgers"]) == (RecordsError.NO_SUCH_POSITION, [])
-
-
-def test_a_request_that_its_broker_forbids_is_that_partitions_error() -> None:
-    def denied(topic: Topic) -> None:
-        raise AccessDenied(f"{topic}: 403")
-
-    scene = RecordsScene(2)
-    scene.cluster.admin.topics = {topic: {} for topic in scene.topics}
-    scene.cluster.admin.on_unload = denied
-    scene.plan(END, scene.at(0, 4, scene.topics[1]))
-    first, second = scene.apply()
-    assert (first.error, second.error) == (RecordsError.NOT_AUTHORIZED, None)
-    assert scene.listed() == scene.ids[scene.topic]
-
-
-@pytest.mark.parametrize("done", [False, True])
-@pytest.mark.parametrize("fails", ["on_unload", "on_properties", "on_move"])
-def test_a_request_that_its_broker_fails_at_is_tried_again_by_the_next_run(fails: str, done: bool) -> None:
-    """Whether it did what it was asked before it failed; the other partition goes on."""
-    scene = RecordsScene(2)
-    scene.writes_loaded = fails != "on_properties"
-    first, other = scene.topics
-    admin = scene.cluster.admin
-    admin.topics = {first: {"s": FakeSubscription()}}
-    if fails == "on_properties":
-        scene.load()
-    else:
-        scene.cursor("s", 0, 3)
-    answers_500 = True
-
-    def did(effect: Callable[..., Any]) -> Callable[..., None]:
-        def asked(*arguments: Any) -> None:
-            if done or not answers_500:
-                effect(*arguments)
-            if answers_500:
-                raise OutcomeUnknown("500: Internal Server Error")
-
-        return asked
-
-    def kept(topic: Topic, properties: Mapping[str, str]) -> None:
-        path = scene.cluster.topic_path(topic)
-        info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
-        scene.cluster.put(path, managed_ledger.encode(replace(info, properties={**info.properties, **properties})))
-
-    def moved(topic: Topic, name: str, past: Position) -> None:
-        scene.cursor(name, scene.ids[topic].index(past.ledger_id), past.entry_id)
-
-    admin.on_unload, admin.on_properties, admin.on_move = scene.rolled, kept, moved
-    setattr(admin, fails, did(getattr(admin, fails)))
-    at = scene.at(0, 4) if fails == "on_properties" else END
-    (row, _) = scene.plan(at, scene.at(2, 0, other), options=Options(move_cursors=True))
-    assert row["error"] is None, row
-    found = scene.apply()
-    assert (found[0].error, "500" in found[0].reason) == (RecordsError.TIMEOUT, True), found
-    assert "not proven gone" in found[1].reason
-    answers_500 = False
-    scene.apply()
-    scene.delete()
-    assert [one.error for one in scene.apply()] == [None, None]
-
-
-def test_a_topic_that_was_deleted_after_the_plan_is_unknown() -> None:
-    scene = RecordsScene()
-    scene.plan(scene.at(2, 0))
-    scene.cluster.remove(scene.cluster.topic_path(scene.topic))
-    for dry_run in (False, True):
-        (result,) = scene.apply(dry_run=dry_run)
-        assert result.error is RecordsError.UNKNOWN_PARTITION
-
-
-@pytest.mark.parametrize("asked", [(2, 3), (0, 0), END])
-def test_a_topic_that_was_deleted_and_created_again_after_the_plan_is_another_one(asked: Any) -> None:
-    scene = RecordsScene()
-    scene.writes_loaded = True
-    scene.plan(scene.at(*asked) if isinstance(asked, tuple) else asked)
-    own = scene.created_again()
-    for dry_run in (False, True):
-        (result,) = scene.apply(dry_run=dry_run)
-        assert (result.error, result.low_watermark) == (RecordsError.REPLACED, -1)
-    assert (scene.listed(), scene.properties()) == (own, {})
-    assert not scene.cluster.admin.touched
-
-
-def test_a_topic_without_ledgers_that_was_created_again_is_another_one() -> None:
-    scene = RecordsScene()
-    scene.cluster.topic(scene.topic)
-    scene.plan(END)
-    scene.created_again()
-    (result,) = scene.apply()
-    assert result.error is RecordsError.REPLACED
-
-
-def test_a_topic_that_is_created_again_while_its_answer_is_waited_for_is_another_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scene = RecordsScene()
-    ids = scene.ids[scene.topic]
-    scene.plan(scene.at(2, 0))
-    scene.apply()
-    passes = scene.cluster.clock.sleep
-
-    def deleted_meanwhile(seconds: float) -> None:
-        passes(seconds)
-        for i in ids[:2]:
-            scene.cluster.remove(scene.cluster.path(i))
-        scene.created_again()
-        monkeypatch.setattr(scene.cluster.clock, "sleep", passes)
-
-    monkeypatch.setattr(scene.cluster.clock, "sleep", deleted_meanwhile)
-    (result,) = scene.apply(Patience(answers=60), dry_run=True)
-    assert result.error is RecordsError.REPLACED
-
-
-def test_a_topic_that_is_created_again_while_it_is_written_gets_no_low_watermark() -> None:
-    scene = RecordsScene()
-    scene.load()
-    scene.cluster.admin.topics[scene.topic] = {}
-    scene.cluster.admin.on_properties = lambda *_: scene.created_again()
-    scene.plan(scene.at(0, 4))
-    (result,) = scene.apply()
-    assert (result.error, scene.properties()) == (RecordsError.REPLACED, {})
-
-
-def test_a_silent_broker_fails_its_own_partitions_alone() -> None:
-    scene = RecordsScene(3)
-    scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
-    for topic, broker in zip(scene.topics, ["broker-1:8080", "broker-1:8080", "broker-2:8080"], strict=True):
-        scene.cluster.put(f"/namespace/acme/orders/{_bundle(topic)}", _owner(broker))
-    scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
-    scene.cluster.admin.unreachable = {"broker-2:8080"}
-    assert [r.error for r in scene.apply()] == [RecordsError.TIMEOUT] * 3
-    assert [scene.listed(topic) == scene.ids[topic] for topic in scene.topics] == [False, False, True]
-    scene.delete()
-    first, second, third = scene.apply()
-    assert (first.error, second.error, third.error) == (None, None, RecordsError.TIMEOUT)
-    assert third.low_watermark == -1
-    assert "broker-2:8080" in third.reason
-    scene.cluster.admin.unreachable = set()
-    scene.apply()
-    scene.delete()
-    assert [r.error for r in scene.apply()] == [None] * 3
-
-
-def _bundle(topic: Topic) -> str:
-    """A bundle that holds one topic alone."""
-    place = zlib.crc32(str(topic).encode())
-    return f"0x{place:08x}_0x{place + 1:08x}"
-
-
-def _owner(broker: str) -> bytes:
-    return json.dumps({"httpUrl": f"http://{broker}"}).encode()
-
-
-def test_a_time_is_the_first_message_published_at_or_after_it() -> None:
-    scene = RecordsScene()
-    (row,) = scene.plan(Timestamp(HOUR + 23))
-    assert (row["error"], row["low_watermark"], row["messages"]) == (None, str(scene.at(2, 3)), 23), row
-    assert (row["published_before"], row["published_at"], row["at_risk"]) == (HOUR + 22, HOUR + 23, 0)
-    assert row["messages_between"] == 3
-    scene.apply()
-    scene.delete()
-    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 3))]
-
-
-def test_a_time_after_all_is_the_end_and_before_all_deletes_nothing() -> None:
-    scene = RecordsScene(2)
-    after, before = scene.plan(Timestamp(2 * HOUR), Timestamp(0))
-    assert after["low_watermark"] == str(scene.at(4, 10))
-    assert (before["low_watermark"], before["ledgers"]) == (str(scene.at(0, 0, scene.topics[1])), [])
-
-
-def test_publish_times_that_go_back_are_refused_with_the_messages_at_risk() -> None:
-    scene = RecordsScene()
-    ids = scene.ids[scene.topic]
-    scene.cluster.reader.payloads[ids[1]][4] = sent(HOUR + 45)
-    (row,) = scene.plan(Timestamp(HOUR + 33))
-    assert row["error"] == RecordsError.NOT_MONOTONIC
-    assert row["at_risk"] == 1
-    assert f"{ids[1]}:4" in row["reason"]
-    (row,) = scene.plan(Timestamp(HOUR + 33), options=Options(any_order=True))
-    assert (row["error"], row["low_watermark"]) == (None, f"{ids[1]}:4")
-
-
-def test_a_batch_index_that_is_not_there_is_an_error() -> None:
-    scene = RecordsScene()
-    ids = scene.ids[scene.topic]
-    scene.cluster.reader.payloads[ids[1]][4] = batch(HOUR + 14, 3)
-    (row,) = scene.plan(parse_offset(f"{ids[1]}:4:2"))
-    assert (row["error"], row["low_watermark"]) == (None, f"{ids[1]}:4:2")
-    (row,) = scene.plan(parse_offset(f"{ids[1]}:4:3"))
-    assert row["error"] == RecordsError.NO_SUCH_POSITION
-
-
-@pytest.mark.parametrize("name", ["snapshot", "snapshot-partition-0", "snapshot_segments", "snapshot_indexes"])
-def test_an_open_transaction_below_is_an_error(name: str) -> None:
-    scene = RecordsScene()
-    ids = scene.ids[scene.topic]
-    scene.cluster.put(f"/managed-ledgers/acme/orders/persistent/__transaction_buffer_{name}", b"")
-    scene.cluster.reader.payloads[ids[1]][4] = in_transaction(HOUR + 14, 7)
-    (row,) = scene.plan(scene.at(2, 0))
-    assert row["error"] == RecordsError.TRANSACTION_BELOW
-    for end in (commit, abort):
-        scene.cluster.reader.payloads[ids[3]][4] = end(HOUR + 34, 7)
-        (row,) = scene.plan(scene.at(2, 0))
-        assert row["error"] is None
-
-
-def test_a_delayed_message_below_keeps_a_subscription_from_being_moved() -> None:
-    scene = RecordsScene()
-    ids = scene.ids[scene.topic]
-    scene.cursor("s", 0, 3)
-    later = scene.cluster.clock.now_ms() + HOUR
-    scene.cluster.reader.payloads[ids[1]][4] = sent(HOUR + 14, deliver_at_time=later)
-    (row,) = scene.plan(scene.at(2, 0), options=Options(move_cursors=True))
-    assert row["error"] == RecordsError.DELAYED_BELOW
 
 
 def test_one_command_ends_with_the_answer() -> None:

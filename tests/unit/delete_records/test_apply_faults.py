@@ -1,0 +1,171 @@
+"""Applying a plan to delete records: brokers that fail, forbid or are silent, and topics that are created again."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.delete_records.apply_run import Patience
+from pulsar_lifecycle.delete_records.request import END, Options
+from pulsar_lifecycle.errors import AccessDenied, OutcomeUnknown
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from tests.kit.fakes.broker_admin import FakeSubscription
+from tests.kit.records.records_scene import RecordsScene
+
+
+def test_a_request_that_its_broker_forbids_is_that_partitions_error() -> None:
+    def denied(topic: Topic) -> None:
+        raise AccessDenied(f"{topic}: 403")
+
+    scene = RecordsScene(2)
+    scene.cluster.admin.topics = {topic: {} for topic in scene.topics}
+    scene.cluster.admin.on_unload = denied
+    scene.plan(END, scene.at(0, 4, scene.topics[1]))
+    first, second = scene.apply()
+    assert (first.error, second.error) == (RecordsError.NOT_AUTHORIZED, None)
+    assert scene.listed() == scene.ids[scene.topic]
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("fails", ["on_unload", "on_properties", "on_move"])
+def test_a_request_that_its_broker_fails_at_is_tried_again_by_the_next_run(fails: str, done: bool) -> None:
+    """Whether it did what it was asked before it failed; the other partition goes on."""
+    scene = RecordsScene(2)
+    scene.writes_loaded = fails != "on_properties"
+    first, other = scene.topics
+    admin = scene.cluster.admin
+    admin.topics = {first: {"s": FakeSubscription()}}
+    if fails == "on_properties":
+        scene.load()
+    else:
+        scene.cursor("s", 0, 3)
+    answers_500 = True
+
+    def did(effect: Callable[..., Any]) -> Callable[..., None]:
+        def asked(*arguments: Any) -> None:
+            if done or not answers_500:
+                effect(*arguments)
+            if answers_500:
+                raise OutcomeUnknown("500: Internal Server Error")
+
+        return asked
+
+    def kept(topic: Topic, properties: Mapping[str, str]) -> None:
+        path = scene.cluster.topic_path(topic)
+        info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
+        scene.cluster.put(path, managed_ledger.encode(replace(info, properties={**info.properties, **properties})))
+
+    def moved(topic: Topic, name: str, past: Position) -> None:
+        scene.cursor(name, scene.ids[topic].index(past.ledger_id), past.entry_id)
+
+    admin.on_unload, admin.on_properties, admin.on_move = scene.rolled, kept, moved
+    setattr(admin, fails, did(getattr(admin, fails)))
+    at = scene.at(0, 4) if fails == "on_properties" else END
+    (row, _) = scene.plan(at, scene.at(2, 0, other), options=Options(move_cursors=True))
+    assert row["error"] is None, row
+    found = scene.apply()
+    assert (found[0].error, "500" in found[0].reason) == (RecordsError.TIMEOUT, True), found
+    assert "not proven gone" in found[1].reason
+    answers_500 = False
+    scene.apply()
+    scene.delete()
+    assert [one.error for one in scene.apply()] == [None, None]
+
+
+def test_a_topic_that_was_deleted_after_the_plan_is_unknown() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 0))
+    scene.cluster.remove(scene.cluster.topic_path(scene.topic))
+    for dry_run in (False, True):
+        (result,) = scene.apply(dry_run=dry_run)
+        assert result.error is RecordsError.UNKNOWN_PARTITION
+
+
+@pytest.mark.parametrize("asked", [(2, 3), (0, 0), END])
+def test_a_topic_that_was_deleted_and_created_again_after_the_plan_is_another_one(asked: Any) -> None:
+    scene = RecordsScene()
+    scene.writes_loaded = True
+    scene.plan(scene.at(*asked) if isinstance(asked, tuple) else asked)
+    own = scene.created_again()
+    for dry_run in (False, True):
+        (result,) = scene.apply(dry_run=dry_run)
+        assert (result.error, result.low_watermark) == (RecordsError.REPLACED, -1)
+    assert (scene.listed(), scene.properties()) == (own, {})
+    assert not scene.cluster.admin.touched
+
+
+def test_a_topic_without_ledgers_that_was_created_again_is_another_one() -> None:
+    scene = RecordsScene()
+    scene.cluster.topic(scene.topic)
+    scene.plan(END)
+    scene.created_again()
+    (result,) = scene.apply()
+    assert result.error is RecordsError.REPLACED
+
+
+def test_a_topic_that_is_created_again_while_its_answer_is_waited_for_is_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    passes = scene.cluster.clock.sleep
+
+    def deleted_meanwhile(seconds: float) -> None:
+        passes(seconds)
+        for i in ids[:2]:
+            scene.cluster.remove(scene.cluster.path(i))
+        scene.created_again()
+        monkeypatch.setattr(scene.cluster.clock, "sleep", passes)
+
+    monkeypatch.setattr(scene.cluster.clock, "sleep", deleted_meanwhile)
+    (result,) = scene.apply(Patience(answers=60), dry_run=True)
+    assert result.error is RecordsError.REPLACED
+
+
+def test_a_topic_that_is_created_again_while_it_is_written_gets_no_low_watermark() -> None:
+    scene = RecordsScene()
+    scene.load()
+    scene.cluster.admin.topics[scene.topic] = {}
+    scene.cluster.admin.on_properties = lambda *_: scene.created_again()
+    scene.plan(scene.at(0, 4))
+    (result,) = scene.apply()
+    assert (result.error, scene.properties()) == (RecordsError.REPLACED, {})
+
+
+def test_a_silent_broker_fails_its_own_partitions_alone() -> None:
+    scene = RecordsScene(3)
+    scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
+    for topic, broker in zip(scene.topics, ["broker-1:8080", "broker-1:8080", "broker-2:8080"], strict=True):
+        scene.cluster.put(f"/namespace/acme/orders/{_bundle(topic)}", _owner(broker))
+    scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
+    scene.cluster.admin.unreachable = {"broker-2:8080"}
+    assert [r.error for r in scene.apply()] == [RecordsError.TIMEOUT] * 3
+    assert [scene.listed(topic) == scene.ids[topic] for topic in scene.topics] == [False, False, True]
+    scene.delete()
+    first, second, third = scene.apply()
+    assert (first.error, second.error, third.error) == (None, None, RecordsError.TIMEOUT)
+    assert third.low_watermark == -1
+    assert "broker-2:8080" in third.reason
+    scene.cluster.admin.unreachable = set()
+    scene.apply()
+    scene.delete()
+    assert [r.error for r in scene.apply()] == [None] * 3
+
+
+def _bundle(topic: Topic) -> str:
+    """A bundle that holds one topic alone."""
+    place = zlib.crc32(str(topic).encode())
+    return f"0x{place:08x}_0x{place + 1:08x}"
+
+
+def _owner(broker: str) -> bytes:
+    return json.dumps({"httpUrl": f"http://{broker}"}).encode()

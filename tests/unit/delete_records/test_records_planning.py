@@ -1,0 +1,100 @@
+"""What a plan to delete records says: positions and times that there are, and what forbids them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Options, Timestamp, parse_offset
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
+from tests.kit.records.topic_times import abort, batch, commit, in_transaction, sent
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ((4, 11), RecordsError.OUT_OF_RANGE),
+        ((1, 11), RecordsError.NO_SUCH_POSITION),
+        ((4, 10), None),
+        ((0, 0), None),
+    ],
+)
+def test_positions_that_there_are(asked: tuple[int, int], error: RecordsError | None) -> None:
+    scene = RecordsScene()
+    (row,) = scene.plan(scene.at(*asked))
+    assert row["error"] == error
+    assert not scene.properties()
+
+
+def test_a_position_in_a_ledger_of_another_topic_is_refused() -> None:
+    """It lies between two ledgers of this one, so everything up to the next would go."""
+    scene = RecordsScene(2)
+    ids = scene.ids[scene.topic]
+    scene.cluster.topic(scene.topic, [ids[0], ids[1], ids[3], ids[4]], entries=ENTRIES)
+    scene.cluster.wait(1)
+    (row,) = scene.plan(scene.at(2, 3))
+    assert (row["error"], row["ledgers"]) == (RecordsError.NO_SUCH_POSITION, [])
+
+
+def test_a_time_is_the_first_message_published_at_or_after_it() -> None:
+    scene = RecordsScene()
+    (row,) = scene.plan(Timestamp(HOUR + 23))
+    assert (row["error"], row["low_watermark"], row["messages"]) == (None, str(scene.at(2, 3)), 23), row
+    assert (row["published_before"], row["published_at"], row["at_risk"]) == (HOUR + 22, HOUR + 23, 0)
+    assert row["messages_between"] == 3
+    scene.apply()
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 3))]
+
+
+def test_a_time_after_all_is_the_end_and_before_all_deletes_nothing() -> None:
+    scene = RecordsScene(2)
+    after, before = scene.plan(Timestamp(2 * HOUR), Timestamp(0))
+    assert after["low_watermark"] == str(scene.at(4, 10))
+    assert (before["low_watermark"], before["ledgers"]) == (str(scene.at(0, 0, scene.topics[1])), [])
+
+
+def test_publish_times_that_go_back_are_refused_with_the_messages_at_risk() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cluster.reader.payloads[ids[1]][4] = sent(HOUR + 45)
+    (row,) = scene.plan(Timestamp(HOUR + 33))
+    assert row["error"] == RecordsError.NOT_MONOTONIC
+    assert row["at_risk"] == 1
+    assert f"{ids[1]}:4" in row["reason"]
+    (row,) = scene.plan(Timestamp(HOUR + 33), options=Options(any_order=True))
+    assert (row["error"], row["low_watermark"]) == (None, f"{ids[1]}:4")
+
+
+def test_a_batch_index_that_is_not_there_is_an_error() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cluster.reader.payloads[ids[1]][4] = batch(HOUR + 14, 3)
+    (row,) = scene.plan(parse_offset(f"{ids[1]}:4:2"))
+    assert (row["error"], row["low_watermark"]) == (None, f"{ids[1]}:4:2")
+    (row,) = scene.plan(parse_offset(f"{ids[1]}:4:3"))
+    assert row["error"] == RecordsError.NO_SUCH_POSITION
+
+
+@pytest.mark.parametrize("name", ["snapshot", "snapshot-partition-0", "snapshot_segments", "snapshot_indexes"])
+def test_an_open_transaction_below_is_an_error(name: str) -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cluster.put(f"/managed-ledgers/acme/orders/persistent/__transaction_buffer_{name}", b"")
+    scene.cluster.reader.payloads[ids[1]][4] = in_transaction(HOUR + 14, 7)
+    (row,) = scene.plan(scene.at(2, 0))
+    assert row["error"] == RecordsError.TRANSACTION_BELOW
+    for end in (commit, abort):
+        scene.cluster.reader.payloads[ids[3]][4] = end(HOUR + 34, 7)
+        (row,) = scene.plan(scene.at(2, 0))
+        assert row["error"] is None
+
+
+def test_a_delayed_message_below_keeps_a_subscription_from_being_moved() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cursor("s", 0, 3)
+    later = scene.cluster.clock.now_ms() + HOUR
+    scene.cluster.reader.payloads[ids[1]][4] = sent(HOUR + 14, deliver_at_time=later)
+    (row,) = scene.plan(scene.at(2, 0), options=Options(move_cursors=True))
+    assert row["error"] == RecordsError.DELAYED_BELOW
