@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("pulsar_lifecycle", "assets", "orchestration", "resources", "sandbox", "bench", "docs")
+ROOMS = ("pulsar_lifecycle", "assets", "orchestration", "resources", "sandbox", "bench", "docs", "tests")
 CODECS = "pulsar_lifecycle/formats"
 """The one large folder: small modules, each of one form of bytes."""
 CALLED_AS_ANOTHER = ("pulsar_lifecycle/cli", "pulsar_lifecycle/io")
@@ -14,7 +14,7 @@ CALLED_AS_ANOTHER = ("pulsar_lifecycle/cli", "pulsar_lifecycle/io")
 
 
 def modules() -> list[Path]:
-    """The modules of the product, from the root, without packages' own and what is made from ``proto/``."""
+    """Every module, from the root, without packages' own and what is made from ``proto/``."""
     found = (path for room in ROOMS for path in (ROOT / room).rglob("*.py") if path.name != "__init__.py")
     return [path.relative_to(ROOT) for path in found if not path.parent.name.endswith("_pb")]
 
