@@ -120,8 +120,11 @@ class BucketMap:
 
     def covering(self, ledger: int) -> Bucket | None:
         """The bucket whose range has this topic ledger."""
-        at = bisect_right(self._starts, ledger) - 1
-        return self._buckets[at] if at >= 0 and ledger <= self._buckets[at].end_ledger_id else None
+        at = bisect_right(self._starts, ledger)
+        if not at:
+            return None
+        bucket = self._buckets[at - 1]
+        return bucket if ledger <= bucket.end_ledger_id else None
 
     def first_after(self, ledger: int) -> Bucket | None:
         """The first bucket whose range begins after this topic ledger."""

@@ -28,43 +28,36 @@ _SPARSE = 64
 class EntrySet:
     """Messages by (ledger, entry); entry ids are below 2**32. Array arguments are of one length."""
 
-    __slots__ = ("_bitmaps",)
+    __slots__ = ("bitmaps",)
 
     def __init__(self, bitmaps: Mapping[int, BitMap] | None = None) -> None:
         """Takes the bitmaps over."""
-        self._bitmaps: dict[int, BitMap] = {ledger: one for ledger, one in (bitmaps or {}).items() if one}
+        self.bitmaps: dict[int, BitMap] = {ledger: one for ledger, one in (bitmaps or {}).items() if one}
+        """By ledger, none of them empty; not to be changed from outside."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._bitmaps.values()))
+        return sum(map(len, self.bitmaps.values()))
 
     def __contains__(self, position: tuple[int, int]) -> bool:
-        return self.has(*position)
-
-    def has(self, ledger: int, entry: int) -> bool:
-        """Whether one message is there."""
-        bitmap = self._bitmaps.get(ledger)
+        ledger, entry = position
+        bitmap = self.bitmaps.get(ledger)
         return bitmap is not None and entry in bitmap
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, EntrySet) and self._bitmaps == other._bitmaps
+        return isinstance(other, EntrySet) and self.bitmaps == other.bitmaps
 
     __hash__ = None  # type: ignore[assignment]
 
     @property
-    def bitmaps(self) -> Mapping[int, BitMap]:
-        """By ledger, none of them empty; not to be changed."""
-        return self._bitmaps
-
-    @property
     def nbytes(self) -> int:
         """About what the bitmaps take in memory, as they would be serialized."""
-        return sum(len(bitmap.serialize()) for bitmap in self._bitmaps.values())
+        return sum(len(bitmap.serialize()) for bitmap in self.bitmaps.values())
 
     def add_one(self, ledger: int, entry: int) -> None:
         """One message."""
-        bitmap = self._bitmaps.get(ledger)
+        bitmap = self.bitmaps.get(ledger)
         if bitmap is None:
-            bitmap = self._bitmaps[ledger] = BitMap()
+            bitmap = self.bitmaps[ledger] = BitMap()
         bitmap.add(entry)
 
     def add(self, ledgers: Longs, entries: Longs) -> None:
@@ -92,32 +85,32 @@ class EntrySet:
 
     def discard_until(self, ledger: int, entry: int) -> None:
         """Take out all messages up to this one, inclusive."""
-        for one in [one for one in self._bitmaps if one <= ledger]:
-            if one < ledger or self._bitmaps[one].max() <= entry:
-                del self._bitmaps[one]
+        for one in [one for one in self.bitmaps if one <= ledger]:
+            if one < ledger or self.bitmaps[one].max() <= entry:
+                del self.bitmaps[one]
             else:
-                self._bitmaps[one].remove_range(0, entry + 1)
+                self.bitmaps[one].remove_range(0, entry + 1)
 
     def pop_first(self, limit: int) -> EntrySet:
         """Take out at most ``limit`` messages, the first by (ledger, entry)."""
         found: dict[int, BitMap] = {}
-        for ledger in sorted(self._bitmaps):
+        for ledger in sorted(self.bitmaps):
             if limit <= 0:
                 break
-            bitmap = self._bitmaps[ledger]
+            bitmap = self.bitmaps[ledger]
             found[ledger] = bitmap if len(bitmap) <= limit else bitmap[:limit]
             limit -= len(found[ledger])
             if found[ledger] is bitmap:
-                del self._bitmaps[ledger]
+                del self.bitmaps[ledger]
             else:
                 bitmap -= found[ledger]
         return EntrySet(found)
 
     def columns(self) -> tuple[Longs, Longs]:
         """Ledgers and entries, by (ledger, entry)."""
-        ledgers = sorted(self._bitmaps)
-        counts = [len(self._bitmaps[ledger]) for ledger in ledgers]
-        entries = [np.frombuffer(self._bitmaps[ledger].to_array(), np.uint32) for ledger in ledgers]
+        ledgers = sorted(self.bitmaps)
+        counts = [len(self.bitmaps[ledger]) for ledger in ledgers]
+        entries = [np.frombuffer(self.bitmaps[ledger].to_array(), np.uint32) for ledger in ledgers]
         none = np.empty(0, np.uint32)
         return np.repeat(np.array(ledgers, np.int64), counts), np.concatenate([none, *entries]).astype(np.int64)
 
@@ -127,26 +120,26 @@ class EntrySet:
             pairs = zip(ledgers.tolist(), entries.tolist(), strict=True)
             return np.fromiter((pair in self for pair in pairs), np.bool_, len(ledgers))
         found = np.zeros(len(ledgers), np.bool_)
-        if self._bitmaps:
+        if self.bitmaps:
             for ledger, which in by_ledger(ledgers):
-                bitmap = self._bitmaps.get(ledger)
+                bitmap = self.bitmaps.get(ledger)
                 if bitmap is not None:
                     found[which] = _found(bitmap, entries[which])
         return found
 
     def _join(self, ledger: int, bitmap: BitMap) -> None:
-        known = self._bitmaps.get(ledger)
+        known = self.bitmaps.get(ledger)
         if known is None:
-            self._bitmaps[ledger] = bitmap
+            self.bitmaps[ledger] = bitmap
         else:
             known |= bitmap
 
     def _part(self, ledger: int, bitmap: BitMap) -> None:
-        known = self._bitmaps.get(ledger)
+        known = self.bitmaps.get(ledger)
         if known is not None:
             known -= bitmap
             if not known:
-                del self._bitmaps[ledger]
+                del self.bitmaps[ledger]
 
 
 def by_ledger(ledgers: Longs) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:

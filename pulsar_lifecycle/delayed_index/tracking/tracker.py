@@ -115,10 +115,12 @@ class BucketTracker:
 
     def contains_message(self, ledger: int, entry: int) -> bool:
         """Whether it is tracked, so that the normal reading must not deliver it."""
-        if self._tracked.has(ledger, entry):
+        bitmap = self._tracked.bitmaps.get(ledger)  # a call costs more than all else here
+        if bitmap is not None and entry in bitmap:
             return True
         bucket = self._buckets.covering(ledger)
-        return bucket is not None and bucket.undelivered.has(ledger, entry)
+        bitmap = None if bucket is None else bucket.undelivered.bitmaps.get(ledger)
+        return bitmap is not None and entry in bitmap
 
     def contains_messages(self, ledgers: Longs, entries: Longs) -> Mask:
         """As :meth:`contains_message`, of many."""
