@@ -115,7 +115,7 @@ class Steps:
         if idling.has(seed):
             return idling.Idling(self.operator)
         if delaying.has(seed):
-            return delaying.Delaying(self.operator, merging=delaying.merges(seed))
+            return delaying.Delaying(self.operator, merging=delaying.merges(seed), throwing=delaying.throws(seed))
         return recording.of(seed, self.operator) if recording.has(seed) else loading.of(seed, self.operator)
 
     def _count(self, code: str) -> None:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
-from tests.simulation.operators.delaying import BROKERS, MERGED_ABOVE
+from tests.simulation.operators.delaying import BROKERS, MERGED_ABOVE, MERGED_ABOVE_FEW
 from tests.simulation.world.delayed.delayed_brokers import MOST, DelayedBrokers
 from tests.simulation.world.delayed.merging_tracker import MergingTracker
 from tests.simulation.world.model import HOUR, ModelTopic
@@ -83,3 +83,24 @@ def test_a_merge_names_its_snapshot_before_the_old_ones_go_and_their_keys_after_
         (True, len(old) - 1, len(old) - 1),
     ]
     assert states[-1] == (True, len(old) - 4, len(old) - 4)
+
+
+def test_a_merge_that_throws_leaves_what_follows_until_the_topic_is_loaded_anew() -> None:
+    world = World(Random(1))
+    brokers = DelayedBrokers(world, DelayedIndexSettings.from_broker_conf(BROKERS | MERGED_ABOVE_FEW), Counter())
+    brokers.on_early, brokers.throws = pytest.fail, True
+    brokers.grow(Random(1), "due")
+    (topic,) = brokers.topics()
+    assert brokers.counts["merges that threw"]
+    if topic.loaded:
+        world.unload(topic)
+
+    brokers.load(topic)
+    came = delivered(brokers, topic)
+    left = sum(len(brokers.left(topic, name)) for name in topic.cursors)
+    assert left
+    assert came + left == len(topic.due) * len(topic.cursors)
+
+    world.unload(topic)
+    brokers.load(topic)
+    assert not any(brokers.left(topic, name) for name in topic.cursors)

@@ -49,7 +49,8 @@ CALLS = (("store.",), ("store.write",), ("store.write",), ("writer.",), ("journa
 
 
 MERGED_ABOVE = {"delayedDeliveryMaxNumBuckets": "4"}
-"""With fewer, merging throws exceptions in brokers 4.0.7."""
+MERGED_ABOVE_FEW = {"delayedDeliveryMaxNumBuckets": "2"}
+"""By which merging throws exceptions in brokers 4.0.7."""
 
 
 def has(seed: int) -> bool:
@@ -60,6 +61,11 @@ def has(seed: int) -> bool:
 def merges(seed: int) -> bool:
     """Whether brokers of such a schedule merge buckets."""
     return seed // EVERY % 3 == 2
+
+
+def throws(seed: int) -> bool:
+    """Whether their merges throw exceptions."""
+    return seed // EVERY % 9 == 7
 
 
 def settings_for(settings: Settings, random: Random) -> Settings:
@@ -86,11 +92,13 @@ class Delaying:
     """What comes out of it, sometimes."""
     RUNS = frozenset({"check", "plan_repair", "repair", "undo_repair"})
 
-    def __init__(self, operator: Operator, *, merging: bool) -> None:
+    def __init__(self, operator: Operator, *, merging: bool, throwing: bool) -> None:
         self.operator = operator
         self.counts = Counter[str]()
-        broker = DelayedIndexSettings.from_broker_conf(BROKERS | (MERGED_ABOVE if merging else {}))
+        above = MERGED_ABOVE_FEW if throwing else MERGED_ABOVE if merging else {}
+        broker = DelayedIndexSettings.from_broker_conf(BROKERS | above)
         self.brokers = DelayedBrokers(operator.world, broker, self.counts)
+        self.brokers.throws = throwing
         self.laws = DelayedLaws(operator.world, self.brokers, self.counts)
         self.grown = self.depth = 0
         self.turn = -1
@@ -282,6 +290,7 @@ class Delaying:
     def all_comes(self) -> None:
         """Once all is due, every message comes whose index nobody broke since it was repaired."""
         world = self.world
+        self.brokers.throws = False  # somebody has turned merging off: else brokers do not get through a backlog
         for topic in self.brokers.topics():
             if topic.loaded:
                 world.unload(topic)

@@ -23,7 +23,7 @@ from pulsar_lifecycle.formats import delayed_indexes
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from tests.kit.builders import entry
-from tests.simulation.world.delayed.merging_tracker import Merge, MergingTracker
+from tests.simulation.world.delayed.merging_tracker import Merge, MergeThrewError, MergingTracker
 from tests.simulation.world.delayed.stored_buckets import Place, StoredBuckets
 from tests.simulation.world.model import HOUR, Cursor, ModelTopic
 from tests.simulation.world.world import World
@@ -66,6 +66,8 @@ class DelayedBrokers:
     def __init__(self, world: World, settings: DelayedIndexSettings, counts: Counter[str]) -> None:
         self.world, self.settings, self.counts = world, settings, counts
         self.dispatchers: dict[tuple[Topic, str], Dispatcher] = {}
+        self.throws = False
+        """Whether merges throw exceptions where upstream's do."""
         self.lost: dict[int, frozenset[Place]] = {}
         """What a merged snapshot lacked when it was made, by its ledger: segments that its broker had loaded."""
         self.going_on: list[GoingOn] = []
@@ -242,7 +244,7 @@ class DelayedBrokers:
         stored, now = StoredBuckets(self.world, topic, name), self.world.time.now_ms()
         try:
             if self.merges:
-                return MergingTracker(self.settings, stored, now, self.lost)
+                return MergingTracker(self.settings, stored, now, self.lost, throws=self.throws)
             return BucketTracker(self.settings, stored, stored, str(topic.name), name, now)
         except LifecycleError:
             self.counts["recoveries that fell back"] += 1
@@ -258,7 +260,11 @@ class DelayedBrokers:
         due = np.array([topic.due[place] for place in places], np.int64)
         if dispatcher.tracker:
             merged = len(self.lost)
-            delayed = dispatcher.tracker.add_messages(ledgers, entries, due, now)
+            try:
+                delayed = dispatcher.tracker.add_messages(ledgers, entries, due, now)
+            except MergeThrewError:  # the rest of what was read comes once the topic is loaded anew
+                self.counts["merges that threw"] += 1
+                return
             self.counts["merges of buckets"] += len(self.lost) - merged
         else:
             delayed = due > self.settings.cutoff(now)

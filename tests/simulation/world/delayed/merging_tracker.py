@@ -4,7 +4,8 @@ Belongs here: the steps, and what such a merge loses. Not here: when a step is d
 Upstream: ``BucketDelayedDeliveryTracker.asyncMergeBucketSnapshot``, ``ImmutableBucket.asyncDeleteBucketSnapshot``,
 pulsar-broker 4.0.7. The merged snapshot is written, then its key stored beside the old ones; then each old snapshot
 goes, and after it its key. It has no segment that was loaded (apache/pulsar#26251): while the broker runs, its memory
-has those. Left out: the exceptions that upstream throws where few buckets, or a last segment, are to be merged.
+has those. Where few buckets, or one with a last segment, are to be merged, upstream throws an exception instead, out of
+the call that added a message: that one and those after it are not tracked.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
 from tests.simulation.world.delayed.stored_buckets import Place, StoredBuckets
+
+AT_ONCE = 4
+"""Upstream's ``MAX_MERGE_NUM``."""
+
+
+class MergeThrewError(Exception):
+    """As upstream's IllegalArgumentException and IndexOutOfBoundsException."""
 
 
 class Merge:
@@ -60,12 +68,21 @@ class Merge:
 
 
 class MergingTracker(BucketTracker):
-    """As the one that it is made of, but for merging; ``lost``: what each merged snapshot lacks, by its ledger."""
+    """As the one that it is made of, but for merging; ``lost``: what each merged snapshot lacks, by its ledger.
+
+    ``throws``: whether merges throw exceptions as upstream's do.
+    """
 
     def __init__(
-        self, settings: DelayedIndexSettings, stored: StoredBuckets, now_ms: int, lost: dict[int, frozenset[Place]]
+        self,
+        settings: DelayedIndexSettings,
+        stored: StoredBuckets,
+        now_ms: int,
+        lost: dict[int, frozenset[Place]],
+        *,
+        throws: bool = False,
     ) -> None:
-        self.stored, self.lost = stored, lost
+        self.stored, self.lost, self.throws = stored, lost, throws
         self.merge: Merge | None = None
         super().__init__(settings, stored, stored, str(stored.topic.name), stored.name, now_ms)
 
@@ -85,6 +102,8 @@ class MergingTracker(BucketTracker):
         return super().get_scheduled_messages(max_messages, now_ms)
 
     def _merge(self) -> None:
+        if self.throws:
+            self._throw()
         chosen = list(choose(self._buckets.in_order(), MergeRule.BROKER_4_0_7)) if self.merge is None else []
         try:
             parts = [self._remaining(bucket) for bucket in chosen]
@@ -109,3 +128,14 @@ class MergingTracker(BucketTracker):
         merged.messages = len(undelivered)
         self.lost[bucket_id] = frozenset(missing)
         self.merge = Merge(self.stored, snapshot.key, chosen)
+
+    def _throw(self) -> None:
+        buckets = self._buckets.in_order()
+        if len(buckets) <= AT_ONCE:
+            raise MergeThrewError(f"{AT_ONCE} of {len(buckets)} buckets")
+        for at in range(len(buckets) - AT_ONCE + 1):
+            window = buckets[at : at + AT_ONCE]
+            if all(one.loaded < one.segments for one in window) and any(
+                one.loaded + 1 == one.segments for one in window
+            ):
+                raise MergeThrewError("a bucket has a single segment left")
