@@ -194,7 +194,8 @@ def _doubtful(
     left = np.ones(len(truth), np.bool_)
     alike: set[str] = set()
     for bucket in sound:
-        begin, end = np.searchsorted(truth.ledgers, (bucket.start, bucket.end + 1)).tolist()
+        begin = int(np.searchsorted(truth.ledgers, min(bucket.start, _NEVER)))
+        end = int(np.searchsorted(truth.ledgers, min(bucket.end, _NEVER), "right"))
         if _are_alike(truth[begin:end], bucket.indexes):
             left[begin:end] = False
             alike.add(bucket.key)

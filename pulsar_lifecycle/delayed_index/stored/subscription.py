@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pulsar_lifecycle.delayed_index.stored.index_codes import BucketProblem
 from pulsar_lifecycle.formats.cursor import LedgerBits, MessageRange
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
-from pulsar_lifecycle.formats.delayed_metadata import SegmentTable
+from pulsar_lifecycle.formats.delayed_metadata import MAX_ENTRY_ID, SegmentTable
 from pulsar_lifecycle.model import Position
 
 _NEAR = 1 << 20
@@ -79,14 +79,15 @@ class TopicEntries:
 class Places:
     """(ledger, entry) as one number, in the order of the topic; only of the messages that it is made for.
 
-    Numbers are small where ledgers have about as many entries each, so that arrays can be addressed by them.
+    Numbers are small where ledgers have about as many entries each, so that arrays can be addressed by them. Entries
+    that no bitmap holds, and no topic has, are one place in each ledger.
     """
 
     def __init__(self, *some: Indexes) -> None:
         self.ledgers: Longs = _distinct(
             np.concatenate([np.empty(0, np.int64), *(_distinct(one.ledgers) for one in some)])
         )
-        self._width = max((int(one.entries.max()) + 1 for one in some if len(one)), default=1)
+        self._width = min(max((int(one.entries.max()) + 1 for one in some if len(one)), default=1), MAX_ENTRY_ID + 2)
         span = int(self.ledgers[-1] - self.ledgers[0]) + 1 if len(self.ledgers) else 0
         self._ranks: Longs | None = None
         """By how far a ledger is from the first, where those are few."""
@@ -101,6 +102,8 @@ class Places:
 
     def of(self, ledgers: Longs, entries: Longs) -> Longs:
         """The places of those messages, and of others whose ledgers and entries some of them have, or lower entries."""
+        if self._width > MAX_ENTRY_ID:
+            entries = np.minimum(entries, self._width - 1)
         if len(self.ledgers) == 1:
             return entries
         if self._ranks is None:

@@ -225,3 +225,19 @@ def test_enough_for_buckets_and_none_is_found_only_where_a_later_ledger_follows(
     unindexable = replace(entries(3, 5), unindexable=np.arange(2 * COUNT) < 1)
     assert judge(subscription(), unindexable, NOW, COUNT) == []
     assert found(sealed_at=1) == []
+
+
+def test_numbers_that_no_topic_can_have_are_findings_as_others_are() -> None:
+    """The key of a bucket may say anything, and so may a segment."""
+    wild = bucket(5, 5, of_ledger(5), 101)
+    places = wild.indexes.entries.copy()
+    places[-2:] = (1 << 62), (1 << 63) - 1
+    strange = replace(wild, indexes=replace(wild.indexes, entries=places), end=10**20)
+
+    found = codes(subscription(WHOLE[0], strange), entries(3, 5))
+
+    assert found[IndexFinding.POINTS_NOWHERE] == 2
+    assert found[IndexFinding.LOST] == 2
+    assert codes(subscription(replace(WHOLE[0], start=10**19, end=10**20)), entries(3)) == {
+        IndexFinding.OUT_OF_RANGE: COUNT
+    }
