@@ -181,13 +181,20 @@ def settings_part() -> str:
 
 
 def keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
-    """Key, default and meaning of each field of a section."""
+    """Key, default and meaning of each field of a section; fields of one model have their keys once, below KIND."""
     said = documented(section)
+    parts = [type(field.default) for field in section.model_fields.values() if isinstance(field.default, BaseModel)]
     for name, field in section.model_fields.items():
-        if isinstance(field.default, BaseModel):
+        if not isinstance(field.default, BaseModel):
+            yield prefix + name, default_of(field), text(said.get(name))
+            continue
+        assert field.default == type(field.default)(), f"{name}: its own defaults would not be shown"
+        if parts.count(type(field.default)) == 1:
             yield from keys(type(field.default), f"{prefix}{name}.")
         else:
-            yield prefix + name, default_of(field), text(said.get(name))
+            yield prefix + name, "as `KIND`", text(said.get(name))
+    for part in {one: None for one in parts if parts.count(one) > 1}:
+        yield from keys(part, f"{prefix}KIND.")
 
 
 def settings_table(rows: Iterable[tuple[str, str, str]]) -> str:
@@ -212,8 +219,12 @@ def default_of(field: FieldInfo) -> str:
         return "none"
     if any(getattr(one, "func", None) is parse_duration for one in field.metadata):
         return f"`{duration(value)}`"
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1 << 20 and value & (value - 1) == 0:
-        return f"2^{value.bit_length() - 1}"
+    if isinstance(value, int) and value >= 1 << 20 and value % (1 << 20) == 0:
+        power = value.bit_length() - 1
+        if value == 1 << power:
+            return f"2^{power}"
+        power -= power % 10
+        return f"{value / (1 << power):g} × 2^{power}"
     return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
 
 
