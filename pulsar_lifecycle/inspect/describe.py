@@ -38,7 +38,7 @@ _SECRET = re.compile(r"password|secret|token|credential|authenticationparam|priv
 
 
 def described(format_name: str, data: bytes) -> Document:
-    """``formats.describe`` without secrets. Raises UsageError, CorruptFormat, UnsupportedFormat."""
+    """``plain_data.describe`` without secrets. Raises UsageError, CorruptFormat, UnsupportedFormat."""
     return without_secrets(describe(format_name, data))
 
 

@@ -32,7 +32,7 @@ OWNER_FACTS = pa.schema(
     ]
 )
 """Pending findings joined with what is known of their topic; nulls where there is no such topic. ``memory``: what its
-broker can hold of a delayed-index snapshot (``snapshots.Memory``), null for other components and where it rests."""
+broker can hold of a delayed-index snapshot (:class:`Memory`), null for other components and where it rests."""
 
 RESTING = (LoadState.UNLOADED, LoadState.NEVER_LOADED)
 """Load states in which no broker has anything of a topic in memory."""
