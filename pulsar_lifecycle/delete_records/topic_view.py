@@ -148,12 +148,12 @@ def _compacted(ports: Ports, root: str, path: str, cursors: Mapping[str, Managed
         return None
     if cursor.cursors_ledger_id >= 0:
         owner = path[len(MANAGED_LEDGERS_ROOT) + 1 :]
-        for word in stored_references.compaction_words(
+        for one in stored_references.compaction_references(
             ports.store, ports.reader, [(owner, path, cursor.cursors_ledger_id)], root
         ):
-            if word.problem:
-                raise RefusedBy(Code.CURSORS_UNREAD, f"its compacted view cannot be known: {word.error}")
-            return word.ledger_id
+            if one.problem:
+                raise RefusedBy(Code.CURSORS_UNREAD, f"its compacted view cannot be known: {one.error}")
+            return one.ledger_id
     return cursor_format.compacted_ledger(cursor.properties)
 
 

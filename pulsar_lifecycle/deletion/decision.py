@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pulsar_lifecycle.deletion.run_evidence import Evidence, OffloadPolicy
+from pulsar_lifecycle.deletion.run_evidence import DeclaredBuckets, Evidence
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.metastore.load_state import Brokers
@@ -44,7 +44,7 @@ class Run:
     bytes_per_second: float
     slow_above_ms: float
     stop_above_ms: float
-    offload: OffloadPolicy | None = None
+    offload: DeclaredBuckets | None = None
     waiting_delay_ms: int = 1_800_000
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.deletion.decision import Run
 from pulsar_lifecycle.deletion.planning import confirmed_orphans
-from pulsar_lifecycle.deletion.run_evidence import Evidence, OffloadEvidence, OffloadPolicy
+from pulsar_lifecycle.deletion.run_evidence import DeclaredBuckets, Evidence, OffloadEvidence
 from pulsar_lifecycle.deletion.workers import OutcomeCount, delete_directly, delete_from_queue
 from pulsar_lifecycle.errors import NotFound, RefusedBy
 from pulsar_lifecycle.io.connect import Connections
@@ -182,7 +182,7 @@ def begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
             bytes_per_second=settings.deletion.bytes_per_second / cluster.tasks.at_once,
             slow_above_ms=settings.zookeeper.slow_above * 1000,
             stop_above_ms=settings.zookeeper.stop_above * 1000,
-            offload=_offload_policy(settings),
+            offload=_declared_buckets(settings),
             waiting_delay_ms=int(settings.deletion.waiting_delay * 1000),
         )
 
@@ -228,8 +228,8 @@ def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], no
     )
 
 
-def _offload_policy(settings: Settings) -> OffloadPolicy | None:
+def _declared_buckets(settings: Settings) -> DeclaredBuckets | None:
     declared = settings.object_store
-    return declared and OffloadPolicy(
+    return declared and DeclaredBuckets(
         frozenset(declared.buckets), declared.pulsar_cluster or settings.cluster, declared.exclusive
     )

@@ -196,19 +196,15 @@ def _look_at_compaction(run: Run, ports: Ports, d: Decision, topic: Topic, path:
     cursor = cursor_format.decode(node.data)
     held = {cursor_format.compacted_ledger(cursor.properties)}
     if cursor.cursors_ledger_id >= 0:
-        words = stored_references.compaction_words(
+        stored = stored_references.compaction_references(
             ports.store, ports.reader, [(topic.managed_ledger, path, cursor.cursors_ledger_id)], run.ledgers_root
         )
-        for word in words:
-            if word.keeps_owner:
-                d.decide(
-                    Outcome.KEPT, Code.DAMAGED_REFERENCE, f"its topic's compaction cursor is damaged: {word.error}"
-                )
-            elif word.problem:
-                d.decide(
-                    Outcome.RETRYING, Code.UNREAD, f"its topic's compaction cursor could not be read: {word.error}"
-                )
-        held |= {word.ledger_id for word in words}
+        for one in stored:
+            if one.keeps_owner:
+                d.decide(Outcome.KEPT, Code.DAMAGED_REFERENCE, f"its topic's compaction cursor is damaged: {one.error}")
+            elif one.problem:
+                d.decide(Outcome.RETRYING, Code.UNREAD, f"its topic's compaction cursor could not be read: {one.error}")
+        held |= {one.ledger_id for one in stored}
     if d.info.ledger_id in held:
         d.decide(Outcome.KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}it is its topic's compacted ledger")
 
@@ -222,14 +218,14 @@ def _look_at_schema(run: Run, ports: Ports, d: Decision) -> None:
     if any(ledger == d.info.ledger_id for _, ledger, _ in versions):
         d.decide(Outcome.KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}its schema's locator names it")
         return
-    for word in stored_references.schema_words(
+    for one in stored_references.schema_references(
         ports.store, ports.reader, [(d.info.schema_id, path, versions)], run.ledgers_root
     ):
-        if word.keeps_owner:
-            d.decide(Outcome.KEPT, Code.DAMAGED_REFERENCE, f"its schema's index is damaged: {word.error}")
-        elif word.problem:
-            d.decide(Outcome.RETRYING, Code.UNREAD, f"its schema's index could not be read: {word.error}")
-        elif word.ledger_id == d.info.ledger_id:
+        if one.keeps_owner:
+            d.decide(Outcome.KEPT, Code.DAMAGED_REFERENCE, f"its schema's index is damaged: {one.error}")
+        elif one.problem:
+            d.decide(Outcome.RETRYING, Code.UNREAD, f"its schema's index could not be read: {one.error}")
+        elif one.ledger_id == d.info.ledger_id:
             d.decide(Outcome.KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}an entry of its schema names it")
 
 

@@ -31,8 +31,8 @@ class OffloadEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadPolicy:
-    """What the operator says of the object store.
+class DeclaredBuckets:
+    """The buckets that the operator declares, and what is in them.
 
     ``cluster``: the name that objects of this cluster carry. ``exclusive``: no other cluster of that name ever wrote
     into these buckets.

@@ -138,22 +138,22 @@ def look(
         (row["schema_id"], row["path"], [(v["version"], v["ledger_id"], v["entry_id"]) for v in row["versions"]])
         for row in read[2].to_pylist()
     ]
-    words = kinds.from_words(
+    stored = kinds.table_of(
         [
-            *stored_references.compaction_words(store, reader, compactions, ledgers_root),
-            *stored_references.schema_words(store, reader, locators, ledgers_root),
+            *stored_references.compaction_references(store, reader, compactions, ledgers_root),
+            *stored_references.schema_references(store, reader, locators, ledgers_root),
         ]
     )
     makers = (kinds.from_managed_ledgers, kinds.from_cursors, kinds.from_schemas)
     parts = [make(table) for make, table in zip(makers, read, strict=True) if table.num_rows]
-    every = pa.concat_tables([*parts, words])
+    every = pa.concat_tables([*parts, stored])
     trouble = [
         f"{row['path']}: {row['error']}"
         for t in (topics, cursors, schemas)
         for row in t.to_pylist()
         if row["problem"] not in (None, Problem.GONE)
     ]
-    trouble += [f"{row['problem']}: {row['error']}" for row in words.to_pylist() if row["problem"]]
+    trouble += [f"{row['problem']}: {row['error']}" for row in stored.to_pylist() if row["problem"]]
     mine = every.filter(pc.fill_null(pc.equal(every.column("ledger_id"), ledger_id), False))
     rows = read[0].to_pylist()
     offloads = _offloads(store, ledger_id, rows)

@@ -147,10 +147,10 @@ class _References:
         columns = (batch.column(c).to_pylist() for c in ("managed_ledger", "path", "cursors_ledger_id"))
         cursors = list(zip(*columns, strict=True))
         with self._ports() as ports:
-            words = looked_up.compaction_words(
+            found = looked_up.compaction_references(
                 ports.store, ports.reader, cursors, self.settings.bookkeeper.ledgers_root
             )
-        return references.from_words(words)
+        return references.table_of(found)
 
     def _schemas(self, batch: pa.RecordBatch) -> pa.Table:
         """R5: the index inside the schema entries."""
@@ -159,15 +159,17 @@ class _References:
             for r in batch.to_pylist()
         ]
         if not any(versions for _, _, versions in locators):
-            return references.from_words([])
+            return references.table_of([])
         with self._ports() as ports:
-            words = looked_up.schema_words(ports.store, ports.reader, locators, self.settings.bookkeeper.ledgers_root)
-        return references.from_words(words)
+            found = looked_up.schema_references(
+                ports.store, ports.reader, locators, self.settings.bookkeeper.ledgers_root
+            )
+        return references.table_of(found)
 
     def _brokers(self, piece: _Piece) -> pa.Table:
         """R3, R12: what the owner brokers hold in memory."""
         with self._ports() as ports:
-            return references.from_words(looked_up.broker_words(ports.admin, piece.topics, piece.others))
+            return references.table_of(looked_up.broker_references(ports.admin, piece.topics, piece.others))
 
     def _ports(self) -> Connections:
         """BookKeeper's own metadata is in our ZooKeeper, whatever root a reference was found in."""

@@ -120,7 +120,7 @@ def from_schemas(rows: pa.Table | pa.RecordBatch) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class StoredReference:
     """One reference found outside the z-nodes' own tables, or (with a ``problem``) one that could not be read.
 
     The latter is in entry ``entry_id`` of ledger ``held_in``, if it is in any.
@@ -141,22 +141,22 @@ class Word:
         return self.problem in KEEPS_OWNER
 
 
-def from_words(words: Iterable[Word]) -> pa.Table:
+def table_of(found: Iterable[StoredReference]) -> pa.Table:
     """Rows of single references; ids below 0 are left out."""
-    kept = [word for word in words if word.problem or (word.ledger_id is not None and word.ledger_id >= 0)]
+    kept = [one for one in found if one.problem or (one.ledger_id is not None and one.ledger_id >= 0)]
     if not kept:
         return _NOTHING
     return pa.table(
         {
-            "ledger_id": [word.ledger_id for word in kept],
-            "kind": [word.kind for word in kept],
-            "owner": [word.owner for word in kept],
-            "referrer": [word.referrer for word in kept],
+            "ledger_id": [one.ledger_id for one in kept],
+            "kind": [one.kind for one in kept],
+            "owner": [one.owner for one in kept],
+            "referrer": [one.referrer for one in kept],
             "keeps_bookkeeper_copy": [True] * len(kept),
-            "problem": [word.problem for word in kept],
-            "error": [word.error if word.problem else None for word in kept],
-            "held_in": [word.held_in for word in kept],
-            "entry_id": [word.entry_id for word in kept],
+            "problem": [one.problem for one in kept],
+            "error": [one.error if one.problem else None for one in kept],
+            "held_in": [one.held_in for one in kept],
+            "entry_id": [one.entry_id for one in kept],
         },
         schema=REFERENCES,
     )

@@ -1,8 +1,8 @@
 """References that are not in a z-node.
 
 These are the compaction cursor's last entry, the index inside schema entries, and what the owner broker holds.
-Belongs here: looking them up through the ports, each answer as a ``Word`` of ``scan/references.py``. A word with an
-``problem`` says that a reference could not be read: ``gone`` (the ledger that held it does not exist any more, so
+Belongs here: looking them up through the ports, each answer as a ``StoredReference`` of ``scan/references.py``. Its
+``problem`` says that it could not be read: ``gone`` (the ledger that held it does not exist any more, so
 nobody can read it), ``damaged`` (every replica answered, and none has the entry, or what they have is no such
 entry), ``unanswered`` (its broker does not say what it has in memory of one topic, and answers for another, or
 otherwise for this one) or ``unread`` (not answered: it may be whole). Source: ManagedCursorImpl, CompactedTopicImpl,
@@ -45,7 +45,7 @@ from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Entry, LedgerReader, MetadataStore, Node, TopicInternals
 from pulsar_lifecycle.records.owner_names import parent_of
 from pulsar_lifecycle.records.tables import Problem, Trouble
-from pulsar_lifecycle.scan.references import Word
+from pulsar_lifecycle.scan.references import StoredReference
 
 COMPACTION_CURSOR = "__compaction"
 """Compactor.COMPACTION_SUBSCRIPTION."""
@@ -94,11 +94,11 @@ def never_written(metadata: LedgerMetadata | LifecycleError, entry: Entry | Life
     )
 
 
-def compaction_words(
+def compaction_references(
     store: MetadataStore, reader: LedgerReader, cursors: Sequence[tuple[str, str, int]], root: str
-) -> list[Word]:
+) -> list[StoredReference]:
     """R3 from the cursor ledgers of ``__compaction`` cursors: (owner, z-node path, cursor ledger id), ids 0 or more."""
-    words: list[Word] = []
+    references: list[StoredReference] = []
     entries = last_entries_of(store, reader, [ledger for _, _, ledger in cursors], root)
     for (owner, path, ledger), (metadata, entry) in zip(cursors, entries, strict=True):
         where = f"{path}, cursor ledger {ledger}"
@@ -106,28 +106,28 @@ def compaction_words(
             continue  # just opened: the z-node's copy, read elsewhere, is the whole truth, as the broker has it
         if isinstance(entry, LifecycleError):
             last = metadata.last_entry_id if isinstance(metadata, LedgerMetadata) else -1
-            words.append(Word(None, "R3", owner, path, *_trouble(where, entry), ledger, last))
+            references.append(StoredReference(None, "R3", owner, path, *_trouble(where, entry), ledger, last))
             continue
         try:
             compacted = cursor_format.compacted_ledger(cursor_format.decode_position(entry.payload).properties)
         except CorruptFormat as error:
-            words.append(Word(None, "R3", owner, path, *_trouble(where, error), ledger, entry.entry_id))
+            references.append(StoredReference(None, "R3", owner, path, *_trouble(where, error), ledger, entry.entry_id))
             continue
-        words.append(Word(compacted, "R3", owner, where))
-    return words
+        references.append(StoredReference(compacted, "R3", owner, where))
+    return references
 
 
-def schema_words(
+def schema_references(
     store: MetadataStore,
     reader: LedgerReader,
     locators: Sequence[tuple[str, str, Sequence[tuple[int, int, int]]]],
     root: str,
-) -> list[Word]:
+) -> list[StoredReference]:
     """R5 from the index inside schema entries: (schema id, z-node path, [(version, ledger id, entry id)]).
 
     Follows the index from entry to entry until nothing new turns up.
     """
-    words: list[Word] = []
+    references: list[StoredReference] = []
     seen: set[tuple[str, int, int]] = set()
     todo = [
         (sid, path, ledger, entry) for sid, path, versions in locators for _, ledger, entry in versions if ledger >= 0
@@ -141,19 +141,19 @@ def schema_words(
             where = f"{path}, schema ledger {ledger}"
             answer = _exact(store, reader, ledger, wanted, entry, root)
             if isinstance(answer, LifecycleError):
-                words.append(Word(None, "R5", sid, path, *_trouble(where, answer), ledger, wanted))
+                references.append(StoredReference(None, "R5", sid, path, *_trouble(where, answer), ledger, wanted))
                 continue
             try:
                 index = schema.decode_entry(answer.payload).index
             except CorruptFormat as error:
-                words.append(Word(None, "R5", sid, path, *_trouble(where, error), ledger, wanted))
+                references.append(StoredReference(None, "R5", sid, path, *_trouble(where, error), ledger, wanted))
                 continue
             for item in index:
                 if item.position.ledger_id >= 0:
-                    words.append(Word(item.position.ledger_id, "R5", sid, where))
+                    references.append(StoredReference(item.position.ledger_id, "R5", sid, where))
                     found.append((sid, path, item.position.ledger_id, item.position.entry_id))
         todo = found
-    return words
+    return references
 
 
 def _exact(
@@ -179,9 +179,9 @@ OTHER_TOPICS = 20
 """Of how many other topics a broker is asked at most that failed at answering for one."""
 
 
-def broker_words(
+def broker_references(
     admin: BrokerAdmin, loaded: Sequence[tuple[str, str]], others: Mapping[str, Sequence[str]]
-) -> list[Word]:
+) -> list[StoredReference]:
     """What the owner brokers hold in memory of loaded topics with a ``__compaction`` cursor (R3, R12).
 
     ``loaded``: (topic, its broker). ``others``: topics that are loaded, by broker. A broker that fails at one topic and
@@ -189,7 +189,7 @@ def broker_words(
     other, as it may have no other or fail there too, and whose own answer is the failure: 500, and right after it what
     metadata says of that topic. Any other missing answer is of the broker, or about us: unread.
     """
-    words: list[Word] = []
+    references: list[StoredReference] = []
     answered: dict[str, list[str]] = {}
     failed: dict[str, tuple[str, LifecycleError]] = {}
     for topic, broker in loaded:
@@ -200,7 +200,9 @@ def broker_words(
             continue
         answered.setdefault(broker, []).append(topic)
         where = f"broker memory of {topic}"
-        words.extend(Word(ledger, kind, Topic.parse(topic).managed_ledger, where) for ledger, kind in held(internals))
+        references.extend(
+            StoredReference(ledger, kind, Topic.parse(topic).managed_ledger, where) for ledger, kind in held(internals)
+        )
     broker_answers: dict[str, bool] = {}
     lost: set[str] = set()
     for topic, (broker, error) in failed.items():
@@ -212,12 +214,12 @@ def broker_words(
             alone = _fails_at(admin, broker, topic)
             if not alone:  # one that is unread blocks: no need to ask about the others
                 lost.add(broker)
-        words.extend(_no_answer(Topic.parse(topic), error, alone))
-    return words
+        references.extend(_no_answer(Topic.parse(topic), error, alone))
+    return references
 
 
 def other_topics(loaded: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """The ``others`` of :func:`broker_words` among (topic, broker): few of each, no two of them partitions of one.
+    """The ``others`` of :func:`broker_references` among (topic, broker): few of each, no two of them partitions of one.
 
     Those whose names have the lowest checksums: they are spread over all, however many at a time and in which order.
     """
@@ -258,14 +260,17 @@ def _fails_at(admin: BrokerAdmin, broker: str, topic: str) -> bool:
         return False
 
 
-def _no_answer(topic: Topic, error: LifecycleError, alone: bool) -> list[Word]:
-    """The words for what a broker did not say; ``alone``: it does say so of other topics."""
+def _no_answer(topic: Topic, error: LifecycleError, alone: bool) -> list[StoredReference]:
+    """The references for what a broker did not say; ``alone``: it does say so of other topics."""
     if not alone:
         where = f"broker memory of {topic}"
-        return [Word(None, "R3", topic.managed_ledger, where, Problem.UNREAD, f"{where}: {error}")]
+        return [StoredReference(None, "R3", topic.managed_ledger, where, Problem.UNREAD, f"{where}: {error}")]
     path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
     said = Trouble(Problem.UNANSWERED, str(error))
-    return [Word(None, "R3", topic.managed_ledger, path, *said), Word(None, "R5", topic.schema_id, path, *said)]
+    return [
+        StoredReference(None, "R3", topic.managed_ledger, path, *said),
+        StoredReference(None, "R5", topic.schema_id, path, *said),
+    ]
 
 
 def held(internals: TopicInternals) -> list[tuple[int, str]]:

@@ -47,7 +47,7 @@ from pulsar_lifecycle.tiered.outcome import OffloadOutcome, record_topics
 from pulsar_lifecycle.tiered.planning.offload_planning import policies_now
 from pulsar_lifecycle.tiered.planning.run_selection import (
     Row,
-    Waiting,
+    SetAside,
     chosen,
     held_back,
     in_agreement,
@@ -145,7 +145,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             ports.store.sync("/")
             now_in_force = policies_now(cluster, rows.column("topic").unique().to_pylist())
             agreed, against = in_agreement(rows, now_in_force, release=releases(settings))
-            waiting = Waiting(run, ports.store, lambda: guard.check(ports.store))
+            waiting = SetAside(run, ports.store, lambda: guard.check(ports.store))
             unread = failed_locations(
                 cluster.journal_reader,
                 run.cluster,

@@ -312,11 +312,11 @@ def named_by_cursors(ports: Ports, root: str, path: str, cursors: Mapping[str, M
         named.add(cursor_format.compacted_ledger(cursor.properties))
         if cursor.cursors_ledger_id >= 0:
             owned = [(path[len(MANAGED_LEDGERS_ROOT) + 1 :], path, cursor.cursors_ledger_id)]
-            words = stored_references.compaction_words(ports.store, ports.reader, owned, root)
-            for word in words:
-                if word.problem:
-                    raise RefusedBy(Code.CURSORS_UNREAD, f"its compacted ledger cannot be known: {word.error}")
-            named |= {word.ledger_id for word in words}
+            stored = stored_references.compaction_references(ports.store, ports.reader, owned, root)
+            for one in stored:
+                if one.problem:
+                    raise RefusedBy(Code.CURSORS_UNREAD, f"its compacted ledger cannot be known: {one.error}")
+            named |= {one.ledger_id for one in stored}
     return {i for i in named if i is not None and i >= 0}
 
 

@@ -47,7 +47,7 @@ from pulsar_lifecycle.tiered.buckets.bucket_rules import KeyRange, Rules, SweepA
 T = TypeVar("T")
 Row = dict[str, Any]
 """A row of ``records.tables.OBJECTS``."""
-NamespaceLocation = tuple[str, UUID, int]
+CopyKey = tuple[str, UUID, int]
 """A copy's bucket (empty: its topic names none), UUID and ledger id."""
 
 AT_ONCE = 1_000
@@ -88,7 +88,7 @@ def look_below(
     ``named``: what metadata names of UUIDs with this prefix. Raises what the stores raise.
     """
     whole: set[OffloadReference] = set()
-    damaged: dict[NamespaceLocation, ObjectPair] = {}
+    damaged: dict[CopyKey, ObjectPair] = {}
     for bucket in inventory.buckets:
         for some in batched(paired(bucket, _listed(objects, bucket, prefix))):
             unnamed: list[ObjectPair] = []
@@ -181,7 +181,7 @@ def _unnamed(
             yield one.row(one.unreferenced, why)
         else:
             candidates.append(one)
-    owned: list[tuple[ObjectPair, bucket_rules.Origin]] = []
+    owned: list[tuple[ObjectPair, bucket_rules.CopyOwner]] = []
     for one, heads in zip(candidates, _heads(objects, candidates), strict=True):
         error = next((head for head in heads if isinstance(head, LifecycleError)), None)
         found = [head for head in heads if isinstance(head, ObjectHead)]
@@ -191,7 +191,7 @@ def _unnamed(
         if not found:
             continue
         as_now = _as_headed(one, found)
-        whose = bucket_rules.origin([head.metadata for head in found], inventory.rules)
+        whose = bucket_rules.copy_owner([head.metadata for head in found], inventory.rules)
         # What was written between listing and looking is another attempt's.
         why = bucket_rules.why_kept(as_now, inventory.rules, named_earlier=False) or whose.kept
         if why:
@@ -224,11 +224,11 @@ def _owned(
     store: MetadataStore,
     reader: LedgerReader,
     objects: ObjectStore,
-    owned: Sequence[tuple[ObjectPair, bucket_rules.Origin]],
+    owned: Sequence[tuple[ObjectPair, bucket_rules.CopyOwner]],
 ) -> Iterator[Row]:
     """Copies that are ours: what their topics' z-nodes say now, and whether they are the last copy of a ledger."""
     topics = store.read([f"{MANAGED_LEDGERS_ROOT}/{whose.managed_ledger}" for _, whose in owned])
-    unneeded: list[tuple[ObjectPair, bucket_rules.Origin, OtherCopy]] = []
+    unneeded: list[tuple[ObjectPair, bucket_rules.CopyOwner, OtherCopy]] = []
     for (one, whose), node in zip(owned, topics, strict=True):
         info = _decoded(node)
         if isinstance(info, Why):
@@ -264,8 +264,8 @@ def _missing(
     inventory: Inventory,
     store: MetadataStore,
     objects: ObjectStore,
-    named: Mapping[NamespaceLocation, OffloadReference],
-    damaged: dict[NamespaceLocation, ObjectPair],
+    named: Mapping[CopyKey, OffloadReference],
+    damaged: dict[CopyKey, ObjectPair],
 ) -> Iterator[Row]:
     """Copies that topics read and that were not listed whole: as the topics and the buckets are now."""
     nodes = store.read([one.path for one in named.values()])

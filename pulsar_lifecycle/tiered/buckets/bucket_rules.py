@@ -124,7 +124,7 @@ _YOUNG = Why(Code.YOUNG, "younger than the grace period")
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CopyOwner:
     """Whose a copy is by its own user metadata, and why that keeps it (``kept``)."""
 
     topic: str
@@ -133,22 +133,22 @@ class Origin:
     kept: Why | None
 
 
-def origin(found: Sequence[Mapping[str, str]], rules: Rules) -> Origin:
+def copy_owner(found: Sequence[Mapping[str, str]], rules: Rules) -> CopyOwner:
     """Whose copy it is, by the user metadata of all of its objects."""
     for metadata in found:
         if why := foreign(metadata, rules.cluster):
-            return Origin("", "", "", why)
+            return CopyOwner("", "", "", why)
     names = sorted({metadata[offload_object.MANAGED_LEDGER_NAME] for metadata in found})
     if len(names) != 1:
-        return Origin("", "", "", Why(Code.NOT_OURS, "its objects are of different topics"))
+        return CopyOwner("", "", "", Why(Code.NOT_OURS, "its objects are of different topics"))
     namespace, topic = owner_names.owner_of("managed-ledger", names[0], None, None, None)
     if not topic:
         why = Why(Code.NOT_OURS, f"the object says {names[0]}, which no topic can be called")
-        return Origin("", "", names[0], why)
+        return CopyOwner("", "", names[0], why)
     if namespace not in rules.context.namespaces:
         text = f"namespace {namespace} does not exist here: foreign or gone"
-        return Origin(topic, namespace, names[0], Why(Protection.UNKNOWN_NAMESPACE, text))
-    return Origin(topic, namespace, names[0], protection.owner_rule(namespace, topic, rules.context))
+        return CopyOwner(topic, namespace, names[0], Why(Protection.UNKNOWN_NAMESPACE, text))
+    return CopyOwner(topic, namespace, names[0], protection.owner_rule(namespace, topic, rules.context))
 
 
 NOTHING_NAMES_IT = Why(

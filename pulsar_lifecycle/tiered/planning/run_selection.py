@@ -41,7 +41,7 @@ Row = Mapping[str, Any]
 T = TypeVar("T")
 
 
-class Waiting:
+class SetAside:
     """What a run sets aside before it reads or copies anything: rows of topics that it may not write now.
 
     ``rows`` are those met so far. A ledger whose copy in BookKeeper its topic released never waits: nothing is written.

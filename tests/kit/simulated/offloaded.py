@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Decision
-from pulsar_lifecycle.deletion.run_evidence import OffloadEvidence, OffloadPolicy
+from pulsar_lifecycle.deletion.run_evidence import DeclaredBuckets, OffloadEvidence
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import offload_index
 from pulsar_lifecycle.formats.deletion_message import (
@@ -87,7 +87,7 @@ def kept_objects_of(entries: Sequence[bytes], *tags: tuple[str, str]) -> tuple[b
     return objects_of(entries, tags={name: value.encode() for name, value in tags})
 
 
-POLICY = OffloadPolicy(frozenset({BUCKET, "empty"}), CLUSTER, exclusive=True)
+POLICY = DeclaredBuckets(frozenset({BUCKET, "empty"}), CLUSTER, exclusive=True)
 
 
 def attempt(
@@ -132,7 +132,7 @@ class Offloading:
 
     cluster: SimulatedCluster = field(default_factory=SimulatedCluster)
     policy: Policy = field(default_factory=Policy)
-    offload: OffloadPolicy | None = POLICY
+    offload: DeclaredBuckets | None = POLICY
     marked: dict[int, tuple[Asked, int]] = field(default_factory=dict)
     released: Mapping[int, Released] = field(default_factory=dict[int, Released])
     failed_locations: frozenset[OffloadLocation] = frozenset()

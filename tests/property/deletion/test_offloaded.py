@@ -11,7 +11,7 @@ from uuid import UUID
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.deletion.run_evidence import OffloadPolicy
+from pulsar_lifecycle.deletion.run_evidence import DeclaredBuckets
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
@@ -100,7 +100,7 @@ def test_nothing_that_a_ledger_info_names_is_ever_deleted(data: Any) -> None:
     draw = data.draw
     drawn = Drawn()
     scene = drawn.offloading
-    scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER, draw(st.booleans()))
+    scene.offload = DeclaredBuckets(POLICY.buckets, CLUSTER, draw(st.booleans()))
     for topic in TOPICS[: draw(st.integers(1, 4))]:
         drawn.ledgers[topic] = [scene.ledger(topic) for _ in range(draw(st.integers(1, 3)))]
         write(draw, drawn, topic)

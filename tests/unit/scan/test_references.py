@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import MANAGED_CURSORS, MANAGED_LEDGERS, SCHEMAS, Problem
 from pulsar_lifecycle.scan import references
-from pulsar_lifecycle.scan.references import Word
+from pulsar_lifecycle.scan.references import StoredReference
 
 
 def ledger(ledger_id: int, **offload: Any) -> dict[str, Any]:
@@ -86,13 +86,13 @@ def test_a_schema_refers_to_every_version_that_has_a_ledger() -> None:
 
 
 def test_words_keep_errors_and_leave_out_what_names_nothing() -> None:
-    words = [
-        Word(3, "R3", "a", "w"),
-        Word(-1, "R3", "a", "w"),
-        Word(None, "R3", "a", "w"),
-        Word(None, "R5", "b", "w", Problem.UNREAD, "x"),
+    found = [
+        StoredReference(3, "R3", "a", "w"),
+        StoredReference(-1, "R3", "a", "w"),
+        StoredReference(None, "R3", "a", "w"),
+        StoredReference(None, "R5", "b", "w", Problem.UNREAD, "x"),
     ]
-    table = references.from_words(words)
+    table = references.table_of(found)
     assert [(row["ledger_id"], row["problem"], row["error"]) for row in table.to_pylist()] == [
         (3, None, None),
         (None, "unread", "x"),

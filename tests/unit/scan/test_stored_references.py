@@ -23,13 +23,13 @@ from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.records.owner_names import parent_of
 from pulsar_lifecycle.records.tables import Problem
-from pulsar_lifecycle.scan.references import Word
+from pulsar_lifecycle.scan.references import StoredReference
 from pulsar_lifecycle.scan.stored_references import (
     OTHER_TOPICS,
-    broker_words,
-    compaction_words,
+    broker_references,
+    compaction_references,
     other_topics,
-    schema_words,
+    schema_references,
 )
 from tests.kit.simulated.cluster import (
     BROKER,
@@ -46,16 +46,16 @@ TOPIC = Topic.parse("persistent://acme/orders/placed")
 TAGS = cursor_tags(TOPIC, "__compaction")
 
 
-def words(cluster: SimulatedCluster, ledger: int) -> list[Word]:
+def references(cluster: SimulatedCluster, ledger: int) -> list[StoredReference]:
     cursors = [(TOPIC.managed_ledger, "/path", ledger)]
-    return compaction_words(cluster.open_store(), cluster.reader, cursors, "/ledgers")
+    return compaction_references(cluster.open_store(), cluster.reader, cursors, "/ledgers")
 
 
 def test_a_compaction_cursor_ledger_that_was_never_written_holds_no_reference() -> None:
     """Every bookie says NO_LEDGER of it; the topic's other orphans need not be kept for that."""
     cluster = SimulatedCluster()
     fresh = cluster.ledger(TAGS, state=LedgerState.OPEN, entries=[])
-    assert words(cluster, fresh) == []
+    assert references(cluster, fresh) == []
     named, leak = cluster.ledger(compacted_tags(TOPIC)), cluster.ledger(compacted_tags(TOPIC))
     cluster.topic(TOPIC)
     cluster.cursor(TOPIC, "__compaction", ledger=fresh, compacted=named)
@@ -71,8 +71,8 @@ def test_a_compaction_cursor_ledger_that_bookies_lost_is_gone(state: LedgerState
     cluster = SimulatedCluster()
     lost = cluster.ledger(TAGS, state=state)
     cluster.reader.failures[lost] = NotFound("every replica says that the ledger is gone")
-    (word,) = words(cluster, lost)
-    assert word.problem is Problem.GONE
+    (one,) = references(cluster, lost)
+    assert one.problem is Problem.GONE
 
 
 def test_an_open_one_with_an_earlier_ensemble_was_written() -> None:
@@ -81,13 +81,13 @@ def test_an_open_one_with_an_earlier_ensemble_was_written() -> None:
     segments = (Segment(0, ("bookie-1:3181",)), Segment(7, ("bookie-2:3181",)))
     metadata = LedgerMetadata(LedgerState.OPEN, 1, 1, 1, segments, 0, -1, DigestType.CRC32C)
     cluster.put(cluster.path(lost), ledger_metadata.encode(metadata))
-    (word,) = words(cluster, lost)
-    assert word.problem is Problem.GONE
+    (one,) = references(cluster, lost)
+    assert one.problem is Problem.GONE
 
 
 def test_one_without_a_z_node_is_gone() -> None:
-    (word,) = words(SimulatedCluster(), 77)
-    assert word.problem is Problem.GONE
+    (one,) = references(SimulatedCluster(), 77)
+    assert one.problem is Problem.GONE
 
 
 @pytest.mark.parametrize(
@@ -106,23 +106,23 @@ def test_only_what_every_replica_answered_is_lost(error: LifecycleError, problem
     cursor = cluster.ledger(TAGS, entries=[cluster.position_entry(7)])
     schema = cluster.ledger(schema_tags("acme/orders/placed"), entries=[cluster.schema_entry()])
     cluster.reader.failures = {cursor: error, schema: error}
-    (word,) = words(cluster, cursor)
+    (one,) = references(cluster, cursor)
     locator = ("acme/orders/placed", "/schemas/acme/orders/placed", [(0, schema, 0)])
-    (other,) = schema_words(cluster.open_store(), cluster.reader, [locator], "/ledgers")
-    assert [w.problem for w in (word, other)] == [problem, problem]
-    assert [w.keeps_owner for w in (word, other)] == [problem is not Problem.UNREAD] * 2
-    assert (word.referrer, word.held_in, word.entry_id) == ("/path", cursor, 0)
+    (other,) = schema_references(cluster.open_store(), cluster.reader, [locator], "/ledgers")
+    assert [w.problem for w in (one, other)] == [problem, problem]
+    assert [w.keeps_owner for w in (one, other)] == [problem is not Problem.UNREAD] * 2
+    assert (one.referrer, one.held_in, one.entry_id) == ("/path", cursor, 0)
     assert (other.referrer, other.held_in, other.entry_id) == ("/schemas/acme/orders/placed", schema, 0)
 
 
 def test_bytes_that_are_no_entry_are_damage_and_a_ledger_that_may_not_be_read_is_none() -> None:
     cluster = SimulatedCluster()
     garbled = cluster.ledger(TAGS, entries=[cluster.position_entry(), b"\xff\xff\xff"])
-    (word,) = words(cluster, garbled)
-    assert (word.problem, word.held_in, word.entry_id) == (Problem.DAMAGED, garbled, 1)
+    (one,) = references(cluster, garbled)
+    assert (one.problem, one.held_in, one.entry_id) == (Problem.DAMAGED, garbled, 1)
     cluster.zookeeper.unreadable.add(cluster.path(garbled))
-    (word,) = words(cluster, garbled)
-    assert word.problem is Problem.UNREAD
+    (one,) = references(cluster, garbled)
+    assert one.problem is Problem.UNREAD
 
 
 def test_damage_keeps_its_owner_and_what_it_was_once_called_and_nobody_else() -> None:
@@ -158,23 +158,23 @@ def loaded(cluster: SimulatedCluster, *topics: Topic, compaction: bool = True) -
             cluster.cursor(topic, "__compaction")
 
 
-def asked(error: LifecycleError, *, others: LifecycleError | None = None) -> list[Word]:
+def asked(error: LifecycleError, *, others: LifecycleError | None = None) -> list[StoredReference]:
     """What is said of a topic that is answered with ``error``, and another one with ``others``, if anything."""
     cluster = SimulatedCluster()
     loaded(cluster, PARTITION, OTHER)
     cluster.admin.unanswered[PARTITION] = error
     if others:
         cluster.admin.unanswered[OTHER] = others
-    return broker_words(cluster.admin, [(str(PARTITION), BROKER)], {BROKER: [str(PARTITION), str(OTHER)]})
+    return broker_references(cluster.admin, [(str(PARTITION), BROKER)], {BROKER: [str(PARTITION), str(OTHER)]})
 
 
 @pytest.mark.parametrize("error", [BROKEN, StoreError("the answer is not what Pulsar 4.0 sends")])
 def test_what_a_broker_fails_at_saying_of_one_topic_alone_is_that_topics_and_its_schemas(error: LifecycleError) -> None:
-    words = asked(error)
-    assert [(w.kind, w.owner) for w in words] == [("R3", PARTITION.managed_ledger), ("R5", "acme/orders/paid")]
-    assert all(w.keeps_owner for w in words)
-    assert {w.referrer for w in words} == {f"/managed-ledgers/{PARTITION.managed_ledger}"}
-    assert {(w.problem, w.error) for w in words} == {(Problem.UNANSWERED, str(error))}
+    found = asked(error)
+    assert [(w.kind, w.owner) for w in found] == [("R3", PARTITION.managed_ledger), ("R5", "acme/orders/paid")]
+    assert all(w.keeps_owner for w in found)
+    assert {w.referrer for w in found} == {f"/managed-ledgers/{PARTITION.managed_ledger}"}
+    assert {(w.problem, w.error) for w in found} == {(Problem.UNANSWERED, str(error))}
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_what_a_broker_fails_at_saying_of_one_topic_alone_is_that_topics_and_its
     ],
 )
 def test_what_is_about_us_or_about_the_broker_is_unread(error: LifecycleError, others: LifecycleError | None) -> None:
-    (word,) = asked(error, others=others)
-    assert not word.keeps_owner
-    assert (word.problem, word.error) == (Problem.UNREAD, f"broker memory of {PARTITION}: {error}")
+    (one,) = asked(error, others=others)
+    assert not one.keeps_owner
+    assert (one.problem, one.error) == (Problem.UNREAD, f"broker memory of {PARTITION}: {error}")
 
 
 @pytest.mark.parametrize("others", [BROKEN, AccessDenied("403"), Unavailable("no connection")])
@@ -205,11 +205,11 @@ def test_a_broker_with_nothing_but_partitions_of_one_mute_topic_is_asked_otherwi
     loaded(cluster, *partitions)
     cluster.admin.unanswered = dict.fromkeys(partitions, BROKEN)
     names = [(str(topic), BROKER) for topic in partitions]
-    found = broker_words(cluster.admin, names, other_topics(names))
+    found = broker_references(cluster.admin, names, other_topics(names))
     assert {w.owner for w in found} == {"acme/orders/paid", *(t.managed_ledger for t in partitions)}
     assert {(w.problem, w.error) for w in found} == {(Problem.UNANSWERED, str(BROKEN))}
     cluster.admin.failing.add(BROKER)
-    assert {w.keeps_owner for w in broker_words(cluster.admin, names, other_topics(names))} == {False}
+    assert {w.keeps_owner for w in broker_references(cluster.admin, names, other_topics(names))} == {False}
 
 
 def test_only_the_broker_of_a_topic_speaks_for_it() -> None:
@@ -218,8 +218,11 @@ def test_only_the_broker_of_a_topic_speaks_for_it() -> None:
     cluster.admin.unanswered[PARTITION] = BROKEN
     cluster.admin.failing.add(BROKER)
     both = [(str(PARTITION), BROKER), (str(OTHER), "broker-2:8080")]
-    assert [w.keeps_owner for w in broker_words(cluster.admin, both, other_topics(both))] == [False]
-    assert [w.keeps_owner for w in broker_words(cluster.admin, [(one, BROKER) for one, _ in both], {})] == [True, True]
+    assert [w.keeps_owner for w in broker_references(cluster.admin, both, other_topics(both))] == [False]
+    assert [w.keeps_owner for w in broker_references(cluster.admin, [(one, BROKER) for one, _ in both], {})] == [
+        True,
+        True,
+    ]
 
 
 def test_sampled_topics_are_few_and_no_partitions_of_one_topic() -> None:
@@ -242,7 +245,7 @@ def test_sampled_topics_are_the_same_in_any_order_and_are_not_the_first_ones() -
     loaded(cluster, *mute, *healthy, compaction=False)
     cluster.admin.unanswered = dict.fromkeys(mute, BROKEN)
     cluster.admin.failing.add(BROKER)
-    assert [w.keeps_owner for w in broker_words(cluster.admin, names[:1], found)] == [True, True]
+    assert [w.keeps_owner for w in broker_references(cluster.admin, names[:1], found)] == [True, True]
 
 
 def test_a_topic_of_which_its_broker_does_not_say_what_it_holds_keeps_its_own_and_nobody_elses() -> None:

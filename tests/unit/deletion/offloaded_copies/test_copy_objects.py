@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from pulsar_lifecycle.deletion.run_evidence import OffloadPolicy
+from pulsar_lifecycle.deletion.run_evidence import DeclaredBuckets
 from pulsar_lifecycle.errors import (
     AccessDenied,
     LeaseLost,
@@ -59,7 +59,7 @@ def test_objects_that_cannot_be_looked_at_stay(
 
 
 def test_a_declared_bucket_that_is_not_there_makes_messages_wait(scene: Scene) -> None:
-    scene.offload = OffloadPolicy(frozenset({"no-such-bucket"}), CLUSTER, exclusive=True)
+    scene.offload = DeclaredBuckets(frozenset({"no-such-bucket"}), CLUSTER, exclusive=True)
     scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, bucket="no-such-bucket"))
     scene.one(Outcome.WAITING, Waiting.OBJECT_STORE_DENIES)
 

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from pulsar_lifecycle.deletion.run_evidence import OffloadPolicy
+from pulsar_lifecycle.deletion.run_evidence import DeclaredBuckets
 from pulsar_lifecycle.errors import (
     AccessDenied,
     LifecycleError,
@@ -33,7 +33,7 @@ def scene() -> Scene:
 
 
 def test_a_foreign_message_needs_the_operators_word_that_the_buckets_are_ours_alone(scene: Scene) -> None:
-    scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
+    scene.offload = DeclaredBuckets(POLICY.buckets, CLUSTER)
     scene.send(scene.intent)
     scene.one(Outcome.KEPT, Code.NOT_OURS)
 
@@ -45,7 +45,7 @@ def test_our_own_first_phase_needs_no_earlier_scan_and_no_grace_period(scene: Sc
     scene.age()
     scene.list(TOPIC)
     scene.mark(ledger)
-    scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
+    scene.offload = DeclaredBuckets(POLICY.buckets, CLUSTER)
     scene.send(scene.message(uuid, ledger, TOPIC))
     assert [d.outcome for d in scene.delete()] == [Outcome.DELETED]
     assert scene.keys == scene.live_keys | scene.gone_keys
@@ -53,7 +53,7 @@ def test_our_own_first_phase_needs_no_earlier_scan_and_no_grace_period(scene: Sc
 
 def test_the_mark_is_of_one_topic(scene: Scene) -> None:
     scene.mark(scene.gone, OTHER)
-    scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
+    scene.offload = DeclaredBuckets(POLICY.buckets, CLUSTER)
     scene.send(scene.intent)
     scene.one(Outcome.KEPT, Code.NOT_OURS)
 
@@ -65,7 +65,7 @@ def test_a_message_about_another_attempt_has_no_part_in_the_mark_of_ours(scene: 
     scene.put(stale, ledger, TOPIC)
     scene.mark(ledger, uuid=ours)
     scene.rescan()
-    scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
+    scene.offload = DeclaredBuckets(POLICY.buckets, CLUSTER)
     scene.send(*(scene.message(uuid, ledger, TOPIC) for uuid in (uuid4(), stale, ours)))
     assert [(d.outcome, d.code) for d in scene.delete()] == [
         *[(Outcome.KEPT, Code.NOT_OURS)] * 2,
@@ -77,7 +77,7 @@ def test_a_message_that_names_another_bucket_has_no_part_in_the_mark_of_ours(sce
     """There it finds nothing; ours goes on waiting for its own."""
     scene.mark(scene.gone, uuid=scene.gone_uuid, bucket=BUCKET)
     scene.rescan()
-    scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
+    scene.offload = DeclaredBuckets(POLICY.buckets, CLUSTER)
     scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, bucket="empty"), scene.intent)
     assert [(d.outcome, d.code) for d in scene.delete()] == [
         (Outcome.KEPT, Code.NOT_OURS),

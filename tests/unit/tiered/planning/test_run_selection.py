@@ -22,7 +22,7 @@ from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.planning.run_selection import (
     LOOKED_AT,
     Row,
-    Waiting,
+    SetAside,
     chosen,
     held_back,
     in_agreement,
@@ -181,9 +181,9 @@ def test_what_changed_since_the_plan_was_made_is_left_alone(
 # ------------------------------------------------------------------------------------------------------- loaded topics
 
 
-def waiting(scene: Scene) -> Waiting:
+def waiting(scene: Scene) -> SetAside:
     session = scene.session_again()
-    return Waiting(session.run, scene.store, lambda: session.guard.check(scene.store))
+    return SetAside(session.run, scene.store, lambda: session.guard.check(scene.store))
 
 
 @pytest.mark.parametrize("action", [OffloadChoice.OFFLOAD, OffloadChoice.RELEASE])
@@ -241,7 +241,7 @@ def test_a_pause_stops_the_look() -> None:
 
     session = Scene().session()
     with pytest.raises(Paused):
-        Waiting(session.run, session.ports.store, paused).without([row(1)])
+        SetAside(session.run, session.ports.store, paused).without([row(1)])
 
 
 # ------------------------------------------------------------------------------------------------------------ the order
