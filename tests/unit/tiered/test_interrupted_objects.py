@@ -180,7 +180,7 @@ def test_a_uuid_of_ours_that_is_named_in_another_way_is_not_aborted(scene: Scene
     scene.write(ledger, context(one.attempt.uuid))
     keys = scene.keys
     _, (found,) = scene.session_again().finish_attempts()
-    assert (found.outcome, found.why.code) == (Outcome.FAILED, Code.SERVER_FAILED)
+    assert (found.outcome, found.why.code) == (Outcome.FAILED, Code.STILL_IN_USE)
     assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
 
 
