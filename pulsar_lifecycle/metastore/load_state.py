@@ -89,6 +89,7 @@ class BrokerAnswers:
 
     ``brokers`` is the word of those that did, ``connections`` are the clients of their topics. ``cluster`` is their
     cluster's name, empty unless all say one and the same; ``replicators``: how cursors of their replicators begin.
+    ``configurations``: what each is configured with. ``registered``: when (ms) each that did not answer last was.
     """
 
     brokers: Brokers
@@ -96,6 +97,8 @@ class BrokerAnswers:
     connections: Mapping[str, TopicConnections]
     cluster: str
     replicators: frozenset[str]
+    configurations: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    registered: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def ask_brokers(store: MetadataStore, admin: BrokerAdmin) -> BrokerAnswers:
@@ -107,9 +110,10 @@ def ask_brokers(store: MetadataStore, admin: BrokerAdmin) -> BrokerAnswers:
     if isinstance(registered, Unread):
         raise AccessDenied(f"{BROKERS_ROOT}: {registered.reason}")
     names = registered.names if registered else ()
-    started = _started(store.read([f"{BROKERS_ROOT}/{name}" for name in names]))
+    nodes = store.read([f"{BROKERS_ROOT}/{name}" for name in names])
     ids = admin.brokers()
     _refuse_missing(names, ids)
+    configurations: dict[str, Mapping[str, str]] = {}
     connections: dict[str, TopicConnections] = {}
     loaded: dict[str, str] = {}
     unanswered: dict[str, str] = {}
@@ -125,13 +129,33 @@ def ask_brokers(store: MetadataStore, admin: BrokerAdmin) -> BrokerAnswers:
         interval = max(interval, said.interval_ms)
         clusters.add(said.cluster)
         replicators.add(said.replicator)
+        configurations[broker] = said.configuration
         connections |= said.topics
         loaded |= dict.fromkeys(said.topics, broker)
     if len(unanswered) == len(ids):
         raise Unavailable(f"no broker answers: {next(iter(unanswered.values()), '')}")
-    brokers = Brokers(loaded, interval, started=started)
+    brokers = Brokers(loaded, interval, started=_started(nodes))
     cluster = clusters.pop() if len(clusters) == 1 else ""
-    return BrokerAnswers(brokers, unanswered, connections, cluster, frozenset(replicators))
+    registered_at = {name: node.stat.ctime for name, node in zip(names, nodes, strict=True) if isinstance(node, Node)}
+    return BrokerAnswers(
+        *(brokers, unanswered, connections, cluster, frozenset(replicators)),
+        configurations,
+        {name: at for name, at in registered_at.items() if name in unanswered},
+    )
+
+
+def ask_configurations(admin: BrokerAdmin) -> tuple[dict[str, Mapping[str, str]], dict[str, str]]:
+    """Of each broker that answers, what it is configured with; and why the others did not. Raises if none does."""
+    said: dict[str, Mapping[str, str]] = {}
+    unanswered: dict[str, str] = {}
+    for broker in admin.brokers():
+        try:
+            said[broker] = admin.configuration_of(broker)
+        except Unavailable as error:
+            unanswered[broker] = str(error)
+    if not said:
+        raise Unavailable(f"no broker answers: {next(iter(unanswered.values()), '')}")
+    return said, unanswered
 
 
 def _refuse_missing(registered: Iterable[str], ids: Iterable[str]) -> None:

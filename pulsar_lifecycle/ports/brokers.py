@@ -73,15 +73,24 @@ class TopicConnections:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatistics:
-    """What one broker says of the persistent topics it has loaded, and how often (ms) it says it anew.
+    """What one broker says of the persistent topics it has loaded, how often (ms) it says it anew, and how it is set.
 
-    ``cluster``: the name of its cluster, empty if it says none; ``replicator``: how cursors of replicators begin.
+    ``configuration``: what broker.conf and dynamic settings come to, as text, ``replicatorPrefix`` among it.
     """
 
     topics: Mapping[str, TopicConnections]
     interval_ms: int
-    cluster: str
-    replicator: str
+    configuration: Mapping[str, str]
+
+    @property
+    def cluster(self) -> str:
+        """The name of its cluster, empty if it says none."""
+        return self.configuration.get("clusterName", "")
+
+    @property
+    def replicator(self) -> str:
+        """How cursors of replicators begin."""
+        return self.configuration["replicatorPrefix"]
 
 
 class BrokerAdmin(Protocol):
@@ -146,8 +155,12 @@ class BrokerAdmin(Protocol):
         """Broker id -> its runtime configuration: what broker.conf and dynamic settings come to, as text."""
         ...
 
-    def usage(self) -> dict[str, float]:
-        """Broker id -> how much it uses of its scarcest resource: CPU, direct memory or network; 1.0 is all of it."""
+    def configuration_of(self, broker: str) -> Mapping[str, str]:
+        """What :meth:`configurations` says, of one broker alone."""
+        ...
+
+    def usage(self, broker: str) -> float:
+        """How much one broker uses of its scarcest resource: CPU, direct memory or network; 1.0 is all of it."""
         ...
 
     def owner(self, topic: Topic) -> str:

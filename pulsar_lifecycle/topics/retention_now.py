@@ -45,15 +45,19 @@ def retention_now(cluster: Cluster, namespaces: Collection[str]) -> RetentionNow
 
 
 def policies_now(
-    cluster: Cluster, namespaces: Collection[str], more: Collection[str] = ()
+    cluster: Cluster,
+    namespaces: Collection[str],
+    more: Collection[str] = (),
+    answered: Mapping[str, Mapping[str, str]] | None = None,
 ) -> tuple[Layers, tuple[str, ...]]:
     """What brokers, those of ``namespaces`` that exist and their topics say; and in what the brokers differ.
 
-    Of the brokers' configuration what retention needs, and names in which a word of ``more`` stands. Raises what the
-    cluster's servers raise.
+    Of the brokers' configuration what retention needs, and names in which a word of ``more`` stands. ``answered``: by
+    broker id, the configuration of those that count; without it all are asked, and one that does not answer raises.
+    Raises what the cluster's servers raise.
     """
     with cluster.ports(read_only=True) as ports:
-        configurations = ports.admin.configurations()
+        configurations = ports.admin.configurations() if answered is None else answered
         documents = namespace_policies(ports.configuration)
     said, differing = common_configuration(configurations, (*BROKER_NAMES, *REPLICATION_NAMES, *POLICY_SWITCHES, *more))
     agreed = {name: value for name, value in said.items() if all(c.get(name) == value for c in configurations.values())}

@@ -91,8 +91,8 @@ class HttpBrokerAdmin:
         """Of one broker, at its own address: the clients of its persistent topics, and what its configuration says."""
         address = self._web_url(broker)
         topics, said = statistics.connections_of(self._topics_at(address)), self._configuration_at(address)
-        interval, replicator = statistics.interval_ms(broker, said), statistics.replicator(broker, said)
-        return BrokerStatistics(topics, interval, said.get("clusterName", ""), replicator)
+        statistics.check_replicator(broker, said)
+        return BrokerStatistics(topics, statistics.interval_ms(broker, said), said)
 
     def _statistics(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Of each broker its id, and what it says of each loaded topic."""
@@ -109,7 +109,11 @@ class HttpBrokerAdmin:
 
     def configurations(self) -> dict[str, Mapping[str, str]]:
         """Broker id -> its runtime configuration, as text; any failure raises."""
-        return {broker: self._configuration_at(self._web_url(broker)) for broker in self.brokers()}
+        return {broker: self.configuration_of(broker) for broker in self.brokers()}
+
+    def configuration_of(self, broker: str) -> Mapping[str, str]:
+        """Of one broker, at its own address."""
+        return self._configuration_at(self._web_url(broker))
 
     def _configuration_at(self, address: httpx.URL) -> Mapping[str, str]:
         url = address.join(_RUNTIME)
@@ -118,23 +122,20 @@ class HttpBrokerAdmin:
             raise _unexpected(url, "the runtime configuration as an object")
         return {name: str(value) for name, value in answer.items() if value is not None}
 
-    def usage(self) -> dict[str, float]:
-        """Broker id -> share of its scarcest resource, as its load report says; any failure raises.
+    def usage(self, broker: str) -> float:
+        """The share of its scarcest resource that a broker uses, as its own load report says.
 
         A resource without a limit does not count, heap neither (``LocalBrokerData.getMaxResourceUsage``). A broker that
         says 0 of its CPU has just started and not measured it: it counts as using all.
         """
-        found: dict[str, float] = {}
-        for broker in self.brokers():
-            url = self._web_url(broker).join("/admin/v2/broker-stats/load-report")
-            answer = self._get(url)
-            try:
-                used = [(float(answer[name]["usage"]), float(answer[name]["limit"])) for name in _RESOURCES]
-            except (KeyError, TypeError, ValueError) as error:
-                raise _unexpected(url, f"{', '.join(_RESOURCES)} with usage and limit") from error
-            measured = used[0][0] > 0
-            found[broker] = max((usage / limit for usage, limit in used if limit > 0), default=0.0) if measured else 1.0
-        return found
+        url = self._web_url(broker).join("/admin/v2/broker-stats/load-report")
+        answer = self._get(url)
+        try:
+            used = [(float(answer[name]["usage"]), float(answer[name]["limit"])) for name in _RESOURCES]
+        except (KeyError, TypeError, ValueError) as error:
+            raise _unexpected(url, f"{', '.join(_RESOURCES)} with usage and limit") from error
+        measured = used[0][0] > 0
+        return max((usage / limit for usage, limit in used if limit > 0), default=0.0) if measured else 1.0
 
     def _web_url(self, broker: str) -> httpx.URL:
         """Where a broker itself is reached, by looking up a topic of its heartbeat namespace, which it always owns.

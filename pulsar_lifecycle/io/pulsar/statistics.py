@@ -54,12 +54,10 @@ def interval_ms(broker: str, configuration: Mapping[str, str]) -> int:
     return seconds * 1000
 
 
-def replicator(broker: str, configuration: Mapping[str, str]) -> str:
-    """How names of replicators' cursors begin. Raises StoreError where the broker's configuration does not tell."""
-    prefix = configuration.get("replicatorPrefix")
-    if not prefix:
+def check_replicator(broker: str, configuration: Mapping[str, str]) -> None:
+    """Raise StoreError where a broker's configuration does not tell how names of replicators' cursors begin."""
+    if not configuration.get("replicatorPrefix"):
         raise _unlike(broker, "a replicatorPrefix")
-    return prefix
 
 
 def internals_of(answer: Any, where: str) -> TopicInternals:

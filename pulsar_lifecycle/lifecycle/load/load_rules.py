@@ -64,8 +64,7 @@ class LoadKept(StrEnum):
     TOPIC_WOULD_BE_DELETED = "topic_would_be_deleted"
     """Its broker would delete it as inactive, and `load.topic_deletion` does not name it."""
     BACKLOG_WOULD_BE_EVICTED = "backlog_would_be_evicted"
-    """It has unread messages, its broker drops those beyond a backlog quota (`consumer_backlog_eviction`), and
-    `load.backlog_eviction` does not name it."""
+    """It has unread messages, its broker drops those beyond a quota, and `load.backlog_eviction` does not name it."""
     COMPACTION_WOULD_BEGIN = "compaction_would_begin"
     """It has a compaction threshold, and `load.compaction` does not name it: its broker would begin a compaction, as
     more than that waits for one, or make a cursor `__compaction` before all its messages, which holds its ledgers until
@@ -87,12 +86,13 @@ class LoadKept(StrEnum):
     BUNDLE_SHARED = "bundle_shared"
     """No broker owns its bundle: who takes it loads all its topics, and not all of them may be loaded. At apply."""
     BUNDLE_TOO_LARGE = "bundle_too_large"
-    """No broker owns its bundle, whose topics are loaded together, and these are more than `load.max_per_bundle` or
-    `load.max_per_broker`. Only at apply."""
+    """No broker owns its bundle, whose topics are more than `load.max_per_bundle` or `max_per_broker`. At apply."""
     BUNDLE_MOVED = "bundle_moved"
     """Its bundle changed its owner within `load.min_owner_age`: load shedding may be at it. Only at apply."""
     BROKER_BUSY = "broker_busy"
     """Its broker uses more than `load.max_broker_load`. Only at apply."""
+    BROKER_SILENT = "broker_silent"
+    """A broker that does not answer owns its bundle, or may take it as nobody is known to. Only at apply."""
     BUDGET_SPENT = "budget_spent"
     """This run has loaded as many topics of its broker or bundle as it may: launch again. Only at apply."""
 

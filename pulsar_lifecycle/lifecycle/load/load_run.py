@@ -12,15 +12,17 @@ if each of them may be loaded.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.errors import RefusedBy
+from pulsar_lifecycle.errors import RefusedBy, Unavailable
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
@@ -31,7 +33,7 @@ from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, mon
 from pulsar_lifecycle.lifecycle.load.visits import STEPS, LoadedTopic, Visit, Visits
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore import load_state
-from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.metastore.load_state import BrokerAnswers, Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
@@ -78,7 +80,7 @@ def load_topics(
         cluster, order, lake.load_plan, load_plan.digest, load_plan.as_capped, dry_run=dry_run
     )
     planned = {Topic.parse(row["topic"]): row for row in rows.to_pylist()}
-    of_plan = summary.plan_id, planned, summary.cluster_ledgers, caps
+    of_plan = summary.plan_id, summary.created_at, planned, summary.cluster_ledgers, caps
     if dry_run:
         with topic_ports(cluster, read_only=True) as ports:
             fingerprint = evidence.check_store(cluster, ports.store)
@@ -93,7 +95,8 @@ def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) ->
     settings, now = cluster.settings, ports.clock.now_ms()
     epoch = evidence.newest_epoch(cluster, fingerprint)
     evidence.refuse_old_evidence(epoch, now, int(settings.orphans.plan_valid_for * 1000))
-    return topic_run(cluster, run_id, ports, owners_rules(cluster, epoch, now), now, False)
+    brokers = load_state.ask_brokers(ports.store, ports.admin).brokers
+    return topic_run(cluster, run_id, ports, owners_rules(cluster, epoch, now), now, False, brokers)
 
 
 @contextmanager
@@ -126,15 +129,17 @@ class _Judged:
 
 @dataclass
 class _LoadRun:
-    """One launch. ``planned``: the plan's rows by topic; ``cluster_ledgers``: what its share is of, for ``caps``.
+    """One launch of a plan, which was made at ``planned_at`` (ms).
 
-    ``_weights``: those of topics of which more goes by now than the plan says (``load_plan``).
+    ``planned``: the plan's rows by topic; ``cluster_ledgers``: what its share is of, for ``caps``. ``_weights``: those
+    of topics of which more goes by now than the plan says (``load_plan``).
     """
 
     cluster: Cluster
     run: TopicRun
     ports: Ports
     plan_id: str
+    planned_at: int
     planned: Mapping[Topic, Mapping[str, Any]]
     cluster_ledgers: int
     caps: Caps
@@ -191,9 +196,10 @@ class _LoadRun:
             timeout_ms=int(self._settings.timeout * 1000),
         )
 
-    def _ttl_now(self, namespaces: Collection[str]) -> InForce[int | None]:
-        layers, differing = policies_now(self.cluster, namespaces, BROKER_NAMES)
-        return InForce({}) if differing else monitors_in_force(layers).ttl
+    def _ttl_now(self, namespaces: Collection[str]) -> tuple[InForce[int | None], Collection[str]]:
+        said, unanswered = load_state.ask_configurations(self.ports.admin)
+        layers, differing = policies_now(self.cluster, namespaces, BROKER_NAMES, said)
+        return InForce({}) if differing else monitors_in_force(layers).ttl, unanswered
 
     def _visit(self, topic: Topic, judged: _Judged) -> Visit:
         row = self.planned[topic]
@@ -240,8 +246,12 @@ class _LoadRun:
 
     def _judge(self, topics: Sequence[Topic]) -> _Judged:
         now = self.ports.clock.now_ms()
-        brokers = load_state.fetch_brokers(self.ports.store, self.ports.admin)
-        layers, differing = policies_now(self.cluster, {str(topic.namespace) for topic in topics}, BROKER_NAMES)
+        answers = load_state.ask_brokers(self.ports.store, self.ports.admin)
+        brokers, namespaces = answers.brokers, {str(topic.namespace) for topic in topics}
+        layers, differing = policies_now(self.cluster, namespaces, BROKER_NAMES, answers.configurations)
+        owners = Owners()
+        owned = {topic: owners.of(self.ports.store, brokers, topic) for topic in topics}
+        silent = self._silent(owned, answers)
         policies, monitors = policies_in_force(layers), monitors_in_force(layers)
         fresh = read_now(self.ports, self.run.ledgers_root, topics)
         chosen, end = choice_of(self._settings), now + int(self._settings.timeout * 1000) * STEPS
@@ -255,20 +265,37 @@ class _LoadRun:
             {Topic.parse(row["topic"]): row for row in topics_to_load(tables, monitors, chosen, at).to_pylist()}
             for at in (now, end)
         )
-        left: dict[Topic, Why] = {}
+        left: dict[Topic, Why] = dict(silent)
         for topic in topics:
+            if topic in left:
+                continue
             why = self._why_left(topic, rows.get(topic), later.get(topic), fresh.topics.get(topic), differing)
             if why:
                 left[topic] = why
         left |= self._grown({topic: row for topic, row in later.items() if topic not in left})
-        owners = Owners()
-        owned = {topic: owners.of(self.ports.store, brokers, topic) for topic in topics if topic not in left}
-        since = {topic: owned_since(self.ports.store, topic) for topic in owned}
+        since = {topic: owned_since(self.ports.store, topic) for topic in topics if topic not in left}
         left |= self._crowded(topics, left, owned, since, brokers)
         ordered = {topic for topic, row in rows.items() if str(LoadKept.TOPIC_WOULD_BE_DELETED) in row["monitors"]}
         trims = {topic: row["trims"] for topic, row in rows.items()}
         may_trim = {topic: row["may_trim"] for topic, row in later.items()}
         return _Judged(left, fresh.topics, owned, since, policies, monitors, ordered, trims, may_trim)
+
+    def _silent(self, owned: Mapping[Topic, str], answers: BrokerAnswers) -> dict[Topic, Why]:
+        """Topics that a broker which does not answer has, or may take; all, if nobody knows what it is configured with.
+
+        The plan was made as all brokers had said that, and agreed: who is registered since before says the same still.
+        """
+        if not answers.unanswered:
+            return {}
+        silent = sorted(answers.unanswered)
+        if new := [name for name in silent if answers.registered.get(name, self.planned_at) >= self.planned_at]:
+            text = f"broker {new[0]} began after the plan was made, and does not answer: {answers.unanswered[new[0]]}"
+            return dict.fromkeys(owned, Why(LoadKept.MONITORS_UNKNOWN, text))
+        return {
+            topic: Why(LoadKept.BROKER_SILENT, f"{_whose(broker)}; broker {silent[0]}: {answers.unanswered[silent[0]]}")
+            for topic, broker in owned.items()
+            if broker not in answers.configurations
+        }
 
     def _grown(self, rows: Mapping[Topic, Mapping[str, Any]]) -> dict[Topic, Why]:
         """Topics of which more goes by the end of a visit than was counted, where that is beyond the launch's caps."""
@@ -327,10 +354,11 @@ class _LoadRun:
     ) -> dict[Topic, Why]:
         """What keeps topics because of their bundle, their broker or this run's budget for these."""
         store, settings = self.ports.store, self._settings
-        place, usage, now = bundles(store, topics), self.ports.admin.usage(), self.ports.clock.now_ms()
+        place, now = bundles(store, topics), self.ports.clock.now_ms()
         found: dict[Topic, Why] = {}
         owners = Owners()
         going = [topic for topic in topics if topic not in left]
+        usage = self._usage({owned[topic] for topic in going})
         for topic in going:
             broker, since = owned[topic], owners_since[topic]
             if besides := would_be_loaded(store, brokers, owners, topic, set(going)):
@@ -339,10 +367,10 @@ class _LoadRun:
                 continue
             elif since is not None and now - since < settings.min_owner_age * 1000:
                 found[topic] = Why(LoadKept.BUNDLE_MOVED, f"{broker} has its bundle for {(now - since) // 1000} s only")
-            elif usage.get(broker, 1.0) > settings.max_broker_load:
-                used = usage.get(broker)
+            elif (used := usage[broker]) is None or used > settings.max_broker_load:
                 found[topic] = Why(LoadKept.BROKER_BUSY, f"{broker} uses {'?' if used is None else f'{used:.0%}'}")
-        if not all(owned[topic] for topic in going) and max(usage.values(), default=1.0) > settings.max_broker_load:
+        busy_one = any(used is None or used > settings.max_broker_load for used in usage.values())
+        if busy_one and not all(owned[topic] for topic in going):
             busy = Why(LoadKept.BROKER_BUSY, "nobody owns its bundle, and the broker that takes it may be a busy one")
             found |= {topic: busy for topic in going if not owned[topic] and topic not in found}
         unowned = Counter(place[topic] for topic in going if not owned[topic])
@@ -363,6 +391,20 @@ class _LoadRun:
                 self._by_broker[broker] += 1
                 self._by_bundle[bundle] += 1
         return found | _whole_or_nothing(going, owned, found)
+
+    def _usage(self, owners: AbstractSet[str]) -> dict[str, float | None]:
+        """How much brokers use, those named and, if one is not known, all; None where that is not known."""
+        found: dict[str, float | None] = dict.fromkeys(owners - {""})
+        for broker in self.ports.admin.brokers():
+            if broker in owners or "" in owners:
+                found[broker] = None
+                with contextlib.suppress(Unavailable):
+                    found[broker] = self.ports.admin.usage(broker)
+        return found
+
+
+def _whose(broker: str) -> str:
+    return f"broker {broker} owns its bundle" if broker else "nobody is known to own its bundle"
 
 
 def _whole_or_nothing(

@@ -16,6 +16,7 @@ from functools import partial
 from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, read_now
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
@@ -100,7 +101,8 @@ class Visit:
 class Visits:
     """What every wave of visits needs. ``policies`` and ``monitors`` are those by which the topics were judged.
 
-    ``ttl_now``: the TTL in force in namespaces, as it is when asked; what is not known is missing, or None.
+    ``ttl_now``: the TTL in force in namespaces, as it is when asked; what is not known is missing, or None. And the
+    brokers that did not say theirs. ``silent``: brokers that have not answered in this wave.
     """
 
     writer: Writer
@@ -110,8 +112,9 @@ class Visits:
     context: Context
     policies: InForce[RetentionPolicy | None]
     monitors: Monitors
-    ttl_now: Callable[[Collection[str]], InForce[int | None]]
+    ttl_now: Callable[[Collection[str]], tuple[InForce[int | None], Collection[str]]]
     timeout_ms: int
+    silent: set[str] = field(default_factory=set[str])
 
     def make(self, visits: Sequence[Visit]) -> list[LoadedTopic]:
         """Load, expire, trim and unload these topics together. Raises Paused, LeaseLost, Overloaded at once.
@@ -183,6 +186,10 @@ class Visits:
     def _told(self, visit: Visit, tell: Callable[[Visit], None]) -> None:
         self.guard.check(self.ports.store)
         visit.told_at = self.ports.clock.now_ms()
+        if visit.broker in self.silent:
+            text = f"broker {visit.broker} did not answer at another topic: it was not asked; its unload stays pending"
+            visit.failure, visit.unanswered = Why(LoadKept.BROKER_SILENT, text), True
+            return
         try:
             tell(visit)
         except STOPPING:
@@ -191,6 +198,15 @@ class Visits:
             silent = isinstance(error, OutcomeUnknown | Unavailable)
             later = "; its unload stays pending, as its broker may do that later" if silent else ""
             visit.failure, visit.unanswered = Why(Code.SERVER_FAILED, f"{error}{later}"), visit.unanswered or silent
+            if silent and not self._answers(visit.broker):
+                self.silent.add(visit.broker)
+
+    def _answers(self, broker: str) -> bool:
+        """Whether a broker answers at all; one whose name is not known counts as if it did."""
+        try:
+            return not broker or bool(self.ports.admin.configuration_of(broker))
+        except Unavailable:
+            return False
 
     def _tell_again(self, waiting: Sequence[Visit], tell: Callable[[Visit], None]) -> None:
         """A trim that met another write of its broker is forgotten."""
@@ -237,10 +253,16 @@ class Visits:
 
     def _check_ttl(self, due: Sequence[Visit]) -> None:
         """Nothing of a topic is expired whose TTL is another one by now."""
+        if not due:
+            return
         now = self.ports.clock.now_ms()
-        in_force = self.ttl_now({str(visit.topic.namespace) for visit in due}) if due else InForce({})
+        in_force, unanswered = self.ttl_now({str(visit.topic.namespace) for visit in due})
         for visit in due:
             visit.checked_at = now
+            if unanswered and (not visit.broker or visit.broker in unanswered):
+                text = f"nothing of it was expired, as brokers do not answer: {', '.join(sorted(unanswered))}"
+                visit.failure = Why(LoadKept.BROKER_SILENT, text)
+                continue
             known = str(visit.topic.namespace) in in_force.by_namespace
             if (ttl := in_force.of(visit.topic) if known else None) != visit.ttl_seconds:
                 said = "not known" if ttl is None else f"{ttl} s"
@@ -279,12 +301,18 @@ class Visits:
         asked = [visit for visit in visits if not visit.untouched]  # an unload of the others would load them first
         self._journal(Phase.UNLOAD, asked, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "unload next"))
         found: list[LoadedTopic] = []
+        silent: set[str] = set()  # each may answer again by now
         for visit in asked:
             self.guard.check(store)
             assert visit.pending is not None
             gone = partial(is_gone, store, self.ports.admin, self.ports.clock, visit.pending)
-            if failure := self.guard.unloads.unload(self.ports.admin, visit.topic, gone):
+            if visit.broker in silent:
+                text = f"it could not be unloaded: broker {visit.broker} did not answer at another topic"
+                visit.failure = Why(Code.NOT_UNLOADED, text)
+            elif failure := self.guard.unloads.unload(self.ports.admin, visit.topic, gone):
                 visit.failure = Why(Code.NOT_UNLOADED, f"it could not be unloaded: {failure}")
+                if not self._answers(visit.broker):
+                    silent.add(visit.broker)
         unloaded = [visit for visit in asked if not (visit.failure and visit.failure.code is Code.NOT_UNLOADED)]
         closed = self._closed(unloaded)
         self._see_gone([visit for visit in unloaded if visit.topic not in closed])

@@ -31,8 +31,8 @@ class FakeBrokerAdmin:
     is what :meth:`usage` says.
     ``configuration`` by broker id is what they say.
     ``internal_stats`` of ``unanswered`` topics raises their error. ``failing`` brokers fail at everything about those.
-    Brokers that are ``unreachable`` do not tell their statistics; ``denied`` are tenants that we are no admin of. Who
-    is no ``superuser`` may not ask which brokers there are.
+    Brokers that are ``unreachable`` tell nothing, and topics that they own fail; ``denied`` are tenants that we are no
+    admin of. Who is no ``superuser`` may not ask which brokers there are.
     ``on_properties`` and ``on_move`` are what the broker does then.
     """
 
@@ -79,25 +79,25 @@ class FakeBrokerAdmin:
         return list(self.broker_ids)
 
     def loaded_topics(self) -> dict[str, str]:
-        self._answer()
+        self._answer(*self.broker_ids)
         return dict(self.loaded)
 
     def connections(self) -> dict[str, TopicConnections]:
-        self._answer()
+        self._answer(*self.broker_ids)
+        return self._connections()
+
+    def _connections(self) -> dict[str, TopicConnections]:
         nobody = TopicConnections(0, {}, 0)
         known = {name: self.clients.get(Topic.parse(name), nobody) for name in self.loaded}
         some = TopicConnections(1, {}, 0)
         return known | {str(topic): some for topic in self.connected if str(topic) in self.loaded}
 
     def statistics(self, broker: str) -> BrokerStatistics:
-        self._answer()
-        if broker in self.unreachable:
-            raise Failed(f"{broker}: timed out")
-        own = {name: one for name, one in self.connections().items() if self.loaded[name] == broker}
-        said = self.configurations()[broker]
+        said = self.configuration_of(broker)
+        own = {name: one for name, one in self._connections().items() if self.loaded[name] == broker}
         if "replicatorPrefix" not in said:
             raise Failed(f"{broker}: says no replicatorPrefix")
-        return BrokerStatistics(own, self.stats_interval, said["clusterName"], said["replicatorPrefix"])
+        return BrokerStatistics(own, self.stats_interval, said)
 
     def check_admin(self, topic: Topic) -> None:
         self._answer()
@@ -129,13 +129,16 @@ class FakeBrokerAdmin:
         return self.compactions.get(topic, "NOT_RUN")
 
     def configurations(self) -> dict[str, Mapping[str, str]]:
-        self._answer()
-        unless = {"replicatorPrefix": "pulsar.repl"}
-        return {broker: {"clusterName": "fake", **self.configuration.get(broker, unless)} for broker in self.broker_ids}
+        return {broker: self.configuration_of(broker) for broker in self.broker_ids}
 
-    def usage(self) -> dict[str, float]:
-        self._answer()
-        return {broker: self.used.get(broker, 0.0) for broker in self.broker_ids}
+    def configuration_of(self, broker: str) -> Mapping[str, str]:
+        self._answer(broker)
+        unless = {"replicatorPrefix": "pulsar.repl"}
+        return {"clusterName": "fake", **self.configuration.get(broker, unless)}
+
+    def usage(self, broker: str) -> float:
+        self._answer(broker)
+        return self.used.get(broker, 0.0)
 
     def owner(self, topic: Topic) -> str:
         self._answer()
@@ -154,7 +157,7 @@ class FakeBrokerAdmin:
         self.on_read(topic, position)
 
     def stats_interval_ms(self) -> int:
-        self._answer()
+        self._answer(*self.broker_ids)
         return self.stats_interval
 
     def partitions(self, topic: Topic) -> int | None:
@@ -218,9 +221,11 @@ class FakeBrokerAdmin:
     def close(self) -> None:
         pass
 
-    def _answer(self) -> None:
+    def _answer(self, *brokers: str) -> None:
         if self.failure:
             raise self.failure
+        if silent := self.unreachable.intersection(brokers):
+            raise Failed(f"{silent.pop()}: timed out")
 
     def _in_namespace(self, topic: Topic) -> None:
         self._answer()
@@ -228,7 +233,7 @@ class FakeBrokerAdmin:
             raise NotFound(f"{topic.namespace}: no such namespace")
 
     def _load(self, topic: Topic) -> dict[str, FakeSubscription]:
-        self._answer()
+        self._answer(self.owners.get(topic, self.broker_ids[0]))
         if topic not in self.topics and topic not in self.internals:
             raise NotFound(f"{topic}: no such topic")
         self.touched.append(topic)

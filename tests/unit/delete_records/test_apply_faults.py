@@ -150,7 +150,9 @@ def test_a_silent_broker_fails_its_own_partitions_alone() -> None:
     scene.cluster.admin.unreachable = {"broker-2:8080"}
     assert [r.error for r in scene.apply()] == [RecordsError.TIMEOUT] * 3
     assert [scene.listed(topic) == scene.ids[topic] for topic in scene.topics] == [False, False, True]
+    scene.cluster.admin.unreachable = set()
     scene.delete()
+    scene.cluster.admin.unreachable = {"broker-2:8080"}
     first, second, third = scene.apply()
     assert (first.error, second.error, third.error) == (None, None, RecordsError.TIMEOUT)
     assert third.low_watermark == -1
