@@ -37,6 +37,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.listed_ledgers import copies_of, kept_copy
+from pulsar_lifecycle.topics.policies import Layers
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
@@ -145,7 +146,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         raise RefusedBy(Protection.NOT_PERSISTENT, text)
     root = cluster.settings.bookkeeper.ledgers_root
     namespace = str(subject.namespace)
-    layers, differing = policies_now(cluster, [namespace], ROLLOVER_NAMES)
+    layers, unsure = _layers(cluster, namespace)
     policies = policies_in_force(layers)
     with cluster.ports(read_only=True) as ports:
         store, now = ports.store, ports.clock.now_ms()
@@ -190,7 +191,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     shown_cursors = _cursors(cursors, positions, held, holds, pins)
     held = tuple(_freed_by(one, shown_cursors) for one in held)
     known = namespace in policies.by_namespace
-    warnings = [*differing]
+    warnings = [*unsure]
     unread = layers.topics[namespace].unknown if namespace in layers.topics else None
     if not known:
         warnings.append(f"namespace {namespace} has no policies that could be read")
@@ -212,6 +213,17 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         epochs[-1].epoch_id,
         _causes(opened, inputs, load, Rollover.of(layers.brokers)),
     )
+
+
+def _layers(cluster: Cluster, namespace: str) -> tuple[Layers, tuple[str, ...]]:
+    """What policies and the brokers that answer say, and why that is not sure; nothing where none of these answers."""
+    try:
+        with cluster.ports(read_only=True) as ports:
+            answered, silent = load_state.ask_configurations(ports.admin)
+        layers, differing = policies_now(cluster, [namespace], ROLLOVER_NAMES, answered)
+    except LifecycleError as error:
+        return Layers({}, {}), (str(error),)
+    return layers, (*differing, *(f"what broker {name} is set to is not known: {why}" for name, why in silent.items()))
 
 
 def _opened(
