@@ -84,7 +84,7 @@ def delete_subscriptions_op(
             done,
             lambda done: shown(done, dry_run),
             "",
-            lambda one: f"{one.topic}, {one.subscription}: {one.why}",
+            lambda one: f"{one.topic}, {one.subscription} ({one.why.code.value}): {one.why}",
         ),
         lineage.noted(context, where, config.plan_id, dry_run=dry_run),
     ):

@@ -57,7 +57,11 @@ def load_op(context: dg.OpExecutionContext, config: LoadConfig, lifecycle: Lifec
     done: list[LoadedTopic] = []
     with (
         shown_at_the_end(
-            context, done, lambda done: shown(done, dry_run), "topics ", lambda one: f"{one.topic}: {one.why}"
+            context,
+            done,
+            lambda done: shown(done, dry_run),
+            "topics ",
+            lambda one: f"{one.topic} ({one.why.code.value}): {one.why}",
         ),
         lineage.noted(context, where, config.plan_id, dry_run=dry_run),
     ):

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import dagster as dg
 import pytest
 
 from assets.lifecycle.load import needing_shown, plan_shown
-from orchestration.lifecycle.load import shown
+from orchestration.lifecycle.load import load_topics_job, shown
+from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.cluster import Cluster
+from resources.lifecycle import LifecycleResource
+from tests.kit.scenes.load_runs import OWN, expired, planned
 from tests.kit.scenes.load_scene import LoadScene
 
 
@@ -60,3 +69,69 @@ def test_a_run_shows_failures_first() -> None:
     assert page["freed"] == 7
     assert page["second visit"] == "1 topics, the last at 2023-11-14T22:13:20+00:00"
     assert "| failed | not_in_time | 1 |" in page["by outcome"].value
+
+
+def launched(scene: LoadScene, plan: PlanSummary, **config: Any) -> tuple[dict[str, Any], str]:
+    """Job ``load_topics``: what its page shows, and what it failed with, empty if it did not."""
+
+    class Given(LifecycleResource):
+        def cluster(self) -> Cluster:
+            return scene.cluster
+
+    order = {"plan_id": plan.plan_id, "digest": plan.digest, "dry_run": False}
+    done = load_topics_job.execute_in_process(
+        run_config={"ops": {"load": {"config": order | config}}},
+        resources={"lifecycle": Given(config_file="")},
+        raise_on_error=False,
+    )
+    failures = [event.step_failure_data.user_failure_data for event in done.all_events if event.is_step_failure]
+    assert done.success is not bool(failures)
+    if not failures:
+        page = done.get_asset_materialization_events()
+        assert page == []
+        (output,) = [e.event_specific_data for e in done.all_events if e.event_type is dg.DagsterEventType.STEP_OUTPUT]
+        return plain(output.metadata), ""  # type: ignore[union-attr]
+    assert failures[0] is not None
+    return plain(failures[0].metadata), str(failures[0].description)
+
+
+def plain(metadata: Any) -> dict[str, Any]:
+    return {name: value.value for name, value in metadata.items()}
+
+
+def test_a_job_is_green_where_topics_were_left_alone(scene: LoadScene) -> None:
+    scene.work()
+    for name in "ab":
+        expired(scene, name)
+    plan = planned(scene, *"ab")
+    assert launched(scene, plan, dry_run=True)[1] == ""
+    scene.change(max_per_bundle=1)
+    page, failure = launched(scene, plan)
+    assert failure == ""
+    assert "| done | verified | 1 |" in page["by outcome"]
+    assert "| left | budget_spent | 1 |" in page["by outcome"]
+
+
+def test_a_job_is_red_where_one_topic_failed_and_says_its_code_and_what_was_done(scene: LoadScene) -> None:
+    scene.work()
+    for name in "ab":
+        expired(scene, name)
+    plan = planned(scene, *"ab")
+    scene.servers.admin.unanswered[Topic.parse(f"{OWN}a")] = StoreError("409: no")
+    page, failure = launched(scene, plan)
+    assert failure == f"1 of 2 topics failed, the first: {OWN}a (server_failed): 409: no"
+    assert "| done | verified | 1 |" in page["by outcome"]
+    assert page["freed"] > 0
+
+
+def test_a_job_that_is_refused_or_paused_says_the_code(scene: LoadScene) -> None:
+    scene.work()
+    expired(scene)
+    plan = planned(scene, "a")
+    assert launched(scene, plan, digest="other")[1].startswith("refused (plan_differs): ")
+    control.pause(scene.servers.open_store(), "by hand")
+    assert launched(scene, plan)[1].startswith("refused: paused: ")
+    control.resume(scene.servers.open_store())
+    scene.servers.admin.on_trim = lambda topic: control.pause(scene.servers.open_store(), "by hand")
+    assert launched(scene, plan)[1].startswith("refused: paused: ")
+    assert scene.is_loaded("a")  # until the next run
