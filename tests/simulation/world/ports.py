@@ -14,6 +14,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import (
     Archived,
+    BrokerStatistics,
     Children,
     Entry,
     JournalRow,
@@ -311,6 +312,10 @@ class SimAdmin(FakeBrokerAdmin):
     def connections(self) -> dict[str, TopicConnections]:
         self.interceptor.before("admin.connections")
         return super().connections()
+
+    def statistics(self, broker: str) -> BrokerStatistics:
+        self.interceptor.before("admin.connections")
+        return super().statistics(broker)
 
     def stats_interval_ms(self) -> int:
         self.interceptor.before("admin.stats_interval_ms")
