@@ -155,6 +155,21 @@ def strike(
     return Running(process, files, victim, folder / "log")
 
 
+def killed_after(seconds: float, settings: Path, task: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a run of ``task`` (as in :func:`strike`) was killed so long after its begin, wherever it was then.
+
+    One that is over by then must have ended well.
+    """
+    running = strike(settings, task, arguments)
+    running.process.join(seconds)
+    if killed := running.process.exitcode is None:
+        assert running.process.pid is not None
+        os.killpg(running.process.pid, signal.SIGKILL)
+    running.process.join(60)
+    assert running.process.exitcode == (-signal.SIGKILL if killed else 0), running.log.read_text()[-4000:]
+    return killed
+
+
 # ------------------------------------------------------------------------------------------------------ in its process
 
 
@@ -234,7 +249,7 @@ class StruckTasks:
 
 def cluster_of(file: str, faults: Sequence[Fault], tasks: int) -> Cluster:
     """Where the run works; Spark starts only if an executor is to die."""
-    if faults[0].victim == EXECUTOR:
+    if faults and faults[0].victim == EXECUTOR:
         from resources.lifecycle import LifecycleResource
 
         on = LifecycleResource(config_file=file).cluster()

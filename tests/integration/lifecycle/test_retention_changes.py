@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes
 from tests.integration.jobs import Jobs
+from tests.integration.killed_run import killed_after
 from tests.integration.lifecycle.retention import close_earlier, loaded, retention
 from tests.integration.pipeline import Pipeline, new_namespace, wait_unlisted, wait_until_unloaded_counts
 
@@ -28,7 +30,12 @@ pytestmark = pytest.mark.integration
 CONTENTS = topics.payloads(230)
 """Five ledgers: the sandbox's have 50 entries."""
 LATER = topics.payloads(10, "later")
-AUTOMATION = {"automation": {"retention": {"mode": "apply", "max_share": 1.0}}}
+SESSION = 5.0
+"""Seconds after which ZooKeeper gives up a run that was killed."""
+SETTINGS = {
+    "automation": {"retention": {"mode": "apply", "max_share": 1.0}},
+    "zookeeper": {"session_timeout": f"{SESSION:g}s"},
+}
 
 
 def listed(sandbox: Cluster, topic: str) -> list[int]:
@@ -53,9 +60,11 @@ def test_topics_that_changed_since_the_plan_lose_nothing_and_the_rest_goes(
     names = ("still", "written", "rewound", "deleted", "recreated", "loaded")
     still, written, rewound, deleted, recreated, live = (f"persistent://{namespace}/{name}" for name in names)
     nightly = f"persistent://{by_schedule}/nightly"
+    while_killed = new_namespace(sandbox, "struck")
+    struck = [f"persistent://{while_killed}/{number}" for number in range(6)]
     with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
         ids: dict[str, list[int]] = {}
-        for name in (still, written, rewound, deleted, recreated, live, nightly):
+        for name in (still, written, rewound, deleted, recreated, live, nightly, *struck):
             client.subscribe(name, "s", initial_position=pulsar.InitialPosition.Earliest).close()
             ids[name] = list(dict.fromkeys(topics.publish(client, name, CONTENTS)))
             admin.topic("POST", name, "/subscription/s/skip_all")
@@ -64,13 +73,13 @@ def test_topics_that_changed_since_the_plan_lose_nothing_and_the_rest_goes(
         close_earlier(sandbox, list(ids))
         wait_unlisted(sandbox, ids)
         wait_until_unloaded_counts(time.time())
-        pipeline = pipelines(AUTOMATION)
+        pipeline = pipelines(SETTINGS)
         plan = plan_of(pipeline)
         planned: dict[str, list[int]] = {}
         for row in pipeline.where.lake.retention_plan(plan["plan id"])[1].to_pylist():
             planned.setdefault(row["topic"], []).append(row["ledger_id"])
         assert {name: planned.get(name) for name in ids} == {
-            name: None if name == nightly else of[:-1] for name, of in ids.items()
+            name: None if name in (nightly, *struck) else of[:-1] for name, of in ids.items()
         }
 
         retention(admin, namespace, -1)  # a broker that loads a topic for the test trims nothing meanwhile
@@ -112,6 +121,11 @@ def test_topics_that_changed_since_the_plan_lose_nothing_and_the_rest_goes(
         consumer = client.subscribe(rewound, "s")
         assert [consumer.receive(60_000).data() for _ in CONTENTS] == CONTENTS
 
+        retention(admin, while_killed, 60)
+        killed_at_any_moment(pipeline, sandbox, {name: ids[name] for name in struck})
+        for name in struck:
+            assert contents(client, name) == CONTENTS[200:]
+
         retention(admin, by_schedule, 60)
         with dg.DagsterInstance.ephemeral() as instance:
             jobs = Jobs(pipeline, instance)
@@ -124,6 +138,27 @@ def test_topics_that_changed_since_the_plan_lose_nothing_and_the_rest_goes(
             assert jobs.run("apply_retention", {"ops": {"trim_expired": {"config": config}}}).success
         assert listed(sandbox, nightly) == ids[nightly][-1:]
         assert nightly not in loaded(sandbox)
+
+
+def killed_at_any_moment(pipeline: Pipeline, sandbox: Cluster, ids: Mapping[str, list[int]]) -> None:
+    """Apply one plan in processes that die whenever it is, then end it."""
+    plan, rows = make_retention_plan(pipeline.where, pipeline.scan())
+    going = {i for of in ids.values() for i in of[:-1]}
+    assert going <= set(rows.column("ledger_id").to_pylist())
+    moments = random.Random(seed := time.time_ns())
+    killed = 0
+    for number, latest in enumerate((1.0, 3.0, 6.0)):
+        order = {"run_id": f"killed-{number}", "plan_id": plan.plan_id, "digest": plan.digest}
+        until_lease = SESSION if number else 0.0  # the run before holds it until its session ends
+        killed += killed_after(until_lease + moments.uniform(0.3, latest), pipeline.file, "retention", order)
+        for name, of in ids.items():
+            assert listed(sandbox, name) in (of, of[-1:]), (seed, number)
+    assert killed, seed
+    done = apply_retention(pipeline.where, "ended", Order(plan.plan_id, plan.digest), dry_run=False)
+    said = {one.outcome for one in done if one.ledger_id in going}
+    assert said <= {Outcome.REMOVED, Outcome.NOTHING}, (seed, done)
+    assert {name: listed(sandbox, name) for name in ids} == {name: of[-1:] for name, of in ids.items()}
+    assert not set(ids) & loaded(sandbox)
 
 
 def expired_ledgers(pipeline: Pipeline, epoch_id: str) -> list[dict[str, Any]]:

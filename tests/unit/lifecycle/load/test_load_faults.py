@@ -139,19 +139,33 @@ def test_a_topic_is_watched_from_its_own_load_on(scene: LoadScene) -> None:
     assert second.since >= begun[0]
 
 
+@pytest.mark.parametrize("unread", [False, True])
 def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread: bool
 ) -> None:
-    """Killed before any request to the metadata store or to a broker: afterwards nothing is loaded, nothing noted."""
-    for step in count():
+    """Killed before any request to the metadata store or to a broker: afterwards nothing is loaded, nothing noted.
+
+    ``unread``: the first ledger goes as its messages are past their TTL; only from the load on, all before is the same.
+    """
+    told: list[str] = []
+    first_step = 60 if unread else 0
+    for step in count(first_step):
         folder = tmp_path / str(step)
         folder.mkdir()
         scene = LoadScene(folder, monkeypatch)
         scene.work()
-        first, last = expired(scene)
+        if unread:
+            first, last = scene.topic("a", 330, 0)
+            scene.servers.cursor(A, "s", at=first)
+            scene.namespace(message_ttl_in_seconds=3 * 3600)
+        else:
+            first, last = expired(scene)
         plan = planned(scene, "a")
-        if not _killed(scene, plan, step):
+        dies = _killed(scene, plan, step, told)
+        assert told == [] or step > first_step
+        if not dies:
             assert step > 40
+            assert ("on_expire" in told) is unread
             break
         scene.before = lambda operation: None
         scene.work()
@@ -165,8 +179,8 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
         assert set(scene.trimmed) <= {first}, step
 
 
-def _killed(scene: LoadScene, plan: PlanSummary, at: int) -> bool:
-    """Whether a run came to its step ``at``, where it was killed."""
+def _killed(scene: LoadScene, plan: PlanSummary, at: int, told: list[str]) -> bool:
+    """Whether a run came to its step ``at``, where it was killed; ``told``: what brokers were told, which joins it."""
     left = iter(range(at, -2, -1))
 
     def tell(*_: object) -> None:
@@ -175,9 +189,9 @@ def _killed(scene: LoadScene, plan: PlanSummary, at: int) -> bool:
 
     scene.before = tell
     admin = scene.servers.admin
-    real = {name: getattr(admin, name) for name in ("on_load", "on_trim", "on_unload")}
+    real = {name: getattr(admin, name) for name in ("on_load", "on_expire", "on_trim", "on_unload")}
     for name, hook in real.items():
-        setattr(admin, name, lambda *given, hook=hook: (tell(), hook(*given)))
+        setattr(admin, name, lambda *given, name=name, hook=hook: (tell(), told.append(name), hook(*given)))
     try:
         applied(scene, plan)
     except Crash:
