@@ -26,10 +26,8 @@ Longs = NDArray[np.int64]
 _Words = NDArray[np.uint64]
 
 _RECORD, _TIMESTAMP, _LEDGER, _ENTRY = 0x0A, 0x08, 0x10, 0x18
-_CHUNK = 1 << 18
+_CHUNK = 1 << 20
 """Bytes decoded at a time: what is touched stays in the processor's cache."""
-_ROWS = 1 << 13
-"""Messages encoded at a time, or one segment."""
 _SLACK = bytes(8)
 _TIMESTAMP_WIDTH = 6
 """Bytes of a varint of milliseconds from 1971 to 2109."""
@@ -179,19 +177,6 @@ def encode_segments(indexes: Indexes, bounds: Longs) -> list[bytes]:
         return [b""] * (len(bounds) - 1)
     if min(indexes.timestamps.min(), indexes.ledgers.min(), indexes.entries.min()) < 0:
         raise ValueError("a delayed message before 1970, or with an id below 0")
-    cuts, found = bounds.tolist(), list[bytes]()
-    first = 0
-    for last in range(1, len(cuts)):
-        if last + 1 == len(cuts) or cuts[last + 1] - cuts[first] > _ROWS:
-            found += _encode_some(indexes[cuts[first] : cuts[last]], bounds[first : last + 1] - cuts[first])
-            first = last
-    return found
-
-
-def _encode_some(indexes: Indexes, bounds: Longs) -> list[bytes]:
-    """Segments, in all about ``_ROWS`` messages: small arrays are neither mapped anew nor out of the cache."""
-    if not len(indexes):
-        return [b""] * (len(bounds) - 1)
     encode = _encode_alike if _are_alike(indexes) else _encode_any
     data, offsets = encode(indexes)
     cuts = np.append(offsets, len(data))[bounds].tolist()
@@ -370,7 +355,10 @@ def _ledger_words(ledgers: Longs) -> tuple[Longs, _Words]:
     widths = varint_widths(values)
     words = (_spread(values, 5) | _CONTINUED[widths]) << np.uint64(16) | np.uint64(_LEDGER << 8)
     words |= np.uint64(_ENTRY) << (widths.view(np.uint64) * np.uint64(8) + np.uint64(16))
-    return (widths[ledgers - low], words[ledgers - low]) if few and low < high else (widths, words)
+    if not few or low == high:
+        return widths, words
+    which = ledgers - low
+    return widths[:1] if widths[0] == widths[-1] else widths[which], words[which]
 
 
 def _encode_any(indexes: Indexes) -> tuple[bytes, Longs]:
