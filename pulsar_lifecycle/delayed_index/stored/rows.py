@@ -22,7 +22,7 @@ from pulsar_lifecycle.delayed_index.stored.subscription import (
     TopicEntries,
     outstanding,
 )
-from pulsar_lifecycle.formats.delayed_indexes import Indexes
+from pulsar_lifecycle.formats.delayed_indexes import Indexes, time_order
 from pulsar_lifecycle.model import Topic
 
 HOUR = 3_600_000
@@ -96,12 +96,17 @@ def due_rows(topic: Topic, subscription: StoredSubscription, entries: TopicEntri
     indexed = Indexes.concatenate([bucket.indexes for bucket in subscription.buckets])
     places = Places(waiting, indexed)
     known = np.isin(places.of(waiting.ledgers, waiting.entries), places.of(indexed.ledgers, indexed.entries))
-    hours = waiting.timestamps // HOUR * HOUR
-    for hour in np.unique(hours).tolist():
-        here = hours == hour
-        yield owner(topic, subscription.cursor) | {
-            "hour": hour,
-            "messages": int(np.count_nonzero(here)),
-            "indexed": int(np.count_nonzero(here & known)),
-            "first_ledger_id": int(waiting.ledgers[here].min()),
-        }
+    if not len(waiting):
+        return
+    hours = waiting.timestamps // HOUR
+    order = time_order(hours)
+    begins = np.flatnonzero(np.diff(hours[order], prepend=-1))
+    columns = (
+        hours[order[begins]] * HOUR,
+        np.diff(begins, append=len(order)),
+        np.add.reduceat(known[order].astype(np.int64), begins),
+        np.minimum.reduceat(waiting.ledgers[order], begins),
+    )
+    names = ("hour", "messages", "indexed", "first_ledger_id")
+    for row in zip(*(column.tolist() for column in columns), strict=True):
+        yield owner(topic, subscription.cursor) | dict(zip(names, row, strict=True))
