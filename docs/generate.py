@@ -221,10 +221,8 @@ def default_of(field: FieldInfo) -> str:
         return f"`{duration(value)}`"
     if isinstance(value, int) and value >= 1 << 20 and value % (1 << 20) == 0:
         power = value.bit_length() - 1
-        if value == 1 << power:
-            return f"2^{power}"
-        power -= power % 10
-        return f"{value / (1 << power):g} × 2^{power}"
+        tens = power - power % 10
+        return f"2^{power}" if value == 1 << power else f"{value / (1 << tens):g} × 2^{tens}"
     return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
 
 
@@ -234,9 +232,6 @@ def duration(seconds: float) -> str:
         if seconds >= size and seconds % size == 0:
             return f'"{seconds / size:g}{unit}"'
     return f'"{seconds * 1000:g}ms"'
-
-
-# ---------------------------------------------------------------------------------------------------------- commands
 
 
 def commands_part() -> str:
@@ -316,17 +311,16 @@ def job_part(job: dg.JobDefinition) -> str:
             name = node.name.replace("pulsar_", "CLUSTER_", 1) if made else node.name
             said = text(getattr(schema.config_type, "description", ""))
             rows = [
-                (f"`{key}`", type_of(one.config_type), "required" if one.is_required else f"`{default_json(one)}`")
+                (
+                    f"`{key}`",
+                    type_of(one.config_type),
+                    "required" if one.is_required else f"`{json.dumps(one.default_value)}`",
+                )
                 for key, one in fields.items()
             ]
             parts.append(f"Configuration, below `ops: {name}: config:`. {said}")
             parts.append(table(("key", "type", "default"), rows))
     return "\n\n".join(parts)
-
-
-def default_json(field: Any) -> str:
-    """A configuration field's default."""
-    return json.dumps(field.default_value)
 
 
 def type_of(config_type: ConfigType) -> str:
@@ -363,9 +357,6 @@ def assets_parts(graph: Any) -> Iterator[str]:
         yield f"### {group}\n\n" + table(("asset", "what it is", "checks"), rows)
 
 
-# ------------------------------------------------------------------------------------------------------ codes, kinds
-
-
 def codes_part() -> str:
     """Every code that the journal, a plan, a page or a command shows."""
     return "\n\n".join(f"## {title}\n\n" + table(("code", "means"), members(load(name))) for title, name in ENUMS)
@@ -383,9 +374,6 @@ def kinds_part() -> str:
     """Every kind of reference."""
     rows = [(kind.code, kind.name, f"{kind.where}", kind.treatment) for kind in KINDS.values()]
     return table(("kind", "what", "where", "treatment"), rows)
-
-
-# ------------------------------------------------------------------------------------------------- metrics and tables
 
 
 def metrics_part() -> str:
