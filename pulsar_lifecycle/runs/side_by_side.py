@@ -114,49 +114,39 @@ class _OneAtATime:
 
 
 class _Store:
-    """The metadata store, whose writes threads may make as they are: reads are combined, equal ones made once.
-
-    A sync that a thread asks for is made with its next read: one wait less for it, and one sync for all of a moment.
-    """
+    """The metadata store, whose writes threads may make as they are: reads are combined, equal ones made once."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
-        self._read = Combined(self._synced(store.read))
-        self._children = Combined(self._synced(store.children))
-        self._due = threading.local()
+        self._read = Combined(_once(store.read))
+        self._children = Combined(_once(store.children))
+        self._sync = Combined[str, None](self._synced)
 
     def read(self, paths: Sequence[str]) -> list[Any]:
-        return self._read(self._asked(paths))
+        return self._read(paths)
 
     def children(self, paths: Sequence[str]) -> list[Any]:
-        return self._children(self._asked(paths))
+        return self._children(paths)
 
     def sync(self, path: str = "/") -> None:
-        self._due.path = path
+        self._sync([path])
 
-    def _asked(self, paths: Sequence[str]) -> list[tuple[str, str]]:
-        """Paths, each with what is to be synced before it is read."""
-        due = self._taken_due() if paths else ""
-        return [(path, due) for path in paths]
-
-    def _taken_due(self) -> str:
-        due, self._due.path = getattr(self._due, "path", ""), ""
-        return due
-
-    def _synced(self, read: Callable[[list[str]], Sequence[R]]) -> Callable[[list[tuple[str, str]]], list[R]]:
-        def answers(asked: list[tuple[str, str]]) -> list[R]:
-            for path in dict.fromkeys(due for _, due in asked if due):
-                self._store.sync(path)
-            wanted = list(dict.fromkeys(path for path, _ in asked))
-            found = dict(zip(wanted, read(wanted), strict=True))
-            return [found[path] for path, _ in asked]
-
-        return answers
+    def _synced(self, paths: list[str]) -> list[None]:
+        for path in dict.fromkeys(paths):
+            self._store.sync(path)
+        return [None] * len(paths)
 
     def __getattr__(self, name: str) -> Any:
-        if due := self._taken_due():
-            self._store.sync(due)
         return getattr(self._store, name)
+
+
+def _once(read: Callable[[list[str]], Sequence[R]]) -> Callable[[list[str]], list[R]]:
+    def answers(paths: list[str]) -> list[R]:
+        wanted = list(dict.fromkeys(paths))
+        found = dict(zip(wanted, read(wanted), strict=True))
+        return [found[path] for path in paths]
+
+    return answers
 
 
 class _Journal(_OneAtATime):
