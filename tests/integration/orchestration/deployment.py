@@ -24,7 +24,7 @@ from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from sandbox.servers.processes import free_ports, port_is_free
 
 ROOT = Path(__file__).parents[3]
-LONG, POLL = 1200.0, 3.0
+LONG, POLL = 1200.0, 5.0
 """Seconds: a wait for what must come costs nothing when it comes, and its questions cost little."""
 T = TypeVar("T")
 ENDED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
@@ -117,7 +117,7 @@ class Deployment:
     def _spawn(self, name: str, words: Sequence[str]) -> None:
         environment = {key: value for key, value in os.environ.items() if key != CONFIG_VARIABLE}
         environment |= {"DAGSTER_HOME": str(self.home), "PYTHONPATH": os.pathsep.join([str(self.home), str(ROOT)])}
-        environment["FRESHNESS_DAEMON_INTERVAL_SECONDS"] = "5"  # Dagster's own, 30 by default
+        environment["FRESHNESS_DAEMON_INTERVAL_SECONDS"] = "15"  # Dagster's own, 30 by default
         environment["DAGSTER_GRPC_TIMEOUT_SECONDS"] = "600"  # Dagster's own, 60 by default; a machine may be busy
         with (self.home / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(

@@ -61,13 +61,17 @@ class Scene:
 
 
 def settings(sandbox: Cluster, folder: Path, own: dict[str, str]) -> Path:
-    """``own``: kind -> the one namespace in which it goes by itself. Scans each minute, sensors every five seconds."""
+    """``own``: kind -> the one namespace in which it goes by itself. Scans each minute, sensors look every ten seconds.
+
+    Executors are not the point here: one task at a time has one Python worker start for each run.
+    """
     kinds: dict[str, Any] = {
         kind: {"mode": "apply", "max_share": 1.0, "namespaces": [namespace]} for kind, namespace in own.items()
     }
     more: dict[str, dict[str, Any]] = {
         **with_bucket(sandbox, namespaces=[own["offload"]]),
-        "automation": {**kinds, "bookkeeper_copies": "off", "look_every": "5s", "schedules": {"scan": "* * * * *"}},
+        "automation": {**kinds, "bookkeeper_copies": "off", "look_every": "10s", "schedules": {"scan": "* * * * *"}},
+        "spark": {"master": "local[1]", "scan_partitions": 1},
         "catalog": {"scan_fresh_for": f"{FRESH_FOR}s"},
         "delayed_index": {"namespaces": [own["delayed_index"]], "brokers": BROKERS},
     }
