@@ -98,7 +98,7 @@ class PartitionDeletion:
         except Unavailable as error:
             refusal = Refusal(RecordsError.TIMEOUT, Why(Code.SERVER_FAILED, str(error)))
         except Refused as error:
-            refusal = Refusal.plain(RecordsError.CHANGED, str(error))
+            refusal = Refusal.of(RecordsError.CHANGED, error)
         except LifecycleError as error:
             refusal = Refusal.plain(RecordsError.NOT_UNLOADED, str(error))
         outcome, why = (Outcome.LEFT, refusal.why) if refusal else (Outcome.DONE, _RAISED)
