@@ -65,9 +65,12 @@ def add_leftovers(cluster: Cluster, epoch: Epoch, ports: Ports, rows: Sequence[d
     asked = [(topic, i) for topic, own in found.items() for i in sorted(own.keys() - listed[topic])]
     root = cluster.settings.bookkeeper.ledgers_root
     nodes = ports.store.read([ledger_path.ledger_path(i, root) for _, i in asked])
-    there = [key for key, node in zip(asked, nodes, strict=True) if node is not None or found[key[0]][key[1]].copies]
+    left: dict[str, list[int]] = {}
+    for (topic, ledger_id), node in zip(asked, nodes, strict=True):
+        if node is not None or found[topic][ledger_id].copies:
+            left.setdefault(topic, []).append(ledger_id)
     for row in going:
-        row["leftovers"] = [i for topic, i in there if topic == row["topic"]]
+        row["leftovers"] = left.get(row["topic"], [])
         row["copies"] += copies_stored(copy for i in row["leftovers"] for copy in found[row["topic"]][i].copies)
 
 
