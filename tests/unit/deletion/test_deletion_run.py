@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import MagicMock
 
 import pytest
 from pyroaring import BitMap64
@@ -22,22 +20,30 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.metastore import reading
+from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs import plan_checks as plan_deletion
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.settings import BookKeeperSettings, Settings
+from pulsar_lifecycle.settings import BookKeeperSettings, ObjectStoreSettings, Settings
 from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.tiered.buckets import bucket_runs
 from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.words import WordKind
 from tests.kit.builders import A_GAP
+from tests.kit.fakes.journal import FakeJournal
+from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.refused import refused_by
+from tests.kit.scenes.topic_scene import TOPIC
+from tests.kit.simulated.cluster import SimulatedCluster, data_tags
+from tests.kit.simulated.connections import where_of
+from tests.kit.simulated.offloaded import BUCKET
+from tests.kit.simulated.pipeline import Policy, lake_of, settings_of, two_scans
 
 HOUR = 3_600_000
 EPOCH = Epoch("e1", "c", "fp", 100 * HOUR, 100 * HOUR + 1, (), 1, 1, ())
@@ -130,8 +136,6 @@ def cluster_at(lake: Path, **orphans: Any) -> Any:
         lake=FileLake(str(lake)),
         clock=SystemClock(),
         journal=FileJournal(str(lake)),
-        connect=lambda *_, **__: nullcontext(PORTS),
-        ports=lambda **_: nullcontext(PORTS),
     )
 
 
@@ -203,56 +207,56 @@ def test_so_does_one_that_an_acknowledged_entry_or_a_root_that_does_not_share_co
 
 
 class Noted(Exception):
-    """The words were noted."""
+    """The first row of a run's journal, by its component."""
 
 
-PORTS: Any = MagicMock(clock=SimpleNamespace(now_ms=lambda: 0))
+class EndingJournal(FakeJournal):
+    """Ends a run when it journals its first row."""
+
+    def record(self, rows: Sequence[JournalRow]) -> str:
+        raise Noted(rows[0].component)
+
+
+class Effects:
+    """A cluster with an orphan that is planned, and a journal that ends a run at its first row."""
+
+    def __init__(self) -> None:
+        servers = SimulatedCluster()
+        servers.topic(TOPIC, [servers.ledger(data_tags(TOPIC)) for _ in range(2)])
+        servers.ledger(data_tags(TOPIC))
+        buckets = FakeBuckets(servers.clock)
+        buckets.create(BUCKET)
+        servers.objects = FakeObjectStore(buckets)  # type: ignore[attr-defined]
+        policy = Policy(holds=frozenset({"acme/other"}))
+        now, before = two_scans(servers, policy)
+        stored = ObjectStoreSettings(endpoint="http://simulated", buckets=(BUCKET,), exclusive=True)
+        settings = settings_of(policy).model_copy(update={"object_store": stored})
+        cluster = where_of(servers, settings, lake_of(before, now))
+        self.plan, _ = deletion_run.make_plan(cluster, now.epoch)
+        self.objects, _ = bucket_runs.take_inventory(cluster, now.epoch)
+        self.servers = servers
+        self.cluster = where_of(servers, settings, cast("Any", cluster.lake), journal=EndingJournal())
+
+    def order(self, plan: PlanSummary) -> Order:
+        return Order(plan.plan_id, plan.digest)
 
 
 @pytest.mark.parametrize(
-    ("module", "begin"),
+    "begin",
     [
-        (deletion_run, lambda c: deletion_run.apply_plan(c, "r", Order("p", "d"), lambda _: None)),
-        (deletion_run, lambda c: deletion_run.begun(c, "r", PORTS).__enter__()),
-        (bucket_runs, lambda c: bucket_runs.sweep(c, "r", Order("p", "d"), lambda _: None)),
-        (offload_run, lambda c: offload_run._acting(c, "r", EPOCH, PORTS).__enter__()),  # pyright: ignore[reportPrivateUsage]
-        (trim_run, lambda c: trim_run.acting(c, "r").__enter__()),
+        lambda s: deletion_run.apply_plan(s.cluster, "r", s.order(s.plan), print),
+        lambda s: deletion_run.delete_pending(s.cluster, "r"),
+        lambda s: bucket_runs.sweep(s.cluster, "r", s.order(s.objects), print),
+        lambda s: offload_run.revert_offloads(s.cluster, "r", TOPIC, [1], dry_run=False),
+        lambda s: trim_run.trim(s.cluster, "r", [TrimOrder(TOPIC, up_to=1)], dry_run=False),
     ],
     ids=["apply", "delete", "sweep", "offload", "first phase"],
 )
-def test_every_effect_notes_the_operators_words_before_it_acts(
-    module: ModuleType, begin: Callable[[Any], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever sends or writes is missing here: it would fail otherwise than by ``Noted``."""
-
-    def note(*_: object) -> None:
-        raise Noted
-
-    stand_ins = {
-        "published": nullcontext,
-        "Connections": lambda *_, **__: nullcontext(PORTS),
-        "_rows_to_apply": lambda *_: (None, None),
-        "_chosen": lambda *_: (None, None),
-        "_context": lambda *_: Context(now=0, grace=0, namespaces=frozenset()),
-        "context_of": lambda *_: Context(now=0, grace=0, namespaces=frozenset()),
-        "topic_ports": lambda *_, **__: nullcontext(PORTS),
-        "newest_epoch": lambda *_: EPOCH,
-        "earlier_epochs": lambda *_: [EPOCH],
-        "below_floor": lambda *_: [],
-    }
-    for name, stand_in in stand_ins.items():
-        for owner in (module, evidence):
-            if hasattr(owner, name):
-                monkeypatch.setattr(owner, name, stand_in)
-    nothing = ("check_may_act", "refuse_old_evidence", "refuse_scans_from_the_future", "since")
-    for owner in (deletion_run, evidence):
-        for name in nothing:
-            monkeypatch.setattr(owner, name, lambda *_: "fp")
-    lease = SimpleNamespace(taken_at=0, guard=("/l", 1))
-    for owner in (deletion_run, control):
-        monkeypatch.setattr(owner, "held_lease", lambda *_: nullcontext(lease))
-    for owner in (deletion_run, operator_words):
-        monkeypatch.setattr(owner, "note_words", note)
-    monkeypatch.setattr(control, "is_sandbox", lambda _: True)
-    with pytest.raises(Noted):
-        begin(cluster_at(tmp_path))
+def test_every_effect_notes_the_operators_words_before_it_acts(begin: Callable[[Effects], object]) -> None:
+    scene = Effects()
+    topic, ledgers = scene.servers.topic_path(TOPIC), scene.servers.ledger_ids()
+    before = scene.servers.zookeeper.stat(topic)
+    with pytest.raises(Noted, match="legal-hold"):
+        begin(scene)
+    assert (scene.servers.zookeeper.stat(topic), scene.servers.ledger_ids()) == (before, ledgers)
+    assert not scene.servers.deletion_topics.waiting

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,16 +15,10 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
     create_missing,
     topics_of,
 )
-from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.runs.apply import Applied
-from pulsar_lifecycle.runs.caps import Caps
-from pulsar_lifecycle.runs.cluster import Cluster
-from tests.kit.fakes.broker_admin import FakeBrokerAdmin
-from tests.kit.fakes.connections import connecting
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
-from tests.kit.simulated.pipeline import plan, two_scans
+from tests.kit.simulated.pipeline import lake_of, two_scans, where
 
 TOPIC = Topic.parse("persistent://acme/orders/x")
 NAMESPACE = str(TOPIC.namespace)
@@ -35,37 +27,18 @@ NAMESPACE = str(TOPIC.namespace)
 class Scene:
     """A cluster with two orphans, one of them in flight by the journal, and the admin API of its brokers."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        cluster = SimulatedCluster()
-        cluster.topic(TOPIC, [cluster.ledger(data_tags(TOPIC))])
-        orphans = [cluster.ledger(data_tags(TOPIC)) for _ in range(2)]
-        summary, rows, _ = plan(cluster, *two_scans(cluster))
-        self.admin = FakeBrokerAdmin()
+    def __init__(self) -> None:
+        servers = SimulatedCluster()
+        servers.topic(TOPIC, [servers.ledger(data_tags(TOPIC))])
+        orphans = [servers.ledger(data_tags(TOPIC)) for _ in range(2)]
+        now, before = two_scans(servers)
+        self.admin = servers.admin
         create_missing(self.admin, 2)
-        self.planned: list[list[int]] = []
-        sent = JournalRow("r", "c", "p", orphans[0], "", str(TOPIC), "delete-ledger", "send", "sent", "", 1, "", "", 1)
-        FileJournal(str(folder)).record([sent])
-        settings = SimpleNamespace(
-            zookeeper=None,
-            pulsar=None,
-            cluster="c",
-            lake=SimpleNamespace(path=str(folder)),
-            apply=SimpleNamespace(model_dump=lambda: dict.fromkeys(Caps.__slots__, 1)),
+        sent = JournalRow(
+            "r", "simulated", "p", orphans[0], "", str(TOPIC), "delete-ledger", "send", "sent", "", 1, "", "", 1
         )
-        lake = SimpleNamespace(context=lambda epoch_id: SimpleNamespace(namespaces=frozenset({NAMESPACE})))
-        connect = connecting(store=object, admin=lambda: self.admin, lake=lambda: lake)
-        self.cluster = Cluster(cast("Any", settings), connect=connect)
-
-        def make_plan(cluster: object, epoch: object, kind: str, only: Any) -> Any:
-            self.planned.append(only(rows).column("ledger_id").to_pylist())
-            return summary, only(rows)
-
-        for name in ("check_may_act", "check_store"):
-            monkeypatch.setattr(reconcile.evidence, name, lambda *_: "")
-        newest = SimpleNamespace(epoch_id="e", started_at=0)
-        monkeypatch.setattr(reconcile.evidence, "newest_epoch", lambda *_: newest)
-        monkeypatch.setattr(reconcile.deletion_run, "make_plan", make_plan)
-        monkeypatch.setattr(reconcile.deletion_run, "apply_plan", lambda *_: Applied(1, 0, 0, ""))
+        servers.journal.record([sent])
+        self.cluster = where(servers, None, lake_of(before, now))
 
     def reconcile(self, *, apply: bool) -> reconcile.Reconciled:
         return reconcile.reconcile(
@@ -74,8 +47,12 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    return Scene(tmp_path, monkeypatch)
+def scene() -> Scene:
+    return Scene()
+
+
+def planned(found: reconcile.Reconciled) -> list[int]:
+    return found.rows.column("ledger_id").to_pylist()
 
 
 @pytest.mark.parametrize("apply", [True, False])
@@ -89,7 +66,7 @@ def test_a_partition_without_subscription_counts_as_empty_and_is_named(scene: Sc
     assert (found.applied is not None) == apply
     for shown in (reconciled_shown(found), intents_shown(found)[NAMESPACE]):
         assert str(lost) in shown["without subscription"]
-    assert scene.planned == [[3]]
+    assert planned(found) == [3]
 
 
 def test_where_all_lost_it_what_is_in_flight_by_the_journal_is_sent_again(scene: Scene) -> None:
@@ -98,7 +75,7 @@ def test_where_all_lost_it_what_is_in_flight_by_the_journal_is_sent_again(scene:
             scene.admin.topics[part].clear()
     found = scene.reconcile(apply=False)
     assert (found.backlog, len(found.unsubscribed)) == (0, 4)
-    assert scene.planned == [[2, 3]]
+    assert planned(found) == [2, 3]
 
 
 def test_a_queue_that_is_whole_gets_no_word(scene: Scene) -> None:
