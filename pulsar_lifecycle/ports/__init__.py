@@ -6,7 +6,7 @@ Times are milliseconds since the epoch, sizes bytes.
 """
 
 from pulsar_lifecycle.ports.alerts import Alerts
-from pulsar_lifecycle.ports.bookies import BookieAdmin, BookieStatus, Compaction, LedgerDirectory
+from pulsar_lifecycle.ports.bookies import BookieAdmin
 from pulsar_lifecycle.ports.brokers import (
     BEFORE_ALL,
     Acknowledged,
@@ -76,12 +76,10 @@ __all__ = [
     "Archived",
     "ArchivedSnapshot",
     "BookieAdmin",
-    "BookieStatus",
     "BrokerAdmin",
     "BrokerStatistics",
     "Children",
     "Clock",
-    "Compaction",
     "Counting",
     "DeadLetterQueue",
     "Deletion",
@@ -94,7 +92,6 @@ __all__ = [
     "JournalReader",
     "JournalRow",
     "Lake",
-    "LedgerDirectory",
     "LedgerReader",
     "LedgerShape",
     "LedgerWriter",

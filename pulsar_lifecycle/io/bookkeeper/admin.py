@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, NotFound, OutcomeUnknown, StoreError, Unavailable
 from pulsar_lifecycle.formats import bookie_info
 from pulsar_lifecycle.io.tls import tls_context
-from pulsar_lifecycle.ports import BookieStatus, Compaction, LedgerDirectory, MetadataStore, Node, Unread
+from pulsar_lifecycle.ports import MetadataStore, Node, Unread
+from pulsar_lifecycle.records.bookie_status import BookieStatus, Compaction, LedgerDirectory
 from pulsar_lifecycle.settings import BookieAdminSettings
 
 _API = "/api/v1"

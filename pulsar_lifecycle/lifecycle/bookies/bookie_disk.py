@@ -1,8 +1,8 @@
 """Why a bookie's disk is as full as it is: what metadata places there, what it holds, and what it waits for.
 
-Belongs here: the rule, as codes. Placement and what bookies said come in; of the ports only the values of
-``BookieAdmin`` are used, and nothing is asked. Not here: asking bookies (``disk_run.py``). Upstream:
-``GarbageCollectorThread``, ``LedgerDirsMonitor`` and the defaults of ``ServerConfiguration``, bookkeeper-server 4.17.
+Belongs here: the rule, as codes. Placement and what bookies said come in. Not here: asking bookies (``disk_run.py``).
+Upstream: ``GarbageCollectorThread``, ``LedgerDirsMonitor`` and the defaults of ``ServerConfiguration``,
+bookkeeper-server 4.17.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
 from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
-from pulsar_lifecycle.ports import BookieStatus, LedgerDirectory
+from pulsar_lifecycle.records.bookie_status import BookieStatus, LedgerDirectory
 
 DEFAULTS: Mapping[str, str] = {
     "gcWaitTime": "600000",

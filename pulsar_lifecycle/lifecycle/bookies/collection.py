@@ -1,10 +1,11 @@
 """Which bookies a collection run makes collect, in which order, and when it stops.
 
-Belongs here: the rules, as codes. What bookies said comes in, as the value that port ``BookieAdmin`` gives; nothing is
-asked. Not here: asking and telling bookies (``collection_run.py``), why a disk is full (``bookie_disk.py``). Upstream:
-``GarbageCollectorThread.runWithFlags`` and ``TriggerGCService``, bookkeeper-server 4.17: a forced collection takes
-deleted ledgers out of the index, deletes entry logs without live bytes, then compacts those below its threshold. It
-does so though compaction is suspended; nothing stops one that runs.
+Belongs here: the rules, as codes. What bookies said comes in. Not here: asking and telling bookies
+(``collection_run.py``), why a disk is full (``bookie_disk.py``).
+
+A forced collection takes deleted ledgers out of the index, deletes entry logs without live bytes, then compacts those
+below its threshold. It does so though compaction is suspended; nothing stops one that runs. Upstream:
+``GarbageCollectorThread.runWithFlags`` and ``TriggerGCService``, bookkeeper-server 4.17.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pulsar_lifecycle.lifecycle.bookies.bookie_disk import (
     to_compact,
     waits_for,
 )
-from pulsar_lifecycle.ports import BookieStatus
+from pulsar_lifecycle.records.bookie_status import BookieStatus
 from pulsar_lifecycle.records.codes import Why
 
 

@@ -26,7 +26,8 @@ from pulsar_lifecycle.lifecycle.bookies.collection import (
     waves,
 )
 from pulsar_lifecycle.lifecycle.bookies.disk_run import build_bookie_disk
-from pulsar_lifecycle.ports import BookieAdmin, BookieStatus, Clock, Journal, MetadataStore, Node, Unread
+from pulsar_lifecycle.ports import BookieAdmin, Clock, Journal, MetadataStore, Node, Unread
+from pulsar_lifecycle.records.bookie_status import BookieStatus
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.refusals import RefusalCode

@@ -17,7 +17,7 @@ from pulsar_lifecycle.lifecycle.bookies.collection import (
 )
 from pulsar_lifecycle.lifecycle.bookies.collection_run import POLL, CollectionRun
 from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
-from pulsar_lifecycle.ports import LedgerDirectory
+from pulsar_lifecycle.records.bookie_status import LedgerDirectory
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
