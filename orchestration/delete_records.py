@@ -11,7 +11,7 @@ from assets.pages.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.named import CapsConfig, parsed
 from pulsar_lifecycle.delete_records.apply_run import FINISHED_WITHIN, Patience, apply_delete_records
-from pulsar_lifecycle.delete_records.offset_file import Asked
+from pulsar_lifecycle.delete_records.offset_file import RequestedOffset
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
 from pulsar_lifecycle.delete_records.request import (
     DeleteRecordsResult,
@@ -55,7 +55,7 @@ class RecordsOffset(dg.Config):
     partition: int = -1
     offset: str
 
-    def asked(self, number: int) -> Asked:
+    def asked(self, number: int) -> RequestedOffset:
         """The library's form of it. Raises UsageError."""
         field = f"partitions[{number}]"
         topic = parsed(f"{field}.topic", parse_topic, self.topic)
@@ -64,7 +64,7 @@ class RecordsOffset(dg.Config):
                 f"{field}.partition: expected the number of a partition of {topic}, found {self.partition}"
             )
         offset = parsed(f"{field}.offset", parse_offset, self.offset)
-        return Asked(topic, None if self.partition == -1 else self.partition, offset, field)
+        return RequestedOffset(topic, None if self.partition == -1 else self.partition, offset, field)
 
 
 class DeleteRecordsConfig(CapsConfig):
@@ -92,7 +92,7 @@ class DeleteRecordsConfig(CapsConfig):
         """The library's form of what applies a plan; the caps may be lowered, as of any plan."""
         return self.order_of(self.plan_id, self.digest)
 
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[RequestedOffset]:
         """The request; empty where a plan is to be applied. Raises UsageError."""
         if bool(self.partitions) == bool(self.plan_id):
             raise UsageError("give either partitions, for a plan, or plan_id and digest, to apply it")
@@ -129,7 +129,7 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
     context.add_output_metadata(metadata)
 
 
-def _plan(where: Cluster, asked: Sequence[Asked], options: Options) -> dict[str, Any]:
+def _plan(where: Cluster, asked: Sequence[RequestedOffset], options: Options) -> dict[str, Any]:
     with where.ports(read_only=True) as ports:
         offsets = partitions_of(ports.store, ports.configuration, asked)
     summary, rows = plan_delete_records(where, offsets, options)

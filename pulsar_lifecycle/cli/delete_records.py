@@ -17,7 +17,7 @@ from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.options import AsJson, cluster_of
 
 if TYPE_CHECKING:
-    from pulsar_lifecycle.delete_records.offset_file import Asked
+    from pulsar_lifecycle.delete_records.offset_file import RequestedOffset
     from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition
     from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
     from pulsar_lifecycle.runs.cluster import Cluster
@@ -101,8 +101,8 @@ def delete_records(
         _plan(where, requested, Options(move_cursors, exact, any_order, no_undo), as_json=as_json)
 
 
-def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> list[Asked]:
-    from pulsar_lifecycle.delete_records.offset_file import Asked, parse_offset_file
+def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> list[RequestedOffset]:
+    from pulsar_lifecycle.delete_records.offset_file import RequestedOffset, parse_offset_file
     from pulsar_lifecycle.delete_records.request import parse_offset, parse_topic
     from pulsar_lifecycle.errors import UsageError
 
@@ -117,16 +117,16 @@ def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> 
         offset = parse_offset(before)
     except UsageError as error:
         raise UsageError(f"--before: {error}") from error
-    found: list[Asked] = []
+    found: list[RequestedOffset] = []
     for name in topics:
         try:
-            found.append(Asked(parse_topic(name), None, offset, "--topic"))
+            found.append(RequestedOffset(parse_topic(name), None, offset, "--topic"))
         except UsageError as error:
             raise UsageError(f"--topic: {error}") from error
     return found
 
 
-def _plan(where: Cluster, requested: Sequence[Asked], options: Any, *, as_json: bool) -> None:
+def _plan(where: Cluster, requested: Sequence[RequestedOffset], options: Any, *, as_json: bool) -> None:
     from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
     from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
 

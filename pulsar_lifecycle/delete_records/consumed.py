@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
-from pulsar_lifecycle.delete_records.offset_file import Asked
+from pulsar_lifecycle.delete_records.offset_file import RequestedOffset
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import END, Offset, TopicPartition
 from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
@@ -103,7 +103,7 @@ def _narrowness(name: str) -> int:
 
 
 def _named(ports: Connections, name: str) -> list[TopicPartition]:
-    return list(partitions_of(ports.store, ports.configuration, [Asked(Topic.parse(name), None, END, name)]))
+    return list(partitions_of(ports.store, ports.configuration, [RequestedOffset(Topic.parse(name), None, END, name)]))
 
 
 def _of_namespace(ports: Connections, namespace: Namespace) -> list[TopicPartition]:

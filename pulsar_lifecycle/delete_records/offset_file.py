@@ -26,7 +26,7 @@ _MAX_PARTITION = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedOffset:
     """One entry: a topic, or one partition of a partitioned one, its offset, and where the request says so."""
 
     topic: Topic
@@ -42,7 +42,7 @@ class Asked:
         return Topic(self.topic.namespace, f"{self.topic.local}-partition-{self.partition}", self.topic.domain)
 
 
-def parse_offset_file(text: str, name: str = "offset file") -> list[Asked]:
+def parse_offset_file(text: str, name: str = "offset file") -> list[RequestedOffset]:
     """The entries of a file, in its order, at least one. Raises UsageError naming the line and the field."""
     return _File(text, name).entries()
 
@@ -61,7 +61,7 @@ class _File:
         self._text, self._name = text, name
         self._decoder = json.JSONDecoder()
 
-    def entries(self) -> list[Asked]:
+    def entries(self) -> list[RequestedOffset]:
         try:
             document: Any = json.loads(self._text)
         except json.JSONDecodeError as error:
@@ -80,7 +80,7 @@ class _File:
             self._refuse(start, "partitions", "missing")
         if not isinstance(partitions.value, list) or not partitions.value:
             self._refuse(partitions.at, "partitions", "expected a list with at least one entry")
-        found: dict[Topic, Asked] = {}
+        found: dict[Topic, RequestedOffset] = {}
         for number, (at, value) in enumerate(self._items(partitions.at)):
             asked = self._entry(at, value, f"partitions[{number}]")
             if before := found.get(asked.name):
@@ -88,7 +88,7 @@ class _File:
             found[asked.name] = asked
         return list(found.values())
 
-    def _entry(self, at: int, value: Any, field: str) -> Asked:
+    def _entry(self, at: int, value: Any, field: str) -> RequestedOffset:
         members = self._object(at, value, field, _FIELDS)
         for name in ("topic", "offset"):
             if name not in members:
@@ -98,7 +98,7 @@ class _File:
         if partition is not None and topic.partition is not None:
             self._refuse(members["partition"].at, f"{field}.partition", f"{topic} is a partition already")
         offset = self._offset(members["offset"], f"{field}.offset")
-        return Asked(topic, partition, offset, f"{self._name}: line {self._line(at)}")
+        return RequestedOffset(topic, partition, offset, f"{self._name}: line {self._line(at)}")
 
     def _topic(self, member: _Member, field: str) -> Topic:
         if not isinstance(member.value, str):

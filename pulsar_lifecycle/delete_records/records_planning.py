@@ -23,7 +23,7 @@ from pulsar_lifecycle.delete_records.leftovers import add_leftovers, copies_stor
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, PLAIN, Offset, Options, Timestamp, TopicPartition
 from pulsar_lifecycle.delete_records.times.offsets import counts_between, out_of_order, read_offsets
-from pulsar_lifecycle.delete_records.times.time_offsets import Resolved
+from pulsar_lifecycle.delete_records.times.time_offsets import ResolvedOffset
 from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, read_partition, replication_of, unreplicated
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
 from pulsar_lifecycle.metastore import load_state
@@ -125,7 +125,7 @@ class _Planning:
             rows[topic] = row_of(topic, offset, view, *judged, self._options)
             if isinstance(read := looked[topic], Read):
                 rows[topic] |= {"czxid": read.node.stat.czxid, "ctime": read.node.stat.ctime}
-            if isinstance(answer, Resolved):
+            if isinstance(answer, ResolvedOffset):
                 rows[topic] |= _read(answer)
             if view and judged[0]:
                 cuts[topic] = view, judged[0]
@@ -146,7 +146,7 @@ class _Planning:
             return dict(zip(topics, pool.map(look, topics), strict=True))
 
     def _judged(
-        self, topic: TopicPartition, offset: Offset, read: Read | Refusal, answer: Resolved | Refusal | None
+        self, topic: TopicPartition, offset: Offset, read: Read | Refusal, answer: ResolvedOffset | Refusal | None
     ) -> tuple[Cut | None, Refusal | None]:
         """What a partition's offset cuts off it, and why it is not cut."""
         if isinstance(read, Refusal):
@@ -176,7 +176,7 @@ class _Planning:
         return cut, refusal
 
 
-def _read(answer: Resolved) -> Row:
+def _read(answer: ResolvedOffset) -> Row:
     """The columns that entries were read for."""
     return {
         "messages": answer.goes.messages,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from pulsar_lifecycle.delete_records.offset_file import Asked
+from pulsar_lifecycle.delete_records.offset_file import RequestedOffset
 from pulsar_lifecycle.delete_records.request import Offset, TopicPartition
 from pulsar_lifecycle.errors import CorruptFormat, RefusedBy, UsageError
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, MessagePosition, Topic, encode_name
@@ -14,7 +14,7 @@ from pulsar_lifecycle.records.codes import Code
 
 
 def partitions_of(
-    store: MetadataStore, configuration: MetadataStore, asked: Iterable[Asked]
+    store: MetadataStore, configuration: MetadataStore, asked: Iterable[RequestedOffset]
 ) -> dict[TopicPartition, Offset]:
     """The offset of each partition, in the order of the request.
 

@@ -13,7 +13,13 @@ from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import Offset, Options, Timestamp, TopicPartition
 from pulsar_lifecycle.delete_records.times.publish_times import Counts
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
-from pulsar_lifecycle.delete_records.times.time_offsets import OffsetProblem, Question, Resolved, count_between, resolve
+from pulsar_lifecycle.delete_records.times.time_offsets import (
+    OffsetProblem,
+    Question,
+    ResolvedOffset,
+    count_between,
+    resolve,
+)
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports.bundle import Ports
@@ -38,7 +44,7 @@ def read_offsets(
     views: Mapping[TopicPartition, PartitionView],
     offsets: Mapping[TopicPartition, Offset],
     options: Options,
-) -> dict[TopicPartition, Resolved | Refusal]:
+) -> dict[TopicPartition, ResolvedOffset | Refusal]:
     """What the entries of partitions say, where they are needed: all below is read then.
 
     For a time, a batch index, cursors that are to be moved past what may be delayed, and where transactions are used.
@@ -60,7 +66,7 @@ def read_offsets(
             asked[topic] = position, offset
     ledgers = _ledgers(cluster, ports, views, list(asked))
     questions: dict[TopicPartition, Question] = {}
-    found: dict[TopicPartition, Resolved | Refusal] = {}
+    found: dict[TopicPartition, ResolvedOffset | Refusal] = {}
     for topic, (position, offset) in asked.items():
         own, start = ledgers[topic], views[topic].first
         if isinstance(own, LifecycleError):
@@ -105,7 +111,7 @@ def _with_transactions(ports: Ports, views: Mapping[TopicPartition, PartitionVie
     return {namespace for (namespace, _), node in zip(pairs, nodes, strict=True) if node is not None}
 
 
-def _refusal(answer: Resolved) -> Refusal | None:
+def _refusal(answer: ResolvedOffset) -> Refusal | None:
     if answer.problem:
         return Refusal(_ERRORS[answer.problem], Why(answer.problem, answer.detail))
     if answer.unfinished_transactions:
@@ -117,7 +123,7 @@ def _refusal(answer: Resolved) -> Refusal | None:
     return None
 
 
-def out_of_order(answer: Resolved) -> Refusal | None:
+def out_of_order(answer: ResolvedOffset) -> Refusal | None:
     """Why a time cannot be trusted: publish times go back within what a search over times would delete."""
     if answer.disorder is None:
         return None

@@ -54,7 +54,7 @@ Unit = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class BegunMessages:
     """Chunked messages and transactions of a run of entries.
 
     ``open``: those that began in it and did not end in it, with where they began. ``ended``: those that ended in it,
@@ -64,9 +64,9 @@ class Begun:
     open: Mapping[Unit, MessagePosition] = field(default_factory=dict[Unit, MessagePosition])
     ended: frozenset[Unit] = frozenset()
 
-    def __add__(self, after: Begun) -> Begun:
+    def __add__(self, after: BegunMessages) -> BegunMessages:
         still = {unit: at for unit, at in self.open.items() if unit not in after.ended}
-        return Begun({**after.open, **still}, self.ended | after.ended)
+        return BegunMessages({**after.open, **still}, self.ended | after.ended)
 
     @property
     def chunked(self) -> Mapping[str, MessagePosition]:
@@ -99,7 +99,7 @@ class Span:
     last_newer: Published | None = None
     last_below: Published | None = None
     latest_deliver_at: int | None = None
-    begun: Begun = field(default_factory=Begun)
+    begun: BegunMessages = field(default_factory=BegunMessages)
     steps: Steps = field(default_factory=Steps)
     first: Published | None = None
     last: Published | None = None
@@ -194,7 +194,7 @@ class _Tally:
             self._last_newer,
             self._last_below,
             self._latest_deliver_at,
-            Begun(self._open, frozenset(self._ended)),
+            BegunMessages(self._open, frozenset(self._ended)),
             Steps(self._back, self._first_back, self._furthest),
             self._first,
             self._last,

@@ -87,7 +87,7 @@ def offloaded_metadata(objects: ObjectStore, location: Location) -> LedgerMetada
     return open_offloaded(objects, location).index.ledger
 
 
-class TopicEntries:
+class TopicEntryReader:
     """Reads entries of ledgers from whichever copy; index objects are read once. One thread at a time."""
 
     def __init__(self, reader: LedgerReader, objects: ObjectStore | None) -> None:

@@ -16,8 +16,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from pulsar_lifecycle.delete_records.times.publish_times import Begun, Counts, Published, Span, Steps, envelope, span
-from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntries, end_of
+from pulsar_lifecycle.delete_records.times.publish_times import (
+    BegunMessages,
+    Counts,
+    Published,
+    Span,
+    Steps,
+    envelope,
+    span,
+)
+from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, end_of
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
@@ -81,7 +89,7 @@ class Disorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedOffset:
     """The answer to a :class:`Question`; without a ``position`` there is a ``problem``, and ``detail`` says more.
 
     ``position``: the first message published at or after the time, the end if there is none, or the position asked for.
@@ -105,7 +113,7 @@ class Resolved:
     latest_deliver_at: int | None = None
 
 
-def resolve(cluster: Cluster, questions: Sequence[Question]) -> list[Resolved]:
+def resolve(cluster: Cluster, questions: Sequence[Question]) -> list[ResolvedOffset]:
     """The answers, in order; reads on ``cluster.tasks``, side by side. A partition's failure is in its answer."""
     if not questions:
         return []
@@ -142,7 +150,7 @@ class _Place:
     at_end: bool = False
 
 
-_Found = _Place | Resolved
+_Found = _Place | ResolvedOffset
 
 
 def _places(cluster: Cluster, questions: Sequence[Question]) -> list[_Found]:
@@ -162,25 +170,25 @@ class _Search:
 
     def __call__(self, questions: Sequence[Question]) -> list[_Found]:
         with self.connect(self.settings, read_only=True) as ports:
-            entries = TopicEntries(ports.reader, ports.objects if self.settings.object_store else None)
+            entries = TopicEntryReader(ports.reader, ports.objects if self.settings.object_store else None)
             return [_guarded(question, entries) for question in questions]
 
 
-def _guarded(question: Question, entries: TopicEntries) -> _Found:
+def _guarded(question: Question, entries: TopicEntryReader) -> _Found:
     try:
         return _place(question, entries)
     except LifecycleError as error:
         return _unanswered(error)
 
 
-def _unanswered(error: LifecycleError) -> Resolved:
+def _unanswered(error: LifecycleError) -> ResolvedOffset:
     problem = OffsetProblem.NOT_A_MESSAGE if isinstance(error, CorruptFormat) else OffsetProblem.UNREADABLE
     if isinstance(error, RefusedBy) and error.code is Code.NO_OBJECT_STORE:
         problem = OffsetProblem.NO_OBJECT_STORE
-    return Resolved(None, problem, str(error))
+    return ResolvedOffset(None, problem, str(error))
 
 
-def _place(question: Question, entries: TopicEntries) -> _Found:
+def _place(question: Question, entries: TopicEntryReader) -> _Found:
     if question.timestamp is not None:
         return _search(question, question.timestamp, entries)
     position = question.position
@@ -191,25 +199,25 @@ def _place(question: Question, entries: TopicEntries) -> _Found:
     if position <= question.start or below_all:
         return _Place(position)
     if position > end:
-        return Resolved(None, OffsetProblem.BEYOND_END, f"{position} is after the end, {end}")
+        return ResolvedOffset(None, OffsetProblem.BEYOND_END, f"{position} is after the end, {end}")
     ledger = next((one for one in question.ledgers if one.ledger_id == position.ledger_id), None)
     if ledger is None:
-        return Resolved(None, OffsetProblem.NO_SUCH_LEDGER, f"ledger {position.ledger_id} is not listed")
+        return ResolvedOffset(None, OffsetProblem.NO_SUCH_LEDGER, f"ledger {position.ledger_id} is not listed")
     if position.entry_id > ledger.last_entry_id:
         if position.entry_id > ledger.last_entry_id + 1 or position.batch_index:
-            return Resolved(
+            return ResolvedOffset(
                 None, OffsetProblem.BEYOND_END, f"ledger {ledger.ledger_id} has the entries 0 .. {ledger.last_entry_id}"
             )
         return _Place(position, at_end=position == end)
     found = envelope(position.entry, entries.one(ledger, position.entry_id))
     if position.batch_index and position.batch_index >= (found.batch_size or 1):
         messages = f"a batch of {found.batch_size} messages" if found.batch_size is not None else "no batch"
-        return Resolved(None, OffsetProblem.NO_SUCH_BATCH_INDEX, f"entry {position.entry} is {messages}")
+        return ResolvedOffset(None, OffsetProblem.NO_SUCH_BATCH_INDEX, f"entry {position.entry} is {messages}")
     chunk = found.uuid if found.chunk is not None and found.chunk[0] else None
     return _Place(position, found.publish_time, position.batch_index, chunk)
 
 
-def _search(question: Question, time_ms: int, entries: TopicEntries) -> _Found:
+def _search(question: Question, time_ms: int, entries: TopicEntryReader) -> _Found:
     """The place where times come to ``time_ms`` if they only grow; the entry before it was published earlier."""
     known: dict[Position, int] = {}
 
@@ -257,10 +265,10 @@ class _Read:
     settings: Settings
     connect: Connect
 
-    def __call__(self, pieces: Sequence[_Piece]) -> list[tuple[int, Span | Resolved]]:
-        found: list[tuple[int, Span | Resolved]] = []
+    def __call__(self, pieces: Sequence[_Piece]) -> list[tuple[int, Span | ResolvedOffset]]:
+        found: list[tuple[int, Span | ResolvedOffset]] = []
         with self.connect(self.settings, read_only=True) as ports:
-            entries = TopicEntries(ports.reader, ports.objects if self.settings.object_store else None)
+            entries = TopicEntryReader(ports.reader, ports.objects if self.settings.object_store else None)
             for index, ledger, first, last, time_ms in pieces:
                 try:
                     found.append((index, span(entries.all(ledger, first, last), time_ms)))
@@ -270,8 +278,8 @@ class _Read:
 
 
 def _spans(
-    cluster: Cluster, questions: Sequence[Question], places: Sequence[_Found], before: Sequence[Begun] = ()
-) -> list[Span | Resolved]:
+    cluster: Cluster, questions: Sequence[Question], places: Sequence[_Found], before: Sequence[BegunMessages] = ()
+) -> list[Span | ResolvedOffset]:
     """What is between the start and the place of each question; its first failure where there is one.
 
     ``before``: what began before each start.
@@ -282,7 +290,7 @@ def _spans(
         if isinstance(place, _Place)
         for run in _runs(question.ledgers, question.start, place.position)
     ]
-    found: list[Span | Resolved] = [place if isinstance(place, Resolved) else Span() for place in places]
+    found: list[Span | ResolvedOffset] = [place if isinstance(place, ResolvedOffset) else Span() for place in places]
     for index, begun in enumerate(before):
         found[index] = Span(begun=begun)
     settings = share_of(cluster.tasks, cluster.settings)
@@ -321,10 +329,10 @@ def _grouped(runs: Sequence[_Piece]) -> list[list[_Piece]]:
 # ------------------------------------------------------------------------------------------------------------- answers
 
 
-def _answer(question: Question, place: _Found, found: Span | Resolved) -> Resolved:
-    if isinstance(place, Resolved):
+def _answer(question: Question, place: _Found, found: Span | ResolvedOffset) -> ResolvedOffset:
+    if isinstance(place, ResolvedOffset):
         return place
-    if isinstance(found, Resolved):
+    if isinstance(found, ResolvedOffset):
         return found
     position, at_end = place.position, place.at_end
     after = None if place.at is None else Published(place.position, place.at)
@@ -332,7 +340,7 @@ def _answer(question: Question, place: _Found, found: Span | Resolved) -> Resolv
         position, at_end, after = found.first_newer.position, False, found.first_newer
     messages = found.below.messages + place.inside - question.start.batch_index
     chunked = found.begun.chunked
-    return Resolved(
+    return ResolvedOffset(
         position if question.timestamp is None else max(position, question.start),
         at_end=at_end,
         before=found.last_below,
@@ -355,8 +363,11 @@ def _disorder(place: _Place, found: Span) -> Disorder | None:
 
 
 def _whole_messages(
-    cluster: Cluster, questions: Sequence[Question], answers: list[Resolved], spans: Sequence[Span | Resolved]
-) -> dict[int, Resolved]:
+    cluster: Cluster,
+    questions: Sequence[Question],
+    answers: list[ResolvedOffset],
+    spans: Sequence[Span | ResolvedOffset],
+) -> dict[int, ResolvedOffset]:
     """Of times: a position at a later part of a chunked message moves back to the first one. The answers that change.
 
     Whatever is between the two parts stays with them.
@@ -367,10 +378,10 @@ def _whole_messages(
         if cuts and isinstance(found, Span) and found.begun.chunked:
             asked[index] = replace(question, timestamp=None, position=answer.position)
     again: dict[int, Question] = {}
-    changed: dict[int, Resolved] = {}
+    changed: dict[int, ResolvedOffset] = {}
     for index, place in zip(asked, _places(cluster, list(asked.values())), strict=True):
         found = spans[index]
-        if isinstance(place, Resolved):
+        if isinstance(place, ResolvedOffset):
             changed[index] = place
         elif place.chunk is not None and isinstance(found, Span) and place.chunk in found.begun.chunked:
             again[index] = replace(asked[index], position=found.begun.chunked[place.chunk])
@@ -380,23 +391,26 @@ def _whole_messages(
 
 
 def _with_ends(
-    cluster: Cluster, questions: Sequence[Question], answers: Sequence[Resolved], spans: Sequence[Span | Resolved]
-) -> dict[int, Resolved]:
+    cluster: Cluster,
+    questions: Sequence[Question],
+    answers: Sequence[ResolvedOffset],
+    spans: Sequence[Span | ResolvedOffset],
+) -> dict[int, ResolvedOffset]:
     """Transactions that are open below a position may end above it: there the rest of the topic is read."""
     above: dict[int, Question] = {}
-    opened: list[Begun] = []
+    opened: list[BegunMessages] = []
     for index, (question, answer, found) in enumerate(zip(questions, answers, spans, strict=True)):
         if answer.position is not None and answer.unfinished_transactions and isinstance(found, Span):
             above[index] = Question(
                 question.topic, question.ledgers, answer.position, position=end_of(question.ledgers)
             )
-            opened.append(Begun(found.begun.transactions))
+            opened.append(BegunMessages(found.begun.transactions))
     ends = [_Place(end_of(question.ledgers)) for question in above.values()]
-    changed: dict[int, Resolved] = {}
+    changed: dict[int, ResolvedOffset] = {}
     for (index, found), before in zip(
         zip(above, _spans(cluster, list(above.values()), ends, opened), strict=True), opened, strict=True
     ):
-        if isinstance(found, Resolved):
+        if isinstance(found, ResolvedOffset):
             changed[index] = found
         else:
             still = before.open.keys() & found.begun.open.keys()

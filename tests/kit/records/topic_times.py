@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
-from pulsar_lifecycle.delete_records.times.time_offsets import Question, Resolved, resolve
+from pulsar_lifecycle.delete_records.times.time_offsets import Question, ResolvedOffset, resolve
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
@@ -121,13 +121,13 @@ class TopicTimes:
         assert isinstance(found, tuple), found
         return found
 
-    def at_time(self, time_ms: int, start: str = "0:0") -> Resolved:
+    def at_time(self, time_ms: int, start: str = "0:0") -> ResolvedOffset:
         (found,) = resolve(
             self.cluster, [Question(TOPIC, self.readable, MessagePosition.parse(start), timestamp=time_ms)]
         )
         return found
 
-    def at(self, position: str, start: str = "0:0") -> Resolved:
+    def at(self, position: str, start: str = "0:0") -> ResolvedOffset:
         asked = MessagePosition.parse(position)
         (found,) = resolve(self.cluster, [Question(TOPIC, self.readable, MessagePosition.parse(start), position=asked)])
         return found

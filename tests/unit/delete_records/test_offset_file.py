@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestration.delete_records import RecordsOffset
-from pulsar_lifecycle.delete_records.offset_file import Asked, parse_offset_file
+from pulsar_lifecycle.delete_records.offset_file import RequestedOffset, parse_offset_file
 from pulsar_lifecycle.delete_records.request import END, Timestamp, parse_offset
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.model import MessagePosition, Topic
@@ -33,10 +33,12 @@ def test_a_file_of_kafkas_shape() -> None:
         entry(topic="persistent://acme/orders/third", offset="@1795514400000"),
     )
     assert parse_offset_file(text, "f.json") == [
-        Asked(TOPIC, 0, MessagePosition(5, 3), "f.json: line 2"),
-        Asked(TOPIC, 1, MessagePosition(5, 3, 2), "f.json: line 3"),
-        Asked(Topic.parse("persistent://acme/orders/other"), None, END, "f.json: line 4"),
-        Asked(Topic.parse("persistent://acme/orders/third"), None, Timestamp(1795514400000), "f.json: line 5"),
+        RequestedOffset(TOPIC, 0, MessagePosition(5, 3), "f.json: line 2"),
+        RequestedOffset(TOPIC, 1, MessagePosition(5, 3, 2), "f.json: line 3"),
+        RequestedOffset(Topic.parse("persistent://acme/orders/other"), None, END, "f.json: line 4"),
+        RequestedOffset(
+            Topic.parse("persistent://acme/orders/third"), None, Timestamp(1795514400000), "f.json: line 5"
+        ),
     ]
 
 
