@@ -90,7 +90,7 @@ ENUMS = (
     ("What a topic needs a broker for", "pulsar_lifecycle.lifecycle.load.load_rules.LoadNeed"),
     ("Why a topic that needs a broker is not loaded", "pulsar_lifecycle.lifecycle.load.load_rules.LoadKept"),
     ("Why a step of a load ended so", "pulsar_lifecycle.lifecycle.load.visits.LoadStep"),
-    ("By what the last use of a topic is known", "pulsar_lifecycle.lifecycle.activity.activity_tables.Evidence"),
+    ("By what the last use of a topic is known", "pulsar_lifecycle.lifecycle.activity.activity_tables.UseEvidence"),
     ("What keeps an inactive topic or subscription", "pulsar_lifecycle.records.plans.inactive_plan.InactiveKept"),
     ("Why records of a partition are not deleted", "pulsar_lifecycle.records.plans.delete_records_plan.RecordsError"),
     ("How partitions and metadata disagree", "pulsar_lifecycle.lifecycle.activity.partition_check.PartitionFinding"),

@@ -41,7 +41,14 @@ from pulsar_lifecycle.records.plans.deletion_plan import digest as digest_of_orp
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.runs.automation_rule import Approval, AutomationCode, Candidate, Decision, decide, grew_too_much
+from pulsar_lifecycle.runs.automation_rule import (
+    Approval,
+    AutomationCode,
+    Candidate,
+    PlanDecision,
+    decide,
+    grew_too_much,
+)
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import within
 from pulsar_lifecycle.tiered.buckets import bucket_rules
@@ -143,7 +150,7 @@ def settings_of(where: Cluster, kind: AutomatedKind) -> KindAutomation:
     return getattr(where.settings.automation, kind.name)
 
 
-def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[Decision, Plan | None]:
+def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[PlanDecision, Plan | None]:
     """What becomes of the newest plan of a kind by itself, or of the one named, and that plan.
 
     Raises what the lake raises.
@@ -165,7 +172,7 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     )  # fmt: skip
     approval = _approval(where, newest) if settings.mode is Automation.APPROVE else None
 
-    def decided(largest: int) -> Decision:
+    def decided(largest: int) -> PlanDecision:
         return decide(settings, candidate, now, valid_for_ms=valid, approval=approval, largest_applied=largest)
 
     found = decided(ledgers)  # as if as much had been applied

@@ -70,7 +70,7 @@ class Approval:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PlanDecision:
     """What becomes of a kind's newest plan by itself; ``plan_id`` is empty where there is none."""
 
     code: AutomationCode
@@ -91,18 +91,18 @@ def decide(
     valid_for_ms: int,
     approval: Approval | None = None,
     largest_applied: int = 0,
-) -> Decision:
+) -> PlanDecision:
     """Whether the newest plan of a kind is applied at ``now`` (ms).
 
     ``largest_applied``: to how many ledgers a plan of the kind was applied in the last 30 days, at most.
     """
     if kind.mode is Automation.OFF:
-        return Decision(AutomationCode.OFF, "automation is off for this kind")
+        return PlanDecision(AutomationCode.OFF, "automation is off for this kind")
     if plan is None:
-        return Decision(AutomationCode.NO_PLAN, "there is no plan of this kind yet")
+        return PlanDecision(AutomationCode.NO_PLAN, "there is no plan of this kind yet")
     found = _against(kind, plan, now, valid_for_ms, approval, largest_applied)
     code, text = found or (AutomationCode.GOES, _goes(plan, approval if kind.mode is Automation.APPROVE else None))
-    return Decision(code, text, plan.plan_id)
+    return PlanDecision(code, text, plan.plan_id)
 
 
 def _against(

@@ -30,7 +30,7 @@ from pulsar_lifecycle.lifecycle.activity.held_bytes import on_bookies
 from pulsar_lifecycle.lifecycle.activity.in_force import InForceNow, in_force_now
 from pulsar_lifecycle.lifecycle.activity.inactive_rules import (
     PARTITION,
-    Choice,
+    InactivityChoice,
     inactive_cursors,
     inactive_topics,
     parents_of,
@@ -135,10 +135,10 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
 _READ = ("managed_cursors", "bookkeeper_ledgers", "topics")
 
 
-def choice_of(settings: Settings, said: InForceNow) -> Choice:
+def choice_of(settings: Settings, said: InForceNow) -> InactivityChoice:
     """The settings' word on what is inactive and what of it may be deleted."""
     own = settings.inactivity
-    return Choice(
+    return InactivityChoice(
         int(own.period * 1000),
         frozenset(own.topics),
         frozenset(own.subscriptions),
@@ -357,7 +357,7 @@ def _parts(lake: Lake, epoch: Epoch | None, table: str) -> tuple[str, ...]:
 
 
 def _inactive(
-    cluster: Cluster, epoch: Epoch, pieces: Sequence[tuple[str, str]], choice: Choice
+    cluster: Cluster, epoch: Epoch, pieces: Sequence[tuple[str, str]], choice: InactivityChoice
 ) -> tuple[pa.Table, pa.Table]:
     """The inactive topics and cursors of an epoch whose history is stored."""
     lake, until = cluster.lake, epoch.started_at

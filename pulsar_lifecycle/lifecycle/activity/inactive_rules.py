@@ -40,7 +40,7 @@ _NO_CODE = pa.scalar(None, pa.string())
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class InactivityChoice:
     """The settings' word. ``period``: ms; ``topics`` and ``subscriptions``: tenants, namespaces and topics.
 
     ``system_cursors``: what brokers call their own beside the known ones; None: not known. ``replicator``:
@@ -56,7 +56,7 @@ class Choice:
     owners_keep: frozenset[str] = frozenset()
 
 
-def inactive_topics(activity: pa.Table, cursors: pa.Table, choice: Choice, until: int) -> pa.Table:
+def inactive_topics(activity: pa.Table, cursors: pa.Table, choice: InactivityChoice, until: int) -> pa.Table:
     """Rows of ``INACTIVE_TOPICS`` at ``until`` (ms), when the scan began; :func:`with_partitions` comes after it.
 
     ``cursors``: rows of ``CURSOR_ACTIVITY``, of these topics and others.
@@ -96,7 +96,7 @@ def inactive_topics(activity: pa.Table, cursors: pa.Table, choice: Choice, until
     return _rows(some, kept, INACTIVE_TOPICS, more)
 
 
-def kept_by_owner(topics: Any, choice: Choice) -> Any:
+def kept_by_owner(topics: Any, choice: InactivityChoice) -> Any:
     """Whether the own policy of a topic, or of its partitioned one, keeps it."""
     return pc.is_in(parents_of(topics), pa.array(sorted(choice.owners_keep), pa.string()))
 
@@ -116,7 +116,7 @@ def with_partitions(rows: pa.Table, partitions: Mapping[str, int]) -> pa.Table:
     return rows.set_column(rows.column_names.index("kept"), INACTIVE_TOPICS.field("kept"), kept)
 
 
-def inactive_cursors(activity: pa.Table, topics: pa.Table, choice: Choice, until: int) -> pa.Table:
+def inactive_cursors(activity: pa.Table, topics: pa.Table, choice: InactivityChoice, until: int) -> pa.Table:
     """Rows of ``INACTIVE_CURSORS`` at ``until`` (ms). ``topics``: rows of ``TOPIC_ACTIVITY`` of all their topics."""
     some = activity.append_column("inactive_since", activity.column("last_read"))
     some = some.append_column("evidence", activity.column("read_evidence"))
@@ -160,7 +160,7 @@ def parents_of(topics: Any) -> Any:
     return pc.replace_substring_regex(topics, PARTITION, "")
 
 
-def _kept_by_name(names: Any, choice: Choice) -> list[tuple[Any, InactiveKept]]:
+def _kept_by_name(names: Any, choice: InactivityChoice) -> list[tuple[Any, InactiveKept]]:
     """What keeps cursors, and with them their topics, by their names alone."""
     system = pa.array(sorted(choice.system_cursors or ()), pa.string())
     return [
@@ -170,7 +170,7 @@ def _kept_by_name(names: Any, choice: Choice) -> list[tuple[Any, InactiveKept]]:
     ]
 
 
-def _kept_by_cursors(topics: Any, cursors: pa.Table, choice: Choice) -> list[tuple[Any, InactiveKept]]:
+def _kept_by_cursors(topics: Any, cursors: pa.Table, choice: InactivityChoice) -> list[tuple[Any, InactiveKept]]:
     """The same of topics: whether one of their cursors is kept so."""
     owners = whole(cursors.column("topic"))
     names = whole(cursors.column("cursor"))

@@ -21,7 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.lifecycle.activity.activity_tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY, Evidence
+from pulsar_lifecycle.lifecycle.activity.activity_tables import (
+    CONNECTIONS,
+    CURSOR_ACTIVITY,
+    TOPIC_ACTIVITY,
+    UseEvidence,
+)
 from pulsar_lifecycle.lifecycle.load.monitors import is_subscription
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.records.topic_load import LoadReason, LoadState
@@ -100,11 +105,11 @@ def cursor_activity(cursors: pa.Table, topics: pa.Table, clients: Clients, previ
     answered = clients.known[np.asarray(row, np.int64)]
 
     use = _Use.of(_numbers(before.column("last_read"), 0), before.column("read_evidence"))
-    use.at_least(~before.there, _numbers(cursors.column("ctime"), now), Evidence.CREATED)
-    use.at_least(active > loaded_at + LOAD_TAKES, active, Evidence.LAST_ACTIVE)
-    use.at_least(before.there & moved, now, Evidence.ACKNOWLEDGED)
-    use.at_least(connected > 0, now, Evidence.CONNECTED)
-    use.at_least(~answered, now, Evidence.UNKNOWN)
+    use.at_least(~before.there, _numbers(cursors.column("ctime"), now), UseEvidence.CREATED)
+    use.at_least(active > loaded_at + LOAD_TAKES, active, UseEvidence.LAST_ACTIVE)
+    use.at_least(before.there & moved, now, UseEvidence.ACKNOWLEDGED)
+    use.at_least(connected > 0, now, UseEvidence.CONNECTED)
+    use.at_least(~answered, now, UseEvidence.UNKNOWN)
     nothing_new = _numbers(clients.published(whole(topics.column("topic"))), -1) == 0
     behind = [_numbers(one, -1) for one in position]
     held, unread = _held(whole(topics.column("inner")), nothing_new, np.asarray(row, np.int64), *behind)
@@ -175,13 +180,13 @@ def topic_activity(
 
     created = _numbers(listed.column("ctime"), now)
     write = _Use.of(before.number("last_write", 0), before.column("write_evidence"))
-    write.at_least(~before.there, created, Evidence.CREATED)
-    write.at_least(~before.there & (ends.closed_at > 0), ends.closed_at, Evidence.LEDGER_CLOSED)
-    write.at_least(before.there & ~ends.open & ~unwritten & ~lower, now, Evidence.DATA_GREW)
-    write.at_least((before.there | ends.open) & ~unwritten, now, Evidence.UNKNOWN)
+    write.at_least(~before.there, created, UseEvidence.CREATED)
+    write.at_least(~before.there & (ends.closed_at > 0), ends.closed_at, UseEvidence.LEDGER_CLOSED)
+    write.at_least(before.there & ~ends.open & ~unwritten & ~lower, now, UseEvidence.DATA_GREW)
+    write.at_least((before.there | ends.open) & ~unwritten, now, UseEvidence.UNKNOWN)
     client = _Use.of(before.number("last_client", 0), before.column("client_evidence"))
-    client.at_least(clients.of_topics(names) > 0, now, Evidence.CONNECTED)
-    client.at_least(~clients.known, now, Evidence.UNKNOWN)
+    client.at_least(clients.of_topics(names) > 0, now, UseEvidence.CONNECTED)
+    client.at_least(~clients.known, now, UseEvidence.UNKNOWN)
     read = _read(inputs, cursors, now, replicator)
     watched = before.watched(now)
     kept = whole(inputs.column("kept"))
@@ -237,7 +242,7 @@ def _read(inputs: pa.Table, cursors: pa.Table, now: int, replicator: str) -> dic
     use = _Use.of(
         _numbers(whole(own.column("last_read")).take(place), 0), whole(own.column("read_evidence")).take(place)
     )
-    use.at_least(np.asarray(pc.is_null(inputs.column("durable_cursors"))), now, Evidence.UNKNOWN)
+    use.at_least(np.asarray(pc.is_null(inputs.column("durable_cursors"))), now, UseEvidence.UNKNOWN)
     watched_since = np.zeros(len(owners), np.int64)
     np.maximum.at(watched_since, rows, _numbers(own.column("watched_since"), now))
     holding = rows[np.asarray(own.column("unread"), bool)]
@@ -263,7 +268,7 @@ class _Use:
     def of(cls, at: Any, evidence: Any) -> _Use:
         return cls(at.copy(), whole(evidence))
 
-    def at_least(self, where: Any, at: Any, evidence: Evidence) -> None:
+    def at_least(self, where: Any, at: Any, evidence: UseEvidence) -> None:
         """Used at this time, where that is so and it is later than what is known."""
         later = where & (np.asarray(at) > self.at)
         self.at = np.where(later, at, self.at)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes_of
-from pulsar_lifecycle.lifecycle.load.load_rules import Choice, TopicTables, last_of, topics_to_load
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice, TopicTables, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS, policy_columns
@@ -44,9 +44,9 @@ KIND = "load"
 POSITIONS_TABLE = "idle_cursor_positions"
 
 
-def choice_of(settings: LoadSettings) -> Choice:
+def choice_of(settings: LoadSettings) -> LoadChoice:
     """The settings' word on which topics may be loaded."""
-    return Choice(
+    return LoadChoice(
         frozenset(settings.namespaces),
         frozenset(settings.subscription_expiry),
         frozenset(settings.topic_deletion),
@@ -104,7 +104,7 @@ class _Judging:
     connect: Connect
     tables: RetentionTables
     monitors: Monitors
-    choice: Choice
+    choice: LoadChoice
     now: int
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:

@@ -98,7 +98,7 @@ class LoadKept(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LoadChoice:
     """The settings' word: tenants, namespaces and topics that may be loaded, and what brokers may do to these besides.
 
     ``min_bytes``: less is not worth a load.
@@ -134,14 +134,14 @@ class TopicTables:
     copies: Callable[[Any], pa.Table]
 
 
-def last_of(listed: pa.Table, idle: Any, choice: Choice) -> list[int]:
+def last_of(listed: pa.Table, idle: Any, choice: LoadChoice) -> list[int]:
     """The last ledgers of those of ``idle`` (``TopicTables.idle``) that may be loaded: bookies are asked of these."""
     some = listed.filter(pc.is_in(listed.column("managed_ledger"), idle)).select(["topic", "namespace", "ledgers"])
     rows = (row for row in some.to_pylist() if not choice.load.isdisjoint(holders(row["namespace"], row["topic"])))
     return [max(one["ledger_id"] for one in row["ledgers"]) for row in rows if row["ledgers"]]
 
 
-def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now: int) -> pa.Table:
+def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, now: int) -> pa.Table:
     """Rows of ``TOPICS_TO_LOAD`` for every topic that needs a broker at ``now`` (ms), loaded or kept by a code."""
     inputs = _with_opened(_with_idle(tables.inputs, tables.idle), tables.opened)
     rows = _Ledgers.of(tables, inputs, monitors, now)
@@ -421,7 +421,7 @@ def _monitored(
 
 
 def _kept(
-    row: Mapping[str, Any], would: Collection[LoadKept], choice: Choice, *, unknown: bool, enough: bool
+    row: Mapping[str, Any], would: Collection[LoadKept], choice: LoadChoice, *, unknown: bool, enough: bool
 ) -> str | None:
     if row["kept"] is not None:
         return row["kept"]

@@ -10,7 +10,7 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.lifecycle.activity.activity_run import TOPIC_TABLE, ActivityReport, build_activity
-from pulsar_lifecycle.lifecycle.activity.activity_tables import Evidence
+from pulsar_lifecycle.lifecycle.activity.activity_tables import UseEvidence
 from pulsar_lifecycle.lifecycle.activity.cursor_run import delete_subscriptions
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from pulsar_lifecycle.records.codes import Code
@@ -106,7 +106,7 @@ def test_what_nobody_uses_is_reported_and_goes_by_plan_and_nothing_else_does(
             first, report = reported(pipeline)
             assert not report.problems
             assert kept(report.topics, namespace) == kept(report.cursors, namespace) == {}
-            assert evidence(pipeline, first, live)["client_evidence"] == Evidence.CONNECTED
+            assert evidence(pipeline, first, live)["client_evidence"] == UseEvidence.CONNECTED
             assert evidence(pipeline, first, open_)["published"] == len(contents)
             time.sleep(PERIOD)
             second, report = reported(pipeline)
@@ -119,7 +119,7 @@ def test_what_nobody_uses_is_reported_and_goes_by_plan_and_nothing_else_does(
             "open": InactiveKept.UNREAD,  # how many entries its last ledger has, only its broker knows
             "held": "legal_hold",
         }
-        assert evidence(pipeline, second, open_)["write_evidence"] == Evidence.UNKNOWN
+        assert evidence(pipeline, second, open_)["write_evidence"] == UseEvidence.UNKNOWN
         cursors = kept(report.cursors, namespace)
         assert cursors == {
             "old": None,

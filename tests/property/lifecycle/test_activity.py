@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.lifecycle.activity.activity_tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY
-from pulsar_lifecycle.lifecycle.activity.inactive_rules import Choice, inactive_cursors
+from pulsar_lifecycle.lifecycle.activity.inactive_rules import InactivityChoice, inactive_cursors
 from pulsar_lifecycle.lifecycle.activity.last_use import Clients, cursor_activity
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
@@ -107,7 +107,7 @@ def test_no_cursor_with_use_within_the_period_is_inactive_and_any_other_is_once_
         before = cursor_activity(cursor(entry, last, czxid, created, unread=step.unread), topics, clients, before, now)
         (row,) = before.to_pylist()
         assert (row["watched_since"], row["scans"], row["last_read"]) == (watched, scans, used)
-        inactive = inactive_cursors(before, known, Choice(PERIOD), now)
+        inactive = inactive_cursors(before, known, InactivityChoice(PERIOD), now)
         assert inactive.num_rows == (scans >= 2 and max(watched, used) <= now - PERIOD)
         kept = inactive.column("kept").to_pylist()
         assert all(code == (InactiveKept.UNKNOWN_CURSOR if step.unread else InactiveKept.NOT_CHOSEN) for code in kept)

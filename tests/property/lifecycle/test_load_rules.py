@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OPEN_SIZES
-from pulsar_lifecycle.lifecycle.load.load_rules import Choice, LoadNeed, TopicTables, topics_to_load
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice, LoadNeed, TopicTables, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors, Replication, TopicDeletion
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_TOPICS
@@ -106,7 +106,7 @@ def judged(made: list[Made], expiry: int) -> dict[int, dict[str, Any]]:
     never: dict[str, int | None] = dict.fromkeys(ttl, 0)
     layers = InForce(holds), InForce(here), InForce(never)
     monitors = Monitors(InForce(ttl), InForce(off), dict.fromkeys(ttl, expiry), *layers)
-    choice = Choice(frozenset(f"t/{number}" for number, one in enumerate(made) if one.named))
+    choice = LoadChoice(frozenset(f"t/{number}" for number, one in enumerate(made) if one.named))
     rows = topics_to_load(seen, monitors, choice, NOW).to_pylist()
     return {row["ledger_id"] // 100: row for row in rows}
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from pulsar_lifecycle.lifecycle.activity import activity_run, cursor_run, inactive_rules, last_use
-from pulsar_lifecycle.lifecycle.activity.activity_tables import Evidence
+from pulsar_lifecycle.lifecycle.activity.activity_tables import UseEvidence
 from pulsar_lifecycle.trimming import inactive_run
 from tests.simulation.mutations.mutation import Mutation
 
@@ -25,8 +25,8 @@ def overlook_acknowledgements() -> Iterator[None]:
     """A subscription that moved between two scans counts as one that did not."""
     real = last_use._Use.at_least
 
-    def some(self: Any, where: Any, at: Any, by: Evidence) -> None:
-        if by is not Evidence.ACKNOWLEDGED:
+    def some(self: Any, where: Any, at: Any, by: UseEvidence) -> None:
+        if by is not UseEvidence.ACKNOWLEDGED:
             real(self, where, at, by)
 
     with patch.object(last_use._Use, "at_least", some):

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from pulsar_lifecycle.lifecycle.load import load_planning, load_rules, load_run, monitors
-from pulsar_lifecycle.lifecycle.load.load_rules import Choice
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.run_settings import LoadSettings
 from pulsar_lifecycle.runs import control
@@ -25,7 +25,7 @@ def load_whatever_needs_it() -> Iterator[None]:
     """Topics are loaded whose namespace the settings do not name."""
     real = load_planning.choice_of
 
-    def any_topic(settings: LoadSettings) -> Choice:
+    def any_topic(settings: LoadSettings) -> LoadChoice:
         return replace(real(settings), load=frozenset({"acme"}))
 
     with patch.object(load_planning, "choice_of", any_topic), patch.object(load_run, "choice_of", any_topic):
@@ -37,7 +37,7 @@ def brokers_may_evict() -> Iterator[None]:
     """A backlog quota is no reason to leave a topic alone."""
     real = load_planning.choice_of
 
-    def any_topic(settings: LoadSettings) -> Choice:
+    def any_topic(settings: LoadSettings) -> LoadChoice:
         return replace(real(settings), backlog_eviction=frozenset({"acme"}))
 
     with patch.object(load_planning, "choice_of", any_topic), patch.object(load_run, "choice_of", any_topic):

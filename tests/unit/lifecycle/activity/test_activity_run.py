@@ -12,7 +12,7 @@ from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import cursor, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.activity.activity_run import brokers_answered, build_activity
-from pulsar_lifecycle.lifecycle.activity.activity_tables import Evidence
+from pulsar_lifecycle.lifecycle.activity.activity_tables import UseEvidence
 from pulsar_lifecycle.lifecycle.activity.partition_check import PartitionFinding, partition_findings
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.gaps import Gap, GapCode
@@ -83,7 +83,7 @@ def test_a_write_is_seen_by_the_next_scan(scene: ActivityScene) -> None:
     scene.write("old")
     assert not scene.days(4).topics
     row = scene.row("old")
-    assert (row["write_evidence"], row["last_write"]) == (Evidence.DATA_GREW, scene.now - 4 * DAY)
+    assert (row["write_evidence"], row["last_write"]) == (UseEvidence.DATA_GREW, scene.now - 4 * DAY)
     assert kept(scene.days(4).topics) == {"old": None}
 
 
@@ -107,11 +107,11 @@ def test_what_is_published_while_loaded_is_a_write(scene: ActivityScene) -> None
     scene.servers.admin.internal_stats(scene.named("old"))
     scene.clients("old", published=0)
     scene.days(4)
-    assert scene.row("old")["write_evidence"] == Evidence.CREATED
+    assert scene.row("old")["write_evidence"] == UseEvidence.CREATED
     scene.clients("old", published=3)
     assert not scene.days(4).topics
     row = scene.row("old")
-    assert (row["write_evidence"], row["last_write"]) == (Evidence.UNKNOWN, scene.now - 4 * DAY)
+    assert (row["write_evidence"], row["last_write"]) == (UseEvidence.UNKNOWN, scene.now - 4 * DAY)
     assert row["end_entries"] is None
     assert kept(scene.days(4).topics) == {"old": Protection.LOADED}
 
@@ -127,7 +127,7 @@ def test_connected_clients_are_use(scene: ActivityScene, clients: dict[str, int]
     scene.clients("old", **clients)
     report = scene.days(9)
     assert not report.topics
-    assert scene.row("old")["client_evidence"] == Evidence.CONNECTED
+    assert scene.row("old")["client_evidence"] == UseEvidence.CONNECTED
     assert kept(report.cursors) == ({} if "s" in clients else {"old/s": None})
 
 
@@ -148,7 +148,7 @@ def test_a_broker_that_does_not_answer_may_have_clients(scene: ActivityScene) ->
     _silent(scene)
     report = build_activity(scene.cluster, scene.epoch)  # over the other
     assert report.problems == ("no",)
-    assert scene.row("loaded")["client_evidence"] == scene.row("loaded", "s")["read_evidence"] == Evidence.UNKNOWN
+    assert scene.row("loaded")["client_evidence"] == scene.row("loaded", "s")["read_evidence"] == UseEvidence.UNKNOWN
     assert scene.row("rests")["client_evidence"] is None
     assert kept(report.topics) == {"rests": None}
     assert not brokers_answered(scene.lake, scene.epoch)
@@ -198,7 +198,7 @@ def test_a_subscription_that_moves_is_read(scene: ActivityScene, moved: str) -> 
     report = scene.days(4)
     assert kept(report.topics) == {"old": None}
     assert kept(report.cursors) == {"old/still": None}
-    expected = Evidence.LAST_ACTIVE if moved == "last_active" else Evidence.ACKNOWLEDGED
+    expected = UseEvidence.LAST_ACTIVE if moved == "last_active" else UseEvidence.ACKNOWLEDGED
     assert scene.row("held", "s")["read_evidence"] == expected
 
 
@@ -210,7 +210,7 @@ def test_acknowledging_out_of_order_is_use(scene: ActivityScene) -> None:
     path = f"{scene.servers.topic_path(scene.named('held'))}/s"
     scene.servers.put(path, cursor.encode(cursor.ManagedCursorInfo(-1, position, holes)))
     assert not scene.days(4).cursors
-    assert scene.row("held", "s")["read_evidence"] == Evidence.ACKNOWLEDGED
+    assert scene.row("held", "s")["read_evidence"] == UseEvidence.ACKNOWLEDGED
     scene.servers.put(path, cursor.encode(cursor.ManagedCursorInfo(-1, position, holes, last_active=1)))
     assert kept(scene.days(4).cursors) == {"held/s": None}
 
@@ -222,7 +222,7 @@ def test_a_cursor_ledger_that_was_closed_since_may_hide_acknowledgements(scene: 
     assert ids
     scene.at("held", "s", Position(row["ledger_id"], row["entry_id"]))
     assert not scene.days(4).cursors
-    assert scene.row("held", "s")["read_evidence"] == Evidence.ACKNOWLEDGED
+    assert scene.row("held", "s")["read_evidence"] == UseEvidence.ACKNOWLEDGED
 
 
 def test_the_last_active_time_of_a_load_is_no_use(scene: ActivityScene) -> None:
@@ -372,7 +372,7 @@ def test_what_is_written_and_trimmed_between_scans_may_be_use(scene: ActivitySce
         scene.servers.put(path, managed_ledger.encode(replace(info, ledgers=left)))
         scene.servers.wait(13)
         assert not scene.report().topics
-    assert (scene.row("old")["write_evidence"], scene.row("old")["last_write"]) == (Evidence.UNKNOWN, scene.now)
+    assert (scene.row("old")["write_evidence"], scene.row("old")["last_write"]) == (UseEvidence.UNKNOWN, scene.now)
     assert kept(scene.days(8).topics) == {"old": None}
 
 
@@ -407,7 +407,7 @@ def test_a_topic_whose_last_ledger_is_open_and_listed_may_have_data(scene: Activ
     scene.open_topic("old")
     scene.clients("old", published=1)
     scene.report()
-    assert scene.row("old")["write_evidence"] == Evidence.UNKNOWN
+    assert scene.row("old")["write_evidence"] == UseEvidence.UNKNOWN
 
 
 def test_partitions_and_metadata_that_disagree_are_named(scene: ActivityScene) -> None:

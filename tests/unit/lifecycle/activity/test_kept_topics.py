@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
-from pulsar_lifecycle.lifecycle.activity.inactive_rules import Choice, kept_by_owner
+from pulsar_lifecycle.lifecycle.activity.inactive_rules import InactivityChoice, kept_by_owner
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.topics.policies import Layers, NamespacePolicies, owners_keep
@@ -51,5 +51,5 @@ def test_a_topic_whose_own_policy_keeps_it_stays() -> None:
     layers = Layers({}, said, {"t/n": NamespacePolicies(own)})
     assert owners_keep(layers) == {"persistent://t/n/a"}
     topics = pa.array(["persistent://t/n/a-partition-0", "persistent://t/n/a", "persistent://t/n/b"])
-    choice = Choice(1, owners_keep=owners_keep(layers))
+    choice = InactivityChoice(1, owners_keep=owners_keep(layers))
     assert kept_by_owner(topics, choice).to_pylist() == [True, True, False]

@@ -8,7 +8,7 @@ import pytest
 
 from pulsar_lifecycle.formats import cursor
 from pulsar_lifecycle.lifecycle.activity.activity_run import CURSORS
-from pulsar_lifecycle.lifecycle.activity.activity_tables import CURSOR_HISTORY, Evidence
+from pulsar_lifecycle.lifecycle.activity.activity_tables import CURSOR_HISTORY, UseEvidence
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from tests.kit.scenes.activity_scene import ActivityScene, kept
@@ -42,7 +42,7 @@ def test_what_moved_while_it_could_not_be_read_was_used(scene: ActivityScene) ->
     scene.position("held", Position(ids[1], 0))
     assert not scene.report().cursors
     row = scene.row("held", "s")
-    assert (row["read_evidence"], row["last_read"]) == (Evidence.ACKNOWLEDGED, scene.now)
+    assert (row["read_evidence"], row["last_read"]) == (UseEvidence.ACKNOWLEDGED, scene.now)
 
 
 def test_a_cursor_ledger_that_came_while_it_could_not_be_read_is_compared_with_nothing(scene: ActivityScene) -> None:
