@@ -20,7 +20,7 @@ from pulsar_lifecycle.automation_settings import Automation, AutomationSettings
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.automation import KINDS, AutomatedKind, Plan, approve_plan, decision_of, settings_of
 from pulsar_lifecycle.records.plans import epoch_of
-from pulsar_lifecycle.runs.automation_rule import Decision
+from pulsar_lifecycle.runs.automation_rule import PlanDecision
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import check_not_paused
 from resources.lifecycle import LifecycleResource
@@ -83,7 +83,7 @@ def _by_turn(instance: dg.DagsterInstance, cluster: str) -> list[AutomatedKind]:
     return sorted(KINDS, key=launched)
 
 
-def _decided(where: Cluster, kind: AutomatedKind) -> tuple[Decision, Plan | None] | str:
+def _decided(where: Cluster, kind: AutomatedKind) -> tuple[PlanDecision, Plan | None] | str:
     """What becomes of a kind's newest plan, or why that cannot be told: no other kind waits for that."""
     try:
         return decision_of(where, kind)

@@ -30,7 +30,7 @@ from pulsar_lifecycle.inspect.automation import (
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.records.outcomes import Waiting
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.automation_rule import AutomationCode, Decision
+from pulsar_lifecycle.runs.automation_rule import AutomationCode, PlanDecision
 from pulsar_lifecycle.runs.caps import Lowered, automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import load_settings
@@ -179,9 +179,9 @@ def goes(where: Cluster, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """As if a plan of these kinds had been made, and nothing kept it."""
     plan = where.lake.retention_plans()[-1]
 
-    def decided(_: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[Decision, Any]:
+    def decided(_: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[PlanDecision, Any]:
         code = AutomationCode.GOES if kind.name in names else AutomationCode.EMPTY
-        return Decision(code, "so it was said", plan.plan_id), plan
+        return PlanDecision(code, "so it was said", plan.plan_id), plan
 
     monkeypatch.setattr("orchestration.automatic.automation.decision_of", decided)
 
@@ -247,12 +247,12 @@ def test_a_run_that_failed_before_it_did_anything_is_repeated_but_not_for_ever(
         assert f"failed {TRIES} times" in rung(instance).skip_message
 
 
-def decision_anyway(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[Decision, Any]:
+def decision_anyway(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[PlanDecision, Any]:
     """The plan as if it were young."""
     if kind is not RETENTION:
-        return Decision(AutomationCode.NO_PLAN, "none"), None
+        return PlanDecision(AutomationCode.NO_PLAN, "none"), None
     plan = where.lake.retention_plans()[-1]
-    return Decision(AutomationCode.GOES, "it goes", plan.plan_id), plan
+    return PlanDecision(AutomationCode.GOES, "it goes", plan.plan_id), plan
 
 
 def test_a_run_that_somebody_ended_is_not_launched_again(
@@ -272,7 +272,7 @@ def test_a_plan_that_cannot_be_read_holds_up_no_other_kind(
     automated(scene, monkeypatch, mode="apply")
     planned(scene)
 
-    def decided(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[Decision, Any]:
+    def decided(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[PlanDecision, Any]:
         if kind.name == "orphans":
             raise StoreError("orphans-1: cannot be read")
         return decision_of(where, kind, plan_id)
