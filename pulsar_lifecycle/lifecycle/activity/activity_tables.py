@@ -73,8 +73,8 @@ CURSOR_ACTIVITY = pa.schema(
 position; ``cursors_entry_id``: the last entry of its cursor ledger, null without one. ``acknowledged``: a digest of
 what else its z-node says was read or set; null with a cursor ledger. ``known``: whether these could be read; if not,
 they are those of the scan before, null without any and where its cursor ledger is another one since. ``watched_since``:
-since when our history of it has no gap, over so many ``scans``. ``last_read`` with its ``UseEvidence``. ``bytes`` of the
-topic's ledgers that it keeps, as far as sizes are known; ``unread``: whether messages are unread, or may be."""
+since when our history of it has no gap, over so many ``scans``. ``last_read`` with its ``UseEvidence``. ``bytes`` of
+the topic's ledgers that it keeps, as far as sizes are known; ``unread``: whether messages are unread, or may be."""
 
 CURSOR_HISTORY = pa.schema([one for one in CURSOR_ACTIVITY if one.name != "known"])
 """What the next scan goes on from. Earlier versions had no column ``known``: their position was null instead."""
@@ -115,6 +115,6 @@ TOPIC_ACTIVITY = pa.schema(
 ``end_entries``; null while it is open and may have any. ``loaded_at``: when its last ledger was made, as each load
 makes one, or written last in BookKeeper, as an unload closes it; null without any. ``published``: messages since its
 load, null if no broker lists it. ``watched_since``: since when our history of it and of its subscriptions has no gap.
-``last_*`` (null: never) with their ``UseEvidence``. ``unread_subscriptions``: those with messages that are unread, or may
-be. ``replicated``: a replicator has a cursor on it, or policies send it to other clusters; null where nobody knows.
+``last_*`` (null: never) with their ``UseEvidence``. ``unread_subscriptions``: those with messages that are unread, or
+may be. ``replicated``: a replicator has a cursor on it, or policies send it to other clusters; null where nobody knows.
 ``retention_*``: null where it is unknown. ``protection``: the ``Protection`` of the topic, null for none."""

@@ -106,8 +106,8 @@ INACTIVE_TOPICS = pa.schema(
 """One row per topic that nobody used for the whole period. ``ledger_id``: its last ledger, -1 for none. ``czxid`` and
 ``version`` of its z-node, messages ``published`` since its load (null: no broker lists it), the ``positions`` of its
 cursors as :func:`position_text` writes them, and its retention: what must be so still when it is deleted. ``last_*``
-(ms, null: never seen), of which ``inactive_since`` is the latest, by this ``Evidence``. ``watched_since``: since when
-our history of it has no gap, over so many ``scans``. ``bytes`` that it lists; ``physical_bytes``: what the replicas of
+(ms, null: never seen), of which ``inactive_since`` is the latest, by this ``UseEvidence``. ``watched_since``: since
+when our history of it has no gap, over so many ``scans``. ``bytes`` that it lists; ``physical_bytes``: what the replicas of
 these take on the bookies' disks, 0 where BookKeeper does not say. ``weight``: what its ledgers count for in caps
 (bytes), with what bookies say of one that is open where nothing keeps the row. ``kept``: the ``InactiveKept`` or
 ``Protection`` by which it stays all the same; null for what may be deleted. A plan's rows are those with null."""
@@ -130,7 +130,7 @@ INACTIVE_CURSORS = pa.schema(
 position; with the z-node's ``czxid``, the cursor ledger's last entry and the topic's ``last_ledger_id`` (-1 for none)
 what must be so still when it is deleted, or its broker must say that it has loaded the topic since before the scan:
 each load makes a ledger, and its broker forgets what was used before.
-``inactive_since``: when it was last read, by this ``Evidence``. ``bytes`` of its topic's ledgers that it keeps. The
+``inactive_since``: when it was last read, by this ``UseEvidence``. ``bytes`` of its topic's ledgers that it keeps. The
 other columns are as those of ``inactive_topics``."""
 
 TOPICS, SUBSCRIPTIONS = "inactive-topics", "inactive-subscriptions"
