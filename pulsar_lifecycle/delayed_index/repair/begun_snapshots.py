@@ -32,7 +32,7 @@ from pulsar_lifecycle.topics import snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class BegunSnapshot:
     """A new snapshot that a run was about to write."""
 
     ledger_id: int
@@ -48,10 +48,10 @@ class NewSnapshot:
 
 
 SNAPSHOT = Step(Action.WRITE_SNAPSHOT, Phase.WRITE_SNAPSHOT)
-Resolved = tuple[Begun, Outcome, Why]
+ResolvedSnapshot = tuple[BegunSnapshot, Outcome, Why]
 
 
-def left_begun(journal: JournalReader, cluster: str) -> list[Begun]:
+def left_begun(journal: JournalReader, cluster: str) -> list[BegunSnapshot]:
     """The snapshots that runs of a cluster began, and of which the journal does not say what became of them, by id."""
     mine = (pc.field("cluster") == cluster) & (pc.field("action") == Action.WRITE_SNAPSHOT.value)
     rows = journal.find(mine, ["ledger_id", "topic", "outcome", "detail", "at"]).to_pylist()
@@ -60,7 +60,9 @@ def left_begun(journal: JournalReader, cluster: str) -> list[Begun]:
         if row["outcome"] != Outcome.BEGUN:
             ended[row["ledger_id"]] = max(row["at"], ended.get(row["ledger_id"], 0))
     found = {
-        row["ledger_id"]: Begun(row["ledger_id"], Topic.parse(row["topic"]), json.loads(row["detail"])["subscription"])
+        row["ledger_id"]: BegunSnapshot(
+            row["ledger_id"], Topic.parse(row["topic"]), json.loads(row["detail"])["subscription"]
+        )
         for row in rows
         if row["outcome"] == Outcome.BEGUN and row["at"] > ended.get(row["ledger_id"], -1)
     }
@@ -70,10 +72,10 @@ def left_begun(journal: JournalReader, cluster: str) -> list[Begun]:
 def resolve(
     store: MetadataStore,
     root: str,
-    begun: Iterable[Begun],
+    begun: Iterable[BegunSnapshot],
     guard: tuple[str, int],
     is_loaded: Callable[[Topic], bool],
-) -> Iterator[Resolved]:
+) -> Iterator[ResolvedSnapshot]:
     """What became of each, where that is known; a ledger that nothing ever named is deleted, under the lease.
 
     Only a ledger that is tagged with the topic and cursor that the journal says. Raises LeaseLost and what the store
@@ -102,7 +104,7 @@ def resolve(
                 yield one, Outcome.REMOVED, Why(Code.UNREFERENCED, "no cursor came to name it")
 
 
-def _ours(node: Node, one: Begun) -> LedgerMetadata | None:
+def _ours(node: Node, one: BegunSnapshot) -> LedgerMetadata | None:
     try:
         metadata = ledger_metadata.decode(node.data)
     except CorruptFormat:

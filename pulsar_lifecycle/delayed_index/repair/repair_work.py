@@ -21,7 +21,7 @@ from pulsar_lifecycle.delayed_index.bookkeeper_storage import BookKeeperBucketSt
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
 from pulsar_lifecycle.delayed_index.repair.archived_snapshots import NewLedger, had, keep, kept_of
-from pulsar_lifecycle.delayed_index.repair.begun_snapshots import SNAPSHOT, Begun, NewSnapshot, resolve
+from pulsar_lifecycle.delayed_index.repair.begun_snapshots import SNAPSHOT, BegunSnapshot, NewSnapshot, resolve
 from pulsar_lifecycle.delayed_index.repair.edit import Edit, Edited, Keys, write_keys
 from pulsar_lifecycle.delayed_index.repair.levels import RepairLevel, goal_of
 from pulsar_lifecycle.delayed_index.stored.index_findings import judge
@@ -280,9 +280,9 @@ class SubscriptionRepairs:
     def _discard(self, subject: _Subject, ledgers: Sequence[int]) -> None:
         """Delete new snapshots that no cursor came to name; what cannot be deleted now, the next run resolves."""
         with contextlib.suppress(LifecycleError):
-            self.resolve([Begun(one, subject.topic, subject.cursor) for one in ledgers], lambda _: False)
+            self.resolve([BegunSnapshot(one, subject.topic, subject.cursor) for one in ledgers], lambda _: False)
 
-    def resolve(self, begun: Sequence[Begun], is_loaded: Callable[[Topic], bool]) -> None:
+    def resolve(self, begun: Sequence[BegunSnapshot], is_loaded: Callable[[Topic], bool]) -> None:
         """Find out, and say, what became of new snapshots; see ``begun_snapshots.py``."""
         if begun and self.guard:
             self.guard.check(self.ports.store)
@@ -325,9 +325,9 @@ class SubscriptionRepairs:
 
     def _note_snapshot(self, subject: _Subject, ledger_id: int) -> None:
         why = Why(Code.ABOUT_TO, "a new snapshot is written next")
-        self._snapshot_row(Begun(ledger_id, subject.topic, subject.cursor), Outcome.BEGUN, why)
+        self._snapshot_row(BegunSnapshot(ledger_id, subject.topic, subject.cursor), Outcome.BEGUN, why)
 
-    def _snapshot_row(self, one: Begun, outcome: Outcome, why: Why) -> None:
+    def _snapshot_row(self, one: BegunSnapshot, outcome: Outcome, why: Why) -> None:
         details = (NewSnapshot(one.subscription),)
         about = Subject(one.ledger_id, COMPONENT_BUCKET, str(one.topic), details=details)
         self.ports.journal.record([self.journal.row(SNAPSHOT, about, outcome, why, self.ports.clock.now_ms())])
