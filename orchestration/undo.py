@@ -8,7 +8,7 @@ from pydantic import Field
 
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
-from pulsar_lifecycle.deletion.undo.undo_run import Request, Result, undo_deletions
+from pulsar_lifecycle.deletion.undo.undo_run import Result, UndoRequest, undo_deletions
 from pulsar_lifecycle.deletion.undo.undone import Undone
 from pulsar_lifecycle.records.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
@@ -55,7 +55,7 @@ class UndoConfig(dg.Config):
 @refusals_fail()
 def restore_ledgers_op(context: dg.OpExecutionContext, config: UndoConfig, lifecycle: LifecycleResource) -> None:
     """Holds the lease while it waits, so that no deletion run begins; a rerun goes on where one was interrupted."""
-    request = Request(config.run_id, tuple(config.ledger_ids), config.dry_run, config.accept_unknown)
+    request = UndoRequest(config.run_id, tuple(config.ledger_ids), config.dry_run, config.accept_unknown)
     where = lifecycle.cluster()
     with lineage.noted(context, where, dry_run=config.dry_run):
         result = undo_deletions(where, context.run_id, request, context.log.info)
@@ -85,7 +85,7 @@ FALLS_SHORT = {
 """Outcomes after which a ledger that was asked for is not back."""
 
 
-def shortfall(request: Request, result: Result) -> str | None:
+def shortfall(request: UndoRequest, result: Result) -> str | None:
     """What was asked for and is not back, or in a dry run would not be."""
     if request.run_id and not result.ledgers and not result.lost_objects:
         return (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestration.undo import UndoConfig, shortfall, undone_shown
-from pulsar_lifecycle.deletion.undo.undo_run import Request, Result
+from pulsar_lifecycle.deletion.undo.undo_run import Result, UndoRequest
 from pulsar_lifecycle.deletion.undo.undone import Undone
 from pulsar_lifecycle.ports import Archived
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -29,7 +29,7 @@ def test_it_is_a_dry_run_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.RESTORED, Outcome.PRESENT, Outcome.RECREATED, Outcome.RESTORABLE])
 def test_what_is_back_or_could_be_is_no_failure(outcome: str) -> None:
-    assert shortfall(Request("run"), result(outcome)) is None
+    assert shortfall(UndoRequest("run"), result(outcome)) is None
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_is_back_or_could_be_is_no_failure(outcome: str) -> None:
     ],
 )
 def test_what_is_not_back_fails_the_job(outcome: str, words: str) -> None:
-    told = shortfall(Request("run"), result(Outcome.RESTORED, outcome))
+    told = shortfall(UndoRequest("run"), result(Outcome.RESTORED, outcome))
     assert told
     assert told.startswith("of 2 ledgers 1 ")
     assert words in told
@@ -50,15 +50,15 @@ def test_what_is_not_back_fails_the_job(outcome: str, words: str) -> None:
 
 
 def test_a_run_that_deleted_nothing_fails_the_job() -> None:
-    assert "nothing that the run mistyped deleted" in str(shortfall(Request("mistyped"), result()))
+    assert "nothing that the run mistyped deleted" in str(shortfall(UndoRequest("mistyped"), result()))
 
 
 def test_offloaded_copies_that_the_run_deleted_fail_the_job() -> None:
     lost = ("s3://b/u-ledger-7", "s3://b/u-ledger-7-index")
     said = "2 objects of offloaded copies are deleted for good, the first: s3://b/u-ledger-7"
-    assert shortfall(Request("run"), replace(result(), lost_objects=lost)) == said
+    assert shortfall(UndoRequest("run"), replace(result(), lost_objects=lost)) == said
     found = replace(result(Outcome.RESTORED, Outcome.LOST), lost_objects=lost)
-    assert str(shortfall(Request("run"), found)).endswith(f"because {Outcome.LOST}; {said}")
+    assert str(shortfall(UndoRequest("run"), found)).endswith(f"because {Outcome.LOST}; {said}")
     assert "objects of offloaded copies" in undone_shown(found)["outcomes"].value
 
 
@@ -77,5 +77,5 @@ def test_ledgers_that_their_topics_released_have_words_of_their_own() -> None:
 
 
 def test_ledgers_that_are_not_archived_fail_the_job_by_their_ids() -> None:
-    told = shortfall(Request(ledger_ids=(0, 7, 8)), result(Outcome.RESTORED, not_archived=(7, 8)))
+    told = shortfall(UndoRequest(ledger_ids=(0, 7, 8)), result(Outcome.RESTORED, not_archived=(7, 8)))
     assert told == "of 3 ledgers 2 not in the archive: 7, 8"

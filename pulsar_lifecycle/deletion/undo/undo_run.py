@@ -37,7 +37,7 @@ CHUNK = 500
 
 
 @dataclass(frozen=True)
-class Request:
+class UndoRequest:
     """Which deletions to undo: those of a run, or these ledgers; exactly one of the two."""
 
     run_id: str = ""
@@ -58,7 +58,7 @@ class Result:
     lost_objects: tuple[str, ...] = ()
 
 
-def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callable[[str], None]) -> Result:
+def undo_deletions(cluster: Cluster, run_id: str, request: UndoRequest, say: Callable[[str], None]) -> Result:
     """Undo deletions, or say what that would do. Raises UsageError, Refused while another run acts, Paused ..."""
     if bool(request.run_id) == bool(request.ledger_ids):
         raise UsageError("give either the id of the run whose deletions to undo, or ledger ids")
@@ -94,7 +94,7 @@ def _forbidden(cluster: Cluster) -> frozenset[int]:
 
 
 def _run(
-    settings: Settings, run_id: str, request: Request, guard: tuple[str, int], ahead: int, forbidden: frozenset[int]
+    settings: Settings, run_id: str, request: UndoRequest, guard: tuple[str, int], ahead: int, forbidden: frozenset[int]
 ) -> UndoRun:
     return UndoRun(
         run_id=run_id,

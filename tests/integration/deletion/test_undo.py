@@ -19,7 +19,7 @@ import pulsar
 import pytest
 
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.deletion.undo.undo_run import Request, Result, check_on_executors, undo_deletions
+from pulsar_lifecycle.deletion.undo.undo_run import Result, UndoRequest, check_on_executors, undo_deletions
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
@@ -85,7 +85,7 @@ class Story:
             )
 
     def undo(self, ledger_ids: Sequence[int], **options: Any) -> Result:
-        request = Request(ledger_ids=tuple(ledger_ids), dry_run=False, **options)
+        request = UndoRequest(ledger_ids=tuple(ledger_ids), dry_run=False, **options)
         return undo_deletions(self.pipeline.where, "undo", request, lambda text: None)
 
     def metadata(self, ledger_id: int) -> LedgerMetadata:
@@ -135,7 +135,7 @@ def story(quiet: Cluster, spark: None, tmp_path_factory: pytest.TempPathFactory)
     assert not existing(quiet, everything)
 
     told.checks["deleted"] = told.check(sorted(everything))
-    told.previewed = undo_deletions(told.pipeline.where, "dry", Request("deletion"), lambda text: None)
+    told.previewed = undo_deletions(told.pipeline.where, "dry", UndoRequest("deletion"), lambda text: None)
     assert not existing(quiet, everything)
     told.undone["before any collection"] = told.undo([told.dropped])
     told.collect(0)

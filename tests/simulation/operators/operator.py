@@ -307,7 +307,7 @@ class Operator:
             return "nothing to undo"
         one = self.random.choice([*archived, *archived[-3:] * 3])
         whole = self.random.random() < 0.5
-        request = undoing.Request(
+        request = undoing.UndoRequest(
             run_id=one.run_id if whole else "",
             ledger_ids=() if whole else (one.ledger_id,),
             dry_run=False,

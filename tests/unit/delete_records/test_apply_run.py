@@ -12,7 +12,7 @@ import pytest
 from pulsar_lifecycle.delete_records import finishing
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, parse_offset
-from pulsar_lifecycle.deletion.undo.undo_run import Request, undo_deletions
+from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -165,7 +165,7 @@ def test_what_must_not_come_back_is_journalled_before_it_goes() -> None:
     scene.delete()
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
     run = scene.cluster.journal.nodes[-1].run_id
-    found = undo_deletions(scene.where, "undo", Request(run, dry_run=False), lambda _: None)
+    found = undo_deletions(scene.where, "undo", UndoRequest(run, dry_run=False), lambda _: None)
     assert [(one.archived.ledger_id, one.why and one.why.code) for one in found.ledgers] == [
         (i, Code.NO_UNDO) for i in ids[:2]
     ]
