@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, LifecycleError, NotFound, StoreError, Unavailable
 from pulsar_lifecycle.formats import entry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata
-from pulsar_lifecycle.io.bookkeeper.connection import Answer, Code
+from pulsar_lifecycle.io.bookkeeper.connection import BookieCode, BookieResponse
 from pulsar_lifecycle.ports import Entry
 
-ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
+ABSENT = (BookieCode.NO_ENTRY, BookieCode.NO_LEDGER)
 """Answers that a bookie does not have what it was asked for."""
 
 
@@ -43,7 +43,9 @@ def verified(data: bytes, ledger_id: int, metadata: LedgerMetadata, entry_id: in
     raise AssertionError("unreachable: the last kind returns or raises")
 
 
-def verified_run(answer: Answer, metadata: LedgerMetadata, ledger_id: int, first: int, count: int) -> entry.EntryRun:
+def verified_run(
+    answer: BookieResponse, metadata: LedgerMetadata, ledger_id: int, first: int, count: int
+) -> entry.EntryRun:
     """Of the ``count`` entries asked for from ``first`` on those that came, up to the first that is not right."""
     kinds = digest_types(metadata)
     bounds = answer.bounds[:count]
@@ -55,7 +57,7 @@ def verified_run(answer: Answer, metadata: LedgerMetadata, ledger_id: int, first
 
 
 def highest(
-    ledger_id: int, metadata: LedgerMetadata, answers: Sequence[Answer | LifecycleError]
+    ledger_id: int, metadata: LedgerMetadata, answers: Sequence[BookieResponse | LifecycleError]
 ) -> Entry | int | LifecycleError | None:
     """The last entry of a ledger that is not closed, from what each bookie of the last ensemble has last.
 
@@ -65,8 +67,8 @@ def highest(
     failures: list[LifecycleError | None] = []
     for answer in answers:
         problem: LifecycleError | None = answer if isinstance(answer, LifecycleError) else None
-        if isinstance(answer, Answer):
-            if answer.code == Code.OK:
+        if isinstance(answer, BookieResponse):
+            if answer.code == BookieCode.OK:
                 try:
                     found = verified(answer.data, ledger_id, metadata, None)
                     best = found if best is None or found.entry_id > best.entry_id else best
@@ -84,26 +86,28 @@ def highest(
     before = metadata.segments[-1].first_entry_id - 1
     if before >= 0 and (best is None or best.entry_id < before):
         return before
-    if best is None and all(isinstance(answer, Answer) and answer.code == Code.NO_LEDGER for answer in answers):
+    if best is None and all(
+        isinstance(answer, BookieResponse) and answer.code == BookieCode.NO_LEDGER for answer in answers
+    ):
         return NotFound(f"ledger {ledger_id}: no bookie of its ensemble has it")
     return best
 
 
-def nowhere(what: str, said: Mapping[str, Answer | LifecycleError]) -> LifecycleError:
+def nowhere(what: str, said: Mapping[str, BookieResponse | LifecycleError]) -> LifecycleError:
     """Why an entry could not be read, from what each of its replicas said, by bookie id."""
-    codes = [answer.code for answer in said.values() if isinstance(answer, Answer)]
+    codes = [answer.code for answer in said.values() if isinstance(answer, BookieResponse)]
     problems = {bookie: answer for bookie, answer in said.items() if isinstance(answer, LifecycleError)}
     problems |= {
         bookie: refusal(answer.code)
         for bookie, answer in said.items()
-        if isinstance(answer, Answer) and answer.code not in ABSENT
+        if isinstance(answer, BookieResponse) and answer.code not in ABSENT
     }
     corrupt = [problem for problem in problems.values() if isinstance(problem, CorruptFormat)]
     if corrupt and len(corrupt) == len(problems):
         return CorruptFormat(f"{what} on {', '.join(problems)}", corrupt[0].offset, corrupt[0].expected)
     if problems:
         return of_kind(what, list(problems.values()))
-    if all(code == Code.NO_LEDGER for code in codes):
+    if all(code == BookieCode.NO_LEDGER for code in codes):
         return NotFound(f"{what}: every replica says that the ledger is gone")
     return StoreError(f"{what}: every replica answered and none has it")
 
@@ -120,7 +124,7 @@ def of_kind(what: str, problems: Sequence[LifecycleError]) -> LifecycleError:
 
 def refusal(code: int) -> LifecycleError:
     """The error that an answer other than OK and :data:`ABSENT` is."""
-    if code == Code.UNAUTHORIZED:
+    if code == BookieCode.UNAUTHORIZED:
         return AccessDenied("the bookie demands authentication, which this reader does not speak")
-    name = Code(code).name if code in set(Code) else "unknown"
+    name = BookieCode(code).name if code in set(BookieCode) else "unknown"
     return Unavailable(f"the bookie answered {code} ({name})")

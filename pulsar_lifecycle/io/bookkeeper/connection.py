@@ -54,7 +54,7 @@ MAX_BATCH_BYTES = 4 << 20
 _BUFFER = 1 << 18
 
 
-class Code(IntEnum):
+class BookieCode(IntEnum):
     """Answers of a bookie (BookieProtocol)."""
 
     OK = 0
@@ -70,7 +70,7 @@ class Code(IntEnum):
     UNKNOWN_LEDGER_STATE = 107
 
 
-class Answer(NamedTuple):
+class BookieResponse(NamedTuple):
     """What a bookie said: ``frame`` has an entry, with its header and digest, between each of ``bounds``.
 
     None unless ``code`` is OK, one for a single read, consecutive ones for a batch.
@@ -87,7 +87,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class BookieRequest:
     """A question to a bookie; ``answer`` is called once with what became of it.
 
     ``count`` is None for a single read, otherwise the most entries that one batch may have, of ``max_bytes`` together.
@@ -97,7 +97,7 @@ class Request:
 
     ledger_id: int
     first: int
-    answer: Callable[[Answer | LifecycleError], None]
+    answer: Callable[[BookieResponse | LifecycleError], None]
     count: int | None = None
     max_bytes: int = MAX_BATCH_BYTES
     added: bytes = b""
@@ -128,11 +128,11 @@ class BookieConnection:
         self._buffer = bytearray(_BUFFER)
         self._filled = 0
         self._out = bytearray()
-        self._unsent: deque[Request] = deque()
-        self._singles: dict[tuple[int, int, int], list[Request]] = {}
+        self._unsent: deque[BookieRequest] = deque()
+        self._singles: dict[tuple[int, int, int], list[BookieRequest]] = {}
         """By header, ledger and entry."""
         self._flying = 0
-        self._batches: dict[int, Request] = {}
+        self._batches: dict[int, BookieRequest] = {}
         self._batch_ids = 0
 
     def fileno(self) -> int:
@@ -149,7 +149,7 @@ class BookieConnection:
         """Whether the bookie takes no more bytes for now."""
         return bool(self._out)
 
-    def ask(self, request: Request) -> None:
+    def ask(self, request: BookieRequest) -> None:
         """Send a request with the next :meth:`flush`; the bookie's answers may come in any order."""
         if request.count is None:
             self._unsent.append(request)
@@ -200,7 +200,7 @@ class BookieConnection:
             if not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
                 return
 
-    def unanswered(self) -> list[Request]:
+    def unanswered(self) -> list[BookieRequest]:
         """The requests that nobody will answer once the connection is broken."""
         singles = [request for requests in self._singles.values() for request in requests]
         return [*self._batches.values(), *singles, *self._unsent]
@@ -263,19 +263,19 @@ class BookieConnection:
             if not requests:
                 del self._singles[asked]
             self._flying -= 1
-            bounds = ((_RESPONSE.size, len(frame)),) if code == Code.OK and not request.added else ()
+            bounds = ((_RESPONSE.size, len(frame)),) if code == BookieCode.OK and not request.added else ()
         elif opcode == _BATCH_HEADER >> 16:
             offset = _RESPONSE.size + _BATCH_ID.size
             number = _BATCH_ID.unpack_from(frame, _RESPONSE.size)[0] if len(frame) >= offset else -1
             request = self._batches.get(number)
             if request is None or (ledger, entry) != (request.ledger_id, request.first):
                 raise CorruptFormat("bookie answer", 8, f"a batch that was asked for, found {ledger}:{entry}")
-            bounds = tuple(_bounds(frame, offset)) if code == Code.OK else ()
+            bounds = tuple(_bounds(frame, offset)) if code == BookieCode.OK else ()
             del self._batches[number]
         else:
             raise CorruptFormat("bookie answer", 4, f"version 2 and a read or an addition, found {header:#010x}")
         self.used = True
-        request.answer(Answer(code, frame, bounds))
+        request.answer(BookieResponse(code, frame, bounds))
 
 
 def _bounds(frame: bytes, offset: int) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Unavailable
 from pulsar_lifecycle.formats import bookie_info
-from pulsar_lifecycle.io.bookkeeper.connection import Answer, BookieConnection, Request
+from pulsar_lifecycle.io.bookkeeper.connection import BookieConnection, BookieRequest, BookieResponse
 from pulsar_lifecycle.io.tls import tls_context
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.settings import BookKeeperSettings
@@ -24,7 +24,7 @@ _TRIES = 2
 
 
 class BookiePool:
-    """One thread at a time. Requests are answered, with an Answer or an error, inside :meth:`ask` and :meth:`wait`.
+    """One thread at a time. Requests are answered, with a BookieResponse or an error, inside :meth:`ask` and :meth:`wait`.
 
     ``single_reads_only`` are the bookies that closed a fresh connection on BATCH_READ, as those before 4.17 do.
     """
@@ -37,7 +37,7 @@ class BookiePool:
         self._connections: dict[str, BookieConnection] = {}
         self._down: dict[str, tuple[float, str]] = {}
 
-    def ask(self, bookie: str, request: Request) -> None:
+    def ask(self, bookie: str, request: BookieRequest) -> None:
         """Send a request with the next :meth:`wait`; answered with Unavailable at once if the bookie is down."""
         try:
             connection = self._connection(bookie)
@@ -80,19 +80,19 @@ class BookiePool:
             except (OSError, CorruptFormat) as error:
                 self._lost(bookie, connection, error)
 
-    def exchange(self, questions: Sequence[tuple[str, int, int]]) -> list[Answer | LifecycleError]:
+    def exchange(self, questions: Sequence[tuple[str, int, int]]) -> list[BookieResponse | LifecycleError]:
         """Single reads of (bookie id, ledger id, entry id), all at once; an answer or an error for each, in order."""
-        results: dict[int, Answer | LifecycleError] = {}
+        results: dict[int, BookieResponse | LifecycleError] = {}
         for i, (bookie, ledger_id, entry_id) in enumerate(questions):
-            self.ask(bookie, Request(ledger_id, entry_id, lambda answer, i=i: results.__setitem__(i, answer)))
+            self.ask(bookie, BookieRequest(ledger_id, entry_id, lambda answer, i=i: results.__setitem__(i, answer)))
         while len(results) < len(questions):
             self.wait()
         return [results[i] for i in range(len(questions))]
 
-    def batch(self, bookie: str, ledger_id: int, first: int, count: int) -> Answer | LifecycleError:
+    def batch(self, bookie: str, ledger_id: int, first: int, count: int) -> BookieResponse | LifecycleError:
         """Up to ``count`` consecutive entries from ``first`` on that one bookie has; fewer is normal."""
-        results: list[Answer | LifecycleError] = []
-        self.ask(bookie, Request(ledger_id, first, results.append, count))
+        results: list[BookieResponse | LifecycleError] = []
+        self.ask(bookie, BookieRequest(ledger_id, first, results.append, count))
         while not results:
             self.wait(bookie)
         return results[0]
@@ -122,7 +122,7 @@ class BookiePool:
             else:
                 self.ask(bookie, request)
 
-    def _refused(self, bookie: str, connection: BookieConnection, request: Request) -> bool:
+    def _refused(self, bookie: str, connection: BookieConnection, request: BookieRequest) -> bool:
         """Whether a connection that broke without an answer was broken by, or tells enough about, this request."""
         return not connection.used and (bookie not in self.single_reads_only or request.count is not None)
 

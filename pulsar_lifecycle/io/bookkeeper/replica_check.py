@@ -13,7 +13,7 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import striping
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.io.bookkeeper.answers import ABSENT, refusal, verified
-from pulsar_lifecycle.io.bookkeeper.connection import Answer, Code
+from pulsar_lifecycle.io.bookkeeper.connection import BookieCode, BookieResponse
 from pulsar_lifecycle.io.bookkeeper.pool import BookiePool
 from pulsar_lifecycle.ports import ReplicaCheck
 
@@ -66,18 +66,18 @@ def _check_run(
             if bookie not in bookies.single_reads_only:
                 failed[bookie] = answer
             continue
-        if answer.code == Code.NO_LEDGER:
+        if answer.code == BookieCode.NO_LEDGER:
             for e in range(at, last + 1):
                 tally.answer(bookie, e, answer)
             return last + 1
-        if answer.code not in (Code.OK, Code.NO_ENTRY):
+        if answer.code not in (BookieCode.OK, BookieCode.NO_ENTRY):
             tally.error(bookie, refusal(answer.code))
             return last + 1
         found = answer.bounds[: last - at + 1]
         for e, bounds in enumerate(found, at):
-            tally.answer(bookie, e, Answer(Code.OK, answer.frame, (bounds,)))
+            tally.answer(bookie, e, BookieResponse(BookieCode.OK, answer.frame, (bounds,)))
         if not found:
-            tally.answer(bookie, at, Answer(Code.NO_ENTRY))
+            tally.answer(bookie, at, BookieResponse(BookieCode.NO_ENTRY))
         at += max(1, len(found))
     return at
 
@@ -98,13 +98,13 @@ class _Tally:
         """The bookies to ask for an entry."""
         return striping.replicas(self.metadata, entry_id)
 
-    def answer(self, bookie: str, entry_id: int, answer: Answer | LifecycleError) -> None:
+    def answer(self, bookie: str, entry_id: int, answer: BookieResponse | LifecycleError) -> None:
         """One bookie's answer for one entry."""
         if isinstance(answer, LifecycleError):
             self.error(bookie, answer)
-        elif answer.code == Code.OK and self._is_good(answer.data, entry_id):
+        elif answer.code == BookieCode.OK and self._is_good(answer.data, entry_id):
             self._good[entry_id] += 1
-        elif answer.code in (Code.OK, *ABSENT):
+        elif answer.code in (BookieCode.OK, *ABSENT):
             self._bad[entry_id] += 1
             self._missing[bookie] += 1
         else:

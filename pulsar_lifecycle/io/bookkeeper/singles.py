@@ -13,7 +13,7 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import striping
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.io.bookkeeper.answers import verified_run
-from pulsar_lifecycle.io.bookkeeper.connection import Answer, Code, Request
+from pulsar_lifecycle.io.bookkeeper.connection import BookieCode, BookieRequest, BookieResponse
 from pulsar_lifecycle.io.bookkeeper.pool import BookiePool
 from pulsar_lifecycle.io.bookkeeper.stream import LedgerStream
 from pulsar_lifecycle.ports import Entry
@@ -27,10 +27,10 @@ def read_each(bookies: BookiePool, wanted: Sequence[Wanted]) -> list[Entry | Lif
     found: list[Entry | LifecycleError | None] = [None] * len(wanted)
     due = 0
 
-    def take(at: int, answer: Answer | LifecycleError) -> None:
+    def take(at: int, answer: BookieResponse | LifecycleError) -> None:
         nonlocal due
         due -= 1
-        if isinstance(answer, Answer) and answer.code == Code.OK:
+        if isinstance(answer, BookieResponse) and answer.code == BookieCode.OK:
             ledger_id, metadata, entry_id = wanted[at]
             run = verified_run(answer, metadata, ledger_id, entry_id, 1)
             if run.payloads:
@@ -41,7 +41,7 @@ def read_each(bookies: BookiePool, wanted: Sequence[Wanted]) -> list[Entry | Lif
         if replicas:
             due += 1
             # By the ledger's id: entries of the same number are not all asked of the same bookie.
-            bookies.ask(replicas[ledger_id % len(replicas)], Request(ledger_id, entry_id, partial(take, at)))
+            bookies.ask(replicas[ledger_id % len(replicas)], BookieRequest(ledger_id, entry_id, partial(take, at)))
     while due:
         bookies.wait()
     streams = {

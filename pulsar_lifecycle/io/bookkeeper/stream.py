@@ -22,7 +22,7 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import entry, striping
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, Segment
 from pulsar_lifecycle.io.bookkeeper.answers import nowhere, verified_run
-from pulsar_lifecycle.io.bookkeeper.connection import Answer, Code, Request
+from pulsar_lifecycle.io.bookkeeper.connection import BookieCode, BookieRequest, BookieResponse
 from pulsar_lifecycle.io.bookkeeper.pool import BookiePool
 from pulsar_lifecycle.ports import EntryBatch
 
@@ -44,8 +44,8 @@ class _Part:
 
     first: int
     count: int
-    said: dict[str, Answer | LifecycleError] = field(default_factory=dict[str, Answer | LifecycleError])
-    request: Request | None = None
+    said: dict[str, BookieResponse | LifecycleError] = field(default_factory=dict[str, BookieResponse | LifecycleError])
+    request: BookieRequest | None = None
     bookie: str = ""
     reserved: int = 0
     run: entry.EntryRun | None = None
@@ -191,7 +191,7 @@ class LedgerStream:
         part.reserved = self._mean if part.count == 1 else BATCH_BYTES
         self._reserved += part.reserved
         count = None if part.count == 1 else part.count
-        part.request = Request(self._ledger_id, part.first, partial(self._receive, part), count, BATCH_BYTES)
+        part.request = BookieRequest(self._ledger_id, part.first, partial(self._receive, part), count, BATCH_BYTES)
         self._bookies.ask(bookie, part.request)
 
     def _replace(self, part: _Part, *by: _Part) -> None:
@@ -207,13 +207,13 @@ class LedgerStream:
 
     # -------------------------------------------------------------------------------------------------------- answers
 
-    def _receive(self, part: _Part, answer: Answer | LifecycleError) -> None:
+    def _receive(self, part: _Part, answer: BookieResponse | LifecycleError) -> None:
         assert part.request is not None
         if not part.request.wanted:
             return
         bookie, part.bookie, part.request = part.bookie, "", None
         self._reserved -= part.reserved
-        if isinstance(answer, Answer) and answer.code == Code.OK:
+        if isinstance(answer, BookieResponse) and answer.code == BookieCode.OK:
             run = verified_run(answer, self._metadata, self._ledger_id, part.first, part.count)
             if run.payloads:
                 self._fill(part, run, bookie)
@@ -222,7 +222,7 @@ class LedgerStream:
         elif part.count > 1 and bookie in self._bookies.single_reads_only:
             heapq.heappush(self._unasked, part)
             return
-        elif isinstance(answer, LifecycleError) or answer.code != Code.NO_ENTRY:
+        elif isinstance(answer, LifecycleError) or answer.code != BookieCode.NO_ENTRY:
             self._troubled.add(bookie)
         part.said[bookie] = answer
         heapq.heappush(self._unasked, part)

@@ -14,7 +14,7 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import striping
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.io.bookkeeper.answers import ABSENT, refusal
-from pulsar_lifecycle.io.bookkeeper.connection import LAST_ENTRY, Answer, Code
+from pulsar_lifecycle.io.bookkeeper.connection import LAST_ENTRY, BookieCode, BookieResponse
 from pulsar_lifecycle.io.bookkeeper.pool import BookiePool
 from pulsar_lifecycle.ports import Traces
 
@@ -41,7 +41,7 @@ def find_traces(bookies: BookiePool, ledgers: Sequence[tuple[int, LedgerMetadata
                     unanswered[bookie, ledger_id] = str(down[bookie])
             todo = [q for q in todo if q[0] not in down]
             for (bookie, ledger_id, _), answer in zip(todo, bookies.exchange(todo), strict=True):
-                if isinstance(answer, Answer) and answer.code == Code.OK:
+                if isinstance(answer, BookieResponse) and answer.code == BookieCode.OK:
                     holding.add((bookie, ledger_id))
                 elif isinstance(answer, LifecycleError):
                     down.setdefault(bookie, answer)

@@ -32,7 +32,7 @@ from pulsar_lifecycle.formats import bookie_racks, entry, ledger_metadata, strip
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.io.bookkeeper import answers
-from pulsar_lifecycle.io.bookkeeper.connection import Answer, Code, Request
+from pulsar_lifecycle.io.bookkeeper.connection import BookieCode, BookieRequest, BookieResponse
 from pulsar_lifecycle.io.bookkeeper.ledger_ids import next_ledger_id
 from pulsar_lifecycle.io.bookkeeper.pool import BookiePool
 from pulsar_lifecycle.ports import Children, LedgerShape, MetadataStore, Node
@@ -228,19 +228,19 @@ class _Adding:
         for bookie in to:
             answered = partial(self._answered, entry_id, bookie)
             self._bookies.ask(
-                bookie, Request(self._ledger_id, entry_id, answered, added=self._pending[entry_id].request)
+                bookie, BookieRequest(self._ledger_id, entry_id, answered, added=self._pending[entry_id].request)
             )
 
-    def _answered(self, entry_id: int, bookie: str, answer: Answer | LifecycleError) -> None:
+    def _answered(self, entry_id: int, bookie: str, answer: BookieResponse | LifecycleError) -> None:
         """Only notes what was said: it is called while requests are sent."""
         if isinstance(answer, LifecycleError):
             self._failed.setdefault(bookie, answer)
-        elif answer.code == Code.OK:
+        elif answer.code == BookieCode.OK:
             if entry_id in self._pending:
                 self._pending[entry_id].taken.add(bookie)
-        elif answer.code == Code.FENCED:
+        elif answer.code == BookieCode.FENCED:
             self._ended = Conflict(f"ledger {self._ledger_id}: somebody else recovers it; bookie {bookie} is fenced")
-        elif answer.code == Code.UNAUTHORIZED:
+        elif answer.code == BookieCode.UNAUTHORIZED:
             self._ended = AccessDenied(f"ledger {self._ledger_id}: bookie {bookie} knows it with another password")
         else:
             self._failed.setdefault(bookie, answers.refusal(answer.code))

@@ -12,7 +12,7 @@ from pulsar_lifecycle.formats import bookie_racks, ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.io.bookkeeper import ledger_ids
-from pulsar_lifecycle.io.bookkeeper.connection import Code
+from pulsar_lifecycle.io.bookkeeper.connection import BookieCode
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.bookkeeper.writer import BookieWriter, preferred
 from pulsar_lifecycle.ports import LedgerShape, Node
@@ -88,8 +88,8 @@ def test_another_bookie_stands_in_for_one_that_dies(bookies: Bookies, taken: int
     assert bookies.read_back(metadata) == PAYLOADS  # from the two that are left
 
 
-@pytest.mark.parametrize("code", [Code.READ_ONLY, Code.IO, Code.TOO_MANY_REQUESTS])
-def test_another_bookie_stands_in_for_one_that_refuses(bookies: Bookies, code: Code) -> None:
+@pytest.mark.parametrize("code", [BookieCode.READ_ONLY, BookieCode.IO, BookieCode.TOO_MANY_REQUESTS])
+def test_another_bookie_stands_in_for_one_that_refuses(bookies: Bookies, code: BookieCode) -> None:
     refusing = bookies.ensemble()[0]
     bookies.servers[refusing].add_code = code
 
@@ -121,8 +121,10 @@ def test_too_few_bookies_leave_no_ledger(bookies: Bookies) -> None:
     assert bookies.stored() is None
 
 
-@pytest.mark.parametrize(("code", "error"), [(Code.FENCED, Conflict), (Code.UNAUTHORIZED, AccessDenied)])
-def test_a_ledger_that_somebody_else_took_over_ends(bookies: Bookies, code: Code, error: type[LifecycleError]) -> None:
+@pytest.mark.parametrize(("code", "error"), [(BookieCode.FENCED, Conflict), (BookieCode.UNAUTHORIZED, AccessDenied)])
+def test_a_ledger_that_somebody_else_took_over_ends(
+    bookies: Bookies, code: BookieCode, error: type[LifecycleError]
+) -> None:
     bookies.servers[bookies.ensemble()[0]].add_code = code
 
     with pytest.raises(error):
