@@ -23,7 +23,7 @@ from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
-from pulsar_lifecycle.inspect.explain_codes import Answer, ExplainCode, Verdict
+from pulsar_lifecycle.inspect.explain_codes import ExplainCode, LedgerVerdict, Verdict
 from pulsar_lifecycle.inspect.ledger_history import History
 from pulsar_lifecycle.journal.in_doubt import ARCHIVE, JOURNAL_COLUMNS, WITHIN_MS, deletions_in_doubt, lost_copies
 from pulsar_lifecycle.journal.intents import IntentState
@@ -69,7 +69,7 @@ class Explanation:
     """
 
     ledger_id: int
-    answer: Answer
+    answer: LedgerVerdict
     notes: tuple[str, ...]
     ledger: Row | None
     path: str
@@ -210,31 +210,31 @@ def _owners(ledger: Row | None, history: History) -> tuple[set[str], set[str]]:
 # ------------------------------------------------------------------------------------------------------- the verdict
 
 
-def _absent(found: Look, history: History, now: int) -> Answer:
+def _absent(found: Look, history: History, now: int) -> LedgerVerdict:
     needing = _needing(found.references)
     deletions = history.deletions()
     if needing:
         text = f"BookKeeper does not have it, but {_referring(needing)}"
-        return Answer(Verdict.DANGLING, Why(Verdict.DANGLING, text))
+        return LedgerVerdict(Verdict.DANGLING, Why(Verdict.DANGLING, text))
     unsaid = deletions_in_doubt(
         pa.Table.from_pylist(list(history.archived), ARCHIVE),
         pa.Table.from_pylist(list(history.journal), JOURNAL_COLUMNS),
     )
     for run_id, _, at in unsaid:
-        return Answer(Verdict.GONE, _unsaid(run_id, now - at <= WITHIN_MS), run_id)
+        return LedgerVerdict(Verdict.GONE, _unsaid(run_id, now - at <= WITHIN_MS), run_id)
     if deletions:
         run_id, reason = deletions[-1]["run_id"], deletions[-1]["reason"]
         if set(found.copies) - _lost_of(found, history.journal):
             text = f"run {run_id} deleted it in BookKeeper, its topic reads it offloaded: {reason}"
-            return Answer(Verdict.DELETED, Why(ExplainCode.READ_OFFLOADED, text), run_id)
-        return Answer(Verdict.DELETED, Why(Verdict.DELETED, f"run {run_id} deleted it: {reason}"), run_id)
+            return LedgerVerdict(Verdict.DELETED, Why(ExplainCode.READ_OFFLOADED, text), run_id)
+        return LedgerVerdict(Verdict.DELETED, Why(Verdict.DELETED, f"run {run_id} deleted it: {reason}"), run_id)
     if found.references.num_rows:
         return _gone(Code.RELEASED, "its topic says that it was offloaded and its BookKeeper copy deleted")
     for row in reversed(history.journal):
         marked = (row["action"], row["phase"]) == (Action.DELETE_LEDGER, Phase.MARK)
         if marked and row["code"] in (Code.TOPIC_DELETED, Code.BROKER_DELETED):
             text = f"its broker deleted it with its topic, which run {row['run_id']} had it delete"
-            return Answer(Verdict.GONE, Why(Code(row["code"]), text), row["run_id"])
+            return LedgerVerdict(Verdict.GONE, Why(Code(row["code"]), text), row["run_id"])
     if found.trouble:
         return _gone(Code.UNREAD, "BookKeeper does not have it; what its owner says could not all be read")
     if history.references.num_rows or history.finding:
@@ -244,11 +244,11 @@ def _absent(found: Look, history: History, now: int) -> Answer:
         text = "BookKeeper does not have it; our journal knows it and has no deletion of it there"
         return _gone(ExplainCode.JOURNAL_KNOWS, text)
     text = "BookKeeper does not have it, and neither scans nor journal know it"
-    return Answer(Verdict.UNKNOWN, Why(Verdict.UNKNOWN, text))
+    return LedgerVerdict(Verdict.UNKNOWN, Why(Verdict.UNKNOWN, text))
 
 
-def _gone(code: StrEnum, text: str) -> Answer:
-    return Answer(Verdict.GONE, Why(code, text))
+def _gone(code: StrEnum, text: str) -> LedgerVerdict:
+    return LedgerVerdict(Verdict.GONE, Why(code, text))
 
 
 def _unsaid(run_id: str, lately: bool) -> Why:
@@ -263,10 +263,10 @@ def _unsaid(run_id: str, lately: bool) -> Why:
     )
 
 
-def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now: int) -> Answer:
+def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now: int) -> LedgerVerdict:
     needing = _needing(found.references)
     if needing:
-        return Answer(Verdict.IN_USE, Why(Verdict.IN_USE, _referring(needing)))
+        return LedgerVerdict(Verdict.IN_USE, Why(Verdict.IN_USE, _referring(needing)))
     if found.trouble:
         return _kept(Code.UNREAD, "whether its owner refers to it could not be read")
     epoch, context, ledger = history.epoch, history.context, rows.to_pylist()[0]
@@ -274,7 +274,7 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
         return _marked(rows, found, history, now)
     if epoch is None or context is None:
         text = "its owner does not refer to it; only a scan can tell whether anything else does"
-        return Answer(Verdict.UNJUDGED, Why(Verdict.UNJUDGED, text))
+        return LedgerVerdict(Verdict.UNJUDGED, Why(Verdict.UNJUDGED, text))
     seen = _needing(history.references)
     if seen:
         text = f"not so now, but in the last scan {_referring(seen)}: the next scan tells"
@@ -296,24 +296,24 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
         return _released(ledger, history, context.at(now))
     if judged["finding"] != Finding.ORPHAN:
         young = judged["finding"] == Finding.TOO_YOUNG
-        return Answer(Verdict.KEPT, why, again=ledger["ctime"] + context.grace if young else None)
+        return LedgerVerdict(Verdict.KEPT, why, again=ledger["ctime"] + context.grace if young else None)
     if rows.column("ctime")[0].as_py() >= epoch.started_at:
         return _kept(ExplainCode.NEWER_THAN_SCAN, "made after the last scan began: the next scan tells")
     if uncovered := history.uncovered():
-        return Answer(Verdict.KEPT, uncovered)
+        return LedgerVerdict(Verdict.KEPT, uncovered)
     unconfirmed = history.evidence and history.evidence.unconfirmed(ledger_id, ledger["czxid"], ledger["ctime"])
-    return Answer(Verdict.KEPT, unconfirmed) if unconfirmed else Answer(Verdict.MAY_GO, why)
+    return LedgerVerdict(Verdict.KEPT, unconfirmed) if unconfirmed else LedgerVerdict(Verdict.MAY_GO, why)
 
 
-def _kept(code: StrEnum, text: str) -> Answer:
-    return Answer(Verdict.KEPT, Why(code, text))
+def _kept(code: StrEnum, text: str) -> LedgerVerdict:
+    return LedgerVerdict(Verdict.KEPT, Why(code, text))
 
 
 WAS_RELEASED = "offloaded, and a run of ours released its copy in BookKeeper"
 TAKEN_OFF = "our first phase took it off its topic's list"
 
 
-def _released(ledger: Row, history: History, context: Context) -> Answer:
+def _released(ledger: Row, history: History, context: Context) -> LedgerVerdict:
     """A deletion run waives for it that its topic lists it, as long as the release's own message is there."""
     intent = history.intent()
     if rule := orphans.released_rule(ledger, context):
@@ -325,10 +325,10 @@ def _released(ledger: Row, history: History, context: Context) -> Answer:
         last = f"its last intent was {intent}" if intent else "our journal has no intent"
         text = f"{WAS_RELEASED}; {last}: the next offload plan proves its offloaded copy anew"
         return _kept(ExplainCode.NO_INTENT, text)
-    return Answer(Verdict.MAY_GO, Why(Code.RELEASED, f"{WAS_RELEASED}: the next deletion run deletes that copy"))
+    return LedgerVerdict(Verdict.MAY_GO, Why(Code.RELEASED, f"{WAS_RELEASED}: the next deletion run deletes that copy"))
 
 
-def _marked(rows: pa.Table, found: Look, history: History, now: int) -> Answer:
+def _marked(rows: pa.Table, found: Look, history: History, now: int) -> LedgerVerdict:
     """A deletion run waives grace period and earlier scan for it, and nothing else."""
     epoch, context = history.epoch, history.context
     after = history.marked is not None and epoch is not None and history.marked[1] < epoch.started_at
@@ -345,7 +345,7 @@ def _marked(rows: pa.Table, found: Look, history: History, now: int) -> Answer:
         return _kept(ExplainCode.NO_NEW_SCAN, f"{TAKEN_OFF}: the next deletion run after a new scan deletes it")
     if uncovered := history.uncovered():
         return _kept(uncovered.code, f"{TAKEN_OFF}, but {uncovered}")
-    return Answer(Verdict.MAY_GO, Why(Code.TAKEN_OFF, f"{TAKEN_OFF}: the next deletion run deletes it"))
+    return LedgerVerdict(Verdict.MAY_GO, Why(Code.TAKEN_OFF, f"{TAKEN_OFF}: the next deletion run deletes it"))
 
 
 def _lost_of(found: Look, journal: Iterable[Mapping[str, Any]]) -> set[str]:

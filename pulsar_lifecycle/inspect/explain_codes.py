@@ -64,7 +64,7 @@ class ExplainCode(StrEnum):
     """Our journal knows it, and has no deletion of it in BookKeeper."""
 
 
-class Answer(NamedTuple):
+class LedgerVerdict(NamedTuple):
     """The verdict on a ledger, and why; its code is the verdict itself where that says it all.
 
     ``run_id``: the run that deleted it, or was about to. ``again``: when (ms) its age keeps it no more.

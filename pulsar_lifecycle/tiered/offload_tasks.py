@@ -66,7 +66,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TaskResult:
     """What a task says of one ledger; ``verified`` is None where it failed, and ``why`` says why.
 
     ``disproved``: because of the objects, and not because they or BookKeeper's copy could not be read. ``refused``:
@@ -104,7 +104,7 @@ class Task:
     tasks: int
     connect: Connect
 
-    def work(self, bundle: Iterable[Item]) -> Iterator[Answer]:
+    def work(self, bundle: Iterable[Item]) -> Iterator[TaskResult]:
         """Copy and prove each ledger; its journal row is durable before its answer."""
         settings = self.settings
         assert settings.object_store is not None
@@ -114,11 +114,11 @@ class Task:
             pace = TaskPace(ports.store, ports.clock, self.guard, share)
             for item in bundle:
                 try:
-                    yield Answer(item, self._one(item, ports, pace), READ_BACK)
+                    yield TaskResult(item, self._one(item, ports, pace), READ_BACK)
                 except LifecycleError as error:  # of a run that may go on no more, the driver finds out by itself
                     why = why_failed(error, Code.OBJECTS_UNREAD if item.release else Code.NOT_COPIED)
                     disproved = item.release and disproves(error)
-                    yield Answer(item, None, why, disproved=disproved, refused=isinstance(error, RefusedBy))
+                    yield TaskResult(item, None, why, disproved=disproved, refused=isinstance(error, RefusedBy))
 
     def _one(self, item: Item, ports: Connections, pace: Callable[[int], None]) -> Verified:
         attempt, declared = item.attempt, self.settings.object_store
@@ -206,7 +206,7 @@ def spread(
     items: Sequence[Item],
     sizes: Mapping[int, int],
     progress: Callable[[str], None],
-) -> list[Answer]:
+) -> list[TaskResult]:
     """Work on all items in tasks, the large ones first. ``sizes``: ledger id -> bytes."""
     if not items:
         return []
@@ -215,8 +215,8 @@ def spread(
     done, moved = tasks.counter(), tasks.counter()
     task = Task(cluster.settings, run_id, guard, tasks.at_once, cluster.connect)
 
-    def work(bundle: Sequence[Item]) -> list[Answer]:
-        answers: list[Answer] = []
+    def work(bundle: Sequence[Item]) -> list[TaskResult]:
+        answers: list[TaskResult] = []
         for answer in task.work(bundle):
             answers.append(answer)
             done.add(1)

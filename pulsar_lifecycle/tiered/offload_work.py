@@ -31,7 +31,7 @@ from pulsar_lifecycle.runs.control import Lease
 from pulsar_lifecycle.tiered import bookkeeper_copies, commit, revert
 from pulsar_lifecycle.tiered.commit import OffloadRequest, Proven, ReadCheckFailed
 from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts
-from pulsar_lifecycle.tiered.offload_tasks import Answer, Item, as_attempt, offload_request, spread
+from pulsar_lifecycle.tiered.offload_tasks import Item, TaskResult, as_attempt, offload_request, spread
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record
 from pulsar_lifecycle.tiered.planning.run_selection import (
     Row,
@@ -276,7 +276,7 @@ class OffloadWork:
         except LifecycleError as error:
             self.outcomes.append(OffloadOutcome(str(topic), -1, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error))))
 
-    def _spread(self, items: Sequence[Item], rows: Sequence[Row], progress: Callable[[str], None]) -> list[Answer]:
+    def _spread(self, items: Sequence[Item], rows: Sequence[Row], progress: Callable[[str], None]) -> list[TaskResult]:
         sizes = {row["ledger_id"]: row["bytes"] or 0 for row in rows}
         return spread(self._cluster, self._run.run_id, self._lease.guard, items, sizes, progress)
 
