@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
     from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
     from pulsar_lifecycle.records.referenced import Referenced
-    from pulsar_lifecycle.records.store_history import Marks
+    from pulsar_lifecycle.records.store_history import StoreCounters
 
 
 class Lake(Protocol):
@@ -36,7 +36,7 @@ class Lake(Protocol):
 
     # ----------------------------------------------------------------------------------------------------------- epochs
 
-    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, marks: Marks | None = None) -> None:
+    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, marks: StoreCounters | None = None) -> None:
         """Note that a scan started, ``started_at`` (ms), with the metadata store's counters at that moment."""
         ...
 
@@ -48,7 +48,7 @@ class Lake(Protocol):
         """The run that began an epoch."""
         ...
 
-    def began_at(self, epoch_id: str) -> Marks | None:
+    def began_at(self, epoch_id: str) -> StoreCounters | None:
         """The metadata store's counters when an epoch began; None where they were not noted."""
         ...
 

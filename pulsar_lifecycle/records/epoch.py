@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, TypeAdapter
 
 from pulsar_lifecycle.records.gaps import Gap, GapCode, Gaps, StoredGap
-from pulsar_lifecycle.records.store_history import UNKNOWN, Marks
+from pulsar_lifecycle.records.store_history import UNKNOWN, StoreCounters
 from pulsar_lifecycle.words import WordKind
 
 
@@ -77,16 +77,16 @@ class Epoch:
     """The metadata store's latest transaction when the scan ended."""
     ids_issued: int = UNKNOWN
     lease: tuple[int, int] = (UNKNOWN, UNKNOWN)
-    """With ``zxid``: the store's :class:`~pulsar_lifecycle.records.store_history.Marks` when the scan ended."""
+    """With ``zxid``: the store's :class:`~pulsar_lifecycle.records.store_history.StoreCounters` when the scan ended."""
     broken: StoredGap = None
     """Why no earlier scan can be compared with this one; every later scan inherits it until it is accepted."""
     relied_on: tuple[tuple[WordKind, str], ...] = ()
     """The operator's words, beside ``acknowledged``, without which there were more gaps: kind and subject."""
 
     @property
-    def marks(self) -> Marks:
+    def marks(self) -> StoreCounters:
         """The metadata store's counters when the scan ended."""
-        return Marks(self.fingerprint, self.zxid, self.ids_issued, self.lease)
+        return StoreCounters(self.fingerprint, self.zxid, self.ids_issued, self.lease)
 
     @property
     def covered(self) -> bool:

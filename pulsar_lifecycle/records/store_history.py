@@ -17,11 +17,11 @@ ELECTION_BITS = 32
 UNKNOWN = -1
 
 NO_LEASE = (0, UNKNOWN)
-"""As ``Marks.lease``: there is no such z-node. Transactions are counted from 1."""
+"""As ``StoreCounters.lease``: there is no such z-node. Transactions are counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class StoreCounters:
     """Counters of one metadata store at one moment; :data:`UNKNOWN` compares with nothing.
 
     ``zxid``: its latest transaction. ``ids_issued``: changes to the children of ``/ledgers/idgen`` (Stat.cversion, 32
@@ -35,7 +35,7 @@ class Marks:
     lease: tuple[int, int] = (UNKNOWN, UNKNOWN)
 
 
-def went_back(now: Marks, before: Marks, when: str) -> Gap | None:
+def went_back(now: StoreCounters, before: StoreCounters, when: str) -> Gap | None:
     """How the store of ``now`` cannot be the later state of the store of ``before``; None if it can.
 
     ``when`` says when ``before`` was, as in "scan 2026...".

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
 from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.store_history import WHAT_TO_DO, Marks, went_back
+from pulsar_lifecycle.records.store_history import WHAT_TO_DO, StoreCounters, went_back
 from pulsar_lifecycle.records.tables import Problem, stored_name
 
 SHOWN = 1_000
@@ -194,7 +194,7 @@ def broken_history(epoch: Epoch, previous: Sequence[Epoch]) -> Gap | None:
     return epoch.broken or history_broken(epoch.marks, previous)
 
 
-def history_broken(now: Marks, previous: Sequence[Epoch]) -> Gap | None:
+def history_broken(now: StoreCounters, previous: Sequence[Epoch]) -> Gap | None:
     """How the store of ``now`` cannot be the later state of what each of ``previous`` saw; None if it can.
 
     All of them are compared: which one is the last is only what the clocks of their runs said.

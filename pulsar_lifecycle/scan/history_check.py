@@ -13,16 +13,16 @@ from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.records.store_history import NO_LEASE, UNKNOWN, Marks
+from pulsar_lifecycle.records.store_history import NO_LEASE, UNKNOWN, StoreCounters
 from pulsar_lifecycle.runs.control import LEASE
 from pulsar_lifecycle.scan.coverage import history_broken
 
 
-def read_marks(store: MetadataStore, fingerprint: str, ledgers_root: str) -> Marks:
+def read_marks(store: MetadataStore, fingerprint: str, ledgers_root: str) -> StoreCounters:
     """The store's counters now; three z-nodes at most are read."""
     zxid = store.zxid()
     issued, lease = store.read([f"{ledgers_root}/idgen", LEASE])
-    return Marks(
+    return StoreCounters(
         fingerprint,
         zxid,
         issued.stat.cversion if isinstance(issued, Node) else UNKNOWN,

@@ -35,7 +35,7 @@ from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.store_history import UNKNOWN, Marks
+from pulsar_lifecycle.records.store_history import UNKNOWN, StoreCounters
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.words import WordKind
 
@@ -63,7 +63,7 @@ class FileLake(LakeFiles):
 
     # -------------------------------------------------------------------------------------------------------- epochs
 
-    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, marks: Marks | None = None) -> None:
+    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, marks: StoreCounters | None = None) -> None:
         """Note that a scan started, ``started_at`` (ms), with the metadata store's counters at that moment."""
         self._write_document(f"epochs/{epoch_id}/started.json", asdict(_Started(epoch_id, started_at, run_id, marks)))
 
@@ -82,7 +82,7 @@ class FileLake(LakeFiles):
         started = self._started(epoch_id)
         return started.run_id if started else ""
 
-    def began_at(self, epoch_id: str) -> Marks | None:
+    def began_at(self, epoch_id: str) -> StoreCounters | None:
         """The metadata store's counters when an epoch began; None where they were not noted."""
         started = self._started(epoch_id)
         return started.marks_at_begin if started else None
@@ -409,13 +409,13 @@ class _Started:
     epoch_id: str
     started_at: int
     run_id: str
-    marks: Marks | None = None
+    marks: StoreCounters | None = None
     fingerprint: str = ""
     """As version 0.1 wrote it until it noted the marks; not written any more."""
 
     @property
-    def marks_at_begin(self) -> Marks | None:
-        return self.marks or (Marks(self.fingerprint, UNKNOWN) if self.fingerprint else None)
+    def marks_at_begin(self) -> StoreCounters | None:
+        return self.marks or (StoreCounters(self.fingerprint, UNKNOWN) if self.fingerprint else None)
 
 
 def _is_name(text: str) -> bool:

@@ -20,7 +20,7 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.records.store_history import Marks
+from pulsar_lifecycle.records.store_history import StoreCounters
 
 HERE = "this-cluster"
 
@@ -45,7 +45,7 @@ def begun(instance: dg.DagsterInstance, lake: FileLake, status: dg.DagsterRunSta
     """A scan that some run of this status began."""
     run_id = str(uuid4())
     instance.add_run(dg.DagsterRun("scan", run_id=run_id, status=status))
-    lake.begin_epoch("e1", 5, run_id, Marks(fingerprint, 1))
+    lake.begin_epoch("e1", 5, run_id, StoreCounters(fingerprint, 1))
     return run_id
 
 
@@ -99,7 +99,7 @@ def test_what_follows_a_scan_by_itself_reads_the_newest_finished_one(instance: d
     """The next scan may have begun before it did."""
     begun(instance, where.lake, dg.DagsterRunStatus.SUCCESS)
     finish(where.lake)
-    where.lake.begin_epoch("e2", 9, str(uuid4()), Marks(HERE, 1))
+    where.lake.begin_epoch("e2", 9, str(uuid4()), StoreCounters(HERE, 1))
     with refused(RefusalCode.SCAN_UNFINISHED):
         epochs.epoch_to_read(run(instance, "another"), where)
     assert epochs.epoch_to_read(run(instance, "another", **{READER: "c"}), where) == "e1"

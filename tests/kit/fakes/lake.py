@@ -18,7 +18,7 @@ from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.store_history import Marks
+from pulsar_lifecycle.records.store_history import StoreCounters
 from pulsar_lifecycle.words import WordKind
 from tests.kit.fakes.tables import Tables
 
@@ -30,7 +30,7 @@ class FakeEpoch:
     epoch_id: str
     started_at: int
     run_id: str
-    marks: Marks | None = None
+    marks: StoreCounters | None = None
     census: dict[tuple[str, str], Census] = field(default_factory=dict[tuple[str, str], Census])
     tables: dict[str, list[pa.Table]] = field(default_factory=dict[str, list[pa.Table]])
     """The parts of each table."""
@@ -72,7 +72,7 @@ class FakeLake:
 
     # -------------------------------------------------------------------------------------------------------- epochs
 
-    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, marks: Marks | None = None) -> None:
+    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, marks: StoreCounters | None = None) -> None:
         one = self._one(epoch_id)
         one.started_at, one.run_id, one.marks, one.begun = started_at, run_id, marks, True
 
@@ -90,7 +90,7 @@ class FakeLake:
     def begun_by(self, epoch_id: str) -> str:
         return self._known(epoch_id).run_id
 
-    def began_at(self, epoch_id: str) -> Marks | None:
+    def began_at(self, epoch_id: str) -> StoreCounters | None:
         return self._known(epoch_id).marks
 
     def finished(self, epoch_id: str) -> bool:

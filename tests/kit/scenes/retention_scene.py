@@ -23,7 +23,7 @@ from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.store_history import Marks
+from pulsar_lifecycle.records.store_history import StoreCounters
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks
@@ -130,7 +130,7 @@ class RetentionScene:
             ),
         }
         fingerprint = cluster_fingerprint(store, "/ledgers")
-        lake.begin_epoch(epoch_id, self.now, epoch_id, Marks(fingerprint, 0))
+        lake.begin_epoch(epoch_id, self.now, epoch_id, StoreCounters(fingerprint, 0))
         for table, (schema, rows) in batches.items():
             lake.publish(epoch_id, table, [lake.write_part(epoch_id, table, schema, rows)])
         named = frozenset({NAMESPACE, "pulsar/system"})

@@ -11,7 +11,7 @@ import pytest
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.store_history import Marks
+from pulsar_lifecycle.records.store_history import StoreCounters
 from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan.coverage import broken_history, prove, take_census
 
@@ -226,7 +226,7 @@ def test_an_epoch_survives_json() -> None:
     document |= {"gaps": ["a sentence"], "coded_gaps": [], "reference_errors": ["a sentence"]}
     document["census"][3]["unread"] = ["/x: why"]
     earlier = Epoch.from_json(document)
-    assert earlier.marks == Marks("f", 100)
+    assert earlier.marks == StoreCounters("f", 100)
     assert earlier.gaps == (Gap(GapCode.EARLIER_VERSION, "", "a sentence"),)
     assert earlier.census[3].unread == (("", "/x: why"),)
 

@@ -28,7 +28,7 @@ from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.records.store_history import UNKNOWN, Marks
+from pulsar_lifecycle.records.store_history import UNKNOWN, StoreCounters
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.words import WordKind
 from tests.kit.builders import A_GAP
@@ -192,7 +192,7 @@ def test_old_epochs_go_but_the_last_covered_one_of_each_day_stays(lake: Lake) ->
 
 
 def test_an_epoch_knows_its_run_its_cluster_and_whether_it_is_finished(lake: Lake) -> None:
-    marks = Marks("fp", 7, 3, (2, 1))
+    marks = StoreCounters("fp", 7, 3, (2, 1))
     lake.begin_epoch("e1", NOW, "run-1", marks)
     assert (lake.begun_by("e1"), lake.began_at("e1"), lake.finished("e1")) == ("run-1", marks, False)
     assert (lake.begun_by("none"), lake.began_at("none"), lake.finished("none")) == ("", None, False)
@@ -206,7 +206,7 @@ def test_a_scan_that_an_earlier_version_began_knows_its_cluster(files: FileLake)
     folder.mkdir(parents=True)
     (folder / "started.json").write_text(json.dumps(began))
 
-    assert files.began_at("e1") == Marks("fp", UNKNOWN)
+    assert files.began_at("e1") == StoreCounters("fp", UNKNOWN)
 
 
 def test_a_table_that_is_written_again_counts_as_not_read_until_then(lake: Lake) -> None:
