@@ -36,7 +36,7 @@ class Loose(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Chunk:
     """An entry that is a part of a message."""
 
     position: Position
@@ -47,7 +47,7 @@ class Part:
 class LoosePart:
     """A part that is in no message, and why."""
 
-    part: Part
+    part: Chunk
     why: Loose
 
 
@@ -55,7 +55,7 @@ class LoosePart:
 class WholeMessage:
     """A message of several parts: all but ``payload`` is the ``last`` part's, where brokers and clients say it is."""
 
-    last: Part
+    last: Chunk
     payload: bytes
 
 
@@ -64,10 +64,10 @@ class Assembler:
 
     def __init__(self, max_pending: int = MAX_PENDING) -> None:
         self._max = max_pending
-        self._pending: dict[str, list[Part]] = {}
+        self._pending: dict[str, list[Chunk]] = {}
         self._held = 0
 
-    def add(self, part: Part) -> Iterator[WholeMessage | LoosePart]:
+    def add(self, part: Chunk) -> Iterator[WholeMessage | LoosePart]:
         """Take a part; gives the message that it makes whole, and parts that are in none.
 
         Raises CorruptFormat for a message whose parts do not fit together; it is forgotten then.
@@ -102,7 +102,7 @@ class Assembler:
         for uuid in list(self._pending):
             yield from self._abandon(uuid, Loose.INCOMPLETE)
 
-    def _forget(self, uuid: str) -> list[Part]:
+    def _forget(self, uuid: str) -> list[Chunk]:
         parts = self._pending.pop(uuid)
         self._held -= sum(len(part.entry.payload) for part in parts)
         return parts

@@ -107,7 +107,7 @@ class Replayed:
         return topic
 
 
-class Writer:
+class WriterSchema:
     """A schema that events were written with."""
 
     def __init__(self, schema: bytes) -> None:

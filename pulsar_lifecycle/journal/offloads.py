@@ -18,7 +18,7 @@ from pulsar_lifecycle.journal.first_phase_marks import asked_of, open_marks, wit
 from pulsar_lifecycle.journal.in_doubt import lost_copies
 from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, rows_of_outcome
 from pulsar_lifecycle.ports import JournalReader, JournalRow
-from pulsar_lifecycle.records.copies import Begun, Released, Verified
+from pulsar_lifecycle.records.copies import BegunAttempt, Released, Verified
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.cluster import Cluster
 
@@ -77,7 +77,7 @@ def _asks_for(mark: Mapping[str, Any] | None, row: Mapping[str, Any]) -> bool:
     return asked is not None and gone is not None and asked.asks_for(gone.uuid, gone.bucket)
 
 
-def begun_attempts(journal: JournalReader, cluster: str, ledger_ids: Collection[int]) -> dict[UUID, Begun]:
+def begun_attempts(journal: JournalReader, cluster: str, ledger_ids: Collection[int]) -> dict[UUID, BegunAttempt]:
     """Every offload attempt on these ledgers that our own runs ever began."""
     ids = pa.array(sorted(ledger_ids), pa.int64())
     mine = (
@@ -85,7 +85,7 @@ def begun_attempts(journal: JournalReader, cluster: str, ledger_ids: Collection[
     )
     rows = list(attempts_in(journal.find(mine).sort_by("at")))
     began = {uuid for uuid, row in rows if row["outcome"] == Outcome.PREPARED}
-    return {uuid: Begun(row["topic"], row["at"]) for uuid, row in rows if uuid in began}
+    return {uuid: BegunAttempt(row["topic"], row["at"]) for uuid, row in rows if uuid in began}
 
 
 def attempts_in(rows: pa.Table) -> Iterator[tuple[UUID, dict[str, Any]]]:

@@ -14,7 +14,7 @@ from pulsar_lifecycle.formats.deletion_message import (
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class BegunAttempt:
     """An offload attempt of our own runs, by our journal: its topic, and when (ms) it last said anything of it."""
 
     topic: str

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import message
-from pulsar_lifecycle.formats.chunks import Assembler, LoosePart, Part, WholeMessage
+from pulsar_lifecycle.formats.chunks import Assembler, Chunk, LoosePart, WholeMessage
 from pulsar_lifecycle.formats.message import Message, MessageEntry
 from pulsar_lifecycle.model import Position
 
@@ -109,7 +109,7 @@ class Messages:
             if assembler is None or found.chunk is None:
                 return _of_entry(position, data, found, self.hidden.get(position, 0))
             made: list[tuple[Any, ...]] = []
-            for one in assembler.add(Part(position, found)):
+            for one in assembler.add(Chunk(position, found)):
                 made += _of_loose(one) if isinstance(one, LoosePart) else _of_whole(one)
             return made
         except CorruptFormat as error:

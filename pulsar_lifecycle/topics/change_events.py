@@ -22,7 +22,7 @@ from pulsar_lifecycle.formats import managed_ledger, message, schema
 from pulsar_lifecycle.formats import topic_policies as events
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
-from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS, Replayed, Writer
+from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS, Replayed, WriterSchema
 from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Position, Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
@@ -290,15 +290,15 @@ class _Schemas:
     def __init__(self, store: MetadataStore, reader: LedgerReader, schema_id: str, root: str) -> None:
         self._store, self._reader, self._root = store, reader, root
         self._path = f"{SCHEMAS_ROOT}/{schema_id}"
-        self._known: dict[int, Writer] = {}
+        self._known: dict[int, WriterSchema] = {}
 
-    def of(self, version: bytes | None) -> Writer:
+    def of(self, version: bytes | None) -> WriterSchema:
         """The schema of a message's version, eight bytes. Raises CorruptFormat, NotFound, and as reading does."""
         if version is None or len(version) != 8:
             raise CorruptFormat(events.WHAT, 0, "a schema version of eight bytes")
         number = int.from_bytes(version, "big", signed=True)
         if number not in self._known:
-            self._known[number] = Writer(self._read(number))
+            self._known[number] = WriterSchema(self._read(number))
         return self._known[number]
 
     def _read(self, version: int) -> bytes:

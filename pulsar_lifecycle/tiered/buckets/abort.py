@@ -17,7 +17,7 @@ from pulsar_lifecycle.ports import (
     ObjectStore,
 )
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Begun
+from pulsar_lifecycle.records.copies import BegunAttempt
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
@@ -104,7 +104,7 @@ def _why_not(
     row: Row,
     rules: Rules,
     known: attempts.Attempt | BrokenAttempt | None,
-    ours: Mapping[UUID, Begun],
+    ours: Mapping[UUID, BegunAttempt],
 ) -> Why | None:
     """Why a planned upload is not dropped as things are now; None if it is."""
     if isinstance(known, BrokenAttempt):

@@ -38,7 +38,7 @@ from pulsar_lifecycle.ports import (
     Unread,
 )
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Begun
+from pulsar_lifecycle.records.copies import BegunAttempt
 from pulsar_lifecycle.records.offload_uuids import NamedUuids
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.tiered.buckets import bucket_rules
@@ -71,7 +71,7 @@ class Inventory:
     ledgers_root: str
 
 
-Began = Callable[[Collection[int]], Mapping[UUID, Begun]]
+Began = Callable[[Collection[int]], Mapping[UUID, BegunAttempt]]
 """All attempts on some ledgers that our own offload runs ever began, by the journal."""
 
 

@@ -35,7 +35,7 @@ from pulsar_lifecycle.formats.offload_object import parse_key
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import owner_names, plans
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Begun
+from pulsar_lifecycle.records.copies import BegunAttempt
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.topics import protection
@@ -162,7 +162,7 @@ _NOT_PROVEN = (
 
 
 def judge_upload(
-    bucket: str, key: str, upload_id: str, initiated: int, rules: Rules, *, named: bool, begun: Begun | None
+    bucket: str, key: str, upload_id: str, initiated: int, rules: Rules, *, named: bool, begun: BegunAttempt | None
 ) -> dict[str, Any]:
     """A row of :data:`OBJECTS` for an upload under way, ``initiated`` at that time (ms).
 
@@ -188,7 +188,7 @@ class UploadRule:
     goes: bool = False
 
 
-def upload_rule(key: str, initiated: int, rules: Rules, *, named: bool, begun: Begun | None) -> UploadRule:
+def upload_rule(key: str, initiated: int, rules: Rules, *, named: bool, begun: BegunAttempt | None) -> UploadRule:
     """What becomes of an upload under way; the arguments are those of :func:`judge_upload`."""
     parsed = parse_key(key)
     if parsed is None:

@@ -68,7 +68,7 @@ TABLE = "offload_candidates"
 
 
 @dataclass(frozen=True, slots=True)
-class Policies:
+class OffloadPolicies:
     """What decides which ledgers go: the policies in force of the namespaces that are planned.
 
     ``left_out``: namespace or topic -> why nothing of it is touched. ``problems`` are what the plan cannot be applied
@@ -187,7 +187,7 @@ def totals(rows: pa.Table, brokers_release: pa.Table) -> dict[str, int]:
     return found
 
 
-def _loaded(cluster: Cluster, epoch: Epoch, policies: Policies) -> frozenset[str]:
+def _loaded(cluster: Cluster, epoch: Epoch, policies: OffloadPolicies) -> frozenset[str]:
     """Topics of the candidate namespaces that the scan counted as loaded."""
     wanted = (pc.field("load_state") == LoadState.LOADED) & pc.field("namespace").isin(
         pa.array(policies.namespaces, pa.string())  # without a type, none at all has another one than the column
@@ -243,7 +243,7 @@ class _Judging:
     """The candidates of one file of topics; runs in a task."""
 
     lake: Lake
-    policies: Policies
+    policies: OffloadPolicies
     context: Context
     loaded: frozenset[str]
     ours: Mapping[int, UUID]
@@ -311,7 +311,7 @@ def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, tuple[O
     return {name: (policy, left_out) for name, (policy, _, left_out) in found.items()}
 
 
-def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> Policies:
+def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> OffloadPolicies:
     """The policies in force of every candidate namespace, and of its topics that have their own."""
     settings = cluster.settings
     with cluster.ports(read_only=True) as ports:
@@ -336,7 +336,7 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> P
     said += [f"{name} is left out: {why}" for name, why in unknown.items()]
     said += unproven(in_use) + (competing_brokers(in_use) if settings.offload.release == "ours" else [])
     retention = layers.in_force(RETENTION_POLICIES, retention_policy.in_force)
-    return Policies(offloading, retention, left_out, tuple(problems), tuple(said), unknown)
+    return OffloadPolicies(offloading, retention, left_out, tuple(problems), tuple(said), unknown)
 
 
 def broker_layer(

@@ -9,7 +9,7 @@ import pytest
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import message, schema
-from pulsar_lifecycle.formats.topic_policies import Replayed, Writer, compacted_entry, is_delete
+from pulsar_lifecycle.formats.topic_policies import Replayed, WriterSchema, compacted_entry, is_delete
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from tests.golden.files import GOLDEN, entries
 
@@ -19,9 +19,9 @@ NAMESPACE = Namespace.parse("golden/policies")
 FIELDS = {"offloadPolicies": "offloadPolicies", "retention": "retentionPolicies", "messageTTL": "messageTTLInSeconds"}
 
 
-def writer() -> Writer:
+def writer() -> WriterSchema:
     entry = schema.decode_entry((FOLDER / "schema.first_entry.bin").read_bytes())
-    return Writer(schema.decode_info(entry.schema_data).schema)
+    return WriterSchema(schema.decode_info(entry.schema_data).schema)
 
 
 def replayed(payloads: list[bytes]) -> Replayed:
@@ -142,4 +142,4 @@ def test_what_is_no_schema_is_refused(data: bytes) -> None:
     first = message.decode(entries(FOLDER / "events.entries.bin")[0]).messages[0]
     assert first.payload
     with pytest.raises(CorruptFormat):
-        Writer(data).decode(first.payload)
+        WriterSchema(data).decode(first.payload)

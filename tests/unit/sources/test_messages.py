@@ -11,7 +11,7 @@ import pytest
 from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import message
-from pulsar_lifecycle.formats.chunks import Assembler, Loose, LoosePart, Part, WholeMessage
+from pulsar_lifecycle.formats.chunks import Assembler, Chunk, Loose, LoosePart, WholeMessage
 from pulsar_lifecycle.formats.compression import Compression, compress
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.sources import messages
@@ -208,7 +208,7 @@ def test_encrypted_parts_stay_as_they_are_stored() -> None:
 def test_what_waits_is_bounded() -> None:
     assembler = Assembler(max_pending=10)
     given = [
-        Part(Position(1, n), message.decode(data))
+        Chunk(Position(1, n), message.decode(data))
         for n, data in enumerate(
             (*parts(b"abcdefgh", 2, "a")[:1], *parts(b"ABCDEFGH", 2, "b")[:1], *parts(b"123456", 2, "c"))
         )

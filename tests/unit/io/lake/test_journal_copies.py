@@ -17,7 +17,7 @@ from pulsar_lifecycle.journal.offloads import (
     verified_copies,
 )
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import Asked, Begun, Released, Verified
+from pulsar_lifecycle.records.copies import Asked, BegunAttempt, Released, Verified
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from tests.kit.builders import NODE, NOON, PROOF, ROW
 from tests.kit.fakes.journal import FakeJournal
@@ -260,7 +260,7 @@ def test_attempts_that_our_own_runs_began_and_when_they_were_last_spoken_of(jour
 
     journal.record([of(ours, at=NOON + 5, outcome="attempt-aborted"), of(ours), of(verified_only, outcome="verified")])
     journal.record([of(cut, cluster="neighbour"), replace(row, detail="{"), of(UUID(int=4), ledger_id=8)])
-    assert begun_attempts(journal, row.cluster, [7, 9]) == {ours: Begun(row.topic, NOON + 5)}
+    assert begun_attempts(journal, row.cluster, [7, 9]) == {ours: BegunAttempt(row.topic, NOON + 5)}
     assert begun_attempts(journal, row.cluster, []) == {}
 
 

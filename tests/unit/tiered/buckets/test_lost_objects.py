@@ -16,7 +16,7 @@ from pulsar_lifecycle.errors import Paused, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import Begun
+from pulsar_lifecycle.records.copies import BegunAttempt
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.buckets.abort import Sweep, abort_uploads
 from pulsar_lifecycle.tiered.buckets.bucket_listing import look_at_uploads, look_below
@@ -145,7 +145,7 @@ def _of_live(scene: Scene) -> dict[str, tuple[str, str, str]]:
 # -------------------------------------------------------------------------------------------------------------- uploads
 
 
-def uploads(scene: Scene, began: Mapping[UUID, Begun]) -> dict[str, tuple[str, str, str]]:
+def uploads(scene: Scene, began: Mapping[UUID, BegunAttempt]) -> dict[str, tuple[str, str, str]]:
     rows = look_at_uploads(scene.inventory, scene.store, BUCKET, lambda ids: began)
     return {row["upload_id"]: (row["kind"], row["action"], row["code"]) for row in rows}
 
@@ -156,8 +156,8 @@ def test_only_uploads_that_our_own_ended_attempts_left_behind_are_dropped(scene:
     uuids = {name: uuid4() for name in names} | {"named": scene.live_uuid}
     ids = {name: scene.upload(uuid, 1000 + n) for n, (name, uuid) in enumerate(uuids.items())}
     strange = scene.store.begin_upload(BUCKET, "backup.tar", {})
-    began = {uuids[name]: Begun(str(TOPIC), said) for name in ("left", "open")}
-    began[uuids["recent"]] = Begun(str(TOPIC), scene.cluster.clock.now_ms() - DAY)
+    began = {uuids[name]: BegunAttempt(str(TOPIC), said) for name in ("left", "open")}
+    began[uuids["recent"]] = BegunAttempt(str(TOPIC), scene.cluster.clock.now_ms() - DAY)
     begin(scene, uuids["open"], 1001)
     scene.cluster.wait(24)
     scene.scan()
@@ -181,7 +181,7 @@ class Sweeping:
     def __init__(self, scene: Scene) -> None:
         self.scene, self.uuid = scene, uuid4()
         self.upload = scene.upload(self.uuid, 77)
-        self.began = {self.uuid: Begun(str(TOPIC), scene.cluster.clock.now_ms() - GRACE - DAY)}
+        self.began = {self.uuid: BegunAttempt(str(TOPIC), scene.cluster.clock.now_ms() - GRACE - DAY)}
         rows = look_at_uploads(scene.inventory, scene.store, BUCKET, lambda ids: self.began)
         self.rows = [row for row in rows if row["action"] == "abort"]
         assert len(self.rows) == 1

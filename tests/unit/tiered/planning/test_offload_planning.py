@@ -21,7 +21,7 @@ from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered.planning.offload_planning import (
-    Policies,
+    OffloadPolicies,
     broker_layer,
     in_flight,
     queued,
@@ -94,9 +94,9 @@ def test_a_topic_with_policies_of_its_own_is_not_left_out_with_its_namespace() -
     policy, retention = in_force(None, None, {}), retention_policy.in_force(TopicPolicies(), None, {})
     own, other = Topic.parse("persistent://t/b/own-partition-1"), Topic.parse("persistent://t/b/other")
     offloading = InForce({"t/b": policy}, {"persistent://t/b/own": policy})
-    policies = Policies(offloading, InForce({"t/b": retention}), {"t/b": ITS_BUCKET}, ())
+    policies = OffloadPolicies(offloading, InForce({"t/b": retention}), {"t/b": ITS_BUCKET}, ())
     assert (policies.of(own)[2], policies.of(other)[2]) == (None, ITS_BUCKET)
-    policies = Policies(offloading, InForce({"t/b": retention}), {"persistent://t/b/own": ITS_BUCKET}, ())
+    policies = OffloadPolicies(offloading, InForce({"t/b": retention}), {"persistent://t/b/own": ITS_BUCKET}, ())
     assert (policies.of(own)[2], policies.of(other)[2]) == (ITS_BUCKET, None)
 
 
@@ -104,7 +104,7 @@ def test_a_topic_that_has_only_a_retention_of_its_own_is_left_out_with_its_names
     policy, retention = in_force(None, None, {}), RetentionPolicy(7, 7, Level.TOPIC)
     own = Topic.parse("persistent://t/b/own")
     retentions = InForce({"t/b": retention_policy.in_force(TopicPolicies(), None, {})}, {str(own): retention})
-    policies = Policies(InForce({"t/b": policy}), retentions, {"t/b": ITS_BUCKET}, ())
+    policies = OffloadPolicies(InForce({"t/b": policy}), retentions, {"t/b": ITS_BUCKET}, ())
     assert policies.of(own) == (policy, retention, ITS_BUCKET)
 
 
@@ -112,7 +112,9 @@ def test_topics_whose_policies_are_not_known_are_left_out() -> None:
     policy, retention = in_force(None, None, {}), retention_policy.in_force(TopicPolicies(), None, {})
     unknown = Unknown(Unreadable.UNREAD, "ledger 7: timed out")
     left_out = {"t/b": Why(unknown.code, str(unknown))}
-    policies = Policies(InForce({"t/b": policy}), InForce({"t/b": retention}), left_out, (), (), {"t/b": unknown})
+    policies = OffloadPolicies(
+        InForce({"t/b": policy}), InForce({"t/b": retention}), left_out, (), (), {"t/b": unknown}
+    )
     assert policies.of(Topic.parse("persistent://t/b/any"))[2] == left_out["t/b"]
 
 
