@@ -24,7 +24,9 @@ _TRIES = 2
 
 
 class BookiePool:
-    """One thread at a time. Requests are answered, with a BookieResponse or an error, inside :meth:`ask` and :meth:`wait`.
+    """One thread at a time.
+
+    Requests are answered, with a BookieResponse or an error, inside :meth:`ask` and :meth:`wait`.
 
     ``single_reads_only`` are the bookies that closed a fresh connection on BATCH_READ, as those before 4.17 do.
     """

@@ -107,9 +107,9 @@ INACTIVE_TOPICS = pa.schema(
 ``version`` of its z-node, messages ``published`` since its load (null: no broker lists it), the ``positions`` of its
 cursors as :func:`position_text` writes them, and its retention: what must be so still when it is deleted. ``last_*``
 (ms, null: never seen), of which ``inactive_since`` is the latest, by this ``UseEvidence``. ``watched_since``: since
-when our history of it has no gap, over so many ``scans``. ``bytes`` that it lists; ``physical_bytes``: what the replicas of
-these take on the bookies' disks, 0 where BookKeeper does not say. ``weight``: what its ledgers count for in caps
-(bytes), with what bookies say of one that is open where nothing keeps the row. ``kept``: the ``InactiveKept`` or
+when our history of it has no gap, over so many ``scans``. ``bytes`` that it lists; ``physical_bytes``: what the
+replicas of these take on the bookies' disks, 0 where BookKeeper does not say. ``weight``: what its ledgers count for in
+caps (bytes), with what bookies say of one that is open where nothing keeps the row. ``kept``: the ``InactiveKept`` or
 ``Protection`` by which it stays all the same; null for what may be deleted. A plan's rows are those with null."""
 
 INACTIVE_CURSORS = pa.schema(
