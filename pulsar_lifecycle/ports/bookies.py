@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pulsar_lifecycle.records.bookie_status import BookieStatus
+from pulsar_lifecycle.formats.bookie_status import BookieStatus
 
 
 class BookieAdmin(Protocol):

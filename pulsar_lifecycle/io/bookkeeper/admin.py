@@ -7,7 +7,6 @@ answer means for a disk. Nothing is repeated: the caller decides by the class of
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
@@ -18,9 +17,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, NotFound, OutcomeUnknown, StoreError, Unavailable
 from pulsar_lifecycle.formats import bookie_info
+from pulsar_lifecycle.formats.bookie_status import (
+    BookieStatus,
+    LedgerDirectory,
+    compaction,
+    directories_and_latency,
+    flag,
+)
 from pulsar_lifecycle.io.tls import tls_context
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
-from pulsar_lifecycle.records.bookie_status import BookieStatus, Compaction, LedgerDirectory
 from pulsar_lifecycle.settings import BookieAdminSettings
 
 _API = "/api/v1"
@@ -78,17 +83,17 @@ class HttpBookieAdmin:
         files = self._object(base, "/bookie/list_disk_file?file_type=entrylog")
         configuration = self._object(base, "/config/server_config")
         try:
-            compactions = tuple(map(_compaction, details))
+            compactions = tuple(map(compaction, details))
             logs = str(files["entrylog files"]).split("\t")
             directories, latency = self._metrics(base)
             return BookieStatus(
                 bookie=bookie,
-                read_only=_flag(state["readOnly"]),
+                read_only=flag(state["readOnly"]),
                 total=int(info["totalSpace"]),
                 free=int(info["freeSpace"]),
-                minor_suspended=_flag(suspended["isMinorGcSuspended"]),
-                major_suspended=_flag(suspended["isMajorGcSuspended"]),
-                collecting=_flag(self._object(base, "/bookie/gc")["is_in_force_gc"]),
+                minor_suspended=flag(suspended["isMinorGcSuspended"]),
+                major_suspended=flag(suspended["isMajorGcSuspended"]),
+                collecting=flag(self._object(base, "/bookie/gc")["is_in_force_gc"]),
                 compactions=compactions,
                 entry_log_ids=tuple(sorted(int(found[1], 16) for one in logs if (found := _ENTRY_LOG.fullmatch(one)))),
                 directories=directories,
@@ -175,60 +180,12 @@ class HttpBookieAdmin:
         except NotFound:
             return None, None
         wanted = [line for line in page.splitlines() if line.startswith(_WANTED)]
-        return _directories(_samples(wanted))
+        return directories_and_latency(_samples(wanted))
 
 
 def _samples(lines: Iterable[str]) -> list[tuple[str, Mapping[str, str], float]]:
     families = text_string_to_metric_families("".join(f"{line}\n" for line in lines))
     return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
-
-
-def _directories(
-    samples: Iterable[tuple[str, Mapping[str, str], float]],
-) -> tuple[tuple[LedgerDirectory, ...] | None, float | None]:
-    active: dict[str, dict[str, int]] = {}
-    usage: dict[str, float] = {}
-    latency: float | None = None
-    for name, labels, value in samples:
-        if name.startswith("bookie_ACTIVE_") and "ledgerDir" in labels:
-            path = labels["ledgerDir"].removesuffix("/current")
-            active.setdefault(path, {})[name.removeprefix("bookie_ACTIVE_")] = int(value)
-        elif name.startswith("bookie_ledger_dir_") and name.endswith("_usage"):
-            usage[name.removeprefix("bookie_ledger_dir_").removesuffix("_usage")] = value / 100
-        elif name == "bookie_BOOKIE_ADD_ENTRY" and labels.get("success") == "true" and labels.get("quantile") == "0.99":
-            latency = None if math.isnan(value) else value
-    if not active:
-        return None, latency
-    found = [
-        LedgerDirectory(
-            path,
-            values["ENTRY_LOG_TOTAL"],
-            values["ENTRY_LOG_SPACE_BYTES"],
-            values["LEDGER_TOTAL"],
-            usage.get(re.sub(r"[^A-Za-z0-9_]", "_", path)),
-        )
-        for path, values in sorted(active.items())
-    ]
-    return tuple(found), latency
-
-
-def _compaction(row: Mapping[str, Any]) -> Compaction:
-    return Compaction(
-        forced=_flag(row["forceCompacting"]),
-        minor=_flag(row["minorCompacting"]),
-        major=_flag(row["majorCompacting"]),
-        last_minor=int(row["lastMinorCompactionTime"]),
-        last_major=int(row["lastMajorCompactionTime"]),
-        minors=int(row["minorCompactionCounter"]),
-        majors=int(row["majorCompactionCounter"]),
-    )
-
-
-def _flag(value: object) -> bool:
-    """A boolean, which some answers write as text."""
-    if value not in (True, False, "true", "false"):
-        raise ValueError(f"expected true or false, found {value!r}")
-    return value in (True, "true")
 
 
 def _is_wildcard(host: str) -> bool:

@@ -15,8 +15,8 @@ from statistics import linear_regression
 import pyarrow as pa
 
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
+from pulsar_lifecycle.formats.bookie_status import BookieStatus, LedgerDirectory
 from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
-from pulsar_lifecycle.records.bookie_status import BookieStatus, LedgerDirectory
 
 DEFAULTS: Mapping[str, str] = {
     "gcWaitTime": "600000",

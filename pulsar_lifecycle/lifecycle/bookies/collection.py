@@ -16,6 +16,7 @@ from enum import StrEnum
 from itertools import groupby
 
 from pulsar_lifecycle.formats.bookie_racks import DEFAULT_RACK
+from pulsar_lifecycle.formats.bookie_status import BookieStatus
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import (
     BookieDisk,
     DiskVerdict,
@@ -25,7 +26,6 @@ from pulsar_lifecycle.lifecycle.bookies.bookie_disk import (
     to_compact,
     waits_for,
 )
-from pulsar_lifecycle.records.bookie_status import BookieStatus
 from pulsar_lifecycle.records.codes import Why
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, RefusedBy
 from pulsar_lifecycle.formats import bookie_racks
+from pulsar_lifecycle.formats.bookie_status import BookieStatus
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, to_compact
 from pulsar_lifecycle.lifecycle.bookies.collection import (
     PlannedCollection,
@@ -27,7 +28,6 @@ from pulsar_lifecycle.lifecycle.bookies.collection import (
 )
 from pulsar_lifecycle.lifecycle.bookies.disk_run import build_bookie_disk
 from pulsar_lifecycle.ports import BookieAdmin, Clock, Journal, MetadataStore, Node, Unread
-from pulsar_lifecycle.records.bookie_status import BookieStatus
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.refusals import RefusalCode

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.formats.bookie_status import BookieStatus
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK, BookieDisk, days_until_full, judge
 from pulsar_lifecycle.lifecycle.bookies.placement import PLACEMENT_COLUMNS, Placement, placed, total, under_replicated
 from pulsar_lifecycle.ports import BookieAdmin, Lake
 from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.bookie_status import BookieStatus
 from pulsar_lifecycle.records.epoch import DAY_MS
 from pulsar_lifecycle.runs.cluster import Cluster
 

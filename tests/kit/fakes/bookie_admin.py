@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound
-from pulsar_lifecycle.records.bookie_status import BookieStatus, Compaction, LedgerDirectory
+from pulsar_lifecycle.formats.bookie_status import BookieStatus, Compaction, LedgerDirectory
 
 IDLE = Compaction(False, False, False, last_minor=0, last_major=0, minors=0, majors=0)
 

@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.errors import AccessDenied, NotFound, StoreError, Unavailable
+from pulsar_lifecycle.formats.bookie_status import Compaction, LedgerDirectory
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK, DEFAULTS, DiskVerdict, days_until_full, judge
 from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
-from pulsar_lifecycle.records.bookie_status import Compaction, LedgerDirectory
 from tests.kit.fakes.bookie_admin import IDLE, status
 
 GB = 1 << 30

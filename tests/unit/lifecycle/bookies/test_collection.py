@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pulsar_lifecycle.errors import OutcomeUnknown, Unavailable
+from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
 from pulsar_lifecycle.lifecycle.bookies.collection import (
     CollectionChoice,
@@ -17,7 +18,6 @@ from pulsar_lifecycle.lifecycle.bookies.collection import (
 )
 from pulsar_lifecycle.lifecycle.bookies.collection_run import POLL, CollectionRun
 from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
-from pulsar_lifecycle.records.bookie_status import LedgerDirectory
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
