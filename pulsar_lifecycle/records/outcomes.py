@@ -163,7 +163,7 @@ class Outcome(StrEnum):
     """Something did not do its part, and the reason says what: run again."""
 
     PREPARED = "prepared"
-    """Offload: its attempt is open."""
+    """Offload: its attempt is open. If its run ends early, a later offload run finishes it."""
     VERIFIED = "verified"
     """Offload: read back whole, every entry's checksum agreed; ``detail`` has what the objects were then."""
     OFFLOADED = "offloaded"
