@@ -64,6 +64,8 @@ DUE_IN = 120.0
 """Seconds at least until the first delayed message is due: its index is repaired by then."""
 SCANS = 4.0
 """So many times as long as a scan took, a busy machine needs from the first delayed message to the repair's end."""
+MARK = "demo"
+"""The file in a sandbox's folder that says that a demo is, or was, at work in it."""
 EXPIRED_BYTES = 140 << 20
 """What :mod:`sandbox.acts.expired` plans to see freed."""
 
@@ -92,8 +94,7 @@ def _demo(cluster: Cluster, begun: float) -> int:
     def say(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - begun:5.0f} s[/dim]  {text}")
 
-    say("starting ZooKeeper, a bookie, a broker and an S3 server")
-    cluster.start()
+    begin_afresh(cluster, say)
     say(f"cluster is up: {cluster.admin_url}; seeding topics and leaks")
     seeded = seed(cluster, lambda line: None)
     say(f"{len(seeded.live)} live topics, {len(seeded.planted)} planted ledgers")
@@ -157,6 +158,20 @@ def _demo(cluster: Cluster, begun: float) -> int:
     _report(lake, journal, summary, jobs.run_ids, verdicts)
     _lead_on(settings.cluster, summary)
     return 0 if all(v.holds for v in verdicts) else 1
+
+
+def begin_afresh(cluster: Cluster, say: Callable[[str], None]) -> None:
+    """Start a sandbox; where an earlier demo was at work in it, a new one in its place.
+
+    What that demo left has changed since: retention goes on, messages fall due, and somebody may have tried something.
+    """
+    mark = cluster.data / MARK
+    if mark.exists():
+        say(f"removing the sandbox of an earlier demo, with all that is in it: {cluster.data}")
+        cluster.stop(purge=True)
+    say("starting ZooKeeper, a bookie, a broker and an S3 server")
+    cluster.start()
+    mark.touch()
 
 
 def _tier(jobs: _Jobs, lake: Lake, settings: Settings) -> None:
@@ -255,8 +270,6 @@ def _remind(cluster: Cluster, jobs: _Jobs, lake: Lake, settings: Settings, say: 
     """Find three broken indexes of delayed messages, repair them while no broker has the topic, and read it back."""
     say(f"{delayed.COUNT:,} delayed messages for three subscriptions; the index of each is broken in another way")
     made = delayed.seed(cluster, settings, max(DUE_IN, SCANS * jobs.took["scan"]))
-    if made.read:
-        return []
     time.sleep(UNLOADED_AFTER)
     jobs.run("scan", "scan: which subscriptions have an index now")
     checked = jobs.run("check_delayed_index", "reading every index and the messages behind it")

@@ -1,17 +1,15 @@
 """The demo's act about delayed messages: twenty thousand of them for three subscriptions, each index broken otherwise.
 
-Belongs here: making the topic once, breaking what is stored, and reading every message back as its consumers do. Not
+Belongs here: making the topic, breaking what is stored, and reading every message back as its consumers do. Not
 here: driving the jobs (:mod:`sandbox.demo`).
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import pulsar
 
@@ -54,10 +52,9 @@ _NO_LEDGER = 1 << 40
 
 @dataclass(frozen=True)
 class Reminders:
-    """The topic's messages are due from ``first_due`` (ms) on; ``read`` once they were read back."""
+    """The topic's messages are due from ``first_due`` (ms) on."""
 
     first_due: int
-    read: bool = False
 
     def due(self, number: int) -> int:
         """When a message is due (ms)."""
@@ -65,10 +62,7 @@ class Reminders:
 
 
 def seed(cluster: Cluster, settings: Settings, due_in: float) -> Reminders:
-    """Make the topic, once, have its broker store the indexes, unload it, and break each of them."""
-    record = Path(cluster.data, "reminders.json")
-    if record.exists():
-        return Reminders(**json.loads(record.read_text()))
+    """Make the topic, have its broker store the indexes, unload it, and break each of them."""
     cluster.restart("broker-1", BROKER)
     made = Reminders(int((time.time() + due_in) * 1000))
     with Admin(cluster.admin_url) as admin, pulsar_client(cluster.service_url) as client, cluster.metadata() as zk:
@@ -89,12 +83,11 @@ def seed(cluster: Cluster, settings: Settings, due_in: float) -> Reminders:
         admin.unload(TOPIC)
         wait_for("the broker to forget the topic", lambda: not _loaded(admin))
     _break(cluster, settings)
-    record.write_text(json.dumps(asdict(made)))
     return made
 
 
 def read_back(cluster: Cluster, made: Reminders) -> list[str]:
-    """What is wrong with what the three subscriptions receive: lost, repeated, early. Writes down that it was read."""
+    """What is wrong with what the three subscriptions receive: lost, repeated, early."""
     came: dict[str, list[tuple[int, int]]] = {name: [] for name in (GONE, NOWHERE, MERGED)}
     with pulsar_client(cluster.service_url) as client, ExitStack() as closing:
         for name, found in came.items():
@@ -109,7 +102,6 @@ def read_back(cluster: Cluster, made: Reminders) -> list[str]:
         early = sum(at < made.due(number) - EARLY_MS for number, at in found)
         if len(numbers) < COUNT or len(found) > COUNT or early:
             wrong.append(f"{name}: {COUNT - len(numbers)} lost, {len(found) - len(numbers)} twice, {early} early")
-    Path(cluster.data, "reminders.json").write_text(json.dumps(asdict(Reminders(made.first_due, read=True))))
     cluster.restart("broker-1", {})
     return wrong
 

@@ -1,16 +1,15 @@
 """The demo's act about a full disk: data past its retention in topics that no broker has, and what must hold after.
 
-Belongs here: making the topics once, and checking ledgers, messages and the bookie's files independently of what the
+Belongs here: making the topics, and checking ledgers, messages and the bookie's files independently of what the
 product says it did. Not here: driving the jobs (:mod:`sandbox.demo`).
 """
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pulsar
@@ -48,17 +47,11 @@ class Expired:
 
 
 def seed(cluster: Cluster, settings: Settings) -> Expired:
-    """Make the topics, once. Kills the first broker and starts it again: that leaves a ledger open for ever.
+    """Make the topics. Kills the first broker and starts it again: that leaves a ledger open for ever.
 
     The bookie collects once, as one that has run for a quarter of an hour would have: before, it cannot say what it
     has.
     """
-    record = Path(cluster.data, "expired.json")
-    if record.exists():
-        made = json.loads(record.read_text())
-        return Expired(
-            made["by_metadata"], made["by_broker"], [Live(**topic) for topic in made["live"]], made["entry_logs"]
-        )
     clicks, views, held = (f"persistent://{HISTORY}/{name}" for name in ("clicks", "views", "held"))
     session, alert = f"persistent://{SESSIONS}/killed", f"persistent://{ALERTS}/abandoned"
     with Admin(cluster.admin_url) as admin, pulsar_client(cluster.service_url) as client:
@@ -84,11 +77,8 @@ def seed(cluster: Cluster, settings: Settings) -> Expired:
         Live(views, 30, digest(_payloads(views, 30))),
         Live(held, 60, digest(_payloads(held, 60, 100))),
     ]
-    made = Expired(
-        {clicks: ids[clicks][:-1]}, {session: ids[session], alert: ids[alert]}, live, entry_log_bytes(cluster)
-    )
-    record.write_text(json.dumps(asdict(made)))
-    return made
+    by_metadata, by_broker = {clicks: ids[clicks][:-1]}, {session: ids[session], alert: ids[alert]}
+    return Expired(by_metadata, by_broker, live, entry_log_bytes(cluster))
 
 
 def left(cluster: Cluster, made: Expired) -> list[int]:

@@ -1,17 +1,15 @@
 """The demo's act about tiered storage: topics to be offloaded, an interrupted attempt, and what must hold after.
 
-Belongs here: making the topics once, and checking bucket, metadata and payloads independently of what the product says
+Belongs here: making the topics, and checking bucket, metadata and payloads independently of what the product says
 it did. Not here: driving the jobs (:mod:`sandbox.demo`). The sandbox's brokers have no offloader, so nothing here is
 read through them once it is offloaded.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from uuid import uuid4
 
 from pyspark.sql import SparkSession
@@ -53,10 +51,7 @@ class Tiered:
 
 
 def seed(cluster: Cluster, settings: Settings) -> list[Tiered]:
-    """Make the topics, unloaded, an interrupted attempt on one of their ledgers, and a leaked copy; once."""
-    record = Path(cluster.data, "tiered.json")
-    if record.exists():
-        return [Tiered(**entry) for entry in json.loads(record.read_text())]
+    """Make the topics, unloaded, an interrupted attempt on one of their ledgers, and a leaked copy."""
     made: list[Tiered] = []
     with Admin(cluster.admin_url) as admin, pulsar_client(cluster.service_url) as client:
         admin.create_namespace(NAMESPACE)
@@ -70,7 +65,6 @@ def seed(cluster: Cluster, settings: Settings) -> list[Tiered]:
             made.append(Tiered(topic, counts, digest(payloads[: len(closed)])))
     _interrupted_attempt(settings, made[0])
     _leak(cluster, settings, made[1])
-    record.write_text(json.dumps([asdict(one) for one in made]))
     return made
 
 

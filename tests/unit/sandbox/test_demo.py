@@ -1,0 +1,42 @@
+"""How a demo begins: on a new cluster, also where an earlier demo was at work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sandbox.cluster import Cluster
+from sandbox.demo import begin_afresh
+
+
+class Stopped(Cluster):
+    """A sandbox whose servers are never started; its state file is there, as after a start."""
+
+    def start(self, *_: object, **__: object) -> list[str]:  # type: ignore[override]
+        self.data.mkdir(parents=True, exist_ok=True)
+        if not self.state_file.exists():
+            self.state_file.write_text(json.dumps({"data": str(self.data), "gc_wait": 60.0, "servers": {}}))
+        return []
+
+
+def test_a_demo_removes_what_an_earlier_demo_left(tmp_path: Path) -> None:
+    cluster, said = Stopped(tmp_path / "sandbox"), list[str]()
+    begin_afresh(cluster, said.append)
+    left = cluster.data / "planted.json"
+    left.touch()
+    begin_afresh(cluster, said.append)
+    assert not left.exists()
+    assert cluster.state_file.exists()
+    assert [line for line in said if "removing" in line and str(cluster.data) in line] == said[1:2]
+    begin_afresh(cluster, said.append)
+    assert sum("removing" in line for line in said) == 2
+
+
+def test_a_demo_removes_no_sandbox_that_was_not_a_demos(tmp_path: Path) -> None:
+    cluster, said = Stopped(tmp_path / "sandbox"), list[str]()
+    cluster.start()
+    mine = cluster.data / "mine"
+    mine.touch()
+    begin_afresh(cluster, said.append)
+    assert mine.exists()
+    assert not any("removing" in line for line in said)
