@@ -54,6 +54,8 @@ class HttpBrokerAdmin:
         self._settings = settings
         self._base = _base_url(settings.admin_url)
         self._hosts = {self._base.host}
+        self._addresses: dict[str, httpx.URL] = {}
+        """Of brokers by their ids, until one does not answer."""
         self._http = httpx.Client(
             transport=transport,
             verify=tls_context(settings.tls, "pulsar.tls"),
@@ -142,6 +144,8 @@ class HttpBrokerAdmin:
 
         A broker id has one port only, the plain one if there are two, so it is no address for https.
         """
+        if known := self._addresses.get(broker):
+            return known
         path = f"/lookup/v2/topic/persistent/pulsar/{quote(broker, safe='')}/healthcheck"
         answer = self._get(path)
         key = "httpUrlTls" if self._base.scheme == "https" else "httpUrl"
@@ -150,6 +154,7 @@ class HttpBrokerAdmin:
             raise _unexpected(path, f"{key} of broker {broker}")
         url = _url(found, path)
         self._refuse_foreign(url, path)
+        self._addresses[broker] = url
         return url
 
     # ------------------------------------------------------------------------------------------------------- topics
@@ -340,9 +345,11 @@ class HttpBrokerAdmin:
         try:
             return self._http.request(method, url, headers=headers, content=content)
         except httpx.ReadTimeout as error:
+            self._addresses.clear()
             message = f"{method} {url}: {type(error).__name__}: {error}"
             raise (Failed(message) if method == "GET" else OutcomeUnknown(message)) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            self._addresses.clear()
             raise _no_answer(method, f"{method} {url}: {type(error).__name__}: {error}") from error
 
     def _authorization(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pulsar_lifecycle.io.pulsar.statistics import connections_of
 from pulsar_lifecycle.ports import TopicConnections
 from tests.kit.contracts.admin_answers import AnsweringCluster, heartbeat
 
+WEB = {heartbeat(f"{b}:8080"): {"httpUrl": f"http://{b}:8080"} for b in ("b1", "b2")}
 STATS = {"a/b": {"0x0_0xf": {"persistent": {"persistent://a/b/c": {}}, "non-persistent": {}}}}
 
 
@@ -24,6 +25,29 @@ def test_loaded_topics_asks_every_broker_itself():
         }
     )
     assert cluster.admin.loaded_topics() == {"persistent://a/b/c": "b2:8080"}
+
+
+def test_where_a_broker_is_reached_is_asked_once_until_one_does_not_answer():
+    topics = ("GET", "http://b2:8080/admin/v2/broker-stats/topics")
+    answers = {("GET", "http://b1:8080/admin/v2/broker-stats/topics"): {}, topics: STATS}
+    cluster = AnsweringCluster(WEB | answers)
+
+    def lookups():
+        before = len(cluster.requests)
+        try:
+            cluster.admin.loaded_topics()
+        finally:
+            asked = [request.url.path for request in cluster.requests[before:]]
+            looked_up = sum(path.startswith("/lookup/") for path in asked)
+        return looked_up, len(asked) - looked_up
+
+    assert [lookups(), lookups()] == [(2, 3), (0, 3)]
+    cluster.answers[topics] = httpx.ReadTimeout("slow")
+    with pytest.raises(Unavailable):
+        lookups()
+    cluster.answers |= {topics: httpx.ConnectError("gone"), ("GET", "http://b2:81/admin/v2/broker-stats/topics"): STATS}
+    cluster.answers[heartbeat("b2:8080")] = {"httpUrl": "http://b2:81"}
+    assert lookups() == (2, 3)
 
 
 def test_with_https_each_broker_is_asked_on_its_https_address():
@@ -83,7 +107,6 @@ def test_a_broker_that_has_not_measured_its_cpu_counts_as_using_all():
 
 
 RUNTIME = "/admin/v2/brokers/configuration/runtime"
-WEB = {heartbeat(f"{b}:8080"): {"httpUrl": f"http://{b}:8080"} for b in ("b1", "b2")}
 
 
 def test_the_statistics_interval_is_that_of_the_slowest_broker():
