@@ -7,13 +7,13 @@ all that waits in the queue, whoever sent it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
-from pulsar_lifecycle.delete_records.partition_answers import answers, not_deleted, sent_at
+from pulsar_lifecycle.delete_records.partition_answers import answers, bookies_holding, not_deleted, sent_at
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition
 from pulsar_lifecycle.deletion.deletion_run import delete_pending
 from pulsar_lifecycle.deletion.planning import judged_scan
@@ -21,6 +21,7 @@ from pulsar_lifecycle.deletion.workers import FAILURES, RunEnd
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.lifecycle.bookies.collection_run import collect_bookies
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of
@@ -43,8 +44,8 @@ def finish(
 ) -> dict[TopicPartition, DeleteRecordsResult]:
     """Have everything deleted that left its topic, within ``wait_ms``, and answer as :func:`answers` does.
 
-    ``collect``: have the bookies collect once nothing but them has anything. What hinders a deletion run is said with
-    each partition that waits for it.
+    ``collect``: once nothing else has anything, those bookies collect that have entries. What hinders a deletion run or
+    a collection is said with each partition that waits for it.
     """
     clock, trouble, runs = cluster.clock, "", count(1)
     deadline = clock.now_ms() + wait_ms
@@ -62,7 +63,7 @@ def finish(
         due = clock.now_ms() + _comes_again_after(cluster)
     gone = not not_deleted(cluster, rows, refused)
     if gone and collect and bookies:
-        trouble = _collect(cluster, run_id)
+        trouble = _collect(cluster, run_id, bookies_holding(cluster, rows, refused))
     left = max(0, min(deadline - clock.now_ms(), wait_ms if gone else BY_ITSELF_MS))
     found = answers(cluster, rows, refused, wait_ms=left, bookies=bookies)
     if trouble:
@@ -99,13 +100,17 @@ def _delete(cluster: Cluster, run_id: str) -> str:
     return ""
 
 
-def _collect(cluster: Cluster, run_id: str) -> str:
-    """Have every bookie collect that has anything to free; what hindered it."""
-    settings = cluster.settings
-    all_of_them = settings.collection.model_copy(update={"min_bytes": 1})
-    where = replace(cluster, settings=settings.model_copy(update={"collection": all_of_them}))
+def _collect(cluster: Cluster, run_id: str, holding: Collection[str]) -> str:
+    """Have the bookies collect that have entries of what is deleted; what hindered it."""
+    if not holding:
+        return ""
     try:
-        collect_bookies(where, run_id, lambda _: None)
+        planned, done = collect_bookies(cluster, run_id, lambda _: None, holding)
     except LifecycleError as error:
         return f"the bookies were not made to collect: {error}"
-    return ""
+    left = dict.fromkeys(holding, "it is not registered")
+    left |= {row.bookie: row.choice.value for row in planned}
+    left |= {one.bookie: one.why.text for one in done}
+    for bookie in [one.bookie for one in done if one.outcome is Outcome.COLLECTED]:
+        del left[bookie]
+    return "; ".join(f"bookie {bookie} was not made to collect: {why}" for bookie, why in sorted(left.items()))

@@ -73,12 +73,28 @@ def not_deleted(
     cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
 ) -> frozenset[int]:
     """Ledgers that left their topics and are there still, in BookKeeper's metadata or in a bucket. Read-only."""
+    return frozenset(one.ledger_id for one in _looked(cluster, rows, refused, bookies=False) if not one.gone)
+
+
+def bookies_holding(
+    cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
+) -> frozenset[str]:
+    """Bookies that say that they have entries of ledgers that left their topics and are deleted. Read-only."""
+    found = _looked(cluster, rows, refused, bookies=True)
+    return frozenset(bookie for one in found if one.presence is Presence.ON_BOOKIE for bookie in one.where)
+
+
+def _looked(
+    cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None], *, bookies: bool
+) -> list[Absence]:
+    """Where what must be gone is, of topics that lack nothing else."""
     with topic_ports(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
         _, _, going = _asked(ports, root, rows, refused, _left_before(cluster, rows))
         ledgers = {i: one for own in going.values() for i, one in own.items()}
-        found = look(ports, root, [ledgers[i] for i in sorted(ledgers)], bookies=False)
-    return frozenset(one.ledger_id for one in found if not one.gone)
+        if bookies:
+            ledgers = _with_metadata(cluster, ledgers)
+        return look(ports, root, [ledgers[i] for i in sorted(ledgers)], bookies=bookies)
 
 
 def sent_at(cluster: Cluster, ledgers: Collection[int]) -> dict[int, int]:

@@ -7,7 +7,7 @@ finds it at it. It never suspends anything (``suspension.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, RefusedBy
@@ -55,8 +55,10 @@ class Collected:
     freed: int = 0
 
 
-def plan_now(cluster: Cluster) -> tuple[list[PlannedCollection], list[BookieDisk]]:
+def plan_now(cluster: Cluster, only: Collection[str] | None = None) -> tuple[list[PlannedCollection], list[BookieDisk]]:
     """What :func:`collect_bookies` would do now, and what the bookies said. Writes nothing to the cluster.
+
+    ``only``: these bookies, however little they could free; none of the others.
 
     Raises Refused where there is no covered scan that is young enough, or the metadata store went back in time.
     """
@@ -66,7 +68,9 @@ def plan_now(cluster: Cluster) -> tuple[list[PlannedCollection], list[BookieDisk
         evidence.refuse_old_evidence(epoch, ports.clock.now_ms(), int(settings.orphans.plan_valid_for * 1000))
         racks = read_racks(ports.store)
     disks, _ = build_bookie_disk(cluster, epoch.epoch_id)
-    return plan_collection(disks, racks, settings.collection.min_bytes), disks
+    if only is not None:
+        disks = [one for one in disks if one.bookie in only]
+    return plan_collection(disks, racks, settings.collection.min_bytes if only is None else 0), disks
 
 
 def read_racks(store: MetadataStore) -> dict[str, str]:
@@ -79,7 +83,7 @@ def read_racks(store: MetadataStore) -> dict[str, str]:
 
 
 def collect_bookies(
-    cluster: Cluster, run_id: str, say: Callable[[str], None]
+    cluster: Cluster, run_id: str, say: Callable[[str], None], only: Collection[str] | None = None
 ) -> tuple[list[PlannedCollection], list[Collected]]:
     """Make the bookies of :func:`plan_now` collect: the plan, and what became of every bookie to collect, in its order.
 
@@ -97,7 +101,7 @@ def collect_bookies(
         with control.held_lease(
             settings, ports.store, ports.clock, f"collection run {run_id}", control.COLLECTION_LEASE
         ) as lease:
-            plan, _ = plan_now(cluster)
+            plan, _ = plan_now(cluster, only)
             run = CollectionRun(
                 run_id, settings.cluster, settings.collection, plan, lease.guard,
                 ports.store, ports.bookies, ports.journal, ports.clock, say,

@@ -19,6 +19,7 @@ from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.run_settings import ConsumedRecordsSettings
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import ObjectStoreSettings
+from tests.kit.fakes.bookie_admin import FakeBookieAdmin
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.journal import FakeJournal
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
@@ -29,6 +30,8 @@ from tests.kit.simulated.pipeline import Policy
 
 ENTRIES = 10
 """Of each ledger."""
+BOOKIE = "bookie-1:3181"
+"""Has every ledger."""
 HOUR = 3_600_000
 """When (ms) the first message was published."""
 
@@ -55,6 +58,7 @@ class RecordsScene:
         self.consumed: dict[str, tuple[str, ...]] = {}
         self.writes_loaded = False
         self.object_store: ObjectStoreSettings | None = None
+        self.bookies = FakeBookieAdmin(BOOKIE)
 
     def with_bucket(self) -> FakeObjectStore:
         """The settings name a bucket; what is in it."""
@@ -145,7 +149,7 @@ class RecordsScene:
 
     @property
     def where(self) -> Any:
-        where = pipeline.where(self.cluster, self.policy, self.lake)
+        where = pipeline.where(self.cluster, self.policy, self.lake, bookies=self.bookies)
         consumed = ConsumedRecordsSettings(subscriptions=self.consumed)
         trimming = where.settings.trimming.model_copy(update={"loaded_topics": self.writes_loaded})
         update = {"consumed_records": consumed, "trimming": trimming, "object_store": self.object_store}

@@ -13,17 +13,19 @@ from pulsar_lifecycle.delete_records import finishing
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, parse_offset
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
-from pulsar_lifecycle.errors import RefusedBy
+from pulsar_lifecycle.errors import RefusedBy, Unavailable
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports import LedgerDirectory
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.refusals import RefusalCode
 from tests.kit.builders import ROW
-from tests.kit.records.records_scene import ENTRIES, RecordsScene
+from tests.kit.fakes.bookie_admin import status
+from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
 from tests.kit.records.topic_times import BUCKET
 
 
@@ -325,6 +327,36 @@ def test_one_command_ends_with_the_answer() -> None:
     scene.plan(scene.at(2, 3))
     assert scene.apply(Patience(answers=7200, finish=True)) == [DeleteRecordsResult(scene.at(2, 3))]
     assert not any(map(scene.cluster.exists, ids[:2]))
+
+
+COLLECTED = Patience(answers=7200, bookies=True, finish=True, collect=True)
+
+
+def test_bookies_that_have_entries_are_made_to_collect_however_little_they_could_free() -> None:
+    scene = RecordsScene()
+    idle = LedgerDirectory("/ledgers", entry_logs=0, live_bytes=0, ledgers=0, usage=0.1)  # since its last collection
+    scene.bookies.statuses = {bookie: status(bookie, directories=(idle,)) for bookie in (BOOKIE, "another:3181")}
+
+    def collects(*_: object) -> None:
+        for i in scene.ids[scene.topic][:2]:
+            del scene.cluster.reader.payloads[i]
+
+    scene.bookies.on_collect = collects
+    scene.plan(scene.at(2, 3))
+    assert scene.apply(COLLECTED) == [DeleteRecordsResult(scene.at(2, 3))]
+    assert scene.apply(COLLECTED) == [DeleteRecordsResult(scene.at(2, 3))]
+    assert scene.bookies.collections == [(BOOKIE, False)]
+
+
+@pytest.mark.parametrize("away", [{}, {BOOKIE: Unavailable("no answer")}])
+def test_a_bookie_that_cannot_be_made_to_collect_is_said_with_who_waits_for_it(away: dict[str, Any]) -> None:
+    scene = RecordsScene()
+    scene.bookies.statuses = away
+    scene.plan(scene.at(2, 3))
+    (result,) = scene.apply(COLLECTED)
+    assert result.error is RecordsError.TIMEOUT
+    assert f"on_bookie ({BOOKIE})" in result.reason
+    assert f"bookie {BOOKIE} was not made to collect: " in result.reason
 
 
 def test_a_ledger_that_no_message_asks_for_is_not_waited_for() -> None:
