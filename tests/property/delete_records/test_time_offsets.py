@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.delete_records.times import time_offsets
+from pulsar_lifecycle.delete_records.times.offsets import out_of_order
 from pulsar_lifecycle.delete_records.times.publish_times import Span, span
 from pulsar_lifecycle.formats import message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import MessagePosition, Position
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.records.topic_times import TopicTimes, batch, commit, in_transaction, marker, part, sent
 
 TIMES = st.integers(1, 9)
@@ -30,17 +34,18 @@ def topics(entries):
     return st.lists(st.lists(entries, max_size=5), min_size=1, max_size=4)
 
 
-def made(ledgers) -> tuple[TopicTimes, list[tuple[MessagePosition, bytes]]]:
+def made(ledgers, ids=range(0, 8, 2)) -> tuple[TopicTimes, list[tuple[MessagePosition, bytes]]]:
     """Closed ledgers, and ones that are in the bucket only, taking turns; the last one is open."""
     topic = TopicTimes()
-    for n, entries in enumerate(ledgers):
+    for n, (i, entries) in enumerate(zip(ids, ledgers, strict=False)):
         if n == len(ledgers) - 1:
-            topic.ledger(2 * n, entries, LedgerState.OPEN)
+            topic.ledger(i, entries, LedgerState.OPEN)
         elif n % 2 and entries:
-            topic.offloaded(2 * n, entries)
+            topic.offloaded(i, entries)
         else:
-            topic.ledger(2 * n, entries)
-    return topic, [(MessagePosition(2 * n, e), data) for n, some in enumerate(ledgers) for e, data in enumerate(some)]
+            topic.ledger(i, entries)
+    numbered = zip(ids, ledgers, strict=False)
+    return topic, [(MessagePosition(i, e), data) for i, some in numbered for e, data in enumerate(some)]
 
 
 @given(topics(PLAIN), TIMES, STARTS)
@@ -62,6 +67,38 @@ def test_the_answer_is_the_first_message_at_or_after_the_time(ledgers, time, sta
         assert found.disorder is None
     if found.disorder is None:
         assert [one.publish_time for _, one in gone] == sorted(one.publish_time for _, one in gone)
+
+
+@given(topics(PLAIN | st.builds(marker, TIMES)), TIMES, st.lists(st.integers(1, 5), min_size=4, max_size=4))
+def test_a_time_is_refused_with_the_messages_that_a_search_over_times_would_delete(ledgers, time, gaps):
+    """Beside a walk along the topic: the search looks at few entries, and may come to any place."""
+    ids = list(accumulate(gaps))[: len(ledgers)]
+    topic, entries = made(ledgers, ids)
+    found = topic.at_time(time)
+    walked = [(p, message.envelope(data)) for p, data in entries]
+    newer = [p for p, one in walked if one.marker_type is None and one.publish_time >= time]
+    cut = found.disorder.searched if found.disorder else found.position
+    below = [(p, one) for p, one in walked if p < cut]
+    risk = [(p, one) for p, one in below if p in newer]
+    times = [one.publish_time for _, one in below if one.marker_type is None]
+    assert (found.disorder is None) == (not risk and times == sorted(times))
+    if found.disorder is None:
+        assert out_of_order(found) is None
+        return
+    assert found.position == (newer[0] if newer else MessagePosition(ids[-1], len(ledgers[-1])))
+    assert [one.publish_time < time for _, one in below[-1:]] in ([], [True])
+    assert [one.publish_time >= time for p, one in walked if p == cut] in ([], [True])
+    said = found.disorder
+    assert (said.at_risk.entries, said.at_risk.messages) == (len(risk), sum(one.batch_size or 1 for _, one in risk))
+    ends = [one and one.position for one in (said.first_at_risk, said.last_at_risk)]
+    assert ends == ([risk[0][0], risk[-1][0]] if risk else [None, None])
+    stay = [one for p, one in below if risk and p > risk[0][0] and p not in newer and one.marker_type is None]
+    assert said.stay.messages == sum(one.batch_size or 1 for one in stay)
+    refusal = out_of_order(found)
+    assert refusal is not None
+    assert refusal.error is RecordsError.NOT_MONOTONIC
+    assert f"cut at {cut} and delete {said.at_risk.messages} messages" in refusal.why.text
+    assert f"cuts at {found.position}" in refusal.why.text
 
 
 @given(topics(ANY), TIMES)
