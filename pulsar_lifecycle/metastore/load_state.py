@@ -12,6 +12,7 @@ import pyarrow as pa
 from pulsar_lifecycle.errors import (
     AccessDenied,
     LifecycleError,
+    StoreError,
     Unavailable,
 )
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger
@@ -63,6 +64,9 @@ class Brokers:
     started: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
+NO_WORD = (Unavailable, StoreError)
+"""How a broker fails that says nothing of itself: it is silent, or it or a proxy before it refuses."""
+
 BROKERS_ROOT = "/loadbalance/brokers"
 """One child per broker that lives, named by its id (LoadManager.LOADBALANCE_BROKERS_ROOT)."""
 
@@ -102,9 +106,9 @@ class BrokerAnswers:
 
 
 def ask_brokers(store: MetadataStore, admin: BrokerAdmin) -> BrokerAnswers:
-    """Ask every broker by itself: one that does not answer hides only what it has itself.
+    """Ask every broker by itself: one that does not answer, or refuses to, hides only what it has itself.
 
-    Raises as :func:`fetch_brokers` but for brokers that do not answer, Unavailable if none does.
+    Raises as :func:`fetch_brokers` but for such brokers; if none answers Unavailable, or AccessDenied if all refuse.
     """
     registered = store.children([BROKERS_ROOT])[0]
     if isinstance(registered, Unread):
@@ -116,15 +120,15 @@ def ask_brokers(store: MetadataStore, admin: BrokerAdmin) -> BrokerAnswers:
     configurations: dict[str, Mapping[str, str]] = {}
     connections: dict[str, TopicConnections] = {}
     loaded: dict[str, str] = {}
-    unanswered: dict[str, str] = {}
+    failures: dict[str, LifecycleError] = {}
     clusters: set[str] = set()
     replicators: set[str] = set()
     interval = 0
     for broker in ids:
         try:
             said = admin.statistics(broker)
-        except Unavailable as error:
-            unanswered[broker] = str(error)
+        except NO_WORD as error:
+            failures[broker] = error
             continue
         interval = max(interval, said.interval_ms)
         clusters.add(said.cluster)
@@ -132,30 +136,43 @@ def ask_brokers(store: MetadataStore, admin: BrokerAdmin) -> BrokerAnswers:
         configurations[broker] = said.configuration
         connections |= said.topics
         loaded |= dict.fromkeys(said.topics, broker)
-    if len(unanswered) == len(ids):
-        raise Unavailable(f"no broker answers: {next(iter(unanswered.values()), '')}")
+    if len(failures) == len(ids):
+        raise _nobody(failures)
     brokers = Brokers(loaded, interval, started=_started(nodes))
     cluster = clusters.pop() if len(clusters) == 1 else ""
     registered_at = {name: node.stat.ctime for name, node in zip(names, nodes, strict=True) if isinstance(node, Node)}
     return BrokerAnswers(
-        *(brokers, unanswered, connections, cluster, frozenset(replicators)),
+        *(
+            brokers,
+            {name: str(error) for name, error in failures.items()},
+            connections,
+            cluster,
+            frozenset(replicators),
+        ),
         configurations,
-        {name: at for name, at in registered_at.items() if name in unanswered},
+        {name: at for name, at in registered_at.items() if name in failures},
     )
 
 
 def ask_configurations(admin: BrokerAdmin) -> tuple[dict[str, Mapping[str, str]], dict[str, str]]:
     """Of each broker that answers, what it is configured with; and why the others did not. Raises if none does."""
     said: dict[str, Mapping[str, str]] = {}
-    unanswered: dict[str, str] = {}
+    failures: dict[str, LifecycleError] = {}
     for broker in admin.brokers():
         try:
             said[broker] = admin.configuration_of(broker)
-        except Unavailable as error:
-            unanswered[broker] = str(error)
+        except NO_WORD as error:
+            failures[broker] = error
     if not said:
-        raise Unavailable(f"no broker answers: {next(iter(unanswered.values()), '')}")
-    return said, unanswered
+        raise _nobody(failures)
+    return said, {name: str(error) for name, error in failures.items()}
+
+
+def _nobody(failures: Mapping[str, LifecycleError]) -> LifecycleError:
+    """What it means that none of some brokers answers as one does."""
+    first = next(iter(failures.values()), "")
+    denied = bool(failures) and all(isinstance(error, AccessDenied) for error in failures.values())
+    return (AccessDenied if denied else Unavailable)(f"no broker answers: {first}")
 
 
 def _refuse_missing(registered: Iterable[str], ids: Iterable[str]) -> None:

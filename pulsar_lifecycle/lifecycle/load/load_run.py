@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.errors import RefusedBy, Unavailable
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
@@ -398,7 +398,7 @@ class _LoadRun:
         for broker in self.ports.admin.brokers():
             if broker in owners or "" in owners:
                 found[broker] = None
-                with contextlib.suppress(Unavailable):
+                with contextlib.suppress(*load_state.NO_WORD):
                     found[broker] = self.ports.admin.usage(broker)
         return found
 

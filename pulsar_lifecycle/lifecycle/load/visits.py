@@ -18,6 +18,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, read_now
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
+from pulsar_lifecycle.metastore.load_state import NO_WORD
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
@@ -202,10 +203,10 @@ class Visits:
                 self.silent.add(visit.broker)
 
     def _answers(self, broker: str) -> bool:
-        """Whether a broker answers at all; one whose name is not known counts as if it did."""
+        """Whether a broker says anything of itself; one whose name is not known counts as if it did."""
         try:
             return not broker or bool(self.ports.admin.configuration_of(broker))
-        except Unavailable:
+        except NO_WORD:
             return False
 
     def _tell_again(self, waiting: Sequence[Visit], tell: Callable[[Visit], None]) -> None:

@@ -31,8 +31,8 @@ class FakeBrokerAdmin:
     is what :meth:`usage` says.
     ``configuration`` by broker id is what they say.
     ``internal_stats`` of ``unanswered`` topics raises their error. ``failing`` brokers fail at everything about those.
-    Brokers that are ``unreachable`` tell nothing, and topics that they own fail; ``denied`` are tenants that we are no
-    admin of. Who is no ``superuser`` may not ask which brokers there are.
+    Brokers that are ``unreachable`` tell nothing, and topics that they own fail; ``refusing`` ones answer 403 to all.
+    ``denied`` are tenants that we are no admin of. Who is no ``superuser`` may not ask which brokers there are.
     ``on_properties`` and ``on_move`` are what the broker does then.
     """
 
@@ -66,6 +66,7 @@ class FakeBrokerAdmin:
         self.owners: dict[Topic, str] = {}
         self.used: dict[str, float] = {}
         self.unreachable: set[str] = set()
+        self.refusing: set[str] = set()
         self.denied: set[str] = set()
         self.superuser = True
         self.on_properties: Callable[[Topic, Mapping[str, str]], None] = lambda topic, properties: None
@@ -226,6 +227,8 @@ class FakeBrokerAdmin:
             raise self.failure
         if silent := self.unreachable.intersection(brokers):
             raise Failed(f"{silent.pop()}: timed out")
+        if refusing := self.refusing.intersection(brokers):
+            raise AccessDenied(f"{refusing.pop()}: 403")
 
     def _in_namespace(self, topic: Topic) -> None:
         self._answer()

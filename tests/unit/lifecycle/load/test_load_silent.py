@@ -1,4 +1,4 @@
-"""Applying a load plan while one of two brokers does not answer: only what it has, or might take, stays."""
+"""Applying a load plan while one of two brokers does not answer, or refuses: only what it has, or might take, stays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from pulsar_lifecycle.errors import Failed, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, Failed, Unavailable
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
 from pulsar_lifecycle.metastore.load_state import BROKERS_ROOT
@@ -62,10 +62,11 @@ def by_name(found: list[LoadedTopic]) -> dict[str, LoadedTopic]:
     return {one.topic.rpartition("/")[2]: one for one in found}
 
 
-def test_a_broker_that_does_not_answer_keeps_its_own_topics_alone(two: LoadScene) -> None:
+@pytest.mark.parametrize("how", ["unreachable", "refusing"])
+def test_a_broker_that_does_not_answer_keeps_its_own_topics_alone(two: LoadScene, how: str) -> None:
     plan = plan_of(two, LOWER, UPPER)
     before = two.listed(UPPER)
-    two.servers.admin.unreachable = {OTHER}
+    setattr(two.servers.admin, how, {OTHER})
     dry, found = by_name(applied(two, plan, dry_run=True)), by_name(applied(two, plan))
     assert (dry[LOWER].outcome, found[LOWER].outcome) == (Outcome.GOES, Outcome.DONE)
     for one in (dry[UPPER], found[UPPER]):
@@ -73,7 +74,7 @@ def test_a_broker_that_does_not_answer_keeps_its_own_topics_alone(two: LoadScene
         assert OTHER in one.why.text
     assert two.listed(UPPER) == before
     assert pending(two) == []
-    two.servers.admin.unreachable = set()
+    setattr(two.servers.admin, how, set())
     assert by_name(applied(two, plan))[UPPER].outcome is Outcome.DONE
 
 
@@ -103,6 +104,9 @@ def test_a_run_is_refused_where_no_broker_answers(two: LoadScene) -> None:
     two.servers.admin.unreachable = {BROKER, OTHER}
     with pytest.raises(Unavailable):
         applied(two, plan)
+    two.servers.admin.unreachable, two.servers.admin.refusing = set(), {BROKER, OTHER}
+    with pytest.raises(AccessDenied):
+        applied(two, plan)
 
 
 def test_a_broker_that_falls_silent_before_messages_expire_keeps_its_own_topics(two: LoadScene) -> None:
@@ -131,6 +135,27 @@ def test_a_broker_that_falls_silent_before_messages_expire_keeps_its_own_topics(
     assert told == [Topic.parse(f"{OWN}{LOWER}")]
     assert pending(two) != []
     admin.unreachable = set()
+    two.servers.clock.advance(1_000)
+    applied(two, plan)
+    assert not two.is_loaded(UPPER)
+    assert pending(two) == []
+
+
+def test_a_broker_that_begins_to_refuse_amid_a_wave_does_not_end_the_run(two: LoadScene) -> None:
+    """What it has loaded stays pending for the next run; the other broker's topics are done."""
+    plan = plan_of(two, LOWER, UPPER)
+    admin, trim = two.servers.admin, two.servers.admin.on_trim
+
+    def refuses(topic: Topic) -> None:
+        admin.refusing = {OTHER}
+        trim(topic)
+
+    admin.on_trim = refuses
+    found = by_name(applied(two, plan))
+    assert found[LOWER].outcome is Outcome.DONE, found
+    assert found[UPPER].why.code is Code.NOT_UNLOADED
+    assert len(pending(two)) == 1
+    admin.on_trim, admin.refusing = trim, set()
     two.servers.clock.advance(1_000)
     applied(two, plan)
     assert not two.is_loaded(UPPER)
