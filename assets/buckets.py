@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 from assets.names import key
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
+from assets.pages.growth import growth_result, growth_spec
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
@@ -64,7 +65,8 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
                 asset=inventory,
                 description="Fails while a topic reads an offloaded ledger of which an object is missing or too small, "
                 "or that failed its last proof: reads of it fail, and its data may be lost.",
-            )
+            ),
+            growth_spec(orphans, "objects"),
         ],
     )
     def objects(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
@@ -83,11 +85,12 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
             },
             check_results=[
                 dg.AssetCheckResult(
+                    asset_key=inventory,
                     check_name=CHECK,
                     passed=count == 0,
                     severity=dg.AssetCheckSeverity.ERROR,
                     description=f"{count} offloaded ledgers that topics read are not whole",
-                    metadata={"ledgers": _sample(broken)},
+                    metadata={"not whole": count, "ledgers": _sample(broken)},
                 )
             ],
         )
@@ -98,6 +101,7 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
                 **plan_shown(summary, rows, where.settings.automation.objects.mode),
             },
             data_version=dg.DataVersion(summary.digest),
+            check_results=[growth_result(where, orphans, summary, "objects")],
         )
 
     return objects

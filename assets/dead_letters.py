@@ -84,6 +84,7 @@ def dead_letters_asset(cluster: str) -> dg.AssetsDefinition:
                     passed=verdict.passed,
                     severity=verdict.severity,
                     description=verdict.text,
+                    metadata={"dead letters": picture.found.count},
                 )
             ],
         )

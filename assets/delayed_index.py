@@ -16,6 +16,7 @@ from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to
 from assets.names import EPOCH, key
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read, fingerprint_of
+from assets.pages.growth import growth_result, growth_spec
 from assets.pages.plots import messages_due
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan, run_config
@@ -86,7 +87,11 @@ def delayed_index_assets(cluster: str) -> dg.AssetsDefinition:
         name=f"{cluster}_delayed_index",
         specs=specs,
         check_specs=[
-            dg.AssetCheckSpec(name, asset=key(cluster, FINDINGS), description=said) for name, said in _CHECKS.items()
+            *(
+                dg.AssetCheckSpec(name, asset=key(cluster, FINDINGS), description=said)
+                for name, said in _CHECKS.items()
+            ),
+            growth_spec(plan, "delayed_index"),
         ],
     )
     def delayed_index(
@@ -105,6 +110,7 @@ def delayed_index_assets(cluster: str) -> dg.AssetsDefinition:
             asset_key=plan,
             metadata={EPOCH: epoch_id, **plan_shown(summary, rows, where.settings.automation.delayed_index.mode)},
             data_version=dg.DataVersion(summary.digest),
+            check_results=[growth_result(where, plan, summary, "delayed_index")],
         )
         yield from check_results(cluster, checked)
 
@@ -190,7 +196,10 @@ def check_results(cluster: str, checked: Checked) -> list[dg.AssetCheckResult]:
             asset_key=key(cluster, FINDINGS),
             check_name=IN_TIME,
             passed=not red,
-            metadata={"findings": dg.MetadataValue.md(show.markdown(["code", "findings"], red))},
+            metadata={
+                "findings": sum(count for _, count in red),
+                "by code": dg.MetadataValue.md(show.markdown(["code", "findings"], red)),
+            },
         ),
         dg.AssetCheckResult(
             asset_key=key(cluster, FINDINGS),

@@ -14,13 +14,13 @@ from assets.names import EPOCH, key, namespace_partitions, pool
 from assets.pages import lineage, plots, show
 from assets.pages.epochs import epoch_to_read
 from assets.pages.failures import refusals_fail
+from assets.pages.growth import growth_result, growth_spec
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.deletion.workers import FAILURES, OutcomeCount, RunEnd
 from pulsar_lifecycle.deletion_queue.queue_state import QueueState, look
 from pulsar_lifecycle.deletion_queue.queue_topics import pending
-from pulsar_lifecycle.inspect.automation import growth_of
 from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.queries import deleted_by_topic
 from pulsar_lifecycle.journal.tallies import tallied
@@ -36,19 +36,9 @@ DELETING = "delete_pending"
 """The job that deletes; no other run of its asset does anything."""
 
 
-GROWTH, QUEUE_AGE = "plan_growth", "queue_age"
+QUEUE_AGE = "queue_age"
 WAITS_LONG_MS = 86_400_000
 """How long an intent may wait for one thing before somebody should look."""
-
-
-def growth_shown(grew: bool, largest: int, ledgers: int) -> dg.AssetCheckResult:
-    """Check ``plan_growth``."""
-    return dg.AssetCheckResult(
-        check_name=GROWTH,
-        passed=not grew,
-        severity=dg.AssetCheckSeverity.WARN,
-        description=f"{ledgers} ledgers; the largest plan applied in 30 days had {largest}",
-    )
 
 
 def queue_age(state: QueueState, now: int) -> dg.AssetCheckResult:
@@ -61,6 +51,7 @@ def queue_age(state: QueueState, now: int) -> dg.AssetCheckResult:
         passed=not (lost or long),
         severity=dg.AssetCheckSeverity.ERROR if lost else dg.AssetCheckSeverity.WARN,
         description=lost or waits,
+        metadata={"waiting for too long": sum(one.messages for one in long)},
     )
 
 
@@ -83,14 +74,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         "nothing; `apply_plan` takes its id and digest.",
         deps=[key(cluster, "orphan_ledgers")],
         kinds={"parquet"},
-        check_specs=[
-            dg.AssetCheckSpec(
-                GROWTH,
-                asset=key(cluster, "deletion_plan"),
-                description="Fails where a plan is far larger than those applied in the last 30 days: `max_growth` and "
-                "`growth_from` of `[automation.orphans]`. Such a plan is never applied by itself.",
-            )
-        ],
+        check_specs=[growth_spec(key(cluster, "deletion_plan"), "orphans")],
     )
     def deletion_plan(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.cluster()
@@ -104,7 +88,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
                 **_plan_shown(summary, rows, where.settings.automation.orphans.mode),
             },
             data_version=dg.DataVersion(summary.digest),
-            check_results=[growth_shown(*growth_of(where, "orphans", summary), summary.ledgers)],
+            check_results=[growth_result(where, key(cluster, "deletion_plan"), summary, "orphans")],
         )
 
     @dg.asset(

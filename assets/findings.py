@@ -119,7 +119,10 @@ def _check(asset_key: dg.AssetKey, name: str, wrong: DataFrame, what: str) -> dg
         passed=not count,
         severity=dg.AssetCheckSeverity.WARN,
         description=f"{count or 'no'} {what}{more}",
-        metadata={"topics": dg.MetadataValue.md(show.markdown(["topic", "why"], [tuple(row) for row in found]))},
+        metadata={
+            "found": count,
+            "topics": dg.MetadataValue.md(show.markdown(["topic", "why"], [tuple(row) for row in found])),
+        },
     )
 
 

@@ -14,6 +14,7 @@ from assets.names import EPOCH, FINDINGS, METASTORE, key, pool
 from assets.pages import show, versions
 from assets.pages.epochs import epoch_to_read, epoch_to_write
 from pulsar_lifecycle.deletion.planning import judged_scan
+from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
@@ -65,21 +66,21 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
                 "covered": epoch.covered,
             },
             data_version=versions.version_of(dict(counts), ids),
-            check_results=[
-                dg.AssetCheckResult(
-                    check_name=COVERAGE,
-                    passed=epoch.covered,
-                    severity=dg.AssetCheckSeverity.ERROR,
-                    description="everything was read" if epoch.covered else in_words(epoch.gaps)[:4000],
-                    metadata={
-                        "missing": show.bullets(epoch.gaps, 100),
-                        EPOCH: epoch_id,
-                    },
-                )
-            ],
+            check_results=[coverage_result(epoch)],
         )
 
     return ledger_references
+
+
+def coverage_result(epoch: Epoch) -> dg.AssetCheckResult:
+    """What check ``coverage`` says of a scan."""
+    return dg.AssetCheckResult(
+        check_name=COVERAGE,
+        passed=epoch.covered,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description="everything was read" if epoch.covered else in_words(epoch.gaps)[:4000],
+        metadata={"gaps": len(epoch.gaps), "missing": show.bullets(epoch.gaps, 100), EPOCH: epoch.epoch_id},
+    )
 
 
 def coverage_asset(cluster: str) -> dg.AssetsDefinition:
@@ -115,6 +116,7 @@ def coverage_asset(cluster: str) -> dg.AssetsDefinition:
                     passed=epoch.covered,
                     severity=dg.AssetCheckSeverity.WARN,
                     description="" if epoch.covered else in_words(epoch.gaps)[:4000],
+                    metadata={"gaps": len(epoch.gaps)},
                 )
             ],
         )

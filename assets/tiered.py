@@ -22,6 +22,7 @@ from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to
 from assets.names import key, pool
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read
+from assets.pages.growth import growth_result, growth_spec
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.model import Topic
@@ -38,6 +39,8 @@ from pulsar_lifecycle.tiered.planning.run_selection import chosen
 from resources.lifecycle import LifecycleResource
 
 CHECK = "no_failed_proofs"
+KINDS = ("offload", "bookkeeper_copies")
+"""Whose rows a plan holds, by their keys in ``[automation]``."""
 COLUMNS = {
     "ledger_id": "int",
     "action": "string",
@@ -102,7 +105,8 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
                 description="Fails while a topic reads an offloaded copy that failed its last proof: it is damaged, "
                 "missing or another one, and BookKeeper may have the only good one. Put the object back, or launch "
                 "`revert_offloads`.",
-            )
+            ),
+            growth_spec(key(cluster, "offload_plan"), *KINDS),
         ],
     )
     def offload_plan(
@@ -129,6 +133,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
             },
             check_results=[
                 dg.AssetCheckResult(
+                    asset_key=key(cluster, "offload_candidates"),
                     check_name=CHECK,
                     passed=not unproven,
                     severity=dg.AssetCheckSeverity.ERROR,
@@ -141,6 +146,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
             asset_key=key(cluster, "offload_plan"),
             metadata={**show.stored(where, epoch_id, TABLE), **plan_shown(plan, rows, where.settings)},
             data_version=dg.DataVersion(plan.digest),
+            check_results=[growth_result(where, key(cluster, "offload_plan"), plan, *KINDS)],
         )
 
     @by_namespace(

@@ -120,7 +120,7 @@ class KindAutomation(Section):
     max_ledgers: int = Field(default=10_000, gt=0)
     """Ledgers, copies or objects of one plan."""
     max_share: float = Field(default=0.01, gt=0, le=1)
-    """Share of the cluster's ledgers. Offloads and releases are held to the other caps alone."""
+    """Share of the cluster's ledgers."""
     max_bytes: int = Field(default=10 << 40, gt=0)
     """On the bookies' disks, with all replicas, or in the bucket."""
     max_ledgers_per_topic: int = Field(default=1_000, gt=0)

@@ -410,13 +410,12 @@ def _report(
     lake: Lake, journal: JournalReader, summary: PlanSummary, run_ids: Iterable[str], verdicts: list[Verdict]
 ) -> None:
     epoch = lake.epoch(summary.epoch_id)
-    listed = next(c.listed for c in epoch.census if c.table == "bookkeeper_ledgers")
     table = Table(title="What was found, planned and done", title_justify="left", show_header=True)
     table.add_column("what")
     table.add_column("which")
     table.add_column("ledgers", justify="right")
     table.add_column("bytes", justify="right")
-    table.add_row("scanned", "every ledger z-node", str(listed), "")
+    table.add_row("scanned", "every ledger z-node", str(epoch.ledgers), "")
     kinds = Counter(lake.read_epoch_table(epoch.epoch_id, "references", ["kind"]).column("kind").to_pylist())
     for kind, count in sorted(kinds.items()):
         table.add_row("references", f"{kind} {KINDS[kind].name}", str(count), "")

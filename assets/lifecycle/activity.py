@@ -199,5 +199,5 @@ def check_result(partitions: pa.Table) -> dg.AssetCheckResult:
         passed=not partitions.num_rows,
         severity=dg.AssetCheckSeverity.WARN,
         description=f"{partitions.num_rows} partitioned topics" if partitions.num_rows else "",
-        metadata={"partitioned topics": show.table(rows, DISAGREEING)},
+        metadata={"found": partitions.num_rows, "partitioned topics": show.table(rows, DISAGREEING)},
     )

@@ -114,7 +114,10 @@ def _check(name: str, wrong: Mapping[str, str], what: str) -> dg.AssetCheckResul
         passed=not wrong,
         severity=dg.AssetCheckSeverity.WARN,
         description=f"{len(wrong) or 'no'} bookies {what}" + (f": {first}" if wrong else ""),
-        metadata={"bookies": dg.MetadataValue.md(show.markdown(["bookie", "why"], sorted(wrong.items())))},
+        metadata={
+            "found": len(wrong),
+            "bookies": dg.MetadataValue.md(show.markdown(["bookie", "why"], sorted(wrong.items()))),
+        },
     )
 
 

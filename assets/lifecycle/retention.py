@@ -61,6 +61,7 @@ def retention_assets(cluster: str) -> dg.AssetsDefinition:
             "dagster/uri": where.lake.retention_plan_location(summary.plan_id),
             **plan_shown(summary, rows, where.settings.automation.retention.mode),
         },
+        automated="retention",
     )
 
 

@@ -73,7 +73,13 @@ def storage_report_asset(cluster: str) -> dg.AssetsDefinition:
 def check_result(found: Totals, expected: Totals) -> dg.AssetCheckResult:
     """The check that no ledger is missing, and none counts twice."""
     return dg.AssetCheckResult(
-        check_name=WHOLE, passed=found == expected, metadata={"report": str(found), "scan": str(expected)}
+        check_name=WHOLE,
+        passed=found == expected,
+        description="" if found == expected else f"the report adds up to {found}, the scan to {expected}",
+        metadata={
+            "ledgers that differ": abs(found.ledgers - expected.ledgers),
+            "bytes that differ": abs(found.physical_bytes - expected.physical_bytes),
+        },
     )
 
 

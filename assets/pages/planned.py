@@ -12,6 +12,7 @@ import pyarrow as pa
 from assets.names import EPOCH
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
+from assets.pages.growth import growth_result, growth_spec
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -27,10 +28,15 @@ def table_and_plan(
     make: Callable[[Cluster, Epoch], tuple[PlanSummary, pa.Table]],
     table_shown: Callable[[Cluster, str], Mapping[str, Any]],
     plan_shown: Callable[[Cluster, PlanSummary, pa.Table], Mapping[str, Any]],
+    automated: str = "",
 ) -> dg.AssetsDefinition:
-    """The multi-asset ``name``: ``make`` stores the table, as ``stored_as`` of its epoch, and the plan."""
+    """The multi-asset ``name``: ``make`` stores the table, as ``stored_as`` of its epoch, and the plan.
 
-    @dg.multi_asset(name=name, specs=[table, plan])
+    ``automated``: the key of its kind in ``[automation]``; empty where plans never go by themselves.
+    """
+    kinds = (automated,) if automated else ()
+
+    @dg.multi_asset(name=name, specs=[table, plan], check_specs=[growth_spec(plan.key, kind) for kind in kinds])
     def judged(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
@@ -42,6 +48,7 @@ def table_and_plan(
             asset_key=plan.key,
             metadata={EPOCH: epoch_id, **plan_shown(where, summary, rows)},
             data_version=dg.DataVersion(summary.digest),
+            check_results=[growth_result(where, plan.key, summary, kind) for kind in kinds],
         )
 
     return judged

@@ -6,9 +6,11 @@ import dagster as dg
 
 from assets.pages import show
 from assets.pages.failures import refusals_fail
+from assets.pages.growth import growth_text
 from orchestration.delete_records import planned
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.delete_records.consumed import plan_consumed_records
+from pulsar_lifecycle.inspect.automation import growth_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
 
@@ -29,7 +31,13 @@ def plan_consumed(where: Cluster) -> dict[str, Any]:
         return shown | {"partitions": 0}
     mode = where.settings.automation.consumed_records.mode
     alone = show.by_itself(summary.plan_id, summary.digest, mode)
-    return shown | planned(summary, rows.to_pylist()) | ({"by itself": dg.MetadataValue.md(alone)} if alone else {})
+    growth = {"growth": growth_text(growth_of(where, "consumed_records", summary))}
+    return (
+        shown
+        | planned(summary, rows.to_pylist())
+        | growth
+        | ({"by itself": dg.MetadataValue.md(alone)} if alone else {})
+    )
 
 
 @dg.op(

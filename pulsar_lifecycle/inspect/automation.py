@@ -89,7 +89,7 @@ class AutomatedKind:
     def ledgers(self, lake: Lake, plan: Plan) -> int:
         """How many ledgers a stored plan has, as caps count them."""
         if self.capped is None:
-            return _ledgers(plan)
+            return _ledgers(plan, self.action)
         with contextlib.suppress(NotFound):
             return self.capped(self.stored(lake, plan.plan_id)[1]).num_rows
         return 0
@@ -168,7 +168,7 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     taken = applied_plans(where.journal_reader, where.settings.cluster, [newest.plan_id], begun, kind.effects)
     candidate = Candidate(
         newest.plan_id, newest.digest, newest.created_at, newest.actionable, ledgers, size,
-        _cluster_ledgers(newest), taken=bool(taken),
+        _cluster_ledgers(where.lake, newest), taken=bool(taken),
     )  # fmt: skip
     approval = _approval(where, newest) if settings.mode is Automation.APPROVE else None
 
@@ -181,11 +181,27 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     return found, newest
 
 
-def growth_of(where: Cluster, name: str, plan: Plan) -> tuple[bool, int]:
-    """Whether a plan of a kind is far larger than those applied in the last 30 days, and the largest of these."""
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How many ledgers of a kind a plan has, beside the largest of its kind that was applied in the last 30 days.
+
+    ``largest`` is None where that was not asked: a plan of so few may grow.
+    """
+
+    kind: str
+    ledgers: int
+    largest: int | None
+    grew: bool
+
+
+def growth_of(where: Cluster, name: str, plan: Plan) -> Growth:
+    """Whether a plan is far larger than those of a kind that were applied. Raises what lake and journal raise."""
     kind = next(one for one in KINDS if one.name == name)
+    settings, ledgers = settings_of(where, kind), kind.ledgers(where.lake, plan)
+    if not grew_too_much(settings, ledgers, 0):
+        return Growth(name, ledgers, None, False)
     largest = _largest_applied(where, kind, plan, where.clock.now_ms())
-    return grew_too_much(settings_of(where, kind), kind.ledgers(where.lake, plan), largest), largest
+    return Growth(name, ledgers, largest, grew_too_much(settings, ledgers, largest))
 
 
 def _largest_applied(where: Cluster, kind: AutomatedKind, plan: Plan, now: int, enough: float = 0.0) -> int:
@@ -281,15 +297,17 @@ def _approval(where: Cluster, plan: Plan) -> Approval | None:
 
 
 def _bare(plan: Plan) -> Candidate:
-    return Candidate(
-        plan.plan_id, plan.digest, plan.created_at, plan.actionable, _ledgers(plan), 0, _cluster_ledgers(plan)
-    )
+    """A plan as far as its own facts go: no cap can be held against it."""
+    return Candidate(plan.plan_id, plan.digest, plan.created_at, plan.actionable, _ledgers(plan), 0, 0)
 
 
-def _ledgers(plan: Plan) -> int:
-    return plan.ledgers + plan.released if isinstance(plan, OffloadPlan) else plan.ledgers
+def _ledgers(plan: Plan, action: OffloadChoice | None = None) -> int:
+    if isinstance(plan, OffloadPlan):
+        counts = {OffloadChoice.OFFLOAD: plan.ledgers, OffloadChoice.RELEASE: plan.released}
+        return counts[action] if action else sum(counts.values())
+    return plan.ledgers
 
 
-def _cluster_ledgers(plan: Plan) -> int:
-    """What the share is of. An offload plan does not say it: ``max_share`` of its kinds has nothing to hold it to."""
-    return 1 << 62 if isinstance(plan, OffloadPlan) else plan.cluster_ledgers
+def _cluster_ledgers(lake: Lake, plan: Plan) -> int:
+    """What the share is of. An offload plan does not say it: its scan does."""
+    return lake.epoch(plan.epoch_id).ledgers if isinstance(plan, OffloadPlan) else plan.cluster_ledgers

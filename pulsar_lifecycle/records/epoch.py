@@ -93,6 +93,11 @@ class Epoch:
         """True when the proof holds."""
         return not self.gaps
 
+    @property
+    def ledgers(self) -> int:
+        """How many ledgers BookKeeper listed: what shares of the cluster are of."""
+        return next(one.listed for one in self.census if one.table == "bookkeeper_ledgers")
+
     def covers(self, shared_with: Sequence[str] | None) -> bool:
         """Whether the proof holds for the roots that are declared now: one declared since then was not read."""
         return self.covered and shared_with is not None and set(shared_with) <= set(self.shared_with or ())

@@ -104,8 +104,7 @@ def check_caps(
         }
     )
     newest = cluster.lake.epochs(cluster=cluster.settings.cluster)[-1]
-    listed = next(c for c in newest.census if c.table == "bookkeeper_ledgers").listed
-    check_blast(rows, listed, caps or effective_caps(cluster.settings.apply))
+    check_blast(rows, newest.ledgers, caps or effective_caps(cluster.settings.apply))
     counted: dict[str, set[int]] = {}
     for one in going:
         counted.setdefault(one.topic, set()).add(one.ledger_id)

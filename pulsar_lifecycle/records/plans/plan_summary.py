@@ -76,7 +76,7 @@ def summary_of(
     """
     logical_bytes, physical_bytes = (int(pc.sum(rows.column(name)).as_py() or 0) for name in (logical, physical))
     if cluster_ledgers is None:
-        cluster_ledgers = next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed
+        cluster_ledgers = epoch.ledgers
     summary = PlanSummary(
         f"{kind}-{epoch.epoch_id}-{token}", epoch.cluster, epoch.fingerprint, epoch.epoch_id, confirmed_by,
         created_at, not gaps, tuple(gaps), rows.num_rows, logical_bytes, physical_bytes, cluster_ledgers, "",

@@ -10,8 +10,9 @@ import dagster as dg
 import pytest
 from dagster._core.storage.tags import RUN_KEY_TAG
 
-from assets.deletion import growth_shown, queue_age
+from assets.deletion import queue_age
 from assets.names import CLUSTER, PLAN, READER
+from assets.pages.growth import GROWTH, growth_shown
 from orchestration.automatic.alerts import failure_document
 from orchestration.automatic.at_work import DEAD_AFTER_SECONDS
 from orchestration.automatic.automation import TRIES, follows_scan
@@ -23,6 +24,7 @@ from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.inspect.automation import (
     KINDS,
     AutomatedKind,
+    Growth,
     approve_plan,
     decision_of,
     growth_of,
@@ -134,9 +136,22 @@ def test_an_alert_says_what_failed_and_nothing_of_the_configuration() -> None:
 
 def test_a_plan_that_grew_turns_its_check(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
     where, plan = automated(scene, monkeypatch, mode="plan", growth_from=1), planned(scene)
-    assert growth_of(where, "retention", plan) == (True, 0)
-    assert growth_of(automated(scene, monkeypatch, mode="plan"), "retention", plan) == (False, 0)
-    assert not growth_shown(True, 0, 2).passed
+    grew = growth_of(where, "retention", plan)
+    assert grew == Growth("retention", 2, 0, True)
+    few = growth_of(automated(scene, monkeypatch, mode="plan"), "retention", plan)
+    assert few == Growth("retention", 2, None, False)
+    found = growth_shown(dg.AssetKey("p"), [few, grew])
+    assert (found.passed, found.severity, found.metadata["retention"].value) == (False, dg.AssetCheckSeverity.WARN, 2)
+    assert "far more than the 0" in (found.description or "")
+    assert growth_shown(dg.AssetKey("p"), [few]).passed
+
+
+def test_every_kind_with_an_asset_of_its_plans_has_the_check() -> None:
+    """Plans of consumed records have no asset: their run's page says it."""
+    checks = build_defs().get_repository_def().asset_graph.asset_check_keys
+    assert {check.asset_key.path[-1] for check in checks if check.name == GROWTH} == {
+        "deletion_plan", "retention_plan", "offload_plan", "orphan_objects", "delayed_index_plan"
+    }  # fmt: skip
 
 
 def test_intents_that_wait_for_long_turn_the_queues_check() -> None:

@@ -6,20 +6,24 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.inspect.automation import (
     CLOCKS_APART_MS,
     KINDS,
     approve_plan,
     decision_of,
+    growth_of,
 )
 from pulsar_lifecycle.journal.approvals import applied_plans
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadPlan
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.automation_rule import AutomationCode
 from pulsar_lifecycle.runs.caps import Order
@@ -66,6 +70,47 @@ def test_only_named_namespaces_go(scene: RetentionScene, monkeypatch: pytest.Mon
     for names, code in ((("acme",), "goes"), (("acme/orders",), "goes")):
         where = automated(scene, monkeypatch, mode="apply", namespaces=names)
         assert decision_of(where, RETENTION)[0].code == code
+
+
+OFFLOAD = {kind.name: kind for kind in KINDS if kind.prefix == "offload-"}
+
+
+def offload_planned(scene: RetentionScene, offloaded: int, released: int) -> OffloadPlan:
+    """A stored plan of so many ledgers, of a scan that listed a thousand."""
+    actions = [OffloadChoice.OFFLOAD] * offloaded + [OffloadChoice.RELEASE] * released
+    rows = pa.Table.from_pylist(
+        [{"ledger_id": number, "action": action.value, "bytes": 1} for number, action in enumerate(actions)], CANDIDATES
+    )
+    epoch = scene.scan()
+    plan = OffloadPlan(
+        f"offload-{epoch.epoch_id}-1", epoch.cluster, epoch.fingerprint, epoch.epoch_id, scene.now, True, (), (),
+        offloaded, offloaded, released, released, 0, 0, 0, 0, "d",
+    )  # fmt: skip
+    scene.lake.store_offload_plan(plan, rows)
+    return plan
+
+
+@pytest.mark.parametrize(("share", "code"), [(0.019, AutomationCode.OVER_CAP), (0.02, AutomationCode.GOES)])
+def test_offloads_and_releases_are_held_to_their_share_of_the_clusters_ledgers(
+    scene: RetentionScene, share: float, code: AutomationCode
+) -> None:
+    offload_planned(scene, 20, 20)
+    kind = KindAutomation(mode=Automation.APPLY, max_share=share)
+    automation = AutomationSettings(offload=kind, bookkeeper_copies=kind)
+    settings = scene.settings.model_copy(update={"automation": automation})
+    where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
+    found = {name: decision_of(where, one)[0] for name, one in OFFLOAD.items()}
+    assert {name: one.code for name, one in found.items()} == {"offload": code, "bookkeeper_copies": code}
+    if code is AutomationCode.OVER_CAP:
+        assert "max_share: 2.00%" in found["offload"].text
+
+
+def test_what_a_plan_offloads_and_what_it_releases_grow_apart(scene: RetentionScene) -> None:
+    plan = offload_planned(scene, 3, 2)
+    assert {name: growth_of(scene.cluster, name, plan).ledgers for name in OFFLOAD} == {
+        "offload": 3,
+        "bookkeeper_copies": 2,
+    }
 
 
 class Asked:

@@ -1,0 +1,44 @@
+"""Checks have a number: Dagster draws it over time, and an empty picture where there is none."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from assets.delayed_index import check_results as delayed_results
+from assets.deletion import queue_age
+from assets.late_messages import late_result
+from assets.lifecycle.activity import check_result as activity_result
+from assets.lifecycle.bookies import check_results as bookie_results
+from assets.lifecycle.storage import check_result as storage_result
+from assets.pages.growth import growth_shown
+from assets.references import coverage_result
+from pulsar_lifecycle.delayed_index.stored.check_run import Checked
+from pulsar_lifecycle.deletion_queue.queue_state import QueueState
+from pulsar_lifecycle.inspect.automation import Growth
+from pulsar_lifecycle.lifecycle.storage_run import Totals
+from pulsar_lifecycle.records.epoch import Epoch
+from tests.kit.builders import A_GAP
+
+EPOCH = Epoch("e", "c", "f", 1, 2, (), 1, 1, (), gaps=(A_GAP,))
+RESULTS = [
+    coverage_result(EPOCH),
+    *delayed_results("c", Checked(0, {})),
+    *bookie_results([], {}),
+    late_result([], 0),
+    activity_result(pa.table({"topic": pa.array([], pa.string())})),
+    storage_result(Totals(), Totals()),
+    growth_shown(dg.AssetKey("p"), [Growth("retention", 1, None, False)]),
+    queue_age(QueueState((), (), ()), 0),
+]
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=lambda result: result.check_name)
+def test_a_check_has_a_number(result: dg.AssetCheckResult) -> None:
+    assert any(isinstance(value, dg.IntMetadataValue | dg.FloatMetadataValue) for value in result.metadata.values())
+
+
+def test_coverage_counts_the_gaps() -> None:
+    found = coverage_result(EPOCH)
+    assert (found.passed, found.metadata["gaps"].value) == (False, 1)
