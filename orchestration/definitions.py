@@ -32,7 +32,7 @@ from assets.tiered import offload_assets
 from orchestration.automatic.alerts import failed_runs_sensor, read_only_sensor
 from orchestration.automatic.automation import FOLLOWS, approve_job, automation_sensor, following_sensor, follows_scan
 from orchestration.automatic.consumed_records import consumed_records_schedule, plan_consumed_records_job
-from orchestration.automatic.schedules import dead_letter_sensor, looking_schedules, queue_sensors
+from orchestration.automatic.schedules import dead_letter_sensor, looking_schedules
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
 from orchestration.delayed_index import check_delayed_index_job, repair_delayed_index_job
 from orchestration.delete_records import delete_records_job
@@ -116,7 +116,6 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             consumed_records_schedule,
         ],
         sensors=[
-            *queue_sensors(delete_pending, cluster, automation.look_every),
             dead_letter_sensor(cluster),
             automation_sensor(cluster, {job.name: job for job in jobs}, automation.look_every),
             following_sensor(cluster, automation.look_every),

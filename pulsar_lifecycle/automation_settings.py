@@ -165,7 +165,7 @@ class Schedules(Section):
 class AutomationSettings(Section):
     """What goes by itself, by kind. A word alone is its mode: ``automation.retention = "approve"``.
 
-    Nothing does before the sensor ``automation`` is switched on in Dagster.
+    Nothing does before the sensor ``automation`` is switched on in Dagster: the one switch, also of the queue.
     """
 
     orphans: KindAutomation = KindAutomation()
@@ -187,12 +187,13 @@ class AutomationSettings(Section):
     """Plans of what the subscriptions of ``consumed_records.subscriptions`` have consumed: job ``delete_records``."""
     bookies: KindAutomation = KindAutomation()
     """Having bookies collect, once in each window: job ``collect_bookies``. There is no plan to approve."""
+    delete_pending: bool = True
+    """Whether job ``delete_pending`` is started when intents of the queue are due, whoever sent them."""
     schedules: Schedules = Schedules()
     """When scans, inventories and looks at the queue are made."""
     look_every: Seconds = Field(default=60.0, ge=5)
-    """How often the sensors ``automation``, ``deletion_queue`` and ``deletion_retry`` look, and ``after_scan``, if that
-    is more often than every 30 seconds. A look reads the lake and the queue; a deletion run begins at most every fifth
-    time."""
+    """How often the sensor ``automation`` looks, and ``after_scan``, if that is more often than every 30 seconds. A
+    look reads the lake and the queue; a deletion run begins at most every fifth time."""
     approval_valid_for: Seconds = Field(default=43_200.0, gt=0)
     """How long an approval holds; its plan may expire before (``orphans.plan_valid_for``)."""
     alert_webhook: SecretRef | None = None

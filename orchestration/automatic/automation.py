@@ -1,4 +1,6 @@
-"""What goes by itself: plans that ``[automation]`` lets be applied, assets that follow a scan, and approving a plan.
+"""What goes by itself: plans that ``[automation]`` lets be applied, the deletion queue, assets that follow a scan.
+
+And approving a plan.
 
 Belongs here: launching jobs. Not here: whether a plan may go (``pulsar_lifecycle/runs/automation_rule.py``); the job
 that is launched checks everything anew, as if an operator had launched it.
@@ -11,9 +13,11 @@ from typing import Any
 import dagster as dg
 from dagster._core.storage.tags import RUN_KEY_TAG
 
+from assets.deletion import DELETING
 from assets.names import CLUSTER, EPOCH, PLAN, READER
 from assets.pages.failures import refusals_fail
-from orchestration.automatic.at_work import BY_ITSELF, lease_of_job, without_dead
+from orchestration.automatic.at_work import BY_ITSELF, DELETION, lease_of_job, without_dead
+from orchestration.automatic.doorbell import Watch, rung
 from orchestration.automatic.launches import COLLECT, LAUNCHES
 from orchestration.automatic.may_begin import BOOKIES, bookies_wait
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings
@@ -30,16 +34,18 @@ TRIES, AGAIN_AFTER_LOOKS = 3, 5
 
 
 def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) -> dg.SensorDefinition:
-    """The one switch of every plan that is applied by itself. ``jobs``: those of the code location by name."""
-    launched = sorted({COLLECT, *(launch.job for launch in LAUNCHES.values())})
+    """The one switch of all that changes the cluster by itself. ``jobs``: those of the code location by name."""
+    launched = sorted({COLLECT, DELETING, *(launch.job for launch in LAUNCHES.values())})
 
     @dg.sensor(
         name="automation",
         jobs=[jobs[name] for name in launched],
         minimum_interval_seconds=int(look_every),
         default_status=dg.DefaultSensorStatus.STOPPED,
-        description="Applies plans by itself, as far as `[automation]` of the settings file lets it: each tick says "
-        "by a code what becomes of the newest plan of each kind. Silent while the cluster is paused.",
+        description="The one switch of what changes the cluster by itself. Applies plans as far as `[automation]` of "
+        f"the settings file lets it, and starts `{DELETING}` when an intent of the deletion or retry topic is due. "
+        "Each tick says what becomes of the newest plan of each kind, by a code, and of the queue. Silent while the "
+        "cluster is paused.",
     )
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
         where = lifecycle.without_spark()
@@ -51,6 +57,7 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
         except LifecycleError as error:
             return dg.SkipReason(str(error))
         requests: list[dg.RunRequest] = []
+        asked: dict[str, str] = {}
         for kind in _by_turn(context.instance, cluster):
             launch, decided = LAUNCHES[kind.name], _decided(where, kind)
             said[kind.name] = decided if isinstance(decided, str) else f"{decided[0].code.value} ({decided[0].text})"
@@ -62,13 +69,22 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
                 said[kind.name] = attempt.text
             elif lease in busy:
                 said[kind.name] += f", once run {busy[lease]} is over"
+            elif lease in asked:
+                said[kind.name] += f", once {asked[lease]} has gone"
             else:
-                busy[lease] = "of " + kind.name
+                asked[lease] = kind.name
                 requests.append(_request(where, cluster, kind, attempt, decided[1]))
         if "collection" not in busy:
             requests += _collection(context.instance, where, cluster, now, look_every)
-        text = "; ".join(f"{kind.name}: {said[kind.name]}" for kind in KINDS)
-        return dg.SensorResult(requests, skip_reason=None if requests else text)
+        watch = Watch.parse(context.cursor)
+        queue = (
+            f"once {asked[DELETION]} has gone"
+            if DELETION in asked
+            else rung(context, where, watch, cluster, now, int(look_every))
+        )
+        requests += [queue] if isinstance(queue, dg.RunRequest) else []
+        text = "; ".join([*(f"{kind.name}: {said[kind.name]}" for kind in KINDS), f"queue: {queue}"])
+        return dg.SensorResult(requests, skip_reason=None if requests else text, cursor=watch.dump())
 
     return ring
 

@@ -113,9 +113,8 @@ def test_the_settings_say_when_what_rings_by_itself_rings(tmp_path: Path) -> Non
     more = '[automation]\nlook_every = "5s"\nschedules = { scan = "*/15 * * * *" }\n[catalog]\nscan_fresh_for = "75s"\n'
     found = described(definitions(tmp_path, "east", more))
     assert found["schedules"]["hourly_scan"][1] == "*/15 * * * *"
-    assert {name: found["sensors"][name][1] for name in ("automation", "deletion_queue", "after_scan")} == {
+    assert {name: found["sensors"][name][1] for name in ("automation", "after_scan")} == {
         "automation": 5,
-        "deletion_queue": 5,
         "after_scan": 5,
     }
     with pytest.raises(ConfigError, match=r"automation\.schedules\.queue"):

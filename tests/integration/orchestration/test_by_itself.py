@@ -150,7 +150,6 @@ def test_what_the_settings_allow_is_done_by_itself_though_the_daemon_dies(
 
     until("intents of the leaks", lambda: deployment.runs("apply_plan", lifecycle__automation="orphans"))
     until("what expired to leave its topic", lambda: listed(sandbox, scene.expired) == [last])
-    deployment.switch_on(CLUSTER, sensors=["deletion_queue", "deletion_retry"])
     until("a repair", lambda: keys_of(sandbox, scene.delayed) != broken)
     until("the archive to be offloaded", lambda: _offloaded(sandbox, scene.archive) == sealed)
     until("the leaks to go", lambda: not existing(sandbox, scene.leaked))
@@ -169,7 +168,7 @@ def test_namespaces_far_apart_are_one_backfill_with_one_plan(
     if len(_whole(deployment)) < 2:
         deployment.switch_on(CLUSTER, schedules=["hourly_scan"])
         deployment.until("two scans", lambda: len(_whole(deployment)) >= 2)
-    deployment.switch_off(CLUSTER, "hourly_scan", "automation", "deletion_queue", "deletion_retry")
+    deployment.switch_off(CLUSTER, "hourly_scan", "automation")
     deployment.until("runs to end", lambda: all(run["status"] in ENDED for run in deployment.runs()))
     chosen, others = list(scene.far)[::2], list(scene.far)[1::2]
     before = {name: listed(sandbox, f"persistent://{name}/t") for name in scene.far}

@@ -29,6 +29,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks
 from pulsar_lifecycle.settings import Settings, load_settings
 from tests.kit.fakes.connections import connecting
+from tests.kit.fakes.deletion_queue import FakeQueueReader
 from tests.kit.fakes.ledger_reader import FakeLedgerWriter
 from tests.kit.fakes.metadata_store import FakeStore, Operation
 from tests.kit.settings import write_settings
@@ -56,6 +57,7 @@ class RetentionScene:
             reader=lambda: servers.reader,
             writer=lambda: self.writer,
             queue=lambda: self.open_queue(),
+            queue_reader=lambda: FakeQueueReader(servers.deletion_topics),
             journal=lambda: servers.journal,
             journal_reader=lambda: servers.journal,
             clock=lambda: servers.clock,

@@ -73,6 +73,22 @@ def test_the_sensor_launches_what_an_operator_would(scene: RetentionScene, monke
     assert decision_of(where, RETENTION)[0].code is AutomationCode.TAKEN
 
 
+def test_the_same_switch_works_the_queue_off_once_no_plan_goes(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    automated(scene, monkeypatch, mode="apply")
+    planned(scene)
+    scene.servers.deletion_topics.publish(b"due")
+    with dg.DagsterInstance.ephemeral() as instance:
+        (request,) = rung(instance).run_requests
+        assert request.job_name == "apply_retention"
+        job = build_defs().resolve_job_def("apply_retention")
+        resources = {"lifecycle": LifecycleResource()}
+        assert job.execute_in_process(request.run_config, instance=instance, resources=resources).success
+        (request,) = rung(instance).run_requests
+        assert request.job_name == "delete_pending"
+
+
 @pytest.mark.parametrize("mode", ["off", "plan", "approve"])
 def test_nothing_is_launched_that_nobody_ordered(
     scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, mode: str

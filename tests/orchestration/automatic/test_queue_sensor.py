@@ -1,4 +1,4 @@
-"""The doorbells at deletion and retry topic: they ring for what is due, while nobody is at it, and take nothing."""
+"""The doorbell at deletion and retry topic: it rings for what is due, while nobody is at it, and takes nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
 from assets.names import CLUSTER
 from orchestration.automatic.at_work import BY_ITSELF, DEAD_AFTER_SECONDS
-from orchestration.automatic.schedules import PAGE, TURN_LOOKS, Watch
+from orchestration.automatic.doorbell import PAGE, TOPICS, TURN_LOOKS, Watch
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC
+from pulsar_lifecycle.deletion_queue.queue_topics import RETRY_TOPIC
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY
 from pulsar_lifecycle.io.lake.artefacts import FileLake
@@ -35,20 +35,24 @@ from tests.kit.settings import SETTINGS
 
 NOW = 10_000_000_000
 MINUTE = 60_000
-SENSORS = {"deletion_queue": DELETION_TOPIC, "deletion_retry": RETRY_TOPIC}
+JOB = "delete_pending"
 
 
 class Bell:
-    """A sensor over a queue in memory; ``ring`` is one tick, with the cursor of the last."""
+    """Sensor ``automation`` over a queue in memory; ``ring`` is one tick, with the cursor of the last.
 
-    def __init__(self, name: str, folder: Path, instance: dg.DagsterInstance) -> None:
-        self.name, self.topic, self.instance = name, SENSORS[name], instance
+    ``topic``: where messages wait, if a test does not say.
+    """
+
+    def __init__(self, topic: Topic, folder: Path, instance: dg.DagsterInstance, more: str = "") -> None:
+        self.topic, self.instance = topic, instance
         self.topics = FakeDeletionTopics(now_ms=NOW)
         self.reader = FakeQueueReader(self.topics)
         self.cursor: str | None = None
         self.lake = FileLake(str(folder / "lake"))
         file = folder / "lifecycle.toml"
-        file.write_text(SETTINGS.format(cluster="east", lake=folder / "lake") + "[bookkeeper]\nshared_with = []\n")
+        more = f"bookkeeper.shared_with = []\n{more}"
+        file.write_text(SETTINGS.format(cluster="east", lake=folder / "lake") + more)
         self.zookeeper = FakeZooKeeper()
         self.store = self.zookeeper.session()
         self.no_answer: Unavailable | None = None
@@ -92,7 +96,7 @@ class Bell:
             repository_def=self.defs.get_repository_def(),
             resources={"lifecycle": self.resource},
         )
-        result = self.defs.resolve_sensor_def(self.name)(context)
+        result = self.defs.resolve_sensor_def("automation")(context)
         assert isinstance(result, dg.SensorResult | dg.SkipReason)
         if isinstance(result, dg.SensorResult):
             self.cursor = result.cursor
@@ -103,6 +107,7 @@ class Bell:
         assert isinstance(result, dg.SensorResult), result
         (request,) = result.run_requests or []
         assert request.run_key
+        assert request.job_name == JOB
         return request.run_key
 
     def skipped(self) -> str:
@@ -120,14 +125,14 @@ def instance() -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-@pytest.fixture(params=list(SENSORS))
+@pytest.fixture(params=TOPICS, ids=["deletion", "retry"])
 def bell(request: pytest.FixtureRequest, tmp_path: Path, instance: dg.DagsterInstance) -> Bell:
     return Bell(request.param, tmp_path, instance)
 
 
 @pytest.fixture
 def retry_bell(tmp_path: Path, instance: dg.DagsterInstance) -> Bell:
-    return Bell("deletion_retry", tmp_path, instance)
+    return Bell(RETRY_TOPIC, tmp_path, instance)
 
 
 def test_an_empty_queue_rings_nothing_and_is_not_read(bell: Bell) -> None:
@@ -135,16 +140,26 @@ def test_an_empty_queue_rings_nothing_and_is_not_read(bell: Bell) -> None:
     assert bell.reader.pages == 0
 
 
-def test_the_other_topic_is_not_this_bells(bell: Bell) -> None:
-    (other,) = set(SENSORS.values()) - {bell.topic}
+def test_what_waits_in_both_topics_is_one_ring(bell: Bell) -> None:
+    (other,) = set(TOPICS) - {bell.topic}
     bell.wait(0, other)
-    assert "empty" in bell.skipped()
+    bell.wait(5 * MINUTE)
+    result = bell.ring()
+    assert isinstance(result, dg.SensorResult)
+    (request,) = result.run_requests or []
+    assert request.tags["lifecycle/waiting"] == "2"
+
+
+def test_nothing_rings_where_the_settings_say_so(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    bell = Bell(RETRY_TOPIC, tmp_path, instance, "automation.delete_pending = false\n")
+    bell.wait(0)
+    assert "automation.delete_pending is false" in bell.skipped()
 
 
 @pytest.mark.parametrize("delay", [0, "soon", "-5", "9" * 30])
 def test_what_says_nothing_sensible_of_its_delay_is_due(bell: Bell, delay: int | str) -> None:
     bell.wait(delay)
-    assert bell.name in bell.run_key()
+    assert bell.run_key().startswith(JOB)
 
 
 def test_a_delayed_message_rings_once_its_delay_has_passed(bell: Bell) -> None:
@@ -330,7 +345,7 @@ def test_a_partition_that_cannot_be_read_hides_no_other(bell: Bell) -> None:
     bell.wait(5 * MINUTE)
     assert "read: Timeout" in bell.skipped()
     bell.pass_time(5 * MINUTE)
-    assert bell.name in bell.run_key()
+    assert bell.run_key().startswith(JOB)
 
 
 def test_a_queue_that_does_not_move_rings_less_often(bell: Bell) -> None:
@@ -356,7 +371,7 @@ def test_a_paused_cluster_is_not_rung_until_it_is_resumed(bell: Bell) -> None:
     bell.pass_time(60 * MINUTE)
     assert "paused" in bell.skipped()
     control.resume(bell.store)
-    assert bell.name in bell.run_key()
+    assert bell.run_key().startswith(JOB)
 
 
 def test_a_silent_metadata_store_is_not_rung(bell: Bell) -> None:
@@ -370,7 +385,7 @@ def test_nothing_rings_while_another_run_has_the_lease(bell: Bell) -> None:
     lease = control.take_lease(bell.store, "east undo 4711", FakeClock(), 0)
     assert "east undo 4711" in bell.skipped()
     control.release_lease(bell.store, lease)
-    assert bell.name in bell.run_key()
+    assert bell.run_key().startswith(JOB)
 
 
 def test_nothing_rings_before_a_scan_is_old_enough_to_confirm_another(bell: Bell) -> None:
@@ -382,14 +397,14 @@ def test_nothing_rings_before_a_scan_is_old_enough_to_confirm_another(bell: Bell
     bell.pass_time(24 * 60 * MINUTE - 20 * MINUTE - 1)
     assert "too young" in bell.skipped()
     bell.pass_time(1)
-    assert bell.name in bell.run_key()
+    assert bell.run_key().startswith(JOB)
 
 
 def test_without_a_scan_that_counts_a_run_is_to_make_it(bell: Bell) -> None:
     bell.scan("west")
     bell.scan("east", (A_GAP,))
     bell.wait(0)
-    assert bell.name in bell.run_key()
+    assert bell.run_key().startswith(JOB)
 
 
 def test_what_goes_by_itself_has_its_turn_after_a_deletion_run(bell: Bell, instance: dg.DagsterInstance) -> None:
