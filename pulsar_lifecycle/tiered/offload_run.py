@@ -11,7 +11,7 @@ committed at once and a crash costs at most one wave's work.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -88,28 +88,36 @@ def offload_now(
     release. What waits for that is offloaded by a run in which nothing is due to go.
     """
     with _begun(cluster, run_id, order) as (work, rows, planned):
-        try:
-            work.finish_attempts(planned, progress)
-            leaving = [row for row in rows if row["action"] == OffloadChoice.RELEASE]
-            work.read_first(leaving, progress)
-            some = list(waves(leaving))
-            for wave in random.sample(some, len(some)):
-                work.release(wave, progress)
-            for wave in waves([row for row in rows if row["action"] == OffloadChoice.OFFLOAD], work.unread):
-                work.offload(wave, progress)
-        except ReadCheckFailed as failed:
-            why = Why(Code.READ_CHECK_FAILED, str(failed))
-            work.outcomes[:0] = [OffloadOutcome(failed.outcomes[-1].topic, -1, Outcome.FAILED, why), *failed.outcomes]
-        except Unheld as unheld:
-            work.outcomes[:0] = [OffloadOutcome("", -1, Outcome.FAILED, Why(Code.UNTOLD, str(unheld)))]
-        try:
-            work.finish()
-        except LifecycleError as error:
-            if not work.untold:
-                raise
-            why = Why(Code.SERVER_FAILED, str(error))
-            work.outcomes.append(OffloadOutcome("", -1, Outcome.FAILED, why))  # what could not be told must be read
+        carry_out(work, rows, planned, progress)
     return work.outcomes
+
+
+def carry_out(work: OffloadWork, rows: Sequence[Row], planned: pa.Table, progress: Callable[[str], None]) -> None:
+    """Do the work of a run on ``rows`` of what is ``planned``; ``work.outcomes`` then has what became of each ledger.
+
+    Raises Paused, LeaseLost, Overloaded.
+    """
+    try:
+        work.finish_attempts(planned, progress)
+        leaving = [row for row in rows if row["action"] == OffloadChoice.RELEASE]
+        work.read_first(leaving, progress)
+        some = list(waves(leaving))
+        for wave in random.sample(some, len(some)):
+            work.release(wave, progress)
+        for wave in waves([row for row in rows if row["action"] == OffloadChoice.OFFLOAD], work.unread):
+            work.offload(wave, progress)
+    except ReadCheckFailed as failed:
+        why = Why(Code.READ_CHECK_FAILED, str(failed))
+        work.outcomes[:0] = [OffloadOutcome(failed.outcomes[-1].topic, -1, Outcome.FAILED, why), *failed.outcomes]
+    except Unheld as unheld:
+        work.outcomes[:0] = [OffloadOutcome("", -1, Outcome.FAILED, Why(Code.UNTOLD, str(unheld)))]
+    try:
+        work.finish()
+    except LifecycleError as error:
+        if not work.untold:
+            raise
+        why = Why(Code.SERVER_FAILED, str(error))
+        work.outcomes.append(OffloadOutcome("", -1, Outcome.FAILED, why))  # what could not be told must be read
 
 
 @contextmanager

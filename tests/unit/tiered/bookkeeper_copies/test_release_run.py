@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
+from uuid import uuid4
 
 import dagster as dg
-import pyarrow as pa
 import pytest
 
 from assets.tiered import check_done, counted, outcomes_shown, said
-from pulsar_lifecycle.copies import unread_locations
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies.attempts import Attempt
+from pulsar_lifecycle.copies.unread_locations import UNREAD_LOCATIONS
 from pulsar_lifecycle.errors import AccessDenied, Failed, Overloaded
 from pulsar_lifecycle.formats import managed_ledger
-from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports import Node
-from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.outcomes import Action, Outcome
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.tiered import offload_run as spark_offload
-from pulsar_lifecycle.tiered import offload_work
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due, FailedProof
-from pulsar_lifecycle.tiered.offload_run import OffloadOrder
+from pulsar_lifecycle.tiered.interrupted import Ownership
+from pulsar_lifecycle.tiered.offload_run import carry_out, revert_offloads
 from pulsar_lifecycle.tiered.offload_work import OffloadWork
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, record_topics
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
 from tests.kit.builders import some_why
 from tests.kit.crash import raising
-from tests.kit.fakes.connections import connecting
-from tests.kit.scenes.tiered.release_scene import CONTEXT, disown, own, theirs
+from tests.kit.fakes.metadata_store import FakeStore, Operation
 from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.tiered.release_scene import disown, own, theirs
 from tests.kit.scenes.topic_scene import TOPIC
 from tests.kit.simulated.cluster import data_tags
 from tests.kit.simulated.offloaded import BUCKET, attempt
+from tests.kit.simulated.pipeline import lake_of, where
 
 SECOND = Topic.parse("persistent://acme/orders/second")
 
@@ -57,7 +54,8 @@ class Driver(OffloadWork):
                 zookeeper=SimpleNamespace(session_timeout=0),
             )
         )
-        super().__init__(cluster, run, ports, guard, None, scene.read_check, None, (), ())  # type: ignore[arg-type]
+        ownership = Ownership("simulated", OffloadUuids())
+        super().__init__(cluster, run, ports, guard, None, scene.read_check, ownership, (), ())  # type: ignore[arg-type]
         self.due = due
 
     def _proven(self, rows: Sequence[Any], progress: object) -> dict[str, list[Due]]:
@@ -117,39 +115,35 @@ def test_one_broker_that_cannot_read_keeps_everything_at_its_location(wrong: Top
     assert (scene.released_ids, scene.waiting) == ([], 0)
 
 
-def test_a_failing_read_that_cannot_be_held_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_read_that_cannot_be_held_stops_the_run() -> None:
     """Deletion runs that are under way do not know of it: whoever launched the run must."""
     scene = Scene()
     due = two_topics(scene)
     scene.cluster.admin.on_read = raising(Failed("500: no such bucket"))
     driver = Driver(scene, due)
-    monkeypatch.setattr(unread_locations, "hold", raising(AccessDenied("no")))
 
-    @contextmanager
-    def begun(*_: object) -> Iterator[Any]:
-        monkeypatch.setattr(driver, "finish_attempts", lambda *_: None)
-        yield driver, driver.rows(), None
+    def deny(operation: Operation) -> None:
+        if operation.name == "create" and operation.paths[0].startswith(UNREAD_LOCATIONS):
+            raise AccessDenied("no")
 
-    monkeypatch.setattr(spark_offload, "_begun", begun)
-    found = spark_offload.offload_now(Any, "run", OffloadOrder("plan", "digest"), print)  # type: ignore[arg-type]
+    scene.store.before = deny
+    carry_out(driver, driver.rows(), CANDIDATES.empty_table(), print)
+    found = driver.outcomes
     assert (found[0].outcome, found[0].why.code) == (Outcome.FAILED, Code.UNTOLD)
     assert (scene.released_ids, scene.waiting) == ([], 0)
 
 
-def test_a_run_that_could_not_hold_a_location_while_it_finished_stops_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_could_not_hold_a_location_while_it_finished_stops_there() -> None:
     scene = Scene()
+    now = scene.cluster.clock.now_ms()
+    attempts.begin(
+        scene.store, Attempt(scene.ids[2], str(TOPIC), uuid4(), "aws-s3", (("bucket", BUCKET),), 5 << 20, "run", now)
+    )
     driver = Driver(scene, {})
-    reverted = OffloadOutcome(str(TOPIC), 1, Outcome.REVERTED, some_why(""))
-
-    def finish_attempts(*_: object) -> tuple[list[Any], list[OffloadOutcome]]:
-        scene.read_check.unheld = "could not be told"
-        return [], [reverted]
-
-    monkeypatch.setattr(offload_work, "finish_attempts", finish_attempts)
-    planned = pa.table({"action": pa.array([], pa.string()), "ledger_id": pa.array([], pa.int64())})
+    scene.read_check.unheld = "could not be told"
     with pytest.raises(Unheld, match="could not be told"):
-        driver.finish_attempts(planned, print)
-    assert driver.outcomes == [reverted]
+        driver.finish_attempts(CANDIDATES.empty_table(), print)
+    assert {one.ledger_id for one in driver.outcomes} == {scene.ids[2]}
 
 
 def test_each_broker_reads_and_then_all_goes() -> None:
@@ -289,54 +283,34 @@ def test_the_scene_is_a_topic_that_names_its_copies() -> None:
     assert [bool(item.offload and item.offload.complete) for item in info.ledgers] == [True, False, False]
 
 
-def test_a_revert_writes_with_the_session_that_holds_the_deletion_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revert_writes_with_the_session_that_holds_the_deletion_lease() -> None:
     """If another session held it and expired, a deletion run could begin, and the writes would go on."""
     scene = Scene(loaded=False)
-    ours, sessions, holders = scene.cluster, [], []
-    run, _, _ = scene.begin()
+    scene.scan()
     scene.store.close()
+    assert scene.off.now
+    assert scene.off.before
+    servers, real, sessions = scene.cluster, scene.cluster.open_store, set[int]()
 
-    def open_store(*_: object, **asked: Any) -> Any:
-        sessions.append(ours.open_store(read_only=asked.get("read_only", False)))
-        return sessions[-1]
+    def open_store(**asked: bool) -> FakeStore:
+        store = real(**asked)
 
-    connect = connecting(
-        stores=open_store,
-        admin=lambda: ours.admin,
-        queue=ours.open_queue,
-        reader=lambda: ours.reader,
-        journal=lambda: ours.journal,
-        clock=lambda: ours.clock,
-    )
-    for name in ("check_store", "newest_epoch", "note_words"):
-        module = operator_words if name == "note_words" else evidence
-        monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(spark_offload, "owners_rules", lambda *_: CONTEXT)
-    monkeypatch.setattr(spark_offload, "topic_run", lambda *_: run)
+        def writes(operation: Operation) -> None:
+            if operation == Operation("write", (scene.path,)):
+                holders = map(servers.zookeeper.stat, map(control.holder_of, (control.LEASE, control.OFFLOAD_LEASE)))
+                sessions.update((store._session, *(stat.ephemeral_owner for stat in holders if stat)))
 
-    def revert_offloads(run: Any, ports: Ports, *_: object) -> list[OffloadOutcome]:
-        for lease in (control.LEASE, control.OFFLOAD_LEASE):
-            (node,) = ports.store.read([control.holder_of(lease)])
-            assert isinstance(node, Node)
-            holders.extend(one for one in sessions if one._session == node.stat.ephemeral_owner)
-        holders.append(ports.store)
-        return []
+        store.before = writes
+        return store
 
-    monkeypatch.setattr(spark_offload.revert, "revert_topic", revert_offloads)
-    settings = SimpleNamespace(
-        cluster="simulated",
-        object_store=None,
-        offload=OffloadSettings(),
-        zookeeper=SimpleNamespace(session_timeout=0, reads_per_second=1),
-        trimming=SimpleNamespace(unloads_per_second=5, max_unloads=500),
-    )
-    cluster = Cluster(cast("Any", settings), connect=connect)
-    spark_offload.revert_offloads(cluster, "back", TOPIC, scene.due, dry_run=False)
-    assert len(holders) == 3
-    assert len(set(map(id, holders))) == 1
+    servers.open_store = open_store  # type: ignore[method-assign]
+    cluster = where(servers, None, lake_of(scene.off.before, scene.off.now))
+    found = revert_offloads(cluster, "back", TOPIC, scene.due, dry_run=False)
+    assert {one.outcome for one in found} == {Outcome.REVERTED}
+    assert len(sessions) == 1
 
 
-def test_what_could_not_be_told_is_said_however_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_told_is_said_however_the_run_ends() -> None:
     scene = Scene()
     due = two_topics(scene)
     asked: list[object] = []
@@ -352,13 +326,5 @@ def test_what_could_not_be_told_is_said_however_the_run_ends(monkeypatch: pytest
     scene.cluster.admin.on_read = read
     scene.tick = slow
     driver = Driver(scene, due)
-
-    @contextmanager
-    def begun(*_: object) -> Iterator[Any]:
-        monkeypatch.setattr(driver, "finish_attempts", lambda *_: None)
-        yield driver, driver.rows(), None
-
-    monkeypatch.setattr(spark_offload, "_begun", begun)
-    cluster: Any = None
-    found = spark_offload.offload_now(cluster, "run", OffloadOrder("plan", "digest"), print)
-    assert found[0].why.code is Code.UNTOLD
+    carry_out(driver, driver.rows(), CANDIDATES.empty_table(), print)
+    assert driver.outcomes[0].why.code is Code.UNTOLD

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -15,9 +14,8 @@ from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadCode
-from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
-from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
+from pulsar_lifecycle.tiered.offload_run import carry_out
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.planning.run_selection import (
     LOOKED_AT,
@@ -247,7 +245,7 @@ def test_a_pause_stops_the_look() -> None:
 # ------------------------------------------------------------------------------------------------------------ the order
 
 
-def test_copies_are_released_before_others_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_released_before_others_are_made() -> None:
     """A commit makes the z-node too young to be written again: what every run offloads, no run would release."""
     done: list[tuple[str, list[int]]] = []
 
@@ -270,16 +268,9 @@ def test_copies_are_released_before_others_are_made(monkeypatch: pytest.MonkeyPa
         def finish(self) -> None:
             done.append(("finish", []))
 
-    @contextmanager
-    def begun(*_: object) -> Iterator[tuple[Work, list[Row], pa.Table]]:
-        yield (
-            Work(),
-            [row(1), row(2, OffloadChoice.RELEASE), row(3)],
-            table(row(1), row(2, OffloadChoice.RELEASE), row(3), row(4)),
-        )
-
-    monkeypatch.setattr(offload_run, "_begun", begun)
-    offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
+    work: Any = Work()
+    some = [row(1), row(2, OffloadChoice.RELEASE), row(3)]
+    carry_out(work, some, table(*some, row(4)), print)
     assert done == [
         ("finish", [1, 2, 3, 4]),
         ("read first", [2]),
@@ -289,7 +280,7 @@ def test_copies_are_released_before_others_are_made(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_a_read_check_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_check_that_fails_ends_the_run_and_what_was_done_is_said() -> None:
     finished: list[bool] = []
     reverted = OffloadOutcome(str(TOPIC), 1, Outcome.REVERTED, some_why("its broker cannot read it"))
     offloaded = OffloadOutcome(str(OTHER), 9, Outcome.OFFLOADED, some_why(""))
@@ -309,13 +300,9 @@ def test_a_read_check_that_fails_ends_the_run_and_what_was_done_is_said(monkeypa
         def finish(self) -> None:
             finished.append(True)
 
-    @contextmanager
-    def begun(*_: object) -> Iterator[tuple[Work, list[Row], pa.Table]]:
-        yield Work(), [row(1)], table(row(1))
-
-    monkeypatch.setattr(offload_run, "_begun", begun)
-    found = offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
-    stopped, *others = found
+    work: Any = Work()
+    carry_out(work, [row(1)], table(row(1)), print)
+    stopped, *others = work.outcomes
     assert (stopped.ledger_id, stopped.outcome, stopped.why.code) == (-1, Outcome.FAILED, Code.READ_CHECK_FAILED)
     assert "the run stopped there" in stopped.reason
     assert others == [reverted, offloaded]
