@@ -8,16 +8,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from pulsar_lifecycle.cli import journal_codes, main, show
-from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.errors import CorruptFormat, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.plain_data import describe
 from pulsar_lifecycle.io.lake.journal import FileJournal
-from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
@@ -175,22 +175,19 @@ def test_help_loads_neither_spark_nor_dagster() -> None:
 @pytest.mark.parametrize(
     ("brokers", "said"),
     [
-        (Brokers({}, 60_000, "timed out"), "unknown, counts as loaded: the brokers did not answer: timed out"),
-        (Brokers({}, 10**9), "unknown, counts as loaded: its z-node was written too recently to know"),
-        (Brokers({TOPIC: "broker-1"}, 60_000), "loaded: listed by broker-1"),
-        (Brokers({}, -1), "unloaded: on no broker's list"),
+        ({"failure": Unavailable("timed out")}, "unknown, counts as loaded: the brokers did not answer: timed out"),
+        ({"stats_interval": 10**9}, "unknown, counts as loaded: its z-node was written too recently to know"),
+        ({"loaded": {TOPIC: "broker-1"}}, "loaded: listed by broker-1"),
+        ({"stats_interval": -1}, "unloaded: on no broker's list"),
     ],
 )
 def test_a_topic_of_which_no_broker_says_so_is_not_shown_as_loaded(
-    settings_file: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    brokers: Brokers,
-    said: str,
+    settings_file: Path, capsys: pytest.CaptureFixture[str], brokers: dict[str, Any], said: str
 ) -> None:
     cluster = SimulatedCluster()
     topic = cluster.topic(Topic.parse(TOPIC), [cluster.ledger(data_tags(Topic.parse(TOPIC)))])
-    run = looked_at(cluster, monkeypatch, brokers)
+    vars(cluster.admin).update(brokers)
+    run = looked_at(cluster)
     assert run("inspect", "topic", str(topic)) == 0
     assert f" {said}" in " ".join(capsys.readouterr().out.split())
 
@@ -202,7 +199,7 @@ def test_a_topic_that_cannot_be_read_whole_ends_with_1(
     topic = cluster.topic(Topic.parse(TOPIC), [cluster.ledger(data_tags(Topic.parse(TOPIC)))])
     held = cluster.ledger(data_tags(topic), entries=[b"\xff"])
     cluster.cursor(topic, "billing", ledger=held)
-    run = looked_at(cluster, monkeypatch, Brokers({}, 60_000))
+    run = looked_at(cluster)
     for options in ((), ("--json",)):
         assert run("inspect", "topic", TOPIC, *options) == 1
         assert f"cursor ledger {held}: " in capsys.readouterr().out
@@ -212,7 +209,7 @@ def test_a_ledger_may_be_absent_only_where_its_copy_was_released(
     settings_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = SimulatedCluster()
-    run = looked_at(cluster, monkeypatch, Brokers({}, 60_000))
+    run = looked_at(cluster)
     for released_copies, code in ((True, 0), (False, 1)):
         offload = OffloadContext(UUID(int=1), True, released_copies, 1, "aws-s3", {"bucket": "b"})
         cluster.topic(Topic.parse(TOPIC), [900], offloaded={900: offload})
@@ -226,17 +223,17 @@ def test_a_partition_that_was_never_created_is_shown_and_one_that_cannot_be_read
     topic = Topic.parse("persistent://acme/orders/parted")
     store = cluster.open_store()
     store.create(f"/admin/partitioned-topics/{topic.managed_ledger}", b'{"partitions": 2}', parents=True)
-    run = looked_at(cluster, monkeypatch, Brokers({}, 60_000))
+    run = looked_at(cluster)
     assert run("inspect", "topic", str(topic)) == 0
     store.create(f"/managed-ledgers/{topic.managed_ledger}-partition-1", b"no list", parents=True)
     assert run("inspect", "topic", str(topic)) == 1
 
 
-def looked_at(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch, brokers: Brokers) -> Callable[..., int]:
+def looked_at(cluster: SimulatedCluster) -> Callable[..., int]:
     """The command line over this cluster."""
-    monkeypatch.setattr("pulsar_lifecycle.cli.look.inspect.brokers_of", lambda where: brokers)
     return command_over(
         stores=lambda *_, **__: cluster.open_store(read_only=True),
+        admin=lambda: cluster.admin,
         reader=lambda: cluster.reader,
         clock=lambda: cluster.clock,
     )

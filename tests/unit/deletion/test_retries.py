@@ -25,14 +25,12 @@ from pulsar_lifecycle.formats.deletion_message import (
 )
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import Postponed
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
 from tests.kit.crash import Crash
-from tests.kit.fakes.deletion_queue import FakeDeletionQueue
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.batch_scene import TOPIC, outcomes, watched
 from tests.kit.scenes.batch_scene import BatchScene as Scene
@@ -221,17 +219,15 @@ def test_the_time_that_a_message_waits_does_not_make_it_younger(scene: Scene) ->
     assert outcomes(scene.delete(run_id="third")) == [Outcome.KEPT]
 
 
-def test_what_was_deleted_is_journalled_though_the_retry_topic_cannot_be_asked(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_deleted_is_journalled_though_the_retry_topic_cannot_be_asked(scene: Scene) -> None:
     scene.publish(scene.intent(scene.data), scene.intent(scene.cursor))
     scene.cluster.zookeeper.unreadable.add(scene.cluster.path(scene.cursor))
 
-    def silent(*_: object) -> list[Postponed]:
-        raise Unavailable("the admin API does not answer")
+    def silent(step: str) -> None:
+        if step == "before queue.reconsume_later":
+            raise Unavailable("the admin API does not answer")
 
-    monkeypatch.setattr(FakeDeletionQueue, "reconsume_later", silent)
-    outcomes = {d.info.ledger_id: d.outcome for d in scene.delete()}
+    outcomes = {d.info.ledger_id: d.outcome for d in scene.delete(watched(silent))}
     assert outcomes == {scene.data: Outcome.DELETED, scene.cursor: Outcome.WAITING}
     assert {row.ledger_id: row.outcome for row in scene.cluster.journal.rows[-2:]} == outcomes
     assert scene.waiting == 1

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from pulsar_lifecycle.deletion import workers
+from pulsar_lifecycle.deletion.deletion_run import delete_pending
 from pulsar_lifecycle.deletion.planning.orphans import FINDINGS
 from pulsar_lifecycle.deletion.workers import OutcomeCount, PlanQueue, RunEnd, _Worker, not_handed_out
-from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.deletion_queue.queue_topics import create_missing
+from pulsar_lifecycle.errors import StoreError, Unavailable
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.tasks import LocalTasks
+from pulsar_lifecycle.runs.tasks import LocalTasks, Tasks
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.connections import connecting
-from tests.kit.fakes.deletion_queue import MAIN, RETRY, FakeDeletionTopics, FakeQueueReader
+from tests.kit.fakes.deletion_queue import MAIN, FakeDeletionTopics, FakeQueueReader
+from tests.kit.fakes.journal import FakeJournal
+from tests.kit.scenes.batch_scene import BatchScene
+from tests.kit.simulated.connections import where_of
+from tests.kit.simulated.pipeline import lake_of, settings_of
+
+P = TypeVar("P")
+R = TypeVar("R")
 
 
 def worker(direct: tuple[str, int] | None) -> _Worker:
@@ -25,27 +34,30 @@ def worker(direct: tuple[str, int] | None) -> _Worker:
     return _Worker(settings, run, 4, direct, connecting())
 
 
+class OneByOne(LocalTasks):
+    """Tasks that follow each other: the fakes are not for several threads."""
+
+    def map(self, work: Callable[[P], R], pieces: Sequence[P]) -> Iterator[R]:
+        return iter([work(piece) for piece in pieces])
+
+
+def cluster_of(scene: BatchScene, tasks: Tasks | None = None, **deletion: int) -> Cluster:
+    """The scene's cluster with these settings of section ``[deletion]``."""
+    settings = settings_of(scene.policy)
+    section = settings.deletion.model_copy(update=deletion)
+    settings = settings.model_copy(update={"deletion": section})
+    return where_of(scene.cluster, settings, lake_of(scene.before, scene.now), tasks=tasks)
+
+
 @pytest.mark.parametrize(("most", "cores"), [(1, 4), (3, 4), (10, 4), (4, 1)])
-def test_a_run_takes_no_more_messages_than_the_settings_say(
-    monkeypatch: pytest.MonkeyPatch, most: int, cores: int
-) -> None:
+def test_a_run_takes_no_more_messages_than_the_settings_say(most: int, cores: int) -> None:
     """However many cores there are, each of which takes one at least."""
-    limits: list[int] = []
-    settings: Any = SimpleNamespace(
-        pulsar=None, deletion=SimpleNamespace(max_messages=most, twoPhaseDeletionLedgerDeletionParallelism=1)
-    )
-
-    def begun(worker: _Worker, rows: None) -> list[OutcomeCount]:
-        limits.append(worker.limit(PlanQueue(FINDINGS.empty_table(), "plan", 0)))
-        return []
-
-    monkeypatch.setattr(_Worker, "__call__", begun)
-    cluster = Cluster(settings, connect=connecting(admin=SimpleNamespace), given=LocalTasks(cores))
-    monkeypatch.setattr(workers, "make_sure", lambda admin, parts, look: {})
-    monkeypatch.setattr(workers, "not_handed_out", lambda *_: [])
-    run: Any = None
-    workers.delete_from_queue(cluster, run)
-    assert 0 < sum(limits) <= most
+    scene = BatchScene()
+    scene.send_all()
+    sent = scene.waiting
+    found = delete_pending(cluster_of(scene, OneByOne(cores), max_messages=most), "run")
+    assert {one.outcome for one in found} == {Outcome.DELETED, RunEnd.LIMITED}
+    assert 0 < sent - scene.waiting <= most
 
 
 def test_a_task_takes_its_share_of_the_queue_and_a_plan_whole() -> None:
@@ -56,31 +68,26 @@ def test_a_task_takes_its_share_of_the_queue_and_a_plan_whole() -> None:
     assert worker(("plan", 0)).limit(queue) == 99
 
 
-SETTINGS: Any = SimpleNamespace(
-    pulsar=None,
-    lake=SimpleNamespace(path="/none"),
-    deletion=SimpleNamespace(twoPhaseDeletionLedgerDeletionParallelism=1, max_messages=10),
-)
 RUN: Any = SimpleNamespace(run_id="run", now=1_000)
 WAITS = OutcomeCount(Outcome.WAITING, "object_store is not set", 160, 0)
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> FakeQueueReader:
+def reader() -> FakeQueueReader:
     """Eight due messages that nobody took."""
     topics = FakeDeletionTopics(now_ms=1_000)
     for _ in range(8):
         topics.publish(b"x")
-    made = FakeQueueReader(topics)
-    monkeypatch.setattr(
-        workers, "topics_of", lambda admin, topic: [MAIN if topic in (MAIN, MAIN.partitioned_parent) else RETRY]
-    )
-    monkeypatch.setattr(workers, "taken_messages", lambda *_: frozenset())
-    return made
+    return FakeQueueReader(topics)
 
 
 def looked_at_by(reader: FakeQueueReader) -> Cluster:
-    return Cluster(SETTINGS, connect=connecting(admin=FakeBrokerAdmin, queue_reader=lambda: reader), given=LocalTasks())
+    """A cluster whose queue has one partition, read by ``reader``; nothing of it is journalled."""
+    admin = FakeBrokerAdmin()
+    create_missing(admin, 1)
+    settings: Any = SimpleNamespace()
+    connect = connecting(admin=lambda: admin, queue_reader=lambda: reader, journal_reader=FakeJournal)
+    return Cluster(settings, connect=connect, given=LocalTasks())
 
 
 def test_what_was_withheld_is_said_with_where_and_what_waits(reader: FakeQueueReader) -> None:
@@ -97,16 +104,22 @@ def test_a_queue_that_cannot_be_looked_at_is_not_taken_for_empty(reader: FakeQue
 
 
 @pytest.mark.parametrize(
-    ("ended", "words"),
+    ("limit", "stopped", "words"),
     [
-        (Outcome.DELETED, [Outcome.DELETED, RunEnd.WITHHELD]),
-        (RunEnd.STOPPED, [RunEnd.STOPPED]),
-        (RunEnd.LIMITED, [RunEnd.LIMITED]),
+        (10, False, [Outcome.DELETED, RunEnd.WITHHELD]),
+        (10, True, [RunEnd.STOPPED]),
+        (2, False, [Outcome.DELETED, RunEnd.LIMITED]),
     ],
 )
 def test_only_a_run_that_went_on_to_the_end_of_the_queue_is_compared(
-    reader: FakeQueueReader, monkeypatch: pytest.MonkeyPatch, ended: str, words: list[str]
+    limit: int, stopped: bool, words: list[str]
 ) -> None:
-    monkeypatch.setattr(workers, "make_sure", lambda *_: {})
-    monkeypatch.setattr(_Worker, "__call__", lambda *_: [OutcomeCount(ended, "", 1, 0)])
-    assert [o.outcome for o in workers.delete_from_queue(looked_at_by(reader), RUN)] == words
+    scene = BatchScene()
+    create_missing(scene.cluster.admin, 1)
+    scene.send_all()
+    held = scene.cluster.deletion_topics
+    held.held.add(max(held.waiting))  # by another consumer
+    if stopped:
+        scene.cluster.journal.failure = StoreError("the disk is full")
+    found = delete_pending(cluster_of(scene, max_messages=limit), "run")
+    assert [one.outcome for one in found] == words

@@ -8,6 +8,7 @@ from pulsar_lifecycle.errors import NotFound, Unavailable
 from pulsar_lifecycle.formats import cursor, ledger_path
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo, MessageRange
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.inspect.cursor_holds import CursorHold
 from pulsar_lifecycle.inspect.explain_topic import FREED_BY, TopicExplanation, explain_topic
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OpenCause
@@ -15,12 +16,10 @@ from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.topic_load import LoadState
-from pulsar_lifecycle.topics import retention_now
-from pulsar_lifecycle.topics.policies import NamespacePolicies, Unknown, Unreadable
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
 from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
-from tests.kit.simulated.cluster import bucket_tags, data_tags
+from tests.kit.simulated.cluster import bucket_tags, data_tags, deleted_copy
 
 
 @pytest.fixture
@@ -130,16 +129,17 @@ def test_a_ledger_that_nobody_has_is_warned_of(scene: RetentionScene) -> None:
     assert f"ledger {first} is listed" in explained(scene, "a").warnings[0]
 
 
-def test_why_the_policies_of_its_namespace_are_not_known_is_warned_of(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_the_policies_of_its_namespace_are_not_known_is_warned_of(scene: RetentionScene) -> None:
     scene.topic("a", 400, 390)
     scene.scan()
-    why = Unknown(Unreadable.OFFLOADED, "ledger 7 of __change_events is in a bucket alone")
-    monkeypatch.setattr(retention_now, "read_namespaces", lambda *_: {NAMESPACE: NamespacePolicies(unknown=why)})
+    events = Topic.parse(f"persistent://{NAMESPACE}/{CHANGE_EVENTS}")
+    ledger = scene.servers.ledger(data_tags(events))
+    scene.servers.topic(events, [ledger], offloaded={ledger: deleted_copy()})
     found = explained(scene, "a")
     assert codes(found)[0] == RetentionVerdict.UNKNOWN_POLICY
-    assert found.warnings == (f"namespace {NAMESPACE}: {why}",)
+    (warning,) = found.warnings
+    assert warning.startswith(f"namespace {NAMESPACE}: ")
+    assert CHANGE_EVENTS in warning
 
 
 def test_without_a_scan_nobody_knows_what_protects_it(scene: RetentionScene) -> None:

@@ -182,13 +182,13 @@ def test_what_is_wrong_with_bookkeeper_disproves_no_copy(settings, error):
     assert not disproves(unread.value)
 
 
-def test_a_bucket_that_does_not_answer_disproves_no_copy(settings, monkeypatch):
+def test_a_bucket_that_does_not_answer_disproves_no_copy(settings):
     scene = Scene(settings)
 
-    def unanswered(bucket, keys):
+    def unanswered(name, bucket, keys):
         raise Unavailable("503")
 
-    monkeypatch.setattr(scene.objects, "head_many", unanswered)
+    scene.objects.before = unanswered
     with pytest.raises(Unavailable) as unread:
         scene.task()
     assert not disproves(unread.value)

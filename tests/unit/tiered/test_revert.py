@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -16,7 +15,6 @@ from pulsar_lifecycle.formats.offload_object import (
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered import revert
-from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from tests.kit.scenes.tiered.commit_cases import ROTTEN, reverted
 from tests.kit.scenes.tiered.offload_scene import BUCKET, SAYS, context
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
@@ -60,23 +58,21 @@ def test_nothing_is_reverted_beside_an_attempt_of_its_broker(scene: Scene) -> No
     assert scene.info == before
 
 
-def test_nothing_is_reverted_beside_an_attempt_that_begins_meanwhile(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_reverted_beside_an_attempt_that_begins_meanwhile(scene: Scene) -> None:
     scene.waived = True
     scene.proceed()
     other = next(item.ledger_id for item in scene.info.ledgers if item.ledger_id not in scene.wanted)
     scene.cluster.wait(1)
-    planned = revert.plan_revert
 
-    def then_begins(*given: Any) -> list[OffloadOutcome]:
-        found = planned(*given)
-        scene.write(other, context())
-        return found
+    def begins(step: str) -> None:
+        if step == "after record":  # that it is about to revert them
+            scene.tick = lambda step: None
+            scene.write(other, context())
 
-    monkeypatch.setattr(revert, "plan_revert", then_begins)
+    scene.tick = begins
     assert outcomes(reverted(scene)) == dict.fromkeys(scene.wanted, Outcome.FOREIGN_ATTEMPT)
     assert len(scene.complete) == len(scene.wanted)
+    assert [row.outcome for row in scene.cluster.journal.rows[-6:-3]] == [Outcome.REVERTING] * 3
 
 
 def test_what_bookkeeper_may_not_have_whole_is_not_reverted(scene: Scene) -> None:

@@ -20,8 +20,12 @@ from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
+from pulsar_lifecycle.trimming.trim_rules import Stays
 from tests.kit.builders import some_why
+from tests.kit.fakes.metadata_store import FakeStore, Operation
 from tests.kit.refused import refused_by
+from tests.kit.simulated.cluster import SimulatedCluster, data_tags
+from tests.kit.simulated.pipeline import lake_of, two_scans, where
 
 BUCKETS = {"buckets": ["tiered", "older"]}
 
@@ -91,23 +95,33 @@ def test_the_caps_of_one_launch_hold_for_what_leaves_lists_too(caps: dict[str, A
         assert counted == {"t1": {1, 2, 3}, "t2": {4}}
 
 
-def test_what_could_not_go_when_the_caps_were_checked_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_go_when_the_caps_were_checked_stays() -> None:
     """A topic that was refused then, and goes now, would be over the cap that nobody compared it with."""
-    order = TrimOrder(Topic.parse("persistent://a/b/c"), up_to=9)
-    other = TrimOrder(Topic.parse("persistent://a/b/d"), up_to=9)
-    planned = {
-        order.topic: [
-            LedgerOutcome(str(order.topic), 1, Outcome.GOES, some_why(""), 10),
-            LedgerOutcome(str(order.topic), 2, "refused", some_why("a cursor")),
-        ],
-        other.topic: [LedgerOutcome(str(other.topic), -1, "refused", some_why("a z-node could not be read"))],
-    }
-    monkeypatch.setattr(trim_run, "plan_trim", lambda run, ports, order: planned[order.topic])
-    monkeypatch.setattr(trim_run, "trim_topics", lambda run, ports, guard, orders, report: orders)
-    monkeypatch.setattr(trim_run, "acting", lambda cluster, run_id, planned_at: nullcontext((None, None, None)))
-    census = Census("bookkeeper_ledgers", "", 10, 10, 0, 0)
-    epoch = Epoch("e1", "c", "fp", 1, 2, (census,), 1, 1, ())
-    settings = SimpleNamespace(cluster="c", apply=ApplySettings(max_share=1.0))
-    cluster: Any = SimpleNamespace(lake=SimpleNamespace(epochs=lambda cluster: [epoch]), settings=settings)
-    orders: Any = trim_run.trim(cluster, "run", [order, other], dry_run=False)
-    assert [one.counted for one in orders] == [{1}, frozenset()]
+    servers = SimulatedCluster()
+    topics = [Topic.parse(f"persistent://acme/orders/{name}") for name in ("a", "b")]
+    ledgers = {topic: [servers.ledger(data_tags(topic)) for _ in range(3)] for topic in topics}
+    for topic, ids in ledgers.items():
+        servers.topic(topic, ids)
+    now, before = two_scans(servers)
+    servers.put(f"{servers.topic_path(topics[1])}/s", b"no cursor")
+    orders = [TrimOrder(topic, up_to=ids[1]) for topic, ids in ledgers.items()]
+
+    def mended(operation: Operation) -> None:
+        """The other topic can be read once the first is written, which is after the caps were checked."""
+        if operation == Operation("write", (servers.topic_path(topics[0]),)):
+            servers.zookeeper.delete(f"{servers.topic_path(topics[1])}/s", -1)
+
+    real = servers.open_store
+
+    def open_store(**asked: bool) -> FakeStore:
+        store = real(**asked)
+        store.before = mended
+        return store
+
+    servers.open_store = open_store  # type: ignore[method-assign]
+    found = trim_run.trim(where(servers, None, lake_of(before, now)), "run", orders, dry_run=False)
+    by_ledger = {one.ledger_id: one for one in found}
+    first, second = ledgers.values()
+    assert {by_ledger[i].outcome for i in first[:2]} == {Outcome.REMOVED}
+    assert {by_ledger[i].outcome for i in second[:2]} == {Outcome.REFUSED}
+    assert {by_ledger[i].why.code for i in second[:2]} == {Stays.NOT_COUNTED}
