@@ -9,11 +9,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets import dead_letters
-from orchestration import jobs
 from orchestration.automatic.schedules import PAGE
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven
 from pulsar_lifecycle.deletion_queue.queue_topics import (
     DELETION_TOPIC,
     DLQ_TOPIC,
@@ -24,15 +21,16 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.lake.journal import FileJournal
-from pulsar_lifecycle.journal.queries import DeadLetterReason
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.codes import Code
 from tests.kit.builders import BILLS, intent
+from tests.kit.crash import Watched
 from tests.kit.faked_resource import faked_resource
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
-from tests.kit.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
+from tests.kit.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionTopics, FakeQueueReader
 from tests.kit.settings import SETTINGS
+from tests.kit.simulated.cluster import SimulatedCluster
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -49,12 +47,18 @@ class Scene:
         self.reader = FakeQueueReader(self.topics)
         self.cursor: str | None = None
         self.lake = folder / "lake"
+        self.servers = SimulatedCluster()
+        self.letters = FakeDeadLetterQueue(self.topics)
+        self.journal_steps: list[str] = []
         file = folder / "lifecycle.toml"
         file.write_text(SETTINGS.format(cluster="east", lake=self.lake))
         self.resource = faked_resource(
             str(file),
+            stores=lambda *_, read_only=True, **__: self.servers.open_store(read_only=read_only),
             admin=lambda: self.admin,
             queue_reader=lambda: self.reader,
+            dead_letters=lambda: self.letters,
+            journal_reader=lambda: Watched(FileJournal(str(self.lake)), self.journal_steps.append),
             clock=lambda: self,
         )
         self.defs = build_defs(str(file))
@@ -186,22 +190,16 @@ def test_every_dead_letter_is_reported_once(scene: Scene) -> None:
     assert len(scene.topics.dead_letters) == 3
 
 
-def test_the_journal_is_read_once_and_only_for_what_is_reported(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-
-    def reasons(lake: str, cluster: str, since: int) -> dict[tuple[int, str], DeadLetterReason]:
-        read.append(since)
-        return {(1, "delete-ledger"): DeadLetterReason(Code.CHANGED_MEANWHILE, "changed")}
-
-    monkeypatch.setattr(dead_letters, "dead_letter_reasons", reasons)
-    scene.bury(1)
+def test_the_journal_is_read_once_and_only_for_what_is_reported(scene: Scene) -> None:
+    scene.bury(1, code=Code.CHANGED_MEANWHILE)
     shown, _ = scene.tick()
     assert shown is not None
     assert shown["sample"] == shown["new dead letters"]
     assert shown["sample"][0]["code"] == Code.CHANGED_MEANWHILE
-    assert len(read) == 1
+    read = scene.journal_steps.copy()
+    assert read.count("before find") == 1
     assert scene.tick() == (None, None)
-    assert len(read) == 1
+    assert scene.journal_steps == read
 
 
 def test_a_burst_is_reported_whole_over_several_ticks(scene: Scene) -> None:
@@ -332,23 +330,20 @@ def test_a_redrive_is_a_dry_run_by_default(scene: Scene) -> None:
     assert (len(scene.topics.dead_letters), scene.topics.waiting) == (2, {})
 
 
-def test_a_redrive_does_what_its_configuration_says(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[LetterFilter, int]] = []
-
-    def redrive_now(settings: Any, run_id: str, wanted: LetterFilter, max_messages: int, progress: Any) -> Redriven:
-        asked.append((wanted, max_messages))
-        return Redriven(looked=5, sent=2, failed=0, unparseable=1)
-
-    monkeypatch.setattr(jobs, "redrive_now", redrive_now)
+def test_a_redrive_does_what_its_configuration_says(scene: Scene) -> None:
+    for _ in range(8):
+        scene.bury(4, code="twin")
+    scene.bury(4, "persistent://acme/orders/placed")
+    scene.bury(5)
+    scene.topics.publish(b"\xff not json", {}, 0, DLQ_TOPIC)
     shown = run_redrive(scene, dry_run=False, ledger_ids=[4], topics=[BILLS], code=" twin ", max_messages=7)
-    assert asked == [(LetterFilter(frozenset({4}), frozenset({BILLS}), frozenset(), "twin"), 7)]
-    assert (shown["sent"], shown["looked at"], shown["unparseable, left"]) == (2, 5, 1)
+    assert (shown["sent"], len(scene.topics.waiting), len(scene.topics.dead_letters)) == (7, 7, 4)
 
 
-def test_a_redrive_that_failed_fails_its_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = Redriven(looked=1, failed=1, first_error="TopicTerminated")
-    monkeypatch.setattr(jobs, "redrive_now", lambda *_: failed)
-    with pytest.raises(dg.Failure, match="TopicTerminated"):
+def test_a_redrive_that_failed_fails_its_run(scene: Scene) -> None:
+    scene.bury(1)
+    scene.letters.refused.add(1)
+    with pytest.raises(dg.Failure, match="refused by the test"):
         run_redrive(scene, dry_run=False)
 
 
@@ -367,13 +362,10 @@ def test_a_redrive_refuses_names_that_are_none(scene: Scene, config: dict[str, A
         run_redrive(scene, dry_run=dry_run, **config)
 
 
-@pytest.mark.parametrize(("looked", "fails"), [(3, True), (0, False)])
-def test_a_redrive_that_wants_none_of_what_waits_fails(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, looked: int, fails: bool
-) -> None:
-    monkeypatch.setattr(jobs, "redrive_now", lambda *_: Redriven(looked=looked, unparseable=looked // 3))
-    if not fails:
-        assert run_redrive(scene, dry_run=False)["sent"] == 0
-        return
+def test_a_redrive_that_wants_none_of_what_waits_fails(scene: Scene) -> None:
+    assert run_redrive(scene, dry_run=False)["sent"] == 0
+    scene.bury(1)
+    scene.bury(2)
+    scene.topics.publish(b"\xff not json", {}, 0, DLQ_TOPIC)
     with pytest.raises(dg.Failure, match="nothing was sent: of 3 dead letters 1 cannot be parsed"):
         run_redrive(scene, dry_run=False, namespaces=["acme/gone"])

@@ -110,23 +110,19 @@ def test_a_topic_without_ledgers_that_was_created_again_is_another_one() -> None
     assert result.error is RecordsError.REPLACED
 
 
-def test_a_topic_that_is_created_again_while_its_answer_is_waited_for_is_another_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_topic_that_is_created_again_while_its_answer_is_waited_for_is_another_one() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
     scene.plan(scene.at(2, 0))
     scene.apply()
-    passes = scene.cluster.clock.sleep
 
     def deleted_meanwhile(seconds: float) -> None:
-        passes(seconds)
+        scene.cluster.clock.on_sleep = lambda seconds: None
         for i in ids[:2]:
             scene.cluster.remove(scene.cluster.path(i))
         scene.created_again()
-        monkeypatch.setattr(scene.cluster.clock, "sleep", passes)
 
-    monkeypatch.setattr(scene.cluster.clock, "sleep", deleted_meanwhile)
+    scene.cluster.clock.on_sleep = deleted_meanwhile
     (result,) = scene.apply(Patience(answers=60), dry_run=True)
     assert result.error is RecordsError.REPLACED
 

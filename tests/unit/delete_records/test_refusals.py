@@ -209,7 +209,7 @@ def test_a_cursor_below_is_moved_behind_the_last_message_below_it() -> None:
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
 
 
-def test_nothing_goes_before_a_moved_cursor_is_persisted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_goes_before_a_moved_cursor_is_persisted() -> None:
     scene = RecordsScene()
     scene.cursor("s", 0, 3)
     scene.cluster.admin.topics[scene.topic] = {"s": FakeSubscription()}
@@ -218,13 +218,7 @@ def test_nothing_goes_before_a_moved_cursor_is_persisted(monkeypatch: pytest.Mon
     assert result.error is RecordsError.TIMEOUT
     assert "move subscription s" in result.reason
     assert (scene.listed(), scene.properties()) == (scene.ids[scene.topic], {})
-    passes = scene.cluster.clock.sleep
-
-    def persisted_later(seconds: float) -> None:
-        passes(seconds)
-        scene.cursor("s", 1, 9)
-
-    monkeypatch.setattr(scene.cluster.clock, "sleep", persisted_later)
+    scene.cluster.clock.on_sleep = lambda seconds: scene.cursor("s", 1, 9)
     (result,) = scene.apply()
     assert "are not proven gone" in result.reason
     assert scene.listed() == scene.ids[scene.topic][2:]

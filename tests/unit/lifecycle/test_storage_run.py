@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,8 +23,8 @@ from pulsar_lifecycle.lifecycle.storage_run import (
 )
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.topics import retention_now as reading
 from tests.kit.builders import ROW
+from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import bucket_tags, compacted_tags, data_tags, deleted_copy, schema_tags
 
@@ -191,19 +189,18 @@ def test_without_coverage_nothing_is_an_orphan(scene: RetentionScene) -> None:
     assert found == {("a", Reason.UNJUDGED): 1, ("b", Reason.RETAINED): 1}
 
 
-def test_policies_that_nobody_tells_leave_what_hangs_on_them_unjudged(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_policies_that_nobody_tells_leave_what_hangs_on_them_unjudged(scene: RetentionScene) -> None:
     ids = scene.topic("a", 100, 90, 80, cursor=1)
     scene.servers.wait(1)
     epoch = judged_scan.scan(scene.cluster, "run")
 
-    def silent(*_: object) -> Mapping[str, Any]:
-        raise Unavailable("the brokers do not answer")
+    def silent(operation: Operation) -> None:
+        if any(path.startswith("/admin/policies") for path in operation.paths):
+            raise Unavailable("the configuration store does not answer")
 
-    monkeypatch.setattr(reading, "namespace_policies", silent)
+    scene.before = silent
     rows, problems = build_storage_report(scene.cluster, epoch)
-    assert problems == ("the brokers do not answer",)
+    assert problems == ("the configuration store does not answer",)
     found = by_reason(rows)
     assert (found[Reason.UNJUDGED]["ledgers"], found[Reason.BACKLOG]["ledgers"]) == (2, len(ids) - 2)
     assert totals(rows) == scanned(scene.cluster, epoch.epoch_id)

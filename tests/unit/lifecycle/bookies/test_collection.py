@@ -25,7 +25,7 @@ from pulsar_lifecycle.runs import control
 from tests.kit.fakes.bookie_admin import IDLE, FakeBookieAdmin, status
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.journal import FakeJournal
-from tests.kit.fakes.metadata_store import FakeZooKeeper
+from tests.kit.fakes.metadata_store import FakeZooKeeper, Operation
 
 GB = 1 << 30
 
@@ -427,19 +427,18 @@ def test_no_bookie_is_told_while_a_run_deletes_or_restores():
     assert outcomes(scene.run()) == dict.fromkeys("abc", Outcome.COLLECTED)
 
 
-def test_a_metadata_store_that_does_not_say_who_deletes_ends_the_run_with_a_row_for_each(monkeypatch):
+def test_a_metadata_store_that_does_not_say_who_deletes_ends_the_run_with_a_row_for_each():
     scene = Scene()
-    held = control.is_held
     asked = []
 
-    def fails(store, lease):
-        asked.append(lease)
-        if len(asked) == 2:
-            control.pause(store, "enough")
-            raise Unavailable("ZooKeeper does not answer")
-        return held(store, lease)
+    def fails(operation):
+        if operation == Operation("read", (control.holder_of(control.LEASE),)):
+            asked.append(operation)
+            if len(asked) == 2:
+                control.pause(scene.store, "enough")
+                raise Unavailable("ZooKeeper does not answer")
 
-    monkeypatch.setattr(control, "is_held", fails)
+    scene.store.before = fails
     found = scene.run()
     assert outcomes(found) == {
         "a": Outcome.COLLECTED,
