@@ -10,7 +10,6 @@ import pytest
 
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
-from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.lifecycle.activity.activity_run import (
     CURSORS,
     TOPIC_TABLE,
@@ -20,11 +19,10 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import (
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.topics import retention_now
-from pulsar_lifecycle.topics.policies import NamespacePolicies
 from tests.kit.scenes.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 from tests.kit.simulated.cluster import data_tags
+from tests.kit.simulated.topic_policies import set_topic_policies
 
 DAY = 86_400_000
 
@@ -101,11 +99,10 @@ class ActivityScene(LoadScene):
         return next(row for row in own if not cursor or row["cursor"] == cursor)
 
 
-def never_deleted(scene: ActivityScene, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def never_deleted(scene: ActivityScene, name: str) -> None:
     """From now on a topic has a policy of its own that keeps it while it is inactive."""
-    said = TopicPolicies({"inactiveTopicPolicies": {"deleteWhileInactive": False}})
-    own = {NAMESPACE: NamespacePolicies({scene.named(name): said})}
-    monkeypatch.setattr(retention_now, "read_namespaces", lambda *_: own)
+    policies = {"inactiveTopicPolicies": {"deleteWhileInactive": False}}
+    set_topic_policies(scene.servers, scene.named(name), policies)
 
 
 def kept(table: Any) -> dict[str, str | None]:

@@ -194,10 +194,10 @@ def test_a_topic_that_is_not_as_planned_stays(
     assert there(scene, "a")
 
 
-def test_a_policy_of_the_topic_since_the_plan_keeps_it(scene: ActivityScene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_of_the_topic_since_the_plan_keeps_it(scene: ActivityScene) -> None:
     scene.used("a", "s")
     made = plan(scene, "a")
-    never_deleted(scene, "a", monkeypatch)
+    never_deleted(scene, "a")
     assert apply(scene, made) == {"a": (Outcome.REFUSED, InactiveKept.OWNER_KEEPS)}
     assert there(scene, "a")
 
