@@ -100,7 +100,7 @@ def _looked(
 def sent_at(cluster: Cluster, ledgers: Collection[int]) -> dict[int, int]:
     """When (ms) the last message was sent that asks for the deletion of a ledger or its copy, by our journal.
 
-    Missing is one that no message asks for, as far as we know, or whose message a deletion run has settled.
+    A ledger is missing where no message is known that asks for it, or where a deletion run has ended that message.
     """
     if not ledgers:
         return {}

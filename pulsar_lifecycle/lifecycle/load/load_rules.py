@@ -218,11 +218,11 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, 
 class _Ledgers:
     """The ledgers of all topics as numpy arrays; ``ttl`` and ``ends``, the place of the last ledger, by topic.
 
-    ``sized``: its bytes are known. ``held``: a cursor needs some of it. ``unsent``: that of a replicator does, or may.
+    ``sized``: its bytes are known. ``held``: a cursor needs some of it. ``unsent``: a replicator's needs it, or may.
     ``due``: acknowledged, and past their retention now. ``past_ttl``: what subscriptions that we may expire need of
     them is past the TTL, and so is all before it. ``may_expire``: the next one, which was closed within the TTL, but
     whose messages may all be older. ``goes``: a broker that has loaded the topic and expired its messages trims them;
-    ``may_go``: the same if those of ``may_expire`` go, too; ``freed``: and we would not by metadata. ``misread``: a
+    ``may_go``: the same if those of ``may_expire`` go, too; ``freed``: only a broker frees it. ``misread``: a
     broker would take it for empty or past its retention, and it is not, or may not be. ``kept_before``: a ledger before
     it in its topic is neither due nor empty.
     """

@@ -283,7 +283,7 @@ class _LoadRun:
     def _silent(self, owned: Mapping[Topic, str], answers: BrokerAnswers) -> dict[Topic, Why]:
         """Topics that a broker which does not answer has, or may take; all, if nobody knows what it is configured with.
 
-        The plan was made as all brokers had said that, and agreed: who is registered since before says the same still.
+        When the plan was made all brokers had said so, and agreed. One that was registered before then says the same.
         """
         if not answers.unanswered:
             return {}

@@ -42,7 +42,7 @@ AGAIN = 5.0
 
 
 class LoadStep(StrEnum):
-    """Why of a step's outcome."""
+    """Why a step of a load ended as it did."""
 
     VERIFIED = "verified"
     """Metadata says so."""
@@ -392,7 +392,7 @@ class Visits:
 
 
 def _said(visit: Visit, left: set[int]) -> Why:
-    """What left the list of a topic that is through, beside what was to; one without entries leaves at any load."""
+    """What left a topic's list, and what was to leave it. A ledger without entries leaves at any load."""
     empty = {i for i, row in visit.before.rows.items() if row and row["entries"] == 0}
     text = f"it is unloaded; {len(left)} ledgers left its list"
     if more := left - set(visit.may_trim) - empty:
