@@ -117,11 +117,11 @@ class PartitionDeletion:
             if not read.view.loaded:  # its broker is to unload it again, whatever becomes of this run
                 pending = PendingUnload(self._topic, True, self._ports.clock.now_ms(), self._guard.guard[0])
                 control.note_unload(self._ports.store, pending)
+                self._run = replace(self._run, loaded_topics=frozenset({str(self._topic)}))  # by us, so we may write it
             for name, at in cut.moved:
                 self._move(read, cut, name, at)
             if cut.rolls:
                 self._roll(read)
-            self._run = replace(self._run, loaded_topics=frozenset({str(self._topic)}))  # we had it loaded ourselves
             looked = self._look_moved()
             if isinstance(looked, Refusal):
                 return looked

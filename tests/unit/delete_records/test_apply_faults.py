@@ -79,6 +79,29 @@ def test_a_request_that_its_broker_fails_at_is_tried_again_by_the_next_run(fails
     assert [one.error for one in scene.apply()] == [None, None]
 
 
+def test_a_topic_that_others_have_loaded_is_not_written_because_a_cursor_of_it_was_moved() -> None:
+    """No broker lists it yet: it counts as loaded by its last write, and the settings do not let it be written then."""
+    scene = RecordsScene()
+    admin = scene.cluster.admin
+    admin.topics = {scene.topic: {"s": FakeSubscription()}}
+    scene.cursor("s", 0, 1)
+    path = scene.cluster.topic_path(scene.topic)
+    scene.cluster.put(path, scene.cluster.zookeeper.data(path))
+    moved: list[Position] = []
+
+    def moves(topic: Topic, name: str, past: Position) -> None:
+        moved.append(past)
+        scene.cursor(name, 0, past.entry_id)
+        admin.loaded.clear()  # a list lags
+
+    admin.on_move = moves
+    (row,) = scene.plan(scene.at(0, 4), options=Options(move_cursors=True))
+    assert row["error"] is None
+    (result,) = scene.apply()
+    assert (result.error, len(moved)) == (RecordsError.LOADED, 1), result
+    assert scene.properties() == {}
+
+
 def test_a_topic_that_was_deleted_after_the_plan_is_unknown() -> None:
     scene = RecordsScene()
     scene.plan(scene.at(2, 0))
