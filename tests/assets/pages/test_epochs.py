@@ -16,13 +16,17 @@ from pyroaring import BitMap64
 from assets.names import READER
 from assets.pages import epochs
 from pulsar_lifecycle.io.lake.artefacts import FileLake
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.store_history import StoreCounters
+from tests.kit.simulated import pipeline
+from tests.kit.simulated.cluster import SimulatedCluster
 
-HERE = "this-cluster"
+SERVERS = SimulatedCluster()
+HERE = cluster_fingerprint(SERVERS.open_store(), "/ledgers")
 
 
 @pytest.fixture
@@ -32,9 +36,9 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture
-def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(epochs, "fingerprint_of", lambda where: HERE)
-    return SimpleNamespace(lake=FileLake(str(tmp_path)))
+def where(tmp_path: Path) -> Any:
+    lake: Any = FileLake(str(tmp_path))
+    return pipeline.where(SERVERS, None, lake)
 
 
 def run(instance: dg.DagsterInstance, run_id: str, **tags: str) -> Any:

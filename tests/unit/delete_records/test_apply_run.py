@@ -9,20 +9,19 @@ from uuid import UUID
 
 import pytest
 
-from pulsar_lifecycle.delete_records import finishing
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, parse_offset
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
-from pulsar_lifecycle.errors import RefusedBy, Unavailable
+from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports import LedgerDirectory
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.records.refusals import RefusalCode
+from pulsar_lifecycle.runs import control
 from tests.kit.builders import ROW
 from tests.kit.fakes.bookie_admin import status
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
@@ -375,17 +374,21 @@ def test_a_ledger_that_no_message_asks_for_is_not_waited_for() -> None:
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
 
 
-def test_what_hinders_the_deletion_run_is_said_with_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scan(*_: object) -> None:
-        raise RefusedBy(RefusalCode.SCAN_EXPIRED, "no scan")
-
+def test_what_hinders_the_deletion_run_is_said_with_who_waits_for_it() -> None:
     scene = RecordsScene(2)
     scene.plan(scene.at(2, 3), parse_offset("1:1"))
-    monkeypatch.setattr(finishing.judged_scan, "scan", scan)
+
+    def paused_meanwhile(seconds: float) -> None:
+        store = scene.cluster.open_store()
+        if not control.is_held(store, control.LEASE):  # it has written, and waits for the messages
+            scene.cluster.clock.on_sleep = lambda seconds: None
+            control.pause(store, "no deletions today")
+
+    scene.cluster.clock.on_sleep = paused_meanwhile
     waits, refused = scene.apply(Patience(answers=1200, finish=True))
     assert waits.error is RecordsError.TIMEOUT
-    assert "no scan" in waits.reason
-    assert "no scan" not in refused.reason
+    assert "paused" in waits.reason
+    assert "paused" not in refused.reason
 
 
 def test_a_brokers_open_offload_attempt_leaves_the_low_watermark_unwritten() -> None:
