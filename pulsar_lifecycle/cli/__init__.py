@@ -17,7 +17,7 @@ import typer
 
 from pulsar_lifecycle.cli import automation, compaction, control, delete_records, offload, plans, queue
 from pulsar_lifecycle.cli.look import disk, explain, inactive, inspect, table
-from pulsar_lifecycle.cli.options import Options
+from pulsar_lifecycle.cli.options import GlobalOptions
 from pulsar_lifecycle.cli.show import printable
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, RefusedBy, UsageError
 from pulsar_lifecycle.io.connect import Connect, Connections
@@ -68,7 +68,7 @@ def options(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show warnings, and a traceback on errors.")] = False,
 ) -> None:
     """Options of every command."""
-    given = context.ensure_object(Options)
+    given = context.ensure_object(GlobalOptions)
     given.config, given.verbose = config, verbose
     if verbose:
         logging.basicConfig(level=logging.WARNING)
@@ -78,7 +78,7 @@ def options(
 
 def main(arguments: Sequence[str] | None = None, connect: Connect = Connections) -> None:
     """The entry point; ends the process. ``connect`` opens the ports of the cluster that the options name."""
-    given = Options(connect=connect)
+    given = GlobalOptions(connect=connect)
     try:
         app(args=arguments, prog_name="pulsar-lifecycle", obj=given)
     except LifecycleError as error:

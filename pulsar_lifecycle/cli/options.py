@@ -21,7 +21,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead 
 
 
 @dataclass
-class Options:
+class GlobalOptions:
     """The global options."""
 
     config: Path | None = None
@@ -34,7 +34,7 @@ def cluster_of(context: typer.Context) -> Cluster:
     from pulsar_lifecycle.runs.cluster import Cluster
     from pulsar_lifecycle.settings import load_settings
 
-    options = context.ensure_object(Options)
+    options = context.ensure_object(GlobalOptions)
     return Cluster(load_settings(options.config), str(options.config or ""), options.connect)
 
 

@@ -46,7 +46,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class OwnersNow:
     """What owners say now: rows of ``tables.REFERENCES`` for one ledger, the z-nodes asked, what was not readable.
 
     ``offloads``: its copies in tiered storage, in words. ``copies``: the keys of those that topics name as complete.
@@ -74,7 +74,7 @@ class Explanation:
     ledger: Row | None
     path: str
     topic: str
-    look: Look
+    look: OwnersNow
     history: History
 
     @property
@@ -120,7 +120,7 @@ def look(
     managed_ledgers: Iterable[str],
     schema_ids: Iterable[str],
     ledgers_root: str,
-) -> Look:
+) -> OwnersNow:
     """Everything below these owners' z-nodes, and in the entries they lead to, that refers to the ledger."""
     topic_paths = [f"{MANAGED_LEDGERS_ROOT}/{name}" for name in sorted(set(managed_ledgers))]
     schema_paths = [f"{SCHEMAS_ROOT}/{name}" for name in sorted(set(schema_ids))]
@@ -164,7 +164,7 @@ def look(
         if item["ledger_id"] == ledger_id and item["offload_uuid"] and item["offload_complete"]
     )
     written = max((row["mtime"] for row in rows), default=0)
-    return Look(mine, (*topic_paths, *schema_paths), tuple(trouble), tuple(offloads), tuple(copies), written)
+    return OwnersNow(mine, (*topic_paths, *schema_paths), tuple(trouble), tuple(offloads), tuple(copies), written)
 
 
 def _offloads(store: MetadataStore, ledger_id: int, topics: Iterable[Row]) -> Iterator[str]:
@@ -210,7 +210,7 @@ def _owners(ledger: Row | None, history: History) -> tuple[set[str], set[str]]:
 # ------------------------------------------------------------------------------------------------------- the verdict
 
 
-def _absent(found: Look, history: History, now: int) -> LedgerVerdict:
+def _absent(found: OwnersNow, history: History, now: int) -> LedgerVerdict:
     needing = _needing(found.references)
     deletions = history.deletions()
     if needing:
@@ -263,7 +263,7 @@ def _unsaid(run_id: str, lately: bool) -> Why:
     )
 
 
-def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now: int) -> LedgerVerdict:
+def _present(ledger_id: int, rows: pa.Table, found: OwnersNow, history: History, now: int) -> LedgerVerdict:
     needing = _needing(found.references)
     if needing:
         return LedgerVerdict(Verdict.IN_USE, Why(Verdict.IN_USE, _referring(needing)))
@@ -328,7 +328,7 @@ def _released(ledger: Row, history: History, context: Context) -> LedgerVerdict:
     return LedgerVerdict(Verdict.MAY_GO, Why(Code.RELEASED, f"{WAS_RELEASED}: the next deletion run deletes that copy"))
 
 
-def _marked(rows: pa.Table, found: Look, history: History, now: int) -> LedgerVerdict:
+def _marked(rows: pa.Table, found: OwnersNow, history: History, now: int) -> LedgerVerdict:
     """A deletion run waives grace period and earlier scan for it, and nothing else."""
     epoch, context = history.epoch, history.context
     after = history.marked is not None and epoch is not None and history.marked[1] < epoch.started_at
@@ -348,7 +348,7 @@ def _marked(rows: pa.Table, found: Look, history: History, now: int) -> LedgerVe
     return LedgerVerdict(Verdict.MAY_GO, Why(Code.TAKEN_OFF, f"{TAKEN_OFF}: the next deletion run deletes it"))
 
 
-def _lost_of(found: Look, journal: Iterable[Mapping[str, Any]]) -> set[str]:
+def _lost_of(found: OwnersNow, journal: Iterable[Mapping[str, Any]]) -> set[str]:
     """Those copies that its topic names, and that our journal says we deleted."""
     lost = lost_copies(journal)
     return {key for key in found.copies if any(key in name for name in lost)}
@@ -363,7 +363,7 @@ def _referring(rows: list[Row]) -> str:
     return f"{first} refers to it" if len(rows) == 1 else f"{first} and {len(rows) - 1} more refer to it"
 
 
-def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, found: Look, history: History) -> list[str]:
+def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, found: OwnersNow, history: History) -> list[str]:
     """What an operator should know beside the answer."""
     notes: list[str] = []
     deletions = history.deletions()

@@ -20,7 +20,7 @@ def _of_any_version(value: Any) -> Any:
     return [("", one) if isinstance(one, str) else one for one in value]
 
 
-Unread = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_of_any_version)]
+UnreadPaths = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_of_any_version)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Census:
     empty: int
     corrupt: tuple[str, ...] = ()
     """Paths of undecodable z-nodes, :data:`SHOWN` at most."""
-    unread: Unread = ()
+    unread: UnreadPaths = ()
     """What could not be read: path, and why; of a scan of an earlier version only the latter."""
     mismatched: tuple[str, ...] = ()
     """Parents whose own count of children differs from the rows below them."""

@@ -22,9 +22,10 @@ from pulsar_lifecycle.ports import EntryBatch, MetadataStore
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources import closed_ledgers
 from pulsar_lifecycle.sources.closed_ledgers import ClosedLedgers
-from pulsar_lifecycle.sources.entry_tables import EntryReader, EntrySource, Pace
+from pulsar_lifecycle.sources.entry_tables import EntryReader, EntrySource
 from pulsar_lifecycle.sources.low_watermarks import first_shown, topic_of, watermarks_of
 from pulsar_lifecycle.sources.messages import Hidden
+from pulsar_lifecycle.throttle import Pace
 
 _log = logging.getLogger(__name__)
 

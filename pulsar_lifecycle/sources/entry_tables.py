@@ -19,7 +19,7 @@ tasks together read at most, shared by ``concurrency`` tasks at once (default: a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -37,7 +37,7 @@ from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources.low_watermarks import OPTION
 from pulsar_lifecycle.sources.messages import MESSAGES, Hidden, Messages
-from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.throttle import Pace, RateBudget
 
 ENTRIES = pa.schema(
     [
@@ -51,7 +51,6 @@ ENTRIES = pa.schema(
 PARTITION_BYTES = 64 << 20
 
 Piece = TypeVar("Piece")
-Pace = Callable[[int], object]
 
 
 @dataclass(frozen=True)

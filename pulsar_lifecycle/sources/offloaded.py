@@ -26,10 +26,11 @@ from pulsar_lifecycle.model import MessagePosition
 from pulsar_lifecycle.ports import EntryBatch
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources import offload_listing
-from pulsar_lifecycle.sources.entry_tables import EntryReader, EntrySource, Pace
+from pulsar_lifecycle.sources.entry_tables import EntryReader, EntrySource
 from pulsar_lifecycle.sources.low_watermarks import OPTION, first_shown, topic_of, watermarks_of
 from pulsar_lifecycle.sources.messages import Hidden
 from pulsar_lifecycle.sources.offload_listing import OffloadedData, Offloads
+from pulsar_lifecycle.throttle import Pace
 
 _log = logging.getLogger(__name__)
 
