@@ -19,7 +19,7 @@ from pulsar_lifecycle.delayed_index.stored.subscription import (
     outstanding,
 )
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
-from pulsar_lifecycle.delayed_index.tracking.shared import Acknowledged, SharedIndex
+from pulsar_lifecycle.delayed_index.tracking.shared import AcknowledgedMessages, SharedIndex
 from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
@@ -82,14 +82,14 @@ def taken(
     return Taken(index.nbytes, storage.size)
 
 
-def _acknowledged(one: StoredSubscription, delayed: Indexes) -> Acknowledged:
+def _acknowledged(one: StoredSubscription, delayed: Indexes) -> AcknowledgedMessages:
     """What it acknowledged, as far as delayed messages go."""
     places = Places(delayed)
     of = places.of(delayed.ledgers, delayed.entries)
     which = acknowledged(one, places, of) & (of > places.up_to(one.position))
     individually = EntrySet()
     individually.add(delayed.ledgers[which], delayed.entries[which])
-    return Acknowledged(one.position, individually)
+    return AcknowledgedMessages(one.position, individually)
 
 
 class _Counted:

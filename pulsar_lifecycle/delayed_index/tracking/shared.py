@@ -27,7 +27,7 @@ _AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledged:
+class AcknowledgedMessages:
     """What a subscription has acknowledged; whoever is given it takes it over."""
 
     mark_delete: Position
@@ -43,7 +43,7 @@ class SharedIndex:
     to. A message that it reads before others that it has not read may be handed out twice; none is lost by it.
     """
 
-    def __init__(self, tracker: BucketTracker, subscriptions: Mapping[str, Acknowledged]) -> None:
+    def __init__(self, tracker: BucketTracker, subscriptions: Mapping[str, AcknowledgedMessages]) -> None:
         """Over the topic's only tracker, whose cursor no consumer uses; ``subscriptions`` are all that there are."""
         self._tracker = tracker
         self._now = 0
@@ -51,7 +51,7 @@ class SharedIndex:
 
     # ------------------------------------------------------------------------------------------------- subscriptions
 
-    def read_from(self, subscription: str, acknowledged: Acknowledged) -> None:
+    def read_from(self, subscription: str, acknowledged: AcknowledgedMessages) -> None:
         """A new subscription, or one that is reset, in either direction: it reads on from there."""
         self._views[subscription] = _View(acknowledged)
         self._forget_passed()
@@ -168,7 +168,7 @@ class _View:
 
     __slots__ = ("acknowledged", "owed", "read_position", "unread")
 
-    def __init__(self, acknowledged: Acknowledged) -> None:
+    def __init__(self, acknowledged: AcknowledgedMessages) -> None:
         self.acknowledged = acknowledged
         self.read_position = _after(acknowledged.mark_delete)
         """Everything before it was read, passed over, or acknowledged."""
@@ -209,7 +209,7 @@ class _View:
             return
         for messages in (self.acknowledged.individually, self.owed, self.unread):
             messages.discard_until(position.ledger_id, position.entry_id)
-        self.acknowledged = Acknowledged(position, self.acknowledged.individually)
+        self.acknowledged = AcknowledgedMessages(position, self.acknowledged.individually)
         self.read_position = max(self.read_position, _after(position))
 
     def acknowledge(self, ledgers: Longs, entries: Longs) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
-from pulsar_lifecycle.delayed_index.tracking.shared import Acknowledged, SharedIndex
+from pulsar_lifecycle.delayed_index.tracking.shared import AcknowledgedMessages, SharedIndex
 from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from pulsar_lifecycle.errors import StoreError, Unavailable
 from pulsar_lifecycle.model import Position
@@ -75,7 +75,7 @@ class Sharing(RuleBasedStateMachine):
         after = {at for at in one.acknowledged if Position(*at) > one.mark_delete}
         found = EntrySet()
         found.add(*columns(after))
-        return Acknowledged(one.mark_delete, found)
+        return AcknowledgedMessages(one.mark_delete, found)
 
     def rewind(self, name):
         """It reads again all that it did not acknowledge."""

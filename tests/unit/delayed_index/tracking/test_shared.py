@@ -7,7 +7,7 @@ import pytest
 
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
-from pulsar_lifecycle.delayed_index.tracking.shared import Acknowledged, SharedIndex
+from pulsar_lifecycle.delayed_index.tracking.shared import AcknowledgedMessages, SharedIndex
 from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from pulsar_lifecycle.model import Position
 from tests.kit.delayed.bucket_storage import InMemoryBucketKeys, InMemoryBucketStorage
@@ -35,7 +35,7 @@ class Scene:
             delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds=1,
             is_delayed_delivery_deliver_at_time_strict=True,
         )
-        self.load({name: Acknowledged(START) for name in names})
+        self.load({name: AcknowledgedMessages(START) for name in names})
 
     def load(self, subscriptions, now=NOW_MS):
         tracker = BucketTracker(self.settings, self.storage, self.keys, "persistent://p/d/t", "index", now)
@@ -147,7 +147,7 @@ def test_the_slowest_subscription_keeps_the_buckets():
 def test_a_later_subscription_uses_what_is_there():
     scene = Scene("a")
     scene.read("a", 1, 2)
-    scene.index.read_from("late", Acknowledged(Position(1, 4), entry_set((2, 1))))
+    scene.index.read_from("late", AcknowledgedMessages(Position(1, 4), entry_set((2, 1))))
     assert scene.index.contains_message("late", 1, 5)
     assert scene.handed_out("a", NOW_MS + 7_000) == [*everything(1)[:7], *everything(2)[:7]]
     assert scene.read("late", 1, 2, now=NOW_MS + 7_000) == [(1, 5), (1, 6), (2, 0), *everything(2)[2:7]]
@@ -161,7 +161,7 @@ def test_a_reset_gives_everything_again_to_that_subscription():
     for name in ("a", "b"):
         assert len(scene.handed_out(name, NOW_MS + 5_000)) == PER_LEDGER
     scene.index.mark_delete("a", Position(1, 4))
-    scene.index.read_from("a", Acknowledged(START))
+    scene.index.read_from("a", AcknowledgedMessages(START))
     assert scene.read("a", 1, 2, now=NOW_MS + 5_000) == [*everything(1)[:5], *everything(2)[:5]]
     later = [*everything(1)[5:], *everything(2)[5:]]
     assert scene.handed_out("a", LATE) == scene.handed_out("b", LATE) == later
@@ -197,7 +197,7 @@ def test_a_loaded_topic_goes_on_from_the_buckets():
     assert len(scene.handed_out("a", NOW_MS + 5_000)) == PER_LEDGER
     then = NOW_MS + 5_000
     acknowledged = entry_set(*everything(2)[:5])
-    scene.load({"a": Acknowledged(Position(1, 4), acknowledged), "b": Acknowledged(START)}, then)
+    scene.load({"a": AcknowledgedMessages(Position(1, 4), acknowledged), "b": AcknowledgedMessages(START)}, then)
     assert scene.index.number_of_delayed_messages == 5
     assert scene.read("b", 1, 2, now=then) == [*everything(1)[:5], *everything(2)[:5]]
     assert scene.read("a", 1, 2, now=then) == []
