@@ -25,7 +25,7 @@ from ground import add_entries, kazoo
 from kazoo.client import KazooClient
 
 from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger, schema
-from pulsar_lifecycle.formats.entry import Entry
+from pulsar_lifecycle.formats.entry import StoredEntry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
@@ -216,7 +216,7 @@ def _version(ledger_id: int) -> schema.IndexEntry:
     return schema.IndexEntry(0, Position(ledger_id, 0 if ledger_id >= 0 else -1), hashlib.sha256(b"schema").digest())
 
 
-def _entries(topic: int) -> Iterator[Entry]:
+def _entries(topic: int) -> Iterator[StoredEntry]:
     """The only entry of each real ledger."""
     schema_ledger, compaction_ledger, compacted_ledger = _extra_ids(topic)
     yield _only(schema_ledger, schema.encode_entry(schema.SchemaEntry(b'{"type":"string"}', (_version(-1),))))
@@ -225,12 +225,12 @@ def _entries(topic: int) -> Iterator[Entry]:
     yield _only(compaction_ledger, cursor.encode_position(cursor.PositionInfo(position, properties=properties)))
 
 
-def _read_upto(topic: int) -> Entry:
+def _read_upto(topic: int) -> StoredEntry:
     """The only entry of a subscription's cursor ledger."""
     first = FIRST_ID + topic * LEDGERS_PER_TOPIC
     position = cursor.PositionInfo(Position(first + ACKNOWLEDGED - 1, 49_999))
     return _only(first + LEDGERS_PER_TOPIC - 1, cursor.encode_position(position))
 
 
-def _only(ledger_id: int, payload: bytes) -> Entry:
-    return Entry(ledger_id, 0, -1, len(payload), payload)
+def _only(ledger_id: int, payload: bytes) -> StoredEntry:
+    return StoredEntry(ledger_id, 0, -1, len(payload), payload)

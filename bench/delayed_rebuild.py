@@ -45,7 +45,7 @@ from pulsar_lifecycle.delayed_index.repair.repair_run import repair
 from pulsar_lifecycle.delayed_index.stored.check_run import check_delayed_indexes
 from pulsar_lifecycle.delayed_index.stored.index_reading import index_ports, read_topic
 from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger
-from pulsar_lifecycle.formats.entry import Entry
+from pulsar_lifecycle.formats.entry import StoredEntry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
@@ -146,7 +146,9 @@ def write_topic(cluster: Cluster, topic: Topic, count: int) -> None:
             payloads = [message(due) for due in times[n * PER_LEDGER : (n + 1) * PER_LEDGER].tolist()]
             lengths = np.cumsum([len(payload) for payload in payloads]).tolist()
             numbered = enumerate(zip(lengths, payloads, strict=True))
-            add_entries(cluster.bookies[0], (Entry(ledger, at, at - 1, length, one) for at, (length, one) in numbered))
+            add_entries(
+                cluster.bookies[0], (StoredEntry(ledger, at, at - 1, length, one) for at, (length, one) in numbered)
+            )
             metadata = LedgerMetadata(
                 *(LedgerState.CLOSED, 1, 1, 1, (Segment(0, (cluster.bookies[0],)),)),
                 length=lengths[-1],

@@ -105,7 +105,7 @@ _ADD_BYTES = 1 << 20
 """Sent to the bookie before its answers are read."""
 
 
-def add_entries(bookie: str, entries: Iterable[entry.Entry]) -> None:
+def add_entries(bookie: str, entries: Iterable[entry.StoredEntry]) -> None:
     """Write entries to a bookie (BookieProtocol v2, ADDENTRY), with CRC32C digests and an empty password."""
     host, _, port = bookie.rpartition(":")
     key = entry.master_key(b"")

@@ -33,7 +33,7 @@ from ground import add_entries, cpu_seconds, data_folder, expect, kazoo, tell
 from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats import ledger_metadata, offload_data
-from pulsar_lifecycle.formats.entry import Entry
+from pulsar_lifecycle.formats.entry import StoredEntry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.io.connect import Connections
@@ -139,7 +139,7 @@ def write_ledger(cluster: Cluster, ledger_id: int, entry_length: int, size: int)
     bookie = cluster.bookies[0]
     add_entries(
         bookie,
-        (Entry(ledger_id, i, i - 1, (i + 1) * entry_length, payload) for i, payload in enumerate(payloads)),
+        (StoredEntry(ledger_id, i, i - 1, (i + 1) * entry_length, payload) for i, payload in enumerate(payloads)),
     )
     tags = {"application": b"pulsar", "component": b"managed-ledger"}
     metadata = LedgerMetadata(

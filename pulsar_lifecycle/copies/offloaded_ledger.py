@@ -20,7 +20,7 @@ from uuid import UUID
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, UsageError
 from pulsar_lifecycle.formats import crc32c, offload_index, offload_object
 from pulsar_lifecycle.formats.offload_block import BlockReader
-from pulsar_lifecycle.formats.offload_index import IndexEntry, OffloadIndex
+from pulsar_lifecycle.formats.offload_index import OffloadIndex, OffloadIndexEntry
 from pulsar_lifecycle.ports import Entry, EntryBatch, ObjectHead, ObjectStore
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class OffloadedLedger:
         self._objects = objects
         self._places: list[tuple[int, int]] = []
 
-    def range_of(self, block: IndexEntry) -> range:
+    def range_of(self, block: OffloadIndexEntry) -> range:
         """The bytes of a block in the data object."""
         return range(block.offset, self.index.end_of(block))
 
@@ -218,7 +218,7 @@ class OffloadedLedger:
                 if last < reader.next_entry_id <= self.index.ledger.last_entry_id:
                     return  # a ledger's very end is read up to the last byte of padding
 
-    def _reader(self, block: IndexEntry, first: int) -> BlockReader:
+    def _reader(self, block: OffloadIndexEntry, first: int) -> BlockReader:
         """From the place known that is the nearest before ``first``, or from the block's header."""
         if first > block.first_entry_id:
             known = bisect_right(self._places, (first, self.index.data_object_length)) - 1

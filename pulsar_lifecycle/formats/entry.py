@@ -32,7 +32,7 @@ DIGEST_SIZE = {DigestType.CRC32C: 4, DigestType.CRC32: 8, DigestType.HMAC: 20, D
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredEntry:
     """A verified entry. ``length``: payload bytes of entries 0 .. ``entry_id`` together.
 
     ``last_add_confirmed`` is what the writer knew when it sent the entry, less than ``entry_id``; -1 means none.
@@ -52,7 +52,7 @@ def decode(
     *,
     ledger_id: int | None = None,
     entry_id: int | None = None,
-) -> Entry:
+) -> StoredEntry:
     """An entry with its digest verified.
 
     Raises CorruptFormat if the digest does not match, or if it is not the ledger or entry asked for.
@@ -64,7 +64,7 @@ def decode(
     if digest(digest_type, data[:HEADER_SIZE], payload, password) != data[HEADER_SIZE:begin]:
         raise CorruptFormat(WHAT, HEADER_SIZE, f"the {digest_type.name} digest of header and payload")
     ledger, entry, last_add_confirmed, length = _HEADER.unpack_from(data)
-    found = Entry(ledger, entry, last_add_confirmed, length, payload)
+    found = StoredEntry(ledger, entry, last_add_confirmed, length, payload)
     if ledger_id is not None and found.ledger_id != ledger_id:
         raise CorruptFormat(WHAT, 0, f"ledger {ledger_id}, found {found.ledger_id}")
     if entry_id is not None and found.entry_id != entry_id:
@@ -136,7 +136,7 @@ def _ended(run: EntryRun, offset: int, expected: str) -> EntryRun:
     return run
 
 
-def encode(entry: Entry, digest_type: DigestType, password: bytes = b"") -> bytes:
+def encode(entry: StoredEntry, digest_type: DigestType, password: bytes = b"") -> bytes:
     """The bytes that a bookie stores; raises struct.error for numbers that do not fit 64 bits."""
     header = _HEADER.pack(entry.ledger_id, entry.entry_id, entry.last_add_confirmed, entry.length)
     return header + digest(digest_type, header, entry.payload, password) + entry.payload

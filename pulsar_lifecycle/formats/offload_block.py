@@ -17,8 +17,8 @@ from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.offload_index import (
     DATA_HEADER_LENGTH,
     ENTRY_HEADER_LENGTH,
-    IndexEntry,
     OffloadIndex,
+    OffloadIndexEntry,
 )
 
 WHAT = "offload data object"
@@ -63,7 +63,7 @@ class ReadBlock:
 class BlockReader:
     """Reads one block of a data object in pieces, from its header on or from an entry whose place is known."""
 
-    def __init__(self, index: OffloadIndex, block: IndexEntry, entry_id: int | None = None, at: int = 0) -> None:
+    def __init__(self, index: OffloadIndex, block: OffloadIndexEntry, entry_id: int | None = None, at: int = 0) -> None:
         """``at``: where in the object (bytes) the frame of ``entry_id`` begins, if that is not None."""
         self._index = index
         self._block = block
@@ -212,7 +212,7 @@ def _entries(data: memoryview, at: int, entry_id: int, offset: int, block_end: i
     return payloads, at
 
 
-def _check_header(index: OffloadIndex, block: IndexEntry, length: int, first_entry_id: int) -> None:
+def _check_header(index: OffloadIndex, block: OffloadIndexEntry, length: int, first_entry_id: int) -> None:
     """Whether a block's header says what its index says."""
     expected = index.end_of(block) - block.offset
     if length != expected:
@@ -222,7 +222,7 @@ def _check_header(index: OffloadIndex, block: IndexEntry, length: int, first_ent
         raise CorruptFormat(WHAT, block.offset + FIRST_ENTRY_AT, expected)
 
 
-def _check_last(index: OffloadIndex, block: IndexEntry, found: int) -> None:
+def _check_last(index: OffloadIndex, block: OffloadIndexEntry, found: int) -> None:
     last = index.last_entry_of(block)
     if found != last:
         raise CorruptFormat(WHAT, index.end_of(block), f"a block up to entry {last}, found {found}")

@@ -23,8 +23,8 @@ from pulsar_lifecycle.formats.offload_block import FIRST_ENTRY_AT, FRAME, WHAT, 
 from pulsar_lifecycle.formats.offload_index import (
     DATA_HEADER_LENGTH,
     ENTRY_HEADER_LENGTH,
-    IndexEntry,
     OffloadIndex,
+    OffloadIndexEntry,
 )
 
 MIN_BLOCK_SIZE = 5 << 20
@@ -48,7 +48,7 @@ class EntryTooLong(LifecycleError):
 class Block:
     """A finished block: ``data`` is what part ``position.part_id`` of the upload consists of."""
 
-    position: IndexEntry
+    position: OffloadIndexEntry
     last_entry_id: int
     data: bytearray
 
@@ -107,7 +107,7 @@ class DataObjectBuilder:
         self._max_block_size = max_block_size
         self._checksums: array[int] = array("I")
         self._written = 0
-        self._positions: list[IndexEntry] = []
+        self._positions: list[OffloadIndexEntry] = []
         self._block = bytearray()
         self._block_checksum = 0
         self._block_checksums: array[int] = array("I")
@@ -200,7 +200,7 @@ class DataObjectBuilder:
         header = offload_block.header(self._length, entry_id)
         self._block += header
         self._block_checksum = crc32c.extend(0, header)
-        self._positions.append(IndexEntry(entry_id, len(self._positions) + 1, self._object_length))
+        self._positions.append(OffloadIndexEntry(entry_id, len(self._positions) + 1, self._object_length))
 
     def _finished(self, last_entry_id: int) -> Block:
         data = self._block

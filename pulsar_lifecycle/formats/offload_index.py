@@ -34,7 +34,7 @@ _LENGTH_AT, _DATA_LENGTH_AT, _DATA_HEADER_AT, _COUNT_AT, _METADATA_LENGTH_AT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class IndexEntry:
+class OffloadIndexEntry:
     """OffloadIndexEntry: a block. ``part_id`` counts from 1, ``offset`` (bytes) is that of the block's header."""
 
     first_entry_id: int
@@ -47,26 +47,26 @@ class OffloadIndex:
     """An offloaded ledger: its metadata without password, its blocks in order, the data object's length in bytes."""
 
     ledger: LedgerMetadata
-    blocks: tuple[IndexEntry, ...]
+    blocks: tuple[OffloadIndexEntry, ...]
     data_object_length: int
 
-    def block_of(self, entry_id: int) -> IndexEntry:
+    def block_of(self, entry_id: int) -> OffloadIndexEntry:
         """The block that holds an entry; raises ValueError for one that the ledger does not have."""
         if not 0 <= entry_id <= self.ledger.last_entry_id:
             raise ValueError(f"entry {entry_id} is not among 0..{self.ledger.last_entry_id}")
         return self.blocks[bisect_right(self.blocks, entry_id, key=lambda block: block.first_entry_id) - 1]
 
-    def end_of(self, block: IndexEntry) -> int:
+    def end_of(self, block: OffloadIndexEntry) -> int:
         """Where a block ends in the data object: the offset after its last byte."""
         return self.blocks[block.part_id].offset if block.part_id < len(self.blocks) else self.data_object_length
 
-    def last_entry_of(self, block: IndexEntry) -> int:
+    def last_entry_of(self, block: OffloadIndexEntry) -> int:
         """The last entry of a block."""
         following = self.blocks[block.part_id : block.part_id + 1]
         return following[0].first_entry_id - 1 if following else self.ledger.last_entry_id
 
 
-def of_ledger(metadata: LedgerMetadata, blocks: Iterable[IndexEntry], data_object_length: int) -> OffloadIndex:
+def of_ledger(metadata: LedgerMetadata, blocks: Iterable[OffloadIndexEntry], data_object_length: int) -> OffloadIndex:
     """The index of a ledger's data object; what an index does not carry of the metadata is left out.
 
     ``metadata.ctime`` (ms) is what brokers will show as the ledger's: give the z-node's if the metadata has none.
@@ -103,7 +103,9 @@ def decode(data: bytes) -> OffloadIndex:
     ledger = ledger_metadata.decode_carried(data[_HEADER.size : entries_at], WHAT, _HEADER.size)
     if ledger.state is not LedgerState.CLOSED or ledger.last_entry_id < 0 or ledger.length < 1:
         raise CorruptFormat(WHAT, _HEADER.size, "the metadata of a closed ledger with entries")
-    index = OffloadIndex(ledger, tuple(IndexEntry(*e) for e in _ENTRY.iter_unpack(data[entries_at:])), data_length)
+    index = OffloadIndex(
+        ledger, tuple(OffloadIndexEntry(*e) for e in _ENTRY.iter_unpack(data[entries_at:])), data_length
+    )
     _check_blocks(index, entries_at)
     return index
 

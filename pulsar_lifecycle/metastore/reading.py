@@ -64,7 +64,7 @@ def _namespace_of(column: str, value: str) -> str:
 
 
 @dataclass(frozen=True)
-class Share:
+class TableShare:
     """What one task reads. Everything that it needs comes with it: nothing leans on the driver's memory."""
 
     units: list[Unit]
@@ -88,19 +88,19 @@ class Reading:
     wanted: RowFilter = field(default_factory=RowFilter)
     strict: bool = False
 
-    def shares(self, parts: int, concurrency: int) -> list[Share]:
+    def shares(self, parts: int, concurrency: int) -> list[TableShare]:
         """``parts`` shares of the work at most, at least one; ``concurrency`` of them are worked on at once."""
         concurrency = max(1, min(parts, concurrency))
         budget = max(1, self.settings.zookeeper.reads_per_second // concurrency)
         with self.connect(self.settings) as ports:
             store = ports.root(self.root)
             store.sync("/")
-            shares = [Share(group, budget) for group in walk.share(self._units(store), parts) or [[]]]
+            shares = [TableShare(group, budget) for group in walk.share(self._units(store), parts) or [[]]]
             if self.table == "topics":
                 shares = self._with_brokers(shares, store, ports)
         return shares
 
-    def rows(self, share: Share, schema: pa.Schema | None = None) -> Iterator[pa.RecordBatch]:
+    def rows(self, share: TableShare, schema: pa.Schema | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of one share, with all columns of the table or those of ``schema``."""
         schema = schema or TABLES[self.table]
         with self.connect(self.settings, reads_per_second=share.reads_per_second) as ports:
@@ -115,7 +115,7 @@ class Reading:
             return schemas.schema_units(store, wanted.namespace)
         return topics.topic_units(store, wanted.namespace)
 
-    def _with_brokers(self, shares: list[Share], store: MetadataStore, ports: Connections) -> list[Share]:
+    def _with_brokers(self, shares: list[TableShare], store: MetadataStore, ports: Connections) -> list[TableShare]:
         if not self.settings.pulsar.admin_url:
             raise UsageError("topics: give option admin_url (or settings): the load state needs the brokers' word")
         try:
@@ -133,7 +133,7 @@ class Reading:
         now = ports.clock.now_ms()
         return [_with_its_topics(share, brokers, policies, now) for share in shares]
 
-    def _batches(self, ports: Connections, share: Share, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _batches(self, ports: Connections, share: TableShare, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         if self.table == "topics":
             if not share.units:
                 return
@@ -158,7 +158,9 @@ class Reading:
         yield from _READERS[self.table](store, share.units, schema)
 
 
-def _with_its_topics(share: Share, brokers: Brokers, policies: Mapping[str, Mapping[str, Any]], now: int) -> Share:
+def _with_its_topics(
+    share: TableShare, brokers: Brokers, policies: Mapping[str, Mapping[str, Any]], now: int
+) -> TableShare:
     """The share with what brokers and policies say of its own namespaces."""
     namespaces = {unit.parent[len(walk.MANAGED_LEDGERS_ROOT) + 1 :].rpartition("/")[0] for unit in share.units}
     mine = {t: b for t, b in brokers.loaded.items() if _namespace_of("topic", t) in namespaces}

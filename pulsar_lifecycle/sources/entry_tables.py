@@ -120,7 +120,7 @@ class EntryOptions:
 
 
 @dataclass
-class Share(InputPartition, Generic[Piece]):
+class EntryShare(InputPartition, Generic[Piece]):
     """What one task reads, with all that it needs."""
 
     settings: Settings
@@ -149,17 +149,17 @@ class EntryReader(DataSourceReader, Generic[Piece]):
         ``hidden`` is to be told of entries whose first messages are not shown, before they are given.
         """
 
-    def partitions(self) -> list[Share[Piece]]:
+    def partitions(self) -> list[EntryShare[Piece]]:
         """The groups."""
         settings = source_settings(self.options.given)
         groups = self.plan(settings, self.options.positive("partition_bytes", PARTITION_BYTES)) or [[]]
         concurrency = min(len(groups), self.options.positive("concurrency", len(groups)))
         budget = self.options.positive("bytes_per_second", 1 << 50) / concurrency
-        return [Share(settings, group, budget) for group in groups]
+        return [EntryShare(settings, group, budget) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The entries of one group, or their messages."""
-        assert isinstance(partition, Share)
+        assert isinstance(partition, EntryShare)
         hidden: Hidden = {}
         rows = self._rows(partition, hidden)
         if self.options.messages:
@@ -168,7 +168,7 @@ class EntryReader(DataSourceReader, Generic[Piece]):
         for batch in rows:
             yield batch.select(self.wanted.names)
 
-    def _rows(self, share: Share[Piece], hidden: Hidden) -> Iterator[pa.RecordBatch]:
+    def _rows(self, share: EntryShare[Piece], hidden: Hidden) -> Iterator[pa.RecordBatch]:
         if not share.pieces:
             return
         pace = RateBudget(share.bytes_per_second, self.connect(share.settings).clock).take

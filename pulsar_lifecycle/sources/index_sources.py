@@ -81,7 +81,7 @@ class IndexOptions:
 
 
 @dataclass
-class Share(InputPartition):
+class IndexShare(InputPartition):
     """The z-nodes of the topics that one task reads, with all that it needs."""
 
     settings: Settings
@@ -97,7 +97,7 @@ class IndexReader(DataSourceReader):
         self.connect = connect
         self.wanted = options.columns
 
-    def partitions(self) -> list[Share]:
+    def partitions(self) -> list[IndexShare]:
         """Every topic once, in as many shares as are asked for."""
         settings = source_settings(self.options.given)
         count = self.options.common.positive("partitions", settings.spark.scan_partitions)
@@ -106,11 +106,11 @@ class IndexReader(DataSourceReader):
             paths = self.options.paths(ports)
         count = max(1, min(count, len(paths)))
         budget = self.options.common.positive("bytes_per_second", 1 << 50) / count
-        return [Share(settings, paths[number::count], budget) for number in range(count)]
+        return [IndexShare(settings, paths[number::count], budget) for number in range(count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one share."""
-        assert isinstance(partition, Share)
+        assert isinstance(partition, IndexShare)
         root, only = partition.settings.bookkeeper.ledgers_root, self.options.given.get("subscription", "")
         pace = RateBudget(partition.bytes_per_second, self.connect(partition.settings).clock).take
         with self.connect(partition.settings, read_only=True) as ports:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from pathlib import Path
 
@@ -33,5 +34,16 @@ def test_no_two_modules_of_the_library_have_one_name() -> None:
         path.name
         for path in modules()
         if path.parts[0] == "pulsar_lifecycle" and not str(path).startswith(CALLED_AS_ANOTHER)
+    )
+    assert {name for name, count in names.items() if count > 1} == set()
+
+
+def test_no_two_public_classes_of_the_library_have_one_name() -> None:
+    names = Counter(
+        statement.name
+        for path in modules()
+        if path.parts[0] == "pulsar_lifecycle"
+        for statement in ast.parse((ROOT / path).read_text()).body
+        if isinstance(statement, ast.ClassDef) and not statement.name.startswith("_")
     )
     assert {name for name, count in names.items() if count > 1} == set()

@@ -201,7 +201,7 @@ class _Adding:
     def add(self, payload: bytes) -> None:
         """Send the next entry, and wait while too much is under way. Raises Unavailable, Conflict, AccessDenied."""
         self.length += len(payload)
-        value = entry.Entry(self._ledger_id, self.next_entry, self._first_pending - 1, self.length, payload)
+        value = entry.StoredEntry(self._ledger_id, self.next_entry, self._first_pending - 1, self.length, payload)
         pending = _Pending(self._key + entry.encode(value, DigestType.CRC32C, self._ledger.metadata.password))
         self._pending[self.next_entry] = pending
         self._bytes += len(pending.request)

@@ -59,7 +59,7 @@ class BookieServer:
     ) -> None:
         """Store an entry; ``length`` is the ledger's up to its end, by default its own."""
         lac = entry_id - 1 if lac is None else lac
-        value = entry.Entry(ledger_id, entry_id, lac, len(payload) if length is None else length, payload)
+        value = entry.StoredEntry(ledger_id, entry_id, lac, len(payload) if length is None else length, payload)
         self.entries.setdefault(ledger_id, {})[entry_id] = entry.encode(value, digest, password)
 
     def spoil(self, ledger_id: int, entry_id: int) -> None:

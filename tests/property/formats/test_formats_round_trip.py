@@ -178,7 +178,7 @@ def test_ledger_paths_round_trip(ledger_id):
 
 
 @given(
-    st.builds(bookkeeper_entry.Entry, LONG, LONG, LONG, LONG, st.binary(max_size=40)),
+    st.builds(bookkeeper_entry.StoredEntry, LONG, LONG, LONG, LONG, st.binary(max_size=40)),
     st.sampled_from(ledger_metadata.DigestType),
     st.binary(max_size=8),
 )

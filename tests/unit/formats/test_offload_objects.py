@@ -14,7 +14,7 @@ from pulsar_lifecycle.formats import crc32c, ledger_metadata, managed_ledger, me
 from pulsar_lifecycle.formats import offload_object as names
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerState
 from pulsar_lifecycle.formats.offload_data import DataObjectBuilder, DataObjectReader, EntryTooLong, NotOffloadable
-from pulsar_lifecycle.formats.offload_index import IndexEntry
+from pulsar_lifecycle.formats.offload_index import OffloadIndexEntry
 from pulsar_lifecycle.formats.plain_data import describe
 from tests.golden.files import GOLDEN, entries, matching
 
@@ -83,7 +83,7 @@ def test_an_index_is_written_as_the_broker_wrote_it(folder):
     facts = expected(folder)
     assert (index.ledger.last_entry_id, index.ledger.length) == (facts["lastAddConfirmed"], facts["length"])
     assert index.data_object_length == len(data)
-    ours = offload_index.encode(offload_index.of_ledger(metadata, [IndexEntry(0, 1, 0)], len(data)))
+    ours = offload_index.encode(offload_index.of_ledger(metadata, [OffloadIndexEntry(0, 1, 0)], len(data)))
     assert offload_index.decode(ours) == index
     shown, theirs = describe("offload-index", ours), describe("offload-index", golden)
     for document in (shown, theirs):  # the broker writes a map
@@ -245,7 +245,7 @@ def long(value):
 
 def test_three_blocks():
     data, index = three_blocks()
-    assert index.blocks == (IndexEntry(0, 1, 0), IndexEntry(2, 2, 200), IndexEntry(3, 3, 400))
+    assert index.blocks == (OffloadIndexEntry(0, 1, 0), OffloadIndexEntry(2, 2, 200), OffloadIndexEntry(3, 3, 400))
     assert len(data) == index.data_object_length == 580
     blocks = list(offload_data.read_blocks(data))
     assert [(b.offset, b.length, b.first_entry_id, b.last_entry_id, b.padding) for b in blocks] == [
@@ -326,7 +326,7 @@ def test_blocks_that_are_not_those_of_the_index():
     for length in (579, 581):
         with pytest.raises(CorruptFormat, match=f"580 bytes in all, found {length}"):
             DataObjectReader(index, length)
-    moved = replace(index, blocks=(index.blocks[0], IndexEntry(1, 2, 200), index.blocks[2]))
+    moved = replace(index, blocks=(index.blocks[0], OffloadIndexEntry(1, 2, 200), index.blocks[2]))
     with pytest.raises(CorruptFormat, match="at byte 200: expected a block up to entry 0, found 1"):
         DataObjectReader(moved, 580).feed(data[:200])
     longer = DataObjectReader(replace(index, ledger=ledger(95, 3)), 580)
@@ -359,14 +359,17 @@ def test_an_index_of_the_streaming_offload_is_refused_by_name():
     ("change", "wrong"),
     [
         ({"blocks": ()}, "indexEntryCount of at least 1"),
-        ({"blocks": (IndexEntry(1, 1, 0),)}, "entry 0 at offset 0, found 1 at 0"),
-        ({"blocks": (IndexEntry(0, 1, 128),)}, "entry 0 at offset 0, found 0 at 128"),
-        ({"blocks": (IndexEntry(0, 2, 0),)}, "part id 1, found 2"),
-        ({"blocks": (IndexEntry(0, 1, 0), IndexEntry(2, 3, 200))}, "part id 2, found 3"),
-        ({"blocks": (IndexEntry(0, 1, 0), IndexEntry(0, 2, 200))}, "first entry among 1..3, found 0"),
-        ({"blocks": (IndexEntry(0, 1, 0), IndexEntry(4, 2, 200))}, "first entry among 1..3, found 4"),
-        ({"blocks": (IndexEntry(0, 1, 0), IndexEntry(2, 2, 151))}, "a block at 152 or later, found 151"),
-        ({"blocks": (IndexEntry(0, 1, 0), IndexEntry(2, 2, 580))}, "dataObjectLength of at least 732, found 580"),
+        ({"blocks": (OffloadIndexEntry(1, 1, 0),)}, "entry 0 at offset 0, found 1 at 0"),
+        ({"blocks": (OffloadIndexEntry(0, 1, 128),)}, "entry 0 at offset 0, found 0 at 128"),
+        ({"blocks": (OffloadIndexEntry(0, 2, 0),)}, "part id 1, found 2"),
+        ({"blocks": (OffloadIndexEntry(0, 1, 0), OffloadIndexEntry(2, 3, 200))}, "part id 2, found 3"),
+        ({"blocks": (OffloadIndexEntry(0, 1, 0), OffloadIndexEntry(0, 2, 200))}, "first entry among 1..3, found 0"),
+        ({"blocks": (OffloadIndexEntry(0, 1, 0), OffloadIndexEntry(4, 2, 200))}, "first entry among 1..3, found 4"),
+        ({"blocks": (OffloadIndexEntry(0, 1, 0), OffloadIndexEntry(2, 2, 151))}, "a block at 152 or later, found 151"),
+        (
+            {"blocks": (OffloadIndexEntry(0, 1, 0), OffloadIndexEntry(2, 2, 580))},
+            "dataObjectLength of at least 732, found 580",
+        ),
         ({"data_object_length": 525}, "dataObjectLength of at least 540, found 525"),
         ({"ledger": ledger(400, 3)}, "dataObjectLength of at least 832, found 580"),
         ({"data_object_length": -1}, "dataObjectLength"),

@@ -249,7 +249,7 @@ def test_bookies():
 
 @pytest.mark.parametrize("digest_type", list(DigestType))
 def test_entries_are_verified(digest_type):
-    value = entry.Entry(7, 3, 2, 40, b"payload")
+    value = entry.StoredEntry(7, 3, 2, 40, b"payload")
     data = entry.encode(value, digest_type, b"pw")
     assert len(data) == entry.HEADER_SIZE + entry.DIGEST_SIZE[digest_type] + 7
     assert entry.decode(data, digest_type, b"pw", ledger_id=7, entry_id=3) == value

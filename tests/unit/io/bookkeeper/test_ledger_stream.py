@@ -167,7 +167,7 @@ def test_a_run_is_verified_as_its_entries_are_one_by_one(
     length, whole, bounds = 100, b"xyz", list[tuple[int, int]]()
     for e, payload in enumerate(payloads, 7):
         length += len(payload)
-        stored = entry.encode(entry.Entry(3, e, e - 1, length, payload), kind, b"pw")
+        stored = entry.encode(entry.StoredEntry(3, e, e - 1, length, payload), kind, b"pw")
         bounds.append((len(whole), len(whole) + len(stored)))
         whole += stored
     flipped = data.draw(st.one_of(st.none(), st.integers(3, len(whole) - 1)))
@@ -176,7 +176,7 @@ def test_a_run_is_verified_as_its_entries_are_one_by_one(
 
     run = entry.verify(whole, bounds, kind, b"pw", ledger_id=3, first=7)
 
-    expected: list[entry.Entry] = []
+    expected: list[entry.StoredEntry] = []
     try:
         for e, (begin, end) in enumerate(bounds, 7):
             found = entry.decode(whole[begin:end], kind, b"pw", ledger_id=3, entry_id=e)
