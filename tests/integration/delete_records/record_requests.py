@@ -14,9 +14,9 @@ import pulsar
 from pulsar_lifecycle.delete_records.apply_run import NO_PATIENCE, Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import MessagePosition, Topic
 from pulsar_lifecycle.runs.caps import Order
-from sandbox.clients import pulsar_client
+from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.planting import topics
 from tests.integration.pipeline import Pipeline
@@ -29,6 +29,10 @@ SETTINGS = {
 }
 CONTENTS = topics.payloads(120)
 """More than two ledgers: the sandbox's brokers begin one every 50 entries."""
+
+MORE = [f"after the kill {n}".encode() for n in range(10)]
+COLLECTED = Patience(answers=300, bookies=True, finish=True, collect=True)
+"""Until every bookie has collected: they are made to, and would do so by themselves in an hour only."""
 
 
 @dataclass
@@ -75,3 +79,22 @@ def read_all(sandbox: Cluster, topic: str) -> list[bytes]:
         while reader.has_message_available():
             found.append(reader.read_next(60_000).data())
         return found
+
+
+def watermark(sandbox: Cluster, topic: str) -> str:
+    with Admin(sandbox.admin_url) as admin:
+        return str(admin.topic("GET", topic, "/properties")["pulsar-lifecycle.low-watermark"])
+
+
+def position(ledgers: Sequence[int], number: int, entry: int) -> MessagePosition:
+    """An entry of the ledger at an index."""
+    return MessagePosition(list(dict.fromkeys(ledgers))[number], entry)
+
+
+def left(ledgers: Sequence[int], mark: MessagePosition) -> list[bytes]:
+    """What a reader sees once whole ledgers below a position are gone."""
+    return [content for ledger, content in zip(ledgers, CONTENTS, strict=True) if ledger >= mark.ledger_id]
+
+
+def told(results: Mapping[str, DeleteRecordsResult]) -> list[str]:
+    return [f"{one.error}: {one.reason}" for one in results.values()]

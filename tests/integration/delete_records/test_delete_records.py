@@ -7,28 +7,42 @@ import signal
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pulsar
+import pyarrow.compute as pc
 import pytest
 
+from pulsar_lifecycle.delete_records.absence import Presence
 from pulsar_lifecycle.delete_records.apply_run import Patience
-from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options
+from pulsar_lifecycle.delete_records.request import END, PLAIN, DeleteRecordsResult, Offset, Options
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, topics_of
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.model import MessagePosition, Topic
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.settings import PulsarSettings
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes
-from tests.integration.delete_records.record_requests import CONTENTS, SETTINGS, Records, publish, read_all
+from tests.integration.delete_records.record_requests import (
+    COLLECTED,
+    CONTENTS,
+    MORE,
+    SETTINGS,
+    Records,
+    left,
+    position,
+    publish,
+    read_all,
+    told,
+    watermark,
+)
 from tests.integration.killed_run import Step, strike
 from tests.integration.pipeline import (
     Pipeline,
@@ -47,10 +61,10 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two brokers and two bookies; each broker owns two partitions of the deletion topic."""
+    """Two bookies, which collect when told to; two brokers, each of which owns half of the deletion topic."""
     cluster = Cluster(tmp_path_factory.mktemp("records") / "sandbox")
     try:
-        cluster.start(bookies=2, brokers=2)
+        cluster.start(bookies=2, brokers=2, gc_wait=3600)
         drain(cluster)
         with Admin(cluster.admin_url) as admin:
             _share_out(cluster, admin, "pulsar/system")
@@ -87,21 +101,6 @@ def records(brokers: Cluster, tmp_path: Path) -> Records:
     return Records(brokers, pipeline)
 
 
-def watermark(sandbox: Cluster, topic: str) -> str:
-    with Admin(sandbox.admin_url) as admin:
-        return str(admin.topic("GET", topic, "/properties")["pulsar-lifecycle.low-watermark"])
-
-
-def position(ledgers: Sequence[int], number: int, entry: int) -> MessagePosition:
-    """An entry of the ledger at an index."""
-    return MessagePosition(list(dict.fromkeys(ledgers))[number], entry)
-
-
-def left(ledgers: Sequence[int], mark: MessagePosition) -> list[bytes]:
-    """What a reader sees once whole ledgers below a position are gone."""
-    return [content for ledger, content in zip(ledgers, CONTENTS, strict=True) if ledger >= mark.ledger_id]
-
-
 def partitioned(sandbox: Cluster) -> list[str]:
     """Two partitions of the first broker and one of the second."""
     name = f"persistent://{new_namespace(sandbox, 'records')}/parted"
@@ -127,10 +126,6 @@ def _ids(sandbox: Cluster) -> tuple[str, str]:
     port = sandbox.admin_url.rpartition(":")[2]
     first = next(one for one in ids if one.endswith(f":{port}"))
     return first, next(one for one in ids if one != first)
-
-
-def told(results: Mapping[str, DeleteRecordsResult]) -> list[str]:
-    return [f"{one.error}: {one.reason}" for one in results.values()]
 
 
 def test_a_stopped_broker_times_out_its_own_partitions_and_a_rerun_completes(records: Records) -> None:
@@ -185,7 +180,12 @@ def test_the_end_of_an_unloaded_topic_goes_whole_and_every_bookie_says_so(record
     assert (row["error"], row["rolls"], set(row["ledgers"])) == (None, True, set(ledgers)), row
     records.apply()
     end = MessagePosition(ledgers[-1], ledgers.count(ledgers[-1]))
-    assert records.answered(Patience(answers=120, bookies=True)) == {topic: DeleteRecordsResult(end)}
+    assert records.answered() == {topic: DeleteRecordsResult(end)}
+    waits = records.apply(Patience(bookies=True), dry_run=True)[topic]
+    assert (waits.error, Presence.ON_BOOKIE in waits.reason) == (RecordsError.TIMEOUT, True), waits
+    done = records.apply(COLLECTED)
+    assert done == {topic: DeleteRecordsResult(end)}, told(done)
+    assert records.apply(Patience(bookies=True), dry_run=True) == done
     assert not existing(sandbox, ledgers)
     assert read_all(sandbox, topic) == []
     more = publish(sandbox, topic)
@@ -291,15 +291,83 @@ def test_a_run_that_is_killed_is_finished_by_the_next_one(records: Records, step
     topic = f"persistent://{new_namespace(sandbox, 'killed')}/t"
     ledgers = publish(sandbox, topic)
     wait_listed(sandbox, topic)
-    records.pipeline.scan()
     mark = position(ledgers, 1, 3)
-    assert records.plan({topic: mark})[topic]["error"] is None
-    arguments = {"plan_id": records.summary.plan_id, "digest": records.summary.digest, "run_id": "killed"}
-    strike(records.pipeline.file, "records", arguments, step).struck()
-    wait_for("the dead run's lease to end", lambda: _lease_is_free(sandbox), 120)
+    killed(records, step, topic, mark)
     records.apply()
     assert records.answered() == {topic: DeleteRecordsResult(mark)}
-    assert read_all(sandbox, topic) == left(ledgers, mark)
+    assert read_all(sandbox, topic) == [*left(ledgers, mark), *MORE]
+
+
+def killed(records: Records, step: Step, topic: str, offset: Offset, options: Options = PLAIN) -> dict[str, Any]:
+    """Plan, and a run that is killed at a step; then the topic gets :data:`MORE`. The plan's row."""
+    records.pipeline.scan()
+    row = records.plan({topic: offset}, options)[topic]
+    assert row["error"] is None, row
+    arguments = {"plan_id": records.summary.plan_id, "digest": records.summary.digest, "run_id": "killed"}
+    strike(records.pipeline.file, "records", arguments, step).struck()
+    publish(records.sandbox, topic, MORE)
+    wait_for("the dead run's lease to end", lambda: _lease_is_free(records.sandbox), 120)
+    return row
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_run_that_is_killed_as_it_moves_a_cursor_is_finished_by_the_next_one(records: Records, after: bool) -> None:
+    sandbox = records.sandbox
+    topic = f"persistent://{new_namespace(sandbox, 'killed')}/t"
+    with pulsar_client(sandbox.service_url) as client:
+        consumer = client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest)
+        ledgers = topics.publish(client, topic, CONTENTS)
+        consumer.close()
+    wait_listed(sandbox, topic)
+    mark = position(ledgers, 1, 3)
+    row = killed(records, Step("admin", "move_cursor", after, "killed-"), topic, mark, Options(move_cursors=True))
+    (moved,) = row["moved_cursors"]
+    found = records.pipeline.where.journal_reader.find(pc.field("phase") == Phase.MOVE_CURSOR, ["outcome", "detail"])
+    (begun,) = found.to_pylist()
+    assert begun["outcome"] == Outcome.BEGUN
+    assert moved["position"] in begun["detail"]  # who died had said where it stood
+    records.apply()
+    assert records.answered() == {topic: DeleteRecordsResult(mark)}
+    assert read_all(sandbox, topic) == [*left(ledgers, mark), *MORE]
+    unread = [*CONTENTS[ledgers.index(mark.ledger_id) + mark.entry_id :], *MORE]
+    with pulsar_client(sandbox.service_url) as client:
+        consumer = client.subscribe(topic, "s")
+        assert [consumer.receive(60_000).data() for _ in unread] == unread
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("method", ["unload", "subscriptions"])
+def test_a_run_that_is_killed_as_it_rolls_the_end_is_finished_by_the_next_one(
+    records: Records, method: str, after: bool
+) -> None:
+    """The unload closes the ledger, and the load that ``subscriptions`` is begins another."""
+    sandbox = records.sandbox
+    topic = f"persistent://{new_namespace(sandbox, 'killed')}/t"
+    ledgers = publish(sandbox, topic)
+    wait_listed(sandbox, topic)
+    row = killed(records, Step("admin", method, after, "killed-"), topic, END)
+    end = MessagePosition(ledgers[-1], ledgers.count(ledgers[-1]))
+    assert (row["rolls"], row["low_watermark"]) == (True, str(end))
+    records.apply()
+    assert records.answered() == {topic: DeleteRecordsResult(end)}
+    rest = read_all(sandbox, topic)
+    assert rest[-len(MORE) :] == MORE
+    assert CONTENTS[0] not in rest
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_run_that_is_killed_as_a_broker_raises_the_low_watermark_is_finished_by_the_next_one(
+    records: Records, after: bool
+) -> None:
+    sandbox = records.sandbox
+    topic = f"persistent://{new_namespace(sandbox, 'killed')}/t"
+    ledgers = publish(sandbox, topic)
+    wait_listed(sandbox, topic)
+    mark = position(ledgers, 0, 4)
+    killed(records, Step("admin", "set_properties", after, str(mark)), topic, mark)
+    assert records.apply() == {topic: DeleteRecordsResult(mark)}
+    assert watermark(sandbox, topic) == str(mark)
+    assert read_all(sandbox, topic) == [*CONTENTS, *MORE]
 
 
 def _lease_is_free(sandbox: Cluster) -> bool:
@@ -358,7 +426,8 @@ def test_an_offloaded_prefix_goes_from_the_bucket_and_from_bookkeeper(brokers: C
         refused = records.apply()[topic]
         assert refused.error == RecordsError.TIMEOUT
         assert len(keys(bucket, first)) == 2
-        assert records.answered(Patience(answers=120, bookies=True)) == {topic: DeleteRecordsResult(mark)}
+        done = records.apply(COLLECTED)
+        assert done == {topic: DeleteRecordsResult(mark)}, told(done)
         assert [len(keys(bucket, ledger)) for ledger in (first, second)] == [0, 2]
     assert existing(brokers, (first, second, last)) == {second, last}
     # the end takes the other copy, too
