@@ -105,7 +105,6 @@ NO_CODES = {
     "CollectionChoice",
     "CursorHold",
     "DiskVerdict",
-    "Evidence",
     "ExplainCode",
     "GapCode",
     "Harm",
@@ -113,10 +112,10 @@ NO_CODES = {
     "Level",
     "LoadNeed",
     "ObjectKind",
-    "OpenCause",
     "OffloadChoice",
     "OffloadStateCode",
     "OffsetProblem",
+    "OpenCause",
     "PartitionFinding",
     "Phase",
     "Presence",
@@ -125,6 +124,7 @@ NO_CODES = {
     "RefusalCode",
     "RepairLevel",
     "RunEnd",
+    "UseEvidence",
     "Verdict",
 }
 """Enumerations of the page Codes that column ``code`` of the journal has no members of."""
