@@ -60,12 +60,16 @@ class Admin:
         """One request about a topic: ``suffix`` is what follows its path, such as ``/unload``."""
         return self.call(method, f"/v2{topic_path(topic)}{suffix}", body, accept=accept)
 
-    def create_namespace(self, namespace: str) -> None:
-        """Create ``tenant/namespace`` (and the tenant) with endless retention; nothing if it is there."""
+    def create_namespace(self, namespace: str, bundles: int = 0) -> None:
+        """Create ``tenant/namespace`` (and the tenant) with endless retention; nothing if it is there.
+
+        ``bundles``: into how many it is divided; 0: as its brokers are configured.
+        """
         tenant = namespace.partition("/")[0]
         clusters = self.call("GET", "/v2/clusters")
         self.call("PUT", f"/v2/tenants/{tenant}", {"adminRoles": [], "allowedClusters": clusters}, accept=(409,))
-        self.call("PUT", f"/v2/namespaces/{namespace}", {}, accept=(409,))
+        policies = {"bundles": {"numBundles": bundles}} if bundles else {}
+        self.call("PUT", f"/v2/namespaces/{namespace}", policies, accept=(409,))
         keep = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
         self.call("POST", f"/v2/namespaces/{namespace}/retention", keep)
         self.forestall_leaks(namespace)

@@ -63,6 +63,20 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
+def production(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A sandbox of its own: two brokers with production's habits."""
+    reused = os.environ.get("PULSAR_LIFECYCLE_TEST_SANDBOX")
+    folder = Path(f"{reused}-production") if reused else tmp_path_factory.mktemp("production") / "sandbox"
+    cluster = Cluster(folder)
+    try:
+        cluster.start(brokers=2, production=True)
+        yield cluster
+    finally:
+        if not reused:
+            cluster.stop(purge=True)
+
+
+@pytest.fixture(scope="session")
 def offloading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A sandbox of its own whose brokers have an offloader."""
     reused = os.environ.get("PULSAR_LIFECYCLE_TEST_SANDBOX")

@@ -238,11 +238,11 @@ def drain(sandbox: Cluster) -> None:
 # ----------------------------------------------------------------------------------------------------- the cluster
 
 
-def new_namespace(sandbox: Cluster, name: str) -> str:
-    """A namespace that no other test has: ``it/NAME-xxxxxx``."""
+def new_namespace(sandbox: Cluster, name: str, bundles: int = 0) -> str:
+    """A namespace that no other test has: ``it/NAME-xxxxxx``; ``bundles``: as brokers are configured if 0."""
     namespace = f"it/{name}-{uuid4().hex[:6]}"
     with Admin(sandbox.admin_url) as admin:
-        admin.create_namespace(namespace)
+        admin.create_namespace(namespace, bundles)
     return namespace
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -15,6 +15,8 @@ from sandbox.cluster import Cluster
 from sandbox.planting import znodes
 
 HOUR = 3_600_000
+BUNDLES = 64
+"""So many that none of a test's namespace has more topics than the three with which production's brokers split it."""
 ROOTS = ["/managed-ledgers/it", "/pulsar-lifecycle"]
 
 
@@ -33,6 +35,17 @@ def close_earlier(sandbox: Cluster, names: Sequence[str]) -> None:
             earlier = [replace(item, timestamp=at) for item in info.ledgers[:-1]]
             changed = replace(info, ledgers=(*earlier, info.ledgers[-1]))
             zk.set(znodes.topic_znode(name), managed_ledger.encode(changed), version=stat.version)
+
+
+def unloaded(sandbox: Cluster, admin: Admin, names: Collection[str]) -> bool:
+    """Have brokers unload those that they list, which a bundle's move may have them load again.
+
+    While its bundle moves a topic has no owner, and its unload is answered with 412.
+    """
+    listed = set(names) & loaded(sandbox)
+    for name in listed:
+        admin.topic("PUT", name, "/unload", accept=(404, 412))
+    return not listed
 
 
 def loaded(sandbox: Cluster) -> set[str]:

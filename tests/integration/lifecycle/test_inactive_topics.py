@@ -1,4 +1,7 @@
-"""Topics and subscriptions that nobody uses, on a real cluster: reported by our own history, deleted by plan."""
+"""Topics and subscriptions that nobody uses, on a real cluster: reported by our own history, deleted by plan.
+
+Its two brokers do by themselves what production's do, which is to delete inactive topics, too.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from pulsar_lifecycle.trimming.inactive_run import delete_inactive
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes
-from tests.integration.lifecycle.retention import ROOTS, backlog
+from tests.integration.lifecycle.retention import BUNDLES, ROOTS, backlog
 from tests.integration.pipeline import (
     Pipeline,
     at_rest,
@@ -39,6 +42,11 @@ pytestmark = pytest.mark.integration
 
 PERIOD = 3.0
 """Seconds; the sandbox may be asked for less than a day."""
+
+
+@pytest.fixture(scope="module")
+def sandbox(production: Cluster) -> Cluster:
+    return production
 
 
 def reported(pipeline: Pipeline) -> tuple[Epoch, ActivityReport]:
@@ -76,7 +84,7 @@ def unsubscribed(pipeline: Pipeline, order: Order, namespace: str) -> dict[str, 
 def test_what_nobody_uses_is_reported_and_goes_by_plan_and_nothing_else_does(
     sandbox: Cluster, pipelines: Callable[[Mapping[str, Any]], Pipeline]
 ) -> None:
-    namespace = new_namespace(sandbox, "inactive")
+    namespace = new_namespace(sandbox, "inactive", BUNDLES)
     names = ("old", "unread", "open", "held", "changed", "live")
     old, unread, open_, held, changed, live = (f"persistent://{namespace}/{name}" for name in names)
     contents = topics.payloads(70)
@@ -177,6 +185,9 @@ def test_what_nobody_uses_is_reported_and_goes_by_plan_and_nothing_else_does(
             last = znodes.listed_ledgers(zk, unread)[-1]
             topics.publish(client, unread, contents)  # a rollover: its broker counts all that it added since the load
             wait_for("the rollover", lambda: znodes.listed_ledgers(zk, unread)[-1] > last)
+        # a broker deletes a topic without subscriptions, and here with its data, as nothing is retained
+        assert unsubscribed(pipeline, order, namespace)[unread] == InactiveKept.LAST_SUBSCRIPTION
+        client.subscribe(unread, "other").close()
         assert unsubscribed(pipeline, order, namespace)[unread] == Code.BROKER_DELETED
         assert not subscribed(sandbox, unread)
         assert there(sandbox, unread)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pulsar
 import pytest
@@ -15,28 +14,24 @@ import pytest
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.journal.queries import journal_rows
-from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.metastore.load_state import ledger_states
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Action, Outcome
-from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from sandbox.planting import topics, znodes
+from sandbox.planting import topics
 from tests.integration.killed_run import Step, strike
+from tests.integration.lifecycle.loads import CONTENTS, filled, listed, no_retention, notes, pipeline_of, planned
 from tests.integration.lifecycle.retention import close_earlier, loaded, retention
 from tests.integration.pipeline import (
     STATS_INTERVAL,
     Pipeline,
     new_namespace,
-    settings_file,
     wait_listed,
     wait_unlisted,
     wait_until_unloaded_counts,
@@ -46,8 +41,6 @@ pytestmark = pytest.mark.integration
 
 MINUTE = 61.0
 """Seconds after which what was closed is older than the shortest retention time but none."""
-CONTENTS = topics.payloads(70)
-"""Two ledgers: the sandbox's have 50 entries."""
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +54,6 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.stop(purge=True)
 
 
-def pipeline_of(cluster: Cluster, folder: Path, namespaces: Sequence[str], **load: Any) -> Pipeline:
-    section = {"namespaces": list(namespaces), "min_bytes": 1, "min_owner_age": "1s", "timeout": "60s", **load}
-    section["max_broker_load"] = 1.0  # a test machine is busy
-    overrides = {"zookeeper": {"session_timeout": "5s", "slow_above": "2s", "stop_above": "20s"}, "load": section}
-    return Pipeline(settings_file(cluster, folder, overrides))
-
-
-def listed(cluster: Cluster, topic: str) -> list[int]:
-    with cluster.metadata() as zk:
-        return sorted(znodes.listed_ledgers(zk, topic))
-
-
 def closed_at(cluster: Cluster, topic: str, ledger: int) -> int:
     """When (ms) a topic's z-node says that a ledger of it was closed."""
     with cluster.metadata() as zk:
@@ -82,44 +63,11 @@ def closed_at(cluster: Cluster, topic: str, ledger: int) -> int:
     return found
 
 
-def no_retention(admin: Admin, namespace: str) -> None:
-    policy = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
-    admin.call("POST", f"/v2/namespaces/{namespace}/retention", policy)
-
-
-def filled(
-    client: pulsar.Client, admin: Admin, topic: str, *, subscribed: bool = True, read: bool = False
-) -> list[int]:
-    """A topic, perhaps with a subscription that has read all or nothing, unloaded; returns its ledgers."""
-    if subscribed:
-        client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest).close()
-    ids = list(dict.fromkeys(topics.publish(client, topic, CONTENTS)))
-    if read:
-        admin.topic("POST", topic, "/subscription/s/skip_all")
-    admin.unload(topic)
-    return ids
-
-
 def beside(namespace: str, other: str) -> str:
     """A topic in the bundle of another one of its namespace; the sandbox's have four bundles of one size."""
     names = (f"persistent://{namespace}/{local}" for local in (other, *(f"open-{n}" for n in range(99))))
     first, *some = ((name, zlib.crc32(name.encode()) >> 30) for name in names)
     return next(name for name, bundle in some if bundle == first[1])
-
-
-def planned(pipeline: Pipeline) -> tuple[PlanSummary, dict[str, dict[str, Any]]]:
-    """A plan of a new scan, and all rows of ``topics_to_load`` by topic."""
-    epoch = pipeline.scan()
-    summary, _ = make_load_plan(pipeline.where, epoch)
-    lake = pipeline.where.lake
-    batches = lake.batches(lake.parts(epoch.epoch_id, TABLE), TOPICS_TO_LOAD.names)
-    return summary, {row["topic"]: row for batch in batches for row in batch.to_pylist()}
-
-
-def notes(cluster: Cluster) -> list[str]:
-    with cluster.metadata() as zk:
-        path = control.PENDING_UNLOADS[control.LEASE]
-        return list(zk.get_children(path) or ()) if zk.exists(path) else []
 
 
 def state(pipeline: Pipeline, ledger: int) -> str | None:

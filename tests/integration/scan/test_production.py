@@ -22,7 +22,7 @@ from pulsar_lifecycle.trimming.retention_run import apply_retention
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import plant, topics, znodes
-from tests.integration.lifecycle.retention import close_earlier, loaded, retention
+from tests.integration.lifecycle.retention import close_earlier, retention, unloaded
 from tests.integration.pipeline import (
     Pipeline,
     existing,
@@ -34,17 +34,6 @@ from tests.integration.pipeline import (
 pytestmark = pytest.mark.integration
 
 CONTENTS = topics.payloads(120)
-
-
-@pytest.fixture(scope="module")
-def production(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two brokers with production's habits."""
-    cluster = Cluster(tmp_path_factory.mktemp("production") / "sandbox")
-    try:
-        cluster.start(brokers=2, production=True)
-        yield cluster
-    finally:
-        cluster.stop(purge=True)
 
 
 class Writer:
@@ -81,17 +70,6 @@ def read_all(client: pulsar.Client, topic: str) -> list[bytes]:
         while reader.has_message_available():
             found.append(reader.read_next(60_000).data())
         return list(dict.fromkeys(found))
-
-
-def unloaded(production: Cluster, admin: Admin, names: list[str]) -> bool:
-    """Have brokers unload those that they list, which a bundle's move may have them load again.
-
-    While its bundle moves a topic has no owner, and its unload is answered with 412.
-    """
-    listed = set(names) & loaded(production)
-    for name in listed:
-        admin.topic("PUT", name, "/unload", accept=(404, 412))
-    return not listed
 
 
 def bundles(admin: Admin, namespace: str) -> int:

@@ -1,0 +1,87 @@
+"""Load runs on a sandbox: topics that only a broker can free, the settings to load them, and what a run leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pulsar
+
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
+from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.settings import PulsarSettings
+from sandbox.clients import Admin
+from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
+from tests.integration.pipeline import Pipeline, settings_file
+
+CONTENTS = topics.payloads(70)
+"""Two ledgers: the sandbox's have 50 entries."""
+
+
+def pipeline_of(
+    cluster: Cluster, folder: Path, namespaces: Sequence[str], *, request_timeout: float = 30.0, **load: Any
+) -> Pipeline:
+    """One that may load the topics of these namespaces; ``load``: more of that section."""
+    section = {"namespaces": list(namespaces), "min_bytes": 1, "min_owner_age": "1s", "timeout": "60s", **load}
+    section["max_broker_load"] = 1.0  # a test machine is busy
+    overrides = {
+        "zookeeper": {"session_timeout": "5s", "slow_above": "2s", "stop_above": "20s"},
+        "pulsar": {"request_timeout": f"{request_timeout:g}s"},
+        "load": section,
+    }
+    return Pipeline(settings_file(cluster, folder, overrides))
+
+
+def no_retention(admin: Admin, namespace: str) -> None:
+    """Let brokers retain nothing that was read."""
+    policy = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+    admin.call("POST", f"/v2/namespaces/{namespace}/retention", policy)
+
+
+def filled(
+    client: pulsar.Client, admin: Admin, topic: str, *, subscribed: bool = True, read: bool = False
+) -> list[int]:
+    """A topic, perhaps with a subscription that has read all or nothing, unloaded; returns its ledgers."""
+    if subscribed:
+        client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest).close()
+    ids = list(dict.fromkeys(topics.publish(client, topic, CONTENTS)))
+    if read:
+        admin.topic("POST", topic, "/subscription/s/skip_all")
+    admin.unload(topic)
+    return ids
+
+
+def planned(pipeline: Pipeline) -> tuple[PlanSummary, dict[str, dict[str, Any]]]:
+    """A plan of a new scan, and all rows of ``topics_to_load`` by topic."""
+    epoch = pipeline.scan()
+    summary, _ = make_load_plan(pipeline.where, epoch)
+    lake = pipeline.where.lake
+    batches = lake.batches(lake.parts(epoch.epoch_id, TABLE), TOPICS_TO_LOAD.names)
+    return summary, {row["topic"]: row for batch in batches for row in batch.to_pylist()}
+
+
+def listed(cluster: Cluster, topic: str) -> list[int]:
+    """The ledgers that a topic lists."""
+    with cluster.metadata() as zk:
+        return sorted(znodes.listed_ledgers(zk, topic))
+
+
+def notes(cluster: Cluster) -> list[str]:
+    """The z-nodes of unloads that a load run has left pending."""
+    with cluster.metadata() as zk:
+        path = control.PENDING_UNLOADS[control.LEASE]
+        return list(zk.get_children(path) or ()) if zk.exists(path) else []
+
+
+def broker_id(cluster: Cluster, topic: str) -> str:
+    """The id of the broker that has the bundle of a topic, or takes it."""
+    asked = PulsarSettings(admin_url=cluster.admin_url, service_url=cluster.service_url)
+    with closing(HttpBrokerAdmin(asked)) as admin:
+        return admin.owner(Topic.parse(topic))

@@ -1,0 +1,131 @@
+"""A load plan while one of two real brokers hangs, or answers 403 or 500: its topics stay as they are, all others go.
+
+The second broker is known by another address of the loopback than it listens at. A relay stands there, which passes
+all on, or refuses what comes over HTTP.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
+from pulsar_lifecycle.lifecycle.load.load_run import load_topics
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.runs.caps import Order
+from sandbox.clients import Admin, pulsar_client, wait_for
+from sandbox.cluster import Cluster
+from sandbox.planting import znodes
+from tests.integration.lifecycle.loads import broker_id, filled, listed, no_retention, notes, pipeline_of, planned
+from tests.integration.lifecycle.relay import Relay, relaying
+from tests.integration.lifecycle.retention import loaded
+from tests.integration.pipeline import new_namespace, wait_unlisted, wait_until_unloaded_counts
+
+pytestmark = pytest.mark.integration
+
+HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
+SILENT = "broker-2"
+TOPICS = 2
+"""Of each broker, each in a namespace of its own, which is one bundle: a broker needs nothing of the other for them."""
+
+
+@pytest.fixture(scope="module")
+def sandbox(production: Cluster) -> Cluster:
+    return production
+
+
+@pytest.fixture(scope="module")
+def relay(sandbox: Cluster) -> Iterator[Relay]:
+    """Where the second broker's HTTP port is known to be."""
+    main, http = (sandbox.state.servers[SILENT].ports[name] for name in ("main", "http"))
+    with relaying((ELSEWHERE, main), (HERE, main)), relaying((ELSEWHERE, http), (HERE, http)) as relay:
+        # A broker that hangs keeps its bundles for as long as its session lasts.
+        sandbox.restart(SILENT, {"advertisedAddress": ELSEWHERE, "metadataStoreSessionTimeoutMillis": "60000"})
+        try:
+            yield relay
+        finally:
+            sandbox.restart(SILENT, {})
+
+
+@contextmanager
+def hanging(sandbox: Cluster) -> Iterator[None]:
+    sandbox.kill(SILENT, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        sandbox.kill(SILENT, signal.SIGCONT)
+
+
+@contextmanager
+def refusing(relay: Relay, status: int) -> Iterator[None]:
+    relay.refusal = status
+    try:
+        yield
+    finally:
+        relay.refusal = 0
+
+
+def topics_of_both(sandbox: Cluster) -> dict[str, dict[str, list[int]]]:
+    """Unloaded topics past their TTL, and the ledgers of each, by the broker that owns their bundles."""
+    found: dict[str, dict[str, list[int]]] = {}
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        for broker in sorted(admin.call("GET", "/v2/brokers")) * TOPICS:
+            namespace = new_namespace(sandbox, "beside", 1)
+            no_retention(admin, namespace)
+            admin.call("POST", f"/v2/namespaces/{namespace}/messageTTL", 5)
+            topic = f"persistent://{namespace}/t"
+            if broker_id(sandbox, topic) != broker:
+                whole = f"/v2/namespaces/{namespace}/0x00000000_0xffffffff/unload?destinationBroker={broker}"
+                admin.call("PUT", whole)
+                wait_for(
+                    f"{broker} to take {namespace}", lambda one=topic, by=broker: broker_id(sandbox, one) == by, 20
+                )
+            found.setdefault(broker, {})[topic] = filled(client, admin, topic)
+    return found
+
+
+def versions(sandbox: Cluster, names: list[str]) -> list[int]:
+    """Of the z-nodes of topics; a load writes them."""
+    with sandbox.metadata() as zk:
+        found = (zk.exists(znodes.topic_znode(name)) for name in names)
+        return [stat.version for stat in found if stat is not None]
+
+
+@pytest.mark.parametrize("status", [None, 403, 500], ids=["hangs", "denies", "fails"])
+def test_topics_of_a_broker_that_does_not_answer_stay_and_all_others_go(
+    sandbox: Cluster, relay: Relay, spark: None, tmp_path: Path, status: int | None
+) -> None:
+    by_broker, since = topics_of_both(sandbox), time.time()
+    theirs = by_broker.pop(next(name for name in by_broker if name.startswith(ELSEWHERE)))
+    (others,) = by_broker.values()
+    both = theirs | others
+    wait_unlisted(sandbox, both)
+    wait_until_unloaded_counts(since)
+    namespaces = [name.partition("://")[2].rpartition("/")[0] for name in both]
+    pipeline = pipeline_of(sandbox, tmp_path, namespaces, request_timeout=2.0, at_once=len(both))
+    plan, rows = planned(pipeline)
+    assert {name for name, row in rows.items() if row["kept"] is None} == set(both)
+    order, before = Order(plan.plan_id, plan.digest), versions(sandbox, list(theirs))
+
+    with refusing(relay, status) if status else hanging(sandbox):
+        found = {one.topic: one for one in load_topics(pipeline.where, "one-away", order, dry_run=False)}
+        assert versions(sandbox, list(theirs)) == before
+    assert {name: found[name].outcome for name in others} == dict.fromkeys(others, Outcome.DONE), found
+    assert {found[name].why.code for name in theirs} == {LoadKept.BROKER_SILENT}, found
+    for name, ids in both.items():
+        assert set(ids).isdisjoint(listed(sandbox, name)) == (name in others), name
+    wait_unlisted(sandbox, both)
+    assert notes(sandbox) == []
+
+    again = {one.topic: one for one in load_topics(pipeline.where, "both", order, dry_run=False)}
+    assert {name: again[name].outcome for name in theirs} == dict.fromkeys(theirs, Outcome.DONE), again
+    assert {again[name].outcome for name in others} == {Outcome.LEFT}
+    assert not any(set(ids) & set(listed(sandbox, name)) for name, ids in both.items())
+    wait_unlisted(sandbox, both)
+    assert not loaded(sandbox) & set(both)
+    assert notes(sandbox) == []
