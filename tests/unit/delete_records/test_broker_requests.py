@@ -15,7 +15,7 @@ from pulsar_lifecycle.model import Position, Topic
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import RecordsScene
 
-BROKERS = ("broker-1:8080", "broker-2:8080")
+BROKERS: tuple[str, ...] = ("broker-1:8080", "broker-2:8080")
 LOOK = {"brokers": 1, "loaded_topics": 1, "stats_interval_ms": 1}
 """One look at all brokers: at the end of an apply, and once more when no list can be late any more."""
 BEGIN = {"brokers": 1, "statistics": len(BROKERS), "check_admin": 1}
@@ -54,7 +54,8 @@ def asked(scene: RecordsScene, offset: Callable[[Topic], Offset], options: Optio
         calls.clear()
         return done
 
-    rows = phase(scene.plan(*(offset(topic) for topic in scene.topics), options=options))
+    offsets: list[Offset] = [offset(topic) for topic in scene.topics]
+    rows = phase(scene.plan(*offsets, options=options))
     assert [row["error"] for row in rows] == [None] * len(scene.topics), rows[0]
     phase(scene.apply())
     scene.delete()
