@@ -15,21 +15,15 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import dagster as dg
 import pyarrow as pa
-from dagster._core.storage.tags import REPOSITORY_LABEL_TAG
-from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
 from assets.names import PLAN, key
-from orchestration.definitions import build_defs
 from pulsar_lifecycle.delayed_index.repair import repair_planning
-from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.journal.queries import journal_rows
@@ -38,15 +32,14 @@ from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import JournalReader, Lake
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.scan.references import KINDS
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from pulsar_lifecycle.tiered.buckets import bucket_runs
-from resources.lifecycle import LifecycleResource
 from sandbox.acts import delayed, expired, tiered
 from sandbox.acts.expired import Expired
 from sandbox.cluster import Cluster
+from sandbox.jobs import Jobs
 from sandbox.planting import znodes
 from sandbox.planting.seed import Seeded, seed
 from sandbox.planting.verify import read_back
@@ -58,8 +51,6 @@ UNLOADED_AFTER = 7.0
 """Seconds: three of the sandbox brokers' statistics intervals, and one."""
 UI = "http://127.0.0.1:3000"
 """Where ``make ui`` serves."""
-LABEL = "__repository__@pulsar-lifecycle"
-"""How Dagster calls the code location of ``workspace.yaml``: pages of jobs show runs with this label."""
 DUE_IN = 120.0
 """Seconds at least until the first delayed message is due: its index is repaired by then."""
 SCANS = 4.0
@@ -103,7 +94,7 @@ def _demo(cluster: Cluster, begun: float) -> int:
     settings = load_settings(config)
     archive = tiered.seed(cluster, settings)
     say(f"{len(archive)} topics for tiered storage, an interrupted attempt to offload one, a leaked copy")
-    jobs = _Jobs(settings, config, say)
+    jobs = Jobs(config, say)
     _wait_for_grace(cluster, seeded, settings, say)
     before = _there(cluster)
     expected = {p.ledger_id for p in seeded.planted if p.verdict == "orphan"} & before
@@ -174,7 +165,7 @@ def begin_afresh(cluster: Cluster, say: Callable[[str], None]) -> None:
     mark.touch()
 
 
-def _tier(jobs: _Jobs, lake: Lake, settings: Settings) -> None:
+def _tier(jobs: Jobs, lake: Lake, settings: Settings) -> None:
     """Offload the archive's closed ledgers, release their copies in BookKeeper, and delete those through the queue."""
     ops = {"sandbox_offload_plan": {"config": {"namespaces": [tiered.NAMESPACE], "everything": True}}}
     jobs.run("plan_offload", "offload plan: which closed ledgers go to the bucket", ops)
@@ -200,7 +191,7 @@ def _tier(jobs: _Jobs, lake: Lake, settings: Settings) -> None:
 
 
 def _tiered_verdicts(
-    cluster: Cluster, jobs: _Jobs, settings: Settings, config: str, archive: list[tiered.Tiered]
+    cluster: Cluster, jobs: Jobs, settings: Settings, config: str, archive: list[tiered.Tiered]
 ) -> list[Verdict]:
     wrong = tiered.offloaded(cluster, settings, archive)
     left = tiered.in_bookkeeper(cluster, archive)
@@ -222,7 +213,7 @@ def _tiered_verdicts(
 
 
 def _free_disk(
-    cluster: Cluster, jobs: _Jobs, lake: Lake, settings: Settings, say: Callable[[str], None]
+    cluster: Cluster, jobs: Jobs, lake: Lake, settings: Settings, say: Callable[[str], None]
 ) -> tuple[Expired, list[Verdict]]:
     """Free what retention policies no longer ask for, first by metadata, then by the broker; then have bookies collect.
 
@@ -266,7 +257,7 @@ def _free_disk(
     ]
 
 
-def _remind(cluster: Cluster, jobs: _Jobs, lake: Lake, settings: Settings, say: Callable[[str], None]) -> list[Verdict]:
+def _remind(cluster: Cluster, jobs: Jobs, lake: Lake, settings: Settings, say: Callable[[str], None]) -> list[Verdict]:
     """Find three broken indexes of delayed messages, repair them while no broker has the topic, and read it back."""
     say(f"{delayed.COUNT:,} delayed messages for three subscriptions; the index of each is broken in another way")
     made = delayed.seed(cluster, settings, max(DUE_IN, SCANS * jobs.took["scan"]))
@@ -348,62 +339,6 @@ def _there(cluster: Cluster) -> set[int]:
             for b in zk.get_children(f"/ledgers/{a}") or ()
             for c in zk.get_children(f"/ledgers/{a}/{b}") or ()
         }
-
-
-class _Jobs:
-    """The code location's jobs, run in this process on the instance that ``make ui`` shows."""
-
-    def __init__(self, settings: Settings, config: str, say: Callable[[str], None]) -> None:
-        home = os.environ.setdefault("DAGSTER_HOME", str(Path(".run/dagster").absolute()))
-        Path(home).mkdir(parents=True, exist_ok=True)
-        self._defs = build_defs(config)
-        self._config = config
-        self._settings = settings
-        self._say = say
-        self.run_ids: list[str] = []
-        self.took: dict[str, float] = {}
-        """Seconds, of the last run of a job."""
-
-    def run(self, name: str, what: str, ops: dict[str, Any] | None = None) -> dg.ExecuteInProcessResult:
-        """Run a job to its end. Raises LifecycleError when it fails."""
-        self._say(what)
-        quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
-        began = time.monotonic()
-        with dg.DagsterInstance.get() as instance:
-            result = self._defs.resolve_job_def(name).execute_in_process(
-                run_config={**quiet, **({"ops": ops} if ops else {})},
-                instance=instance,
-                raise_on_error=False,
-                tags={REPOSITORY_LABEL_TAG: LABEL},
-            )
-        self.run_ids.append(result.run_id)
-        self.took[name] = time.monotonic() - began
-        if not result.success:
-            failures = [e.message or "" for e in result.all_events if e.is_failure]
-            raise LifecycleError(f"job {name} failed: {failures[-1] if failures else 'no message'}")
-        return result
-
-    @property
-    def spark(self) -> SparkSession:
-        """The session that the jobs used."""
-        return LifecycleResource(config_file=self._config).cluster().spark
-
-    def offload(self, plan: OffloadPlan, what: str) -> None:
-        """Launch ``offload`` as the plan's page says. Raises LifecycleError for a report-only plan."""
-        if not plan.actionable:
-            raise LifecycleError(f"offload plan {plan.plan_id} is report-only: {in_words(plan.gaps)}")
-        config = {"plan_id": plan.plan_id, "digest": plan.digest}
-        self.run("offload", what, {"offload_ledgers": {"config": config}})
-
-    def launch(self, name: str, config: dict[str, Any], what: str) -> None:
-        """Launch a job that is a dry run by default, as its plan's page says, with ``dry_run = false``."""
-        ((op, said),) = config["ops"].items()
-        self.run(name, what, {op: {"config": said["config"] | {"dry_run": False}}})
-
-    def apply(self, summary: PlanSummary) -> None:
-        """Launch ``apply_plan`` as the plan's page says."""
-        ops = run_config(summary)["ops"]
-        self.run("apply_plan", "applying the plan: one message per ledger to the deletion topic", ops)
 
 
 def _report(
