@@ -297,7 +297,7 @@ def _approval(where: Cluster, plan: Plan) -> Approval | None:
 
 
 def _bare(plan: Plan) -> Candidate:
-    """A plan as far as its own facts go: no cap can be held against it."""
+    """A plan as far as its own facts go: enough to say whether it is off, report-only or expired, and no more."""
     return Candidate(plan.plan_id, plan.digest, plan.created_at, plan.actionable, _ledgers(plan), 0, 0)
 
 

@@ -52,38 +52,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    reused = os.environ.get("PULSAR_LIFECYCLE_TEST_SANDBOX")
-    cluster = Cluster(Path(reused) if reused else tmp_path_factory.mktemp("cluster") / "sandbox")
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        if not reused:
-            cluster.stop(purge=True)
+    yield from _started(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def production(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A sandbox of its own: two brokers with production's habits."""
-    reused = os.environ.get("PULSAR_LIFECYCLE_TEST_SANDBOX")
-    folder = Path(f"{reused}-production") if reused else tmp_path_factory.mktemp("production") / "sandbox"
-    cluster = Cluster(folder)
-    try:
-        cluster.start(brokers=2, production=True)
-        yield cluster
-    finally:
-        if not reused:
-            cluster.stop(purge=True)
+    yield from _started(tmp_path_factory, "-production", brokers=2, production=True)
 
 
 @pytest.fixture(scope="session")
 def offloading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A sandbox of its own whose brokers have an offloader."""
+    yield from _started(tmp_path_factory, "-offloader", offloader=True)
+
+
+def _started(folders: pytest.TempPathFactory, beside: str = "", **how: Any) -> Iterator[Cluster]:
+    """A sandbox until the tests end. PULSAR_LIFECYCLE_TEST_SANDBOX, with ``beside`` after it, is one that stays."""
     reused = os.environ.get("PULSAR_LIFECYCLE_TEST_SANDBOX")
-    folder = Path(f"{reused}-offloader") if reused else tmp_path_factory.mktemp("offloading") / "sandbox"
-    cluster = Cluster(folder)
+    cluster = Cluster(Path(reused + beside) if reused else folders.mktemp(f"cluster{beside}") / "sandbox")
     try:
-        cluster.start(offloader=True)
+        cluster.start(**how)
         yield cluster
     finally:
         if not reused:
