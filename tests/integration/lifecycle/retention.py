@@ -25,6 +25,16 @@ def retention(admin: Admin, namespace: str, minutes: int) -> None:
     admin.call("POST", f"/v2/namespaces/{namespace}/retention", policy)
 
 
+def keep_inactive_topics(admin: Admin, namespace: str) -> None:
+    """Let no broker delete topics of the namespace that nobody uses, which it may as soon as it has loaded one."""
+    policy = {
+        "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+        "maxInactiveDurationSeconds": HOUR // 1000,
+        "deleteWhileInactive": False,
+    }
+    admin.call("POST", f"/v2/namespaces/{namespace}/inactiveTopicPolicies", policy)
+
+
 def close_earlier(sandbox: Cluster, names: Sequence[str]) -> None:
     """Let all but the last ledger of these topics, which no broker has, be closed two hours ago."""
     at = int(time.time() * 1000) - 2 * HOUR
