@@ -1,9 +1,10 @@
 """One sandbox for the whole test session, one Spark session where a test asks for it; sessions on queue and bucket.
 
 The sandbox is unseeded, in a folder of its own, ended afterwards. ``PULSAR_LIFECYCLE_TEST_SANDBOX`` names the data
-folder of a sandbox to use instead; it is left running. A test that kills servers or needs a cluster with exactly known
-content starts one of its own. Spark allows one session per process, whose master is that of the first settings it was
-started with: all pipelines of :mod:`tests.integration.pipeline` name the same.
+folder of a sandbox to use instead; it is left running. A test that kills servers uses one of :data:`SHARED`, which
+expect that, and leaves all running; one that needs a cluster with exactly known content starts its own. Spark allows
+one session per process, whose master is that of the first settings it was started with: all pipelines of
+:mod:`tests.integration.pipeline` name the same.
 """
 
 from __future__ import annotations
@@ -44,10 +45,32 @@ LONG = (
 """Modules that take minutes, the longest first: begun last, one would run alone at the end."""
 
 
+SELDOM = 3600.0
+"""Seconds between two collections of a bookie: none comes unless it is forced."""
+SHARED = ("production", "offloading", "three_bookies", "two_bookies")
+"""Fixtures of the session that few modules use: one worker takes them all, so that each cluster is started once."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Parallel workers take modules in this order."""
+    """Parallel workers take modules, or all that share a cluster, in the order of :data:`LONG`."""
     order = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: (order.get(item.path.stem, len(LONG)), item.path.stem))
+    groups: dict[str, str] = {}
+    for item in items:
+        for name in SHARED:
+            if name in item.fixturenames:  # type: ignore[attr-defined]
+                groups[item.path.stem] = name
+    group = {item.path.stem: groups.get(item.path.stem, item.path.stem) for item in items}
+    first = dict[str, int]()
+    for name in sorted(group, key=lambda name: order.get(name, len(LONG))):
+        first.setdefault(group[name], order.get(name, len(LONG)))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group[item.path.stem]))
+
+    def place(item: pytest.Item) -> tuple[int, str, int, str]:
+        name = item.path.stem
+        return first[group[name]], group[name], order.get(name, len(LONG)), name
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +88,18 @@ def production(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def offloading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A sandbox of its own whose brokers have an offloader."""
     yield from _started(tmp_path_factory, "-offloader", offloader=True)
+
+
+@pytest.fixture(scope="session")
+def three_bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A sandbox of its own: three bookies that collect only when told to, which may be killed and started again."""
+    yield from _started(tmp_path_factory, "-three-bookies", bookies=3, gc_wait=SELDOM)
+
+
+@pytest.fixture(scope="session")
+def two_bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """As ``three_bookies``, with two: each has every ledger."""
+    yield from _started(tmp_path_factory, "-two-bookies", bookies=2, gc_wait=SELDOM)
 
 
 def _started(folders: pytest.TempPathFactory, beside: str = "", **how: Any) -> Iterator[Cluster]:

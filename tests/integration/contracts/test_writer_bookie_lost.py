@@ -27,15 +27,10 @@ AFTER = 200
 KEY, TOPIC, CURSOR = "#pulsar.internal.delayed.bucket_1_2", "persistent://a/b/c", "s"
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three bookies; nothing else is asked."""
-    cluster = Cluster(tmp_path_factory.mktemp("three") / "sandbox")
-    try:
-        cluster.start(bookies=3, gc_wait=3600)
-        yield cluster
-    finally:
-        cluster.stop(purge=True)
+@pytest.fixture
+def three(three_bookies: Cluster) -> Iterator[Cluster]:
+    yield three_bookies
+    three_bookies.start(bookies=3)
 
 
 class Killing(BookieWriter):

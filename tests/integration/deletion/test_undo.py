@@ -1,16 +1,14 @@
 """Undoing deletions on a real cluster: before a bookie's garbage collection, after one bookie's, after all of theirs.
 
-One story, told by the fixture ``story``, in a cluster of its own whose bookies collect only when they are told to.
+One story, told by the fixture ``story``, in a cluster whose two bookies collect only when they are told to.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -36,23 +34,7 @@ from tests.integration.pipeline import Pipeline, existing, new_namespace, wait_u
 
 pytestmark = pytest.mark.integration
 
-BOOKIES = 2
-SELDOM = 3600.0
-"""Seconds between two collections of a bookie: none comes unless it is forced."""
 GC_WAIT = "3s"
-
-
-@pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two bookies that collect only when told to; ``PULSAR_LIFECYCLE_TEST_UNDO_SANDBOX`` names one to use instead."""
-    reused = os.environ.get("PULSAR_LIFECYCLE_TEST_UNDO_SANDBOX")
-    cluster = Cluster(Path(reused) if reused else tmp_path_factory.mktemp("undo") / "sandbox")
-    try:
-        cluster.start(bookies=BOOKIES, gc_wait=SELDOM)
-        yield cluster
-    finally:
-        if not reused:
-            cluster.stop(purge=True)
 
 
 @dataclass
@@ -111,7 +93,8 @@ def outcomes(result: Result | None) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def story(quiet: Cluster, spark: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
+def story(two_bookies: Cluster, spark: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    quiet = two_bookies
     driving.drain(quiet)
     namespace = new_namespace(quiet, "undo")
     living, thin, lost = (f"persistent://{namespace}/{name}" for name in ("living", "thin", "lost"))
@@ -245,7 +228,7 @@ def test_a_stopped_bookie_is_no_collected_one(story: Story) -> None:
         wait_for("the bookie's z-node to go", lambda: _unregistered(story.cluster))
         result = story.undo(story.lost)
     finally:
-        story.cluster.start(bookies=BOOKIES, gc_wait=SELDOM)
+        story.cluster.start_server(first)
     without_answer = {one.outcome for one in result.ledgers if one.metadata and one.metadata.last_entry_id >= 0}
     assert without_answer == {Outcome.UNKNOWN}
 

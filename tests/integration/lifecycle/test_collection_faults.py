@@ -30,17 +30,11 @@ pytestmark = pytest.mark.integration
 COLLECTED, LEFT, NOT_STARTED = Outcome.COLLECTED, Outcome.LEFT_AT_IT, Outcome.NOT_STARTED
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two bookies, which collect when they are told to, and not by themselves."""
-    cluster = Cluster(tmp_path_factory.mktemp("two") / "sandbox")
-    try:
-        cluster.start(bookies=2, gc_wait=3600)
-        yield cluster
-    finally:
-        for name in ("bookie-1", "bookie-2"):
-            cluster.kill(name, signal.SIGCONT)
-        cluster.stop(purge=True)
+@pytest.fixture
+def two(two_bookies: Cluster) -> Iterator[Cluster]:
+    yield two_bookies
+    for name in ("bookie-1", "bookie-2"):
+        two_bookies.kill(name, signal.SIGCONT)
 
 
 class Struck(HttpBookieAdmin):

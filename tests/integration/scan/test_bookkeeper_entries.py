@@ -109,15 +109,10 @@ class Written:
 
 
 @pytest.fixture(scope="module")
-def written(spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
-    cluster = Cluster(tmp_path_factory.mktemp("cluster") / "sandbox")
-    try:
-        cluster.start(bookies=3)
-        made = Written(cluster, tmp_path_factory.mktemp("settings"))
-        yield made
-        made.client.close()
-    finally:
-        cluster.stop(purge=True)
+def written(three_bookies: Cluster, spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    made = Written(three_bookies, tmp_path_factory.mktemp("settings"))
+    yield made
+    made.client.close()
 
 
 def test_delayed_indexes_are_tables(written: Written) -> None:

@@ -106,53 +106,53 @@ class Offloading:
 
 
 @pytest.fixture(scope="module")
-def offloading(sandbox: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Offloading]:
-    with closing(Offloading(sandbox, tmp_path_factory.mktemp("offloading"))) as made:
+def scene(sandbox: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Offloading]:
+    with closing(Offloading(sandbox, tmp_path_factory.mktemp("scene"))) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def large(offloading: Offloading) -> tuple[Topic, int, LedgerMetadata]:
+def large(scene: Offloading) -> tuple[Topic, int, LedgerMetadata]:
     """A ledger of 50 entries and about 50 MiB, so ten blocks."""
     random = Random(1)
-    topic = offloading.topic([random.randbytes(MIB + n) for n in range(50)], batching_enabled=False)
-    (ledger_id, metadata), *_ = offloading.ledgers(topic)
+    topic = scene.topic([random.randbytes(MIB + n) for n in range(50)], batching_enabled=False)
+    (ledger_id, metadata), *_ = scene.ledgers(topic)
     assert metadata.length > 40 * MIB
     return topic, ledger_id, metadata
 
 
 def test_a_topic_comes_back_from_its_bucket_message_by_message(
-    offloading: Offloading, spark: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scene: Offloading, spark: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     random = Random(2)
     sent = [random.randbytes(random.choice([0, 1, 300, 20_000])) for _ in range(260)]
-    topic = offloading.topic(
+    topic = scene.topic(
         sent, batching_enabled=True, batching_max_messages=3, compression_type=pulsar.CompressionType.LZ4
     )
     contexts: list[LedgerInfo] = []
-    for ledger_id, metadata in offloading.ledgers(topic):
-        target = offloading.target(topic, ledger_id)
-        assert find_copy(offloading.objects, target.location, Source(metadata, 1))
-        copied = offloading.copy(metadata, target)
-        verified = offloading.verify(metadata, target, copied)
-        assert offloading.verify(metadata, target) == verified
+    for ledger_id, metadata in scene.ledgers(topic):
+        target = scene.target(topic, ledger_id)
+        assert find_copy(scene.objects, target.location, Source(metadata, 1))
+        copied = scene.copy(metadata, target)
+        verified = scene.verify(metadata, target, copied)
+        assert scene.verify(metadata, target) == verified
         assert verified.checksum == upload.digest(copied.checksums)
-        assert are_whole(offloading.objects, [(target.location, verified)])[0] is None
-        assert find_copy(offloading.objects, target.location, Source(metadata, 1)) is None
+        assert are_whole(scene.objects, [(target.location, verified)])[0] is None
+        assert find_copy(scene.objects, target.location, Source(metadata, 1)) is None
         context = OffloadContext(target.location.uuid, True, True, 1, "aws-s3", {"bucket": BUCKET})
         contexts.append(LedgerInfo(ledger_id, metadata.last_entry_id + 1, metadata.length, 1, context))
     assert len(contexts) > 1
 
     # A topic of which only the offloaded copies are left; no broker ever loads it.
     only_offloaded = Topic.parse(f"{topic}-offloaded")
-    zk = KazooClient(offloading.cluster.zookeeper)
+    zk = KazooClient(scene.cluster.zookeeper)
     zk.start()
     path = f"/managed-ledgers/{only_offloaded.managed_ledger}"
     zk.create(path, managed_ledger.encode(ManagedLedgerInfo(tuple(contexts))))
     try:
-        rows = offloading.table(topic=str(only_offloaded), **{"as": "messages"}).collect()
+        rows = scene.table(topic=str(only_offloaded), **{"as": "messages"}).collect()
         keys = ",".join(Location(BUCKET, uuid_of(info), info.ledger_id).data_key for info in contexts)
-        entries = offloading.table(ledgers=keys).count()
+        entries = scene.table(ledgers=keys).count()
     finally:
         zk.delete(path)
         zk.stop()
@@ -161,7 +161,7 @@ def test_a_topic_comes_back_from_its_bucket_message_by_message(
     assert [row["payload"] for row in rows] == sent
     assert entries == sum(info.entries or 0 for info in contexts)
 
-    monkeypatch.setenv(CONFIG_VARIABLE, str(offloading.file))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(scene.file))
     with pytest.raises(SystemExit) as ended:
         main(["inspect", "object", keys.partition(",")[0]])
     assert not ended.value.code
@@ -184,46 +184,44 @@ def traced(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_memory_is_that_of_the_blocks_in_flight(
-    offloading: Offloading, large: tuple[Topic, int, LedgerMetadata]
-) -> None:
+def test_memory_is_that_of_the_blocks_in_flight(scene: Offloading, large: tuple[Topic, int, LedgerMetadata]) -> None:
     topic, ledger_id, metadata = large
-    target = offloading.target(topic, ledger_id)
+    target = scene.target(topic, ledger_id)
     copies: list[Copied] = []
-    copying = traced(lambda: copies.append(offloading.copy(metadata, target, blocks_in_flight=2)))
+    copying = traced(lambda: copies.append(scene.copy(metadata, target, blocks_in_flight=2)))
     assert copying < READ_AHEAD + 3 * BLOCK + 8 * MIB < metadata.length
-    proving = traced(lambda: offloading.verify(metadata, target, copies[0]))
+    proving = traced(lambda: scene.verify(metadata, target, copies[0]))
     assert proving < 6 * BLOCK
     streaming = traced(
-        lambda: sum(1 for _ in open_offloaded(offloading.objects, target.location).stream(0, metadata.last_entry_id))
+        lambda: sum(1 for _ in open_offloaded(scene.objects, target.location).stream(0, metadata.last_entry_id))
     )
     assert streaming < 5 * STREAM_SIZE < metadata.length
 
 
 def test_a_copy_that_is_stopped_leaves_no_upload_and_the_next_one_is_whole(
-    offloading: Offloading, large: tuple[Topic, int, LedgerMetadata]
+    scene: Offloading, large: tuple[Topic, int, LedgerMetadata]
 ) -> None:
     topic, ledger_id, metadata = large
-    target = offloading.target(topic, ledger_id)
+    target = scene.target(topic, ledger_id)
     seen: list[int] = []
 
     def stop_at_the_fourth(size: int) -> None:
-        seen.append(offloading.uploads(target))
+        seen.append(scene.uploads(target))
         if len(seen) == 4:
             raise Paused("stop")
 
     with pytest.raises(Paused):
-        offloading.copy(metadata, target, pace=stop_at_the_fourth)
+        scene.copy(metadata, target, pace=stop_at_the_fourth)
     assert seen == [1, 1, 1, 1]
-    assert offloading.uploads(target) == 0
-    assert offloading.objects.head(BUCKET, target.location.data_key) is None
+    assert scene.uploads(target) == 0
+    assert scene.objects.head(BUCKET, target.location.data_key) is None
 
-    first = offloading.verify(metadata, target, offloading.copy(metadata, target))
-    again = offloading.verify(metadata, target, offloading.copy(metadata, target))
+    first = scene.verify(metadata, target, scene.copy(metadata, target))
+    again = scene.verify(metadata, target, scene.copy(metadata, target))
     assert (again.checksum, again.data_size, again.entries) == (first.checksum, first.data_size, first.entries)
     with refused_by(Code.BLOCKS_TOO_SMALL):
-        offloading.copy(metadata, replace(target, block_size=MIB))
-    assert offloading.uploads(target) == 0
+        scene.copy(metadata, replace(target, block_size=MIB))
+    assert scene.uploads(target) == 0
 
 
 class LosingAnswers:
@@ -243,34 +241,34 @@ class LosingAnswers:
 
 
 def test_writes_whose_answers_get_lost_are_seen_in_the_bucket(
-    offloading: Offloading, large: tuple[Topic, int, LedgerMetadata]
+    scene: Offloading, large: tuple[Topic, int, LedgerMetadata]
 ) -> None:
     topic, ledger_id, metadata = large
-    target = offloading.target(topic, ledger_id)
-    objects: Any = LosingAnswers(offloading.objects)
-    copied = copy_ledger(offloading.reader, objects, Source(metadata, 1), target)
-    assert offloading.verify(metadata, target, copied) == offloading.verify(metadata, target)
+    target = scene.target(topic, ledger_id)
+    objects: Any = LosingAnswers(scene.objects)
+    copied = copy_ledger(scene.reader, objects, Source(metadata, 1), target)
+    assert scene.verify(metadata, target, copied) == scene.verify(metadata, target)
 
 
 def test_a_flipped_bit_and_a_replaced_object_are_found(
-    offloading: Offloading, large: tuple[Topic, int, LedgerMetadata]
+    scene: Offloading, large: tuple[Topic, int, LedgerMetadata]
 ) -> None:
     topic, ledger_id, metadata = large
-    target = offloading.target(topic, ledger_id)
+    target = scene.target(topic, ledger_id)
     where = target.location
-    copied = offloading.copy(metadata, target)
-    verified = offloading.verify(metadata, target, copied)
-    head = offloading.objects.head(BUCKET, where.data_key)
+    copied = scene.copy(metadata, target)
+    verified = scene.verify(metadata, target, copied)
+    head = scene.objects.head(BUCKET, where.data_key)
     assert head is not None
-    data = bytearray(offloading.objects.get(BUCKET, where.data_key))
+    data = bytearray(scene.objects.get(BUCKET, where.data_key))
     data[30 * MIB + 200_000] ^= 1
-    ledger = open_offloaded(offloading.objects, where)
-    offloading.objects.put(BUCKET, where.data_key, data, head.metadata)
+    ledger = open_offloaded(scene.objects, where)
+    scene.objects.put(BUCKET, where.data_key, data, head.metadata)
 
-    assert "is another one" in str(are_whole(offloading.objects, [(where, verified)])[0])
+    assert "is another one" in str(are_whole(scene.objects, [(where, verified)])[0])
     with pytest.raises(Conflict):
         ledger.read(0, 0)
     with pytest.raises(Conflict):
-        offloading.verify(metadata, target, copied)
+        scene.verify(metadata, target, copied)
     with pytest.raises(CorruptFormat, match=rf"entry {ledger_id}:\d+, found"):
-        offloading.verify(metadata, target)
+        scene.verify(metadata, target)

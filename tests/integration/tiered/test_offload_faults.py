@@ -1,6 +1,6 @@
 """Offload runs beside an object store that is busy, slow, unreachable, forgetful or closed to us, and data that rotted.
 
-A cluster of its own with three bookies: files of its S3 server and of its bookies are changed, a bookie is killed.
+Three bookies and an S3 server: files of the S3 server and of its bookies are changed, a bookie is killed.
 """
 
 from __future__ import annotations
@@ -92,14 +92,9 @@ SCENES = (*CASES, "refused", "short", "flipped", "flipped later", *PERSISTENCE)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("faults") / "sandbox")
-    try:
-        made.start(bookies=3)
-        drain(made)
-        yield made
-    finally:
-        made.stop(purge=True)
+def cluster(three_bookies: Cluster) -> Cluster:
+    drain(three_bookies)
+    return three_bookies
 
 
 @pytest.fixture(scope="module")
