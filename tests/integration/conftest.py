@@ -51,6 +51,7 @@ SHARED = ("production", "offloading", "three_bookies", "two_bookies")
 """Fixtures of the session that few modules use: one worker takes them all, so that each cluster is started once."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks of groups in this hook, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Parallel workers take modules, or all that share a cluster, in the order of :data:`LONG`."""
     order = {name: place for place, name in enumerate(LONG)}
