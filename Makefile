@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SHELL := bash
 TEST_ARGS = --durations=40 $(PYTEST_ARGS)
-# In our order; without the last xdist waits for ever once a worker crashed
-SPREAD := --no-loadscope-reorder --max-worker-restart 0
+# By module, in our order; without the last xdist waits for ever once a worker crashed
+SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 SANDBOX := $(CURDIR)/.run/sandbox
 export DAGSTER_HOME ?= $(CURDIR)/.run/dagster
 export PULSAR_LIFECYCLE_SANDBOX ?= $(SANDBOX)
@@ -40,8 +40,8 @@ demo: setup ## Delete leaked ledgers, offload topics and free a disk, on a real 
 
 test: setup ## Check, then every test; those with servers, several at a time, beside all else; log in .run/
 	@mkdir -p .run; \
-	{ nice make --no-print-directory check && nice $(BIN)/python -m pytest --ignore=tests/integration -n 2 --dist loadfile $(SPREAD) $(TEST_ARGS); } > .run/test.log 2>&1 & others=$$!; \
-	$(BIN)/python -m pytest tests/integration -n $(SERVER_WORKERS) --dist loadgroup $(SPREAD) $(TEST_ARGS) 2>&1 | tee .run/server-tests.log; \
+	{ nice make --no-print-directory check && nice $(BIN)/python -m pytest --ignore=tests/integration -n 2 $(SPREAD) $(TEST_ARGS); } > .run/test.log 2>&1 & others=$$!; \
+	$(BIN)/python -m pytest tests/integration -n $(SERVER_WORKERS) $(SPREAD) $(TEST_ARGS) 2>&1 | tee .run/server-tests.log; \
 	servers=$${PIPESTATUS[0]}; wait $$others; others=$$?; cat .run/test.log; \
 	echo "make test took $$(( SECONDS / 60 )) min $$(( SECONDS % 60 )) s"; exit $$(( servers || others ))
 

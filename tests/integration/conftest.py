@@ -20,6 +20,7 @@ from typing import Any
 import pulsar
 import pytest
 from pyspark.sql import SparkSession
+from xdist.scheduler import LoadScopeScheduling
 
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeadLetterQueue, PulsarDeletionQueue, PulsarQueueReader
@@ -32,14 +33,14 @@ from tests.integration.tiered.offloads import s3_client
 from tests.kit.contracts.object_contract import BUCKET, GONE_BUCKET
 
 LONG = (
-    *("test_by_itself",),
+    *("test_by_itself", "test_delete_records", "test_production"),
     *("test_kills", "test_offload_kills", "test_offload_faults", "test_broker_offloader_schedules"),
     *("test_pipeline", "test_retention_plan", "test_sandbox", "test_pipeline_executors"),
     *("test_offload_run", "test_bookkeeper_entries", "test_retry_topics", "test_object_sweep"),
     *("test_trimming", "test_undo", "test_waiting", "test_rollback", "test_topic_policies"),
     *("test_delayed_snapshots", "test_pipeline_coverage", "test_wheel", "test_pipeline_crash"),
-    *("test_retention_differential", "test_bookie_disk", "test_production", "test_load_run"),
-    *("test_collection_faults", "test_delete_records"),
+    *("test_retention_differential", "test_bookie_disk", "test_load_run"),
+    *("test_collection_faults",),
     *("test_pipeline_jobs", "test_queue_contract", "test_objects_faults", "test_broker_offloader"),
 )
 """Modules that take minutes, the longest first: begun last, one would run alone at the end."""
@@ -47,31 +48,39 @@ LONG = (
 
 SELDOM = 3600.0
 """Seconds between two collections of a bookie: none comes unless it is forced."""
-SHARED = ("production", "offloading", "three_bookies", "two_bookies")
-"""Fixtures of the session that few modules use: one worker takes them all, so that each cluster is started once."""
+SHARED = {
+    "production": ("test_production", "test_inactive_topics", "test_load_silent"),
+    "offloading": ("test_offload_kills", "test_broker_offloader_schedules", "test_broker_offloader"),
+    "three_bookies": ("test_offload_faults", "test_bookkeeper_entries", "test_writer_bookie_lost"),
+    "two_bookies": ("test_undo", "test_collection_faults"),
+}
+"""Fixture of the session -> the modules that use it. One worker takes them all, so each cluster is started once."""
+TOGETHER = {module: fixture for fixture, modules in SHARED.items() for module in modules}
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks of groups in this hook, too
+class ByCluster(LoadScopeScheduling):
+    """Gives parallel workers whole modules, and all that share a cluster to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = Path(nodeid.partition("::")[0]).stem
+        return TOGETHER.get(module, module)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster:
+    return ByCluster(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Parallel workers take modules, or all that share a cluster, in the order of :data:`LONG`."""
+    """Parallel workers take modules in the order of :data:`LONG`, those that share a cluster after its first."""
+    for item in items:
+        for fixture in SHARED.keys() & set(item.fixturenames):  # type: ignore[attr-defined]
+            if item.path.stem not in SHARED[fixture]:
+                raise pytest.UsageError(f"{item.path.name} uses {fixture}: say so in SHARED of {__name__}")
     order = {name: place for place, name in enumerate(LONG)}
-    groups: dict[str, str] = {}
-    for item in items:
-        for name in SHARED:
-            if name in item.fixturenames:  # type: ignore[attr-defined]
-                groups[item.path.stem] = name
-    group = {item.path.stem: groups.get(item.path.stem, item.path.stem) for item in items}
-    first = dict[str, int]()
-    for name in sorted(group, key=lambda name: order.get(name, len(LONG))):
-        first.setdefault(group[name], order.get(name, len(LONG)))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group[item.path.stem]))
-
-    def place(item: pytest.Item) -> tuple[int, str, int, str]:
-        name = item.path.stem
-        return first[group[name]], group[name], order.get(name, len(LONG)), name
-
-    items.sort(key=place)
+    modules = sorted({item.path.stem for item in items}, key=lambda name: (order.get(name, len(LONG)), name))
+    first = {TOGETHER.get(name, name): place for place, name in reversed(list(enumerate(modules)))}
+    place = {name: (first[TOGETHER.get(name, name)], at) for at, name in enumerate(modules)}
+    items.sort(key=lambda item: place[item.path.stem])
 
 
 @pytest.fixture(scope="session")
