@@ -50,10 +50,10 @@ class Combined(Generic[T, R]):
         mine: _Asked[T, R] = _Asked(items)
         with self._lock:
             self._waiting.append(mine)
-            mine.leads, self._busy = not self._busy, True
-        if not mine.leads:
+            first, self._busy = not self._busy, True
+        if not first:  # whoever is told to lead by another has a turn to wait for, too, however soon it is told
             mine.turn.acquire()
-        if mine.leads:
+        if first or mine.leads:
             self._lead()
         return mine.result()
 
