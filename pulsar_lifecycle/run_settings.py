@@ -195,7 +195,7 @@ class TrimmingSettings(Section):
     unloads_per_second: float = Field(default=5.0, gt=0)
     """How fast topics are unloaded."""
     max_unloads: int = Field(default=500, ge=0)
-    """Topics one run may unload."""
+    """Unloads that one run may do. Deleting records up to the end of a topic takes two of them."""
 
     @field_validator("loaded_topics")
     @classmethod

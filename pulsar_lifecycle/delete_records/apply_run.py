@@ -136,9 +136,7 @@ def apply_delete_records(
 
 
 @contextmanager
-def _acting(
-    cluster: Cluster, run_id: str, plan_id: str
-) -> Iterator[tuple[TopicRun, Ports, tuple[str, int], BrokerAnswers]]:
+def _acting(cluster: Cluster, run_id: str, plan_id: str) -> Iterator[tuple[TopicRun, Ports, RunGuard, BrokerAnswers]]:
     """Check that we may act, and hold the lease of those who take ledgers off topics for as long as the work lasts."""
     settings = cluster.settings
     with published(cluster), topic_ports(cluster) as own:
@@ -153,7 +151,7 @@ def _acting(
             run = topic_run(cluster, run_id, ports, context, now, loaded, brokers.brokers)
             guard = RunGuard(lease.guard, unloads_of(settings, ports.clock))
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
-            yield replace(run, plan_id=plan_id), ports, lease.guard, brokers
+            yield replace(run, plan_id=plan_id), ports, guard, brokers
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=not brokers.unanswered)
 
 
@@ -165,7 +163,7 @@ class _Launch:
         cluster: Cluster,
         run: TopicRun,
         ports: Ports,
-        guard: tuple[str, int],
+        guard: RunGuard,
         brokers: BrokerAnswers,
         per_broker: float,
     ) -> None:
@@ -194,7 +192,7 @@ class _Launch:
                 by_broker.setdefault(self._brokers.brokers.loaded.get(str(topic), ""), []).append(row)
         lanes: list[tuple[RunGuard, Sequence[Row]]] = []
         for broker, group in by_broker.items():  # one that fails at unloads stops its own partitions alone
-            guard = RunGuard(self._guard, unloads_of(self._cluster.settings, self._cluster.clock, len(by_broker)))
+            guard = replace(self._guard, unloads=self._guard.unloads.share(len(by_broker)))
             lanes += [(guard, some) for some in _lanes(group, PER_BROKER if broker else UNLOADED)]
         if len(lanes) == 1:
             for row in lanes[0][1]:

@@ -11,6 +11,7 @@ same plan applied again finds what is done and does the rest.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -113,6 +114,30 @@ class PartitionDeletion:
         if isinstance(looked, Refusal):
             return looked
         read, cut = looked
+        unloads = self._unloads(read, cut)
+        if not self._guard.unloads.keep(self._topic, unloads):
+            text = f"it needs {unloads} more of the unloads that this run may do (trimming.max_unloads): run again"
+            return Refusal.plain(RecordsError.UNLOADS_USED_UP, text)
+        try:
+            return self._cut(read, cut)
+        finally:
+            if unloads:
+                self._give_back()
+
+    def _unloads(self, read: Read, cut: Cut) -> int:
+        """How many the partition may need: one that closes its current ledger, one that follows our write or load."""
+        view = read.view
+        raises = view.watermark is None or cut.low_watermark > view.watermark
+        written = self._run.writes_loaded(self._topic) and (cut.ledgers or (raises and not view.broker))
+        return int(cut.rolls) + bool(cut.rolls or (written if view.loaded else cut.moved))
+
+    def _give_back(self) -> None:
+        """The unloads that it did not need, unless one of them is pending: the end of the run does that."""
+        with contextlib.suppress(LifecycleError):
+            if not control.has_pending_unload(self._ports.store, self._topic):
+                self._guard.unloads.give_back(self._topic)
+
+    def _cut(self, read: Read, cut: Cut) -> Refusal | None:
         if cut.moved or cut.rolls:
             if not read.view.loaded:  # its broker is to unload it again, whatever becomes of this run
                 pending = PendingUnload(self._topic, True, self._ports.clock.now_ms(), self._guard.guard[0])
@@ -177,6 +202,7 @@ class PartitionDeletion:
         about = Why(Code.ABOUT_TO, f"its broker is asked to close ledger {last}, by an unload")
         self._journal(Phase.ROLL, Outcome.BEGUN, about)
         self._guard.unloads.wait()
+        self._guard.unloads.take(self._topic)
         self._ports.admin.unload(self._topic)
         if not self._is_followed(last):  # the unload closed it, and only a load begins another: no client may come
             self._ports.admin.subscriptions(self._topic)

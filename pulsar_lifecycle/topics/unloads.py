@@ -55,6 +55,43 @@ class UnloadAttempt(Enum):
     """No broker has it by now."""
 
 
+class _Budget:
+    """So many unloads; what a topic needs may be kept for it, and nobody else takes that."""
+
+    def __init__(self, unloads: int) -> None:
+        self._left = unloads
+        self._kept: Counter[Topic] = Counter()
+        self._lock = threading.Lock()
+
+    def has(self, unloads: int, topic: Topic | None) -> bool:
+        """Whether there are so many, of which those that are kept for ``topic`` are some."""
+        with self._lock:
+            return self._left + (self._kept[topic] if topic else 0) >= unloads
+
+    def keep(self, topic: Topic, unloads: int) -> bool:
+        """Whether there are so many, which are kept for a topic."""
+        with self._lock:
+            if self._left < unloads:
+                return False
+            self._left -= unloads
+            self._kept[topic] += unloads
+            return True
+
+    def give_back(self, topic: Topic) -> None:
+        """What is kept for a topic is anybody's again."""
+        with self._lock:
+            self._left += self._kept.pop(topic, 0)
+
+    def take(self, topic: Topic) -> bool:
+        """Whether there is one for a topic, which is taken: first of those that are kept for it."""
+        with self._lock:
+            if self._kept[topic]:
+                self._kept[topic] -= 1
+                return True
+            self._left -= 1
+            return self._left >= 0
+
+
 class Unloads:
     """A run's budget of unloads: ``per_second``, and ``limit`` in all; and whether they work at all.
 
@@ -62,10 +99,10 @@ class Unloads:
     """
 
     def __init__(self, per_second: float, limit: int, clock: Clock) -> None:
+        self._per_second = per_second
         self._rate = RateBudget(per_second, clock)
         self._clock = clock
-        self._left = limit
-        self._taking = threading.Lock()
+        self._budget = _Budget(limit)
         self._written_failed: list[str] = []
         """How unloads of topics failed that this run wrote."""
         self._failures: dict[str, list[str]] = {}
@@ -78,12 +115,26 @@ class Unloads:
         """By tenant: how topics could not be unloaded before they were to be written, since one worked."""
         self._unloaded: set[Topic] = set()
 
-    def lacks(self, unloads: int = 1) -> Why | None:
-        """Why the run may do nothing that needs so many unloads; None if it may.
+    def share(self, shares: int) -> Unloads:
+        """One of so many shares of the rate, which judges by itself whether unloads work; the budget is the same."""
+        found = Unloads(self._per_second / shares, 0, self._clock)
+        found._budget = self._budget
+        return found
+
+    def keep(self, topic: Topic, unloads: int) -> bool:
+        """Whether so many are left, which are kept for a topic until it takes them or :meth:`give_back`."""
+        return self._budget.keep(topic, unloads)
+
+    def give_back(self, topic: Topic) -> None:
+        """What is kept for a topic, and was not taken, is left for others."""
+        self._budget.give_back(topic)
+
+    def lacks(self, unloads: int = 1, topic: Topic | None = None) -> Why | None:
+        """Why the run may do nothing that needs so many unloads, of ``topic``; None if it may.
 
         Once ``MAX_FAILURES`` of what this run wrote failed, or one for lack of permission, it writes nothing more.
         """
-        if self._left < unloads:
+        if not self._budget.has(unloads, topic):
             return Why(Code.NOT_UNLOADED, "this run may unload no more (trimming.max_unloads)")
         if len(self._written_failed) >= MAX_FAILURES:
             return Why(Code.NOT_UNLOADED, f"unloads fail: {self._written_failed[-1]}")
@@ -118,7 +169,7 @@ class Unloads:
         failures = self._tried.setdefault(tenant, [])
         if len(failures) >= MAX_FAILURES:
             return Why(Code.NOT_UNLOADED, f"topics of its tenant cannot be unloaded: {failures[0]}")
-        if not self._take():
+        if not self.take(topic):
             return Why(Code.NOT_UNLOADED, _USED_UP)
         failure = self._attempts(admin, topic, lambda: False)
         if failure and not isinstance(failure, NotFound):  # which says nothing of any other topic
@@ -143,7 +194,7 @@ class Unloads:
         then whether no broker has the topic. What failed before stops no pending unload, the budget does.
         ``written``: by this run; what was pending before may be of a tenant whose topics we may not touch.
         """
-        if not self._take():
+        if not self.take(topic):
             return Why(Code.NOT_UNLOADED, _USED_UP)
         failure = self._attempts(admin, topic, gone)
         if failure is None:
@@ -156,11 +207,9 @@ class Unloads:
             self._works.discard(topic.namespace.tenant)
         return Why(Code.NOT_UNLOADED, str(failure))
 
-    def _take(self) -> bool:
-        """Whether there is one left, which is taken."""
-        with self._taking:
-            self._left -= 1
-            return self._left >= 0
+    def take(self, topic: Topic) -> bool:
+        """Whether there is one left for a topic, which is taken."""
+        return self._budget.take(topic)
 
     def _attempts(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]) -> LifecycleError | None:
         error: LifecycleError | None = None

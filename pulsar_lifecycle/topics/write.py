@@ -207,7 +207,7 @@ def unload_first(ports: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = 
     Once it is ``UNLOADED``, look at it anew. ``anyway``: not writing it would be worse than a pending unload that
     fails.
     """
-    if lack := guard.unloads.lacks():
+    if lack := guard.unloads.lacks(topic=topic):
         return Why(Code.NOT_UNLOADED, f"its topic is loaded, and {lack}")
     tried = UnloadAttempt.NOT_NEEDED if anyway else guard.unloads.try_before(ports.admin, topic)
     return tried.put(f"its topic is loaded, and {tried}") if isinstance(tried, Why) else tried

@@ -74,6 +74,8 @@ class RecordsError(StrEnum):
     """Its z-node, its cursors or its messages could not be read."""
     NOT_UNLOADED = "not_unloaded"
     """Its broker did not do what it was asked: to unload it, to move a cursor, to keep the low watermark."""
+    UNLOADS_USED_UP = "unloads_used_up"
+    """It needs more unloads than this run may still do (`trimming.max_unloads`): run again. Only at apply."""
     CHANGED = "changed_since_plan"
     """It is not as it was when the plan was made, or at the last of several tries to write it. Only at apply."""
     REPLACED = "replaced_since_plan"

@@ -57,6 +57,7 @@ class RecordsScene:
         self._scan_twice()
         self.consumed: dict[str, tuple[str, ...]] = {}
         self.writes_loaded = False
+        self.max_unloads = 500
         self.object_store: ObjectStoreSettings | None = None
         self.bookies = FakeBookieAdmin(BOOKIE)
 
@@ -151,7 +152,8 @@ class RecordsScene:
     def where(self) -> Any:
         where = pipeline.where(self.cluster, self.policy, self.lake, bookies=self.bookies)
         consumed = ConsumedRecordsSettings(subscriptions=self.consumed)
-        trimming = where.settings.trimming.model_copy(update={"loaded_topics": self.writes_loaded})
+        unloads = {"loaded_topics": self.writes_loaded, "max_unloads": self.max_unloads}
+        trimming = where.settings.trimming.model_copy(update=unloads)
         update = {"consumed_records": consumed, "trimming": trimming, "object_store": self.object_store}
         return replace(where, settings=where.settings.model_copy(update=update))
 

@@ -16,6 +16,7 @@ from pulsar_lifecycle.errors import AccessDenied, OutcomeUnknown
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.runs import control
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import RecordsScene
 
@@ -190,3 +191,55 @@ def _bundle(topic: Topic) -> str:
 
 def _owner(broker: str) -> bytes:
     return json.dumps({"httpUrl": f"http://{broker}"}).encode()
+
+
+@pytest.mark.parametrize(("most", "rolled"), [(0, 0), (1, 0), (3, 1), (4, 2), (11, 5), (12, 6)])
+def test_every_unload_counts_and_what_needs_more_than_are_left_is_not_begun(most: int, rolled: int) -> None:
+    """Two for each partition: one closes its current ledger, one follows the write of its list."""
+    scene = RecordsScene(6)
+    scene.max_unloads = most
+    admin, unloads = scene.cluster.admin, list[Topic]()
+    admin.topics = {topic: {} for topic in scene.topics}
+
+    def unload(topic: Topic) -> None:
+        unloads.append(topic)
+        if unloads.count(topic) == 1:
+            scene.rolled(topic)
+
+    admin.on_unload = unload
+    scene.plan(*[END] * 6)
+    found = scene.apply()
+    assert sum(one.error is RecordsError.UNLOADS_USED_UP for one in found) == 6 - rolled, found
+    assert (len(unloads), len(set(unloads))) == (2 * rolled, rolled)
+    assert sum(scene.listed(topic) == scene.ids[topic] for topic in scene.topics) == 6 - rolled
+    scene.max_unloads = 500
+    scene.apply()
+    scene.delete()
+    assert [one.error for one in scene.apply()] == [None] * 6
+
+
+def test_unloads_that_were_pending_count_too() -> None:
+    scene = RecordsScene(2)
+    first, second = scene.topics
+    scene.max_unloads = 2
+    admin = scene.cluster.admin
+    admin.topics = {first: {}, second: {}}
+    admin.on_unload = scene.rolled
+    scene.plan(END)
+    control.note_unload(scene.cluster.zookeeper.session(), control.PendingUnload(second, True, 0, control.LEASE))
+    (result,) = scene.apply()
+    assert result.error is RecordsError.UNLOADS_USED_UP
+    assert scene.listed() == scene.ids[first]
+
+
+@pytest.mark.parametrize(("most", "error"), [(0, RecordsError.UNLOADS_USED_UP), (1, RecordsError.TIMEOUT)])
+def test_a_loaded_topic_is_written_only_if_an_unload_is_left_for_it(most: int, error: RecordsError) -> None:
+    scene = RecordsScene()
+    scene.writes_loaded, scene.max_unloads = True, most
+    ids = list(scene.ids[scene.topic])
+    scene.cluster.admin.topics = {scene.topic: {}}
+    scene.load()
+    scene.plan(scene.at(1, 0))
+    (result,) = scene.apply()
+    assert result.error is error
+    assert (ids[0] in scene.listed()) == (most == 0)
