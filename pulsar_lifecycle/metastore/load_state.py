@@ -82,9 +82,9 @@ def fetch_brokers(store: MetadataStore, admin: BrokerAdmin) -> Brokers:
     names = registered.names if registered else ()
     # Read first: a broker that is started again meanwhile lists nothing that it had loaded before.
     started = _started(store.read([f"{BROKERS_ROOT}/{name}" for name in names]))
-    found = Brokers(admin.loaded_topics(), admin.stats_interval_ms(), started=started)
-    _refuse_missing(names, admin.brokers())
-    return found
+    ids = admin.brokers()
+    _refuse_missing(names, ids)
+    return Brokers(admin.loaded_topics(ids), admin.stats_interval_ms(ids), started=started)
 
 
 @dataclass(frozen=True, slots=True)

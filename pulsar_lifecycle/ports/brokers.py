@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -100,9 +100,10 @@ class BrokerAdmin(Protocol):
         """Broker ids (``host:webport``) of the cluster."""
         ...
 
-    def loaded_topics(self) -> dict[str, str]:
+    def loaded_topics(self, brokers: Sequence[str] = ()) -> dict[str, str]:
         """Full topic name -> broker id, from every broker's ``/broker-stats/topics``.
 
+        ``brokers``: those that there are, by :meth:`brokers`, which is asked otherwise.
         The list lags by ``statsUpdateFrequencyInSecs`` (60). Raises if any broker does not answer.
         """
         ...
@@ -147,8 +148,11 @@ class BrokerAdmin(Protocol):
         """``NOT_RUN``, ``RUNNING``, ``SUCCESS`` or ``ERROR``. Loads the topic: ask only for a loaded one."""
         ...
 
-    def stats_interval_ms(self) -> int:
-        """How often brokers refresh ``/broker-stats/topics`` (``statsUpdateFrequencyInSecs``), the longest of all."""
+    def stats_interval_ms(self, brokers: Sequence[str] = ()) -> int:
+        """How often brokers refresh ``/broker-stats/topics`` (``statsUpdateFrequencyInSecs``), the longest of all.
+
+        ``brokers`` as in :meth:`loaded_topics`.
+        """
         ...
 
     def configurations(self) -> dict[str, Mapping[str, str]]:

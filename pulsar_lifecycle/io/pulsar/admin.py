@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -78,9 +78,9 @@ class HttpBrokerAdmin:
         self._hosts = {self._base.host, *(_url(f"http://{name}", path).host for name in answer)}
         return sorted(answer)
 
-    def loaded_topics(self) -> dict[str, str]:
+    def loaded_topics(self, brokers: Sequence[str] = ()) -> dict[str, str]:
         """Full topic name -> broker id, from every broker's own statistics; any failure raises."""
-        return {name: broker for broker, topics in self._statistics() for name in topics}
+        return {name: broker for broker, topics in self._statistics(brokers) for name in topics}
 
     def connections(self) -> dict[str, TopicConnections]:
         """Full topic name -> its clients, of persistent topics, from every broker's own statistics; failure raises."""
@@ -96,18 +96,20 @@ class HttpBrokerAdmin:
         statistics.check_replicator(broker, said)
         return BrokerStatistics(topics, statistics.interval_ms(broker, said), said)
 
-    def _statistics(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _statistics(self, brokers: Sequence[str] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Of each broker its id, and what it says of each loaded topic."""
-        for broker in self.brokers():
+        for broker in brokers or self.brokers():
             yield broker, self._topics_at(self._web_url(broker))
 
     def _topics_at(self, address: httpx.URL) -> Mapping[str, Any]:
         url = address.join("/admin/v2/broker-stats/topics")
         return statistics.topics_of(self._get(url), str(url))
 
-    def stats_interval_ms(self) -> int:
+    def stats_interval_ms(self, brokers: Sequence[str] = ()) -> int:
         """How often brokers refresh :meth:`loaded_topics`: ``statsUpdateFrequencyInSecs``, the longest of all."""
-        return max(statistics.interval_ms(broker, said) for broker, said in self.configurations().items())
+        return max(
+            statistics.interval_ms(broker, self.configuration_of(broker)) for broker in brokers or self.brokers()
+        )
 
     def configurations(self) -> dict[str, Mapping[str, str]]:
         """Broker id -> its runtime configuration, as text; any failure raises."""

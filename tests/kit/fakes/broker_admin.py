@@ -79,7 +79,7 @@ class FakeBrokerAdmin:
             raise AccessDenied("401: LIST_BROKERS")
         return list(self.broker_ids)
 
-    def loaded_topics(self) -> dict[str, str]:
+    def loaded_topics(self, brokers: Sequence[str] = ()) -> dict[str, str]:
         self._answer(*self.broker_ids)
         return dict(self.loaded)
 
@@ -157,7 +157,7 @@ class FakeBrokerAdmin:
         self._load(topic)
         self.on_read(topic, position)
 
-    def stats_interval_ms(self) -> int:
+    def stats_interval_ms(self, brokers: Sequence[str] = ()) -> int:
         self._answer(*self.broker_ids)
         return self.stats_interval
 

@@ -305,9 +305,9 @@ class SimAdmin(FakeBrokerAdmin):
         self.using: Callable[[Topic, str], int | None] = lambda topic, subscription: 0
         self.unsubscribing: Callable[[Topic, str], None] = lambda topic, subscription: None
 
-    def loaded_topics(self) -> dict[str, str]:
+    def loaded_topics(self, brokers: Sequence[str] = ()) -> dict[str, str]:
         self.interceptor.before("admin.loaded_topics")
-        return super().loaded_topics()
+        return super().loaded_topics(brokers)
 
     def connections(self) -> dict[str, TopicConnections]:
         self.interceptor.before("admin.connections")
@@ -317,9 +317,9 @@ class SimAdmin(FakeBrokerAdmin):
         self.interceptor.before("admin.connections")
         return super().statistics(broker)
 
-    def stats_interval_ms(self) -> int:
+    def stats_interval_ms(self, brokers: Sequence[str] = ()) -> int:
         self.interceptor.before("admin.stats_interval_ms")
-        return super().stats_interval_ms()
+        return super().stats_interval_ms(brokers)
 
     def internal_stats(self, topic: Topic) -> TopicInternals:
         self.interceptor.before("admin.internal_stats")

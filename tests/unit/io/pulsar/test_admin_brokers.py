@@ -27,6 +27,16 @@ def test_loaded_topics_asks_every_broker_itself():
     assert cluster.admin.loaded_topics() == {"persistent://a/b/c": "b2:8080"}
 
 
+def test_brokers_that_are_known_are_not_listed_again():
+    runtime = ("GET", "http://b2:8080/admin/v2/brokers/configuration/runtime")
+    stats = ("GET", "http://b2:8080/admin/v2/broker-stats/topics")
+    cluster = AnsweringCluster(WEB | {stats: STATS, runtime: {"statsUpdateFrequencyInSecs": "60"}})
+    assert cluster.admin.loaded_topics(["b2:8080"]) == {"persistent://a/b/c": "b2:8080"}
+    assert cluster.admin.stats_interval_ms(["b2:8080"]) == 60_000
+    asked = [request.url.path for request in cluster.requests]
+    assert asked.count("/admin/v2/brokers") == 1  # where b2 is reached
+
+
 def test_where_a_broker_is_reached_is_asked_once_until_one_does_not_answer():
     topics = ("GET", "http://b2:8080/admin/v2/broker-stats/topics")
     answers = {("GET", "http://b1:8080/admin/v2/broker-stats/topics"): {}, topics: STATS}
