@@ -23,20 +23,25 @@ from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
 from pulsar_lifecycle.delete_records.records_planning import EACH, ask_brokers, denials, plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
 from pulsar_lifecycle.delete_records.topic_view import Clusters, replication_of, unanswered_owner
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.plans import delete_records_plan
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.side_by_side import shared
+from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.topic_run import topic_ports, topic_run, unloads_of
-from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_run
 
@@ -49,6 +54,10 @@ PER_BROKER = 8
 """Partitions of one broker that are worked on at once, each with requests to it."""
 UNLOADED = 64
 """Those that none has loaded, worked on at once: only the metadata store is asked for each."""
+HERE = 64
+"""So many of those are worked on in this process: starting tasks for them would take longer."""
+PER_TASK = 512
+"""Of those at most, so that what became of them is soon known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +178,7 @@ class _Launch:
     ) -> None:
         self._cluster, self._run, self._ports, self._guard, self._brokers = cluster, run, ports, guard, brokers
         self._deadline = cluster.clock.now_ms() + int(per_broker * 1000)
+        self._clusters: Mapping[TopicPartition, Clusters] = {}
 
     def all(self, rows: Sequence[Row]) -> Iterator[tuple[TopicPartition, Refusal | None]]:
         """What became of each partition; those of a broker that does not answer are not begun.
@@ -179,7 +189,7 @@ class _Launch:
         denied = denials(self._ports, self._brokers, topics)
         allowed = [topic for topic in topics if topic not in denied]
         with self._cluster.ports(read_only=True) as more:  # policies may have changed since the plan, as rights may
-            clusters = replication_of(
+            self._clusters = replication_of(
                 more.configuration, self._ports, self._run.ledgers_root, self._brokers.cluster, allowed
             )
         by_broker: dict[str, list[Row]] = {}
@@ -190,29 +200,138 @@ class _Launch:
                 yield topic, Refusal.plain(RecordsError.TIMEOUT, why)
             else:
                 by_broker.setdefault(self._brokers.brokers.loaded.get(str(topic), ""), []).append(row)
-        lanes: list[tuple[RunGuard, Sequence[Row]]] = []
-        for broker, group in by_broker.items():  # one that fails at unloads stops its own partitions alone
-            guard = replace(self._guard, unloads=self._guard.unloads.share(len(by_broker)))
-            lanes += [(guard, some) for some in _lanes(group, PER_BROKER if broker else UNLOADED)]
-        if len(lanes) == 1:
-            for row in lanes[0][1]:
-                yield self._one(lanes[0][0], clusters, row)
-        elif lanes:
-            with ThreadPoolExecutor(len(lanes), "partitions") as pool:
-                for done in pool.map(lambda lane: [self._one(lane[0], clusters, row) for row in lane[1]], lanes):
-                    yield from done
+        elsewhere = self._for_tasks(by_broker.get("", []))
+        if not elsewhere:
+            yield from _by_lanes(self._work, self._lanes(by_broker))
+            return
+        by_broker[""] = [row for row in by_broker[""] if row["topic"] not in elsewhere]
+        with ThreadPoolExecutor(1, "tasks") as beside:
+            begun = beside.submit(self._in_tasks, list(elsewhere.values()))
+            yield from _by_lanes(self._work, self._lanes(by_broker))
+            done = begun.result()
+        again = [elsewhere[str(topic)] for topic, refusal in done if _needs_unloads(refusal)]
+        yield from ((topic, refusal) for topic, refusal in done if not _needs_unloads(refusal))
+        yield from _by_lanes(self._work, self._lanes({"": again}))
 
-    def _one(
-        self, guard: RunGuard, clusters: Mapping[TopicPartition, Clusters], row: Row
-    ) -> tuple[TopicPartition, Refusal | None]:
+    @property
+    def _work(self) -> _Work:
+        return _Work(self._run, self._ports, self._brokers, self._clusters, self._deadline)
+
+    def _lanes(self, by_broker: Mapping[str, Sequence[Row]]) -> list[_Lane]:
+        """One broker that fails at unloads stops its own partitions alone."""
+        lanes: list[_Lane] = []
+        for broker, rows in by_broker.items():
+            guard = replace(self._guard, unloads=self._guard.unloads.share(len(by_broker)))
+            lanes += _lanes(guard, rows, PER_BROKER if broker else UNLOADED)
+        return lanes
+
+    def _for_tasks(self, unloaded: Sequence[Row]) -> dict[str, Row]:
+        """Partitions that no broker has, where they are so many that tasks are worth it; none that needs an unload."""
+        found = {row["topic"]: row for row in unloaded if not row["rolls"] and not row["moved_cursors"]}
+        return found if len(found) > HERE and self._cluster.tasks.at_once > 1 else {}
+
+    def _in_tasks(self, rows: Sequence[Row]) -> list[_Done]:
+        """What became of each; an error that stops one task stops the run, once what is under way has ended."""
+        tasks, cluster, run = self._cluster.tasks, self._cluster, self._run
+        task = _Task(
+            share_of(tasks, cluster.settings),
+            cluster.connect,
+            run.run_id,
+            run.plan_id,
+            run.context,
+            run.now,
+            replace(self._brokers, connections={}, configurations={}),
+            self._clusters,
+            self._guard.guard,
+            self._deadline,
+        )
+        size = min(PER_TASK, -(-len(rows) // tasks.at_once))
+        pieces = [rows[at : at + size] for at in range(0, len(rows), size)]
+        done: list[_Done] = []
+        for at in range(0, len(pieces), tasks.at_once):
+            for some, stopped in list(tasks.map(task, pieces[at : at + tasks.at_once])):
+                if stopped is not None:
+                    raise stopped
+                done += some
+        return done
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Works on one partition after the other, for any number of threads."""
+
+    run: TopicRun
+    ports: Ports
+    brokers: BrokerAnswers
+    clusters: Mapping[TopicPartition, Clusters]
+    deadline: int
+
+    def __call__(self, lane: _Lane) -> list[_Done]:
+        guard, rows = lane
+        return [self._one(guard, row) for row in rows]
+
+    def _one(self, guard: RunGuard, row: Row) -> _Done:
         topic = Topic.parse(row["topic"])
-        if self._ports.clock.now_ms() > self._deadline:
-            broker = self._brokers.brokers.loaded.get(row["topic"]) or "the metadata store"
+        if self.ports.clock.now_ms() > self.deadline:
+            broker = self.brokers.brokers.loaded.get(row["topic"]) or "the metadata store"
             text = f"{broker} took too long for the partitions before it: run again"
             return topic, Refusal.plain(RecordsError.TIMEOUT, text)
-        return topic, PartitionDeletion(self._run, self._ports, guard, self._brokers, clusters, row).delete()
+        return topic, PartitionDeletion(self.run, self.ports, guard, self.brokers, self.clusters, row).delete()
 
 
-def _lanes(rows: Sequence[Row], most: int) -> list[Sequence[Row]]:
+@dataclass(frozen=True)
+class _Task:
+    """Works in a task, with ports of its own, on partitions that no broker has.
+
+    It may do no unload, as the run has one budget of them: the driver does over what needs one after all.
+    """
+
+    settings: Settings
+    connect: Connect
+    run_id: str
+    plan_id: str
+    context: Context
+    now: int
+    brokers: BrokerAnswers
+    clusters: Mapping[TopicPartition, Clusters]
+    guard: tuple[str, int]
+    deadline: int
+
+    def __call__(self, rows: Sequence[Row]) -> tuple[list[_Done], LifecycleError | None]:
+        """Or the error that stops the run: raised in a task, it would only begin that again."""
+        cluster = Cluster(self.settings, connect=self.connect)
+        try:
+            with topic_ports(cluster) as own:
+                ports = shared(own)
+                loaded = self.settings.trimming.loaded_topics
+                run = topic_run(cluster, self.run_id, ports, self.context, self.now, loaded, self.brokers.brokers)
+                work = _Work(replace(run, plan_id=self.plan_id), ports, self.brokers, self.clusters, self.deadline)
+                guard = RunGuard(self.guard, Unloads(1, 0, ports.clock))
+                return list(_by_lanes(work, _lanes(guard, rows, UNLOADED))), None
+        except LifecycleError as error:
+            return [], error
+
+
+_Lane = tuple[RunGuard, Sequence[Row]]
+"""Partitions that are worked on one after the other."""
+_Done = tuple[TopicPartition, Refusal | None]
+
+
+def _by_lanes(work: _Work, lanes: Sequence[_Lane]) -> Iterator[_Done]:
+    """What became of the partitions of lanes, all lanes side by side."""
+    if len(lanes) == 1:
+        for row in lanes[0][1]:
+            yield from work((lanes[0][0], [row]))
+    elif lanes:
+        with ThreadPoolExecutor(len(lanes), "partitions") as pool:
+            for done in pool.map(work, lanes):
+                yield from done
+
+
+def _lanes(guard: RunGuard, rows: Sequence[Row], most: int) -> list[_Lane]:
     count = min(most, -(-len(rows) // EACH))
-    return [rows[n::count] for n in range(count)]
+    return [(guard, rows[n::count]) for n in range(count)]
+
+
+def _needs_unloads(refusal: Refusal | None) -> bool:
+    return refusal is not None and refusal.error is RecordsError.UNLOADS_USED_UP
