@@ -21,7 +21,7 @@ from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.request import END, Options, TopicPartition
 from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, read_partition, unreplicated
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, Unavailable
-from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, ManagedLedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.ports import Node
@@ -252,8 +252,7 @@ class PartitionDeletion:
             self._guard.check(self._ports.store)
             view = looked[0].view
             if view.broker:
-                text = str(low_watermark.highest(low_watermark.of(info.properties), self._mark))
-                self._ports.admin.set_properties(self._topic, {LOW_WATERMARK: text})
+                self._ports.admin.set_properties(self._topic, low_watermark.kept_by_broker(self._mark))
             elif view.loaded and not self._run.writes_loaded(self._topic):
                 text = f"it counts as loaded, and no broker lists it ({view.loaded}): run again in a few minutes"
                 return Refusal(RecordsError.LOADED, Why(Code.TOPIC_LOADED, text))

@@ -24,7 +24,10 @@ from pulsar_lifecycle.model import Position
 
 WHAT = "managed-ledger z-node"
 LOW_WATERMARK = "pulsar-lifecycle.low-watermark"
-"""Our property that holds a topic's low watermark, a ``MessagePosition`` as text (``topics/low_watermark.py``)."""
+"""Our property that holds a topic's low watermark, a ``MessagePosition`` as text (``topics/low_watermark.py``).
+
+What a broker was asked to keep has this name, a dot and the position: the highest of all is the low watermark.
+"""
 # The text form of ManagedLedgerInfo, written before Pulsar 1.20.
 _TEXT_FORM = (b"ledgerInfo", b"terminatedPosition", b"properties {")
 
@@ -105,6 +108,12 @@ def decode(data: bytes) -> ManagedLedgerInfo:
         )
 
     return _wire.decode(pb.ManagedLedgerInfo, plain.data, WHAT, build)
+
+
+def low_watermarks(properties: Mapping[str, str]) -> dict[str, str]:
+    """Those that hold a low watermark, by their names: the highest is the topic's."""
+    kept = f"{LOW_WATERMARK}."
+    return {name: text for name, text in properties.items() if name == LOW_WATERMARK or name.startswith(kept)}
 
 
 def offload_uuids(info: ManagedLedgerInfo) -> set[UUID]:

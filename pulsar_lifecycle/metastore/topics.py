@@ -34,7 +34,7 @@ from pulsar_lifecycle.metastore.walk import (
     trouble_batch,
     unread,
 )
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Topic, cursor_name
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, MessagePosition, Topic, cursor_name
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.tables import Problem
@@ -119,9 +119,21 @@ def read_managed_ledgers(
                 ],
                 "terminated": [info and info.terminated is not None for info in infos],
                 "shadow_source": [info and source_named(info.properties) for info in infos],
-                "low_watermark": [info and info.properties.get(managed_ledger.LOW_WATERMARK) for info in infos],
+                "low_watermark": [info and _low_watermark(info) for info in infos],
             },
         )
+
+
+def _low_watermark(info: managed_ledger.ManagedLedgerInfo) -> str | None:
+    """The highest; one that is no position before all others."""
+    highest: MessagePosition | None = None
+    for text in managed_ledger.low_watermarks(info.properties).values():
+        try:
+            position = MessagePosition.parse(text)
+        except CorruptFormat:
+            return text
+        highest = max(highest or position, position)
+    return str(highest) if highest else None
 
 
 def ledger_row(info: managed_ledger.LedgerInfo) -> tuple[Any, ...]:

@@ -1,7 +1,9 @@
 """The low watermark of a topic: the position before which everything was deleted on request.
 
-Belongs here: the property of the managed ledger that holds it, and the rule that it never moves back. Not here: who
-raises it and what is deleted then (``delete_records/``). Upstream: ``log_start_offset`` of KIP-107, which Kafka keeps
+Belongs here: the properties of the managed ledger that hold it, and the rule that it never moves back. It is the
+highest of them. A broker adds one for each position that it is asked to keep: a request that is stuck in it and comes
+after a later one puts nothing in the later one's place. Our own write leaves one of them. Not here: who raises it and
+what is deleted then (``delete_records/``). Upstream: ``log_start_offset`` of KIP-107, which Kafka keeps
 per partition; ``ManagedLedgerInfo.properties``, which brokers of Pulsar 4.0.7 read when they load a topic and write
 with every change of its list of ledgers.
 """
@@ -12,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, ManagedLedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, ManagedLedgerInfo, low_watermarks
 from pulsar_lifecycle.model import MessagePosition
 
 NOTHING_VISIBLE = 1 << 63
@@ -24,16 +26,19 @@ def of(properties: Mapping[str, str]) -> MessagePosition | None:
 
     Raises CorruptFormat, naming the property, for a value that is no position.
     """
-    text = properties.get(LOW_WATERMARK)
-    return None if text is None else decode(text)
+    return max((_decode(name, text) for name, text in low_watermarks(properties).items()), default=None)
 
 
-def decode(text: str) -> MessagePosition:
-    """The property's value. Raises CorruptFormat, naming the property."""
+def kept_by_broker(position: MessagePosition) -> dict[str, str]:
+    """The property that a broker is to add, which no other position's has the name of."""
+    return {f"{LOW_WATERMARK}.{position}": str(position)}
+
+
+def _decode(name: str, text: str) -> MessagePosition:
     try:
         return MessagePosition.parse(text)
     except CorruptFormat as error:
-        raise CorruptFormat(f"property {LOW_WATERMARK}", error.offset, error.expected) from error
+        raise CorruptFormat(f"property {name}", error.offset, error.expected) from error
 
 
 def highest(old: MessagePosition | None, asked: MessagePosition) -> MessagePosition:
@@ -48,7 +53,11 @@ def raised(info: ManagedLedgerInfo, asked: MessagePosition) -> ManagedLedgerInfo
     """
     old = of(info.properties)
     new = highest(old, asked)
-    return info if new == old else replace(info, properties={**info.properties, LOW_WATERMARK: str(new)})
+    if new == old:
+        return info
+    own = low_watermarks(info.properties)
+    others = {name: text for name, text in info.properties.items() if name not in own}
+    return replace(info, properties={**others, LOW_WATERMARK: str(new)})
 
 
 def first_visible(watermark: MessagePosition | None, ledger_id: int) -> int:

@@ -16,6 +16,7 @@ from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options
 from pulsar_lifecycle.model import MessagePosition, Topic
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.topics import low_watermark
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.planting import topics
@@ -83,7 +84,7 @@ def read_all(sandbox: Cluster, topic: str) -> list[bytes]:
 
 def watermark(sandbox: Cluster, topic: str) -> str:
     with Admin(sandbox.admin_url) as admin:
-        return str(admin.topic("GET", topic, "/properties")["pulsar-lifecycle.low-watermark"])
+        return str(low_watermark.of(admin.topic("GET", topic, "/properties")))
 
 
 def position(ledgers: Sequence[int], number: int, entry: int) -> MessagePosition:

@@ -220,8 +220,7 @@ class SimulatedCluster:
         properties = {SHADOW_SOURCE: shadow_of} if shadow_of else {}
         before = self.zookeeper.data(path) if self.zookeeper.stat(path) else b""
         if managed_ledger.LOW_WATERMARK.encode() in before:
-            kept = managed_ledger.decode(before).properties[managed_ledger.LOW_WATERMARK]
-            properties[managed_ledger.LOW_WATERMARK] = kept
+            properties |= managed_ledger.low_watermarks(managed_ledger.decode(before).properties)
         info = ManagedLedgerInfo(infos, terminated, properties)
         self.put(path, managed_ledger.encode(info) if ledgers or shadow_of else b"")
         return topic

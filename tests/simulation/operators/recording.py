@@ -207,8 +207,8 @@ class Recording:
         world = self.world
         path = world.topic_path(topic)
         old = managed_ledger.decode(world.zookeeper.data(path))
-        self._raised(topic, _mark(world.zookeeper.data(path)), MessagePosition.parse(properties[LOW_WATERMARK]))
         merged = {**old.properties, **properties}
+        self._raised(topic, _highest(old.properties), _highest(merged))
         world.put(path, managed_ledger.encode(managed_ledger.ManagedLedgerInfo(old.ledgers, old.terminated, merged)))
         self.counts["low watermarks kept by brokers"] += 1
 
@@ -403,5 +403,10 @@ def of(seed: int, operator: Operator) -> Recording:
 
 def _mark(data: bytes) -> MessagePosition | None:
     """The low watermark that a topic keeps."""
-    text = managed_ledger.decode(data).properties.get(LOW_WATERMARK)
-    return None if text is None else MessagePosition.parse(text)
+    return _highest(managed_ledger.decode(data).properties)
+
+
+def _highest(properties: Mapping[str, str]) -> MessagePosition | None:
+    """Of all the positions that brokers were asked to keep, and of the one that a run wrote."""
+    found = [MessagePosition.parse(text) for name, text in properties.items() if name.startswith(LOW_WATERMARK)]
+    return max(found, default=None)

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.delete_records.apply_run import Patience
-from pulsar_lifecycle.delete_records.request import END, Options
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options
 from pulsar_lifecycle.errors import AccessDenied, OutcomeUnknown
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.topics import low_watermark
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import RecordsScene
 
@@ -193,6 +194,44 @@ def _owner(broker: str) -> bytes:
     return json.dumps({"httpUrl": f"http://{broker}"}).encode()
 
 
+def test_a_request_to_keep_a_low_watermark_that_is_stuck_and_comes_late_moves_nothing_back() -> None:
+    """REST compares nothing with what is there: it comes after the next run has been answered."""
+    scene = RecordsScene()
+    path = scene.cluster.topic_path(scene.topic)
+    stuck: list[Mapping[str, str]] = []
+
+    def keep(properties: Mapping[str, str]) -> None:
+        info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
+        scene.cluster.put(path, managed_ledger.encode(replace(info, properties={**info.properties, **properties})))
+
+    def is_stuck(topic: Topic, properties: Mapping[str, str]) -> None:
+        stuck.append(properties)
+        raise OutcomeUnknown(f"{topic}: timed out")
+
+    scene.load()
+    admin = scene.cluster.admin
+    admin.on_properties = is_stuck
+    scene.plan(scene.at(0, 4))
+    assert scene.apply()[0].error is RecordsError.TIMEOUT
+    admin.on_properties = lambda topic, properties: keep(properties)
+    scene.plan(scene.at(0, 7))
+    assert scene.apply() == [DeleteRecordsResult(scene.at(0, 7))]
+    keep(stuck[0])
+    assert low_watermark.of(scene.properties()) == scene.at(0, 7)
+    assert scene.apply() == [DeleteRecordsResult(scene.at(0, 7))]
+    (row,) = scene.plan(scene.at(0, 2))
+    assert row["low_watermark"] == row["old_low_watermark"] == str(scene.at(0, 7))
+    assert scene.apply() == [DeleteRecordsResult(scene.at(0, 7))]
+    admin.loaded.clear()
+    scene.cluster.wait(1)
+    scene.writes_loaded = True
+    scene.plan(scene.at(1, 0))
+    scene.apply()
+    assert low_watermark.of(scene.properties()) == scene.at(1, 0)
+    keep(stuck[0])
+    assert low_watermark.of(scene.properties()) == scene.at(1, 0)
+
+
 @pytest.mark.parametrize(("most", "rolled"), [(0, 0), (1, 0), (3, 1), (4, 2), (11, 5), (12, 6)])
 def test_every_unload_counts_and_what_needs_more_than_are_left_is_not_begun(most: int, rolled: int) -> None:
     """Two for each partition: one closes its current ledger, one follows the write of its list."""
@@ -207,7 +246,7 @@ def test_every_unload_counts_and_what_needs_more_than_are_left_is_not_begun(most
             scene.rolled(topic)
 
     admin.on_unload = unload
-    scene.plan(*[END] * 6)
+    scene.plan(END, END, END, END, END, END)
     found = scene.apply()
     assert sum(one.error is RecordsError.UNLOADS_USED_UP for one in found) == 6 - rolled, found
     assert (len(unloads), len(set(unloads))) == (2 * rolled, rolled)

@@ -242,7 +242,7 @@ def test_of_a_loaded_partition_the_broker_keeps_the_low_watermark() -> None:
     scene.cluster.admin.on_properties = lambda topic, properties: kept.append((topic, dict(properties)))
     scene.plan(scene.at(0, 4))
     (result,) = scene.apply()
-    assert kept[0] == (scene.topic, {LOW_WATERMARK: str(scene.at(0, 4))})
+    assert kept[0] == (scene.topic, {f"{LOW_WATERMARK}.{scene.at(0, 4)}": str(scene.at(0, 4))})
     assert result.error is RecordsError.CHANGED  # this broker forgot it
 
 

@@ -28,7 +28,7 @@ def test_a_position_is_read_as_it_was_written(position):
 @given(st.text(max_size=30))
 def test_nothing_is_guessed(text):
     try:
-        found = low_watermark.decode(text)
+        found = low_watermark.of({LOW_WATERMARK: text})
     except CorruptFormat:
         return
     assert str(found) == text
@@ -85,6 +85,24 @@ def test_what_changes_nothing_is_the_same_value(old, asked):
     assert (low_watermark.raised(info, asked) is info) == (asked <= old)
 
 
+@given(st.lists(NEAR, min_size=1).flatmap(lambda asked: st.tuples(st.just(asked), st.permutations(asked))))
+def test_what_brokers_are_asked_to_keep_may_come_in_any_order(asked):
+    properties = {"owner": "shop"}
+    for one in asked[1]:
+        before = low_watermark.of(properties)
+        properties |= low_watermark.kept_by_broker(one)
+        assert low_watermark.of(properties) == low_watermark.highest(before, one)
+    info = low_watermark.raised(ManagedLedgerInfo(properties=properties), MessagePosition(4, 0))
+    assert info.properties == {"owner": "shop", LOW_WATERMARK: "4:0"}
+
+
+@pytest.mark.parametrize("name", [LOW_WATERMARK, f"{LOW_WATERMARK}.7:3"])
+def test_no_position_is_named_with_its_own_property(name):
+    with pytest.raises(CorruptFormat) as caught:
+        low_watermark.of({**low_watermark.kept_by_broker(MessagePosition(1, 1)), name: "soon"})
+    assert caught.value.what == f"property {name}"
+
+
 def test_a_property_that_holds_no_position_is_not_replaced():
     info = ManagedLedgerInfo(properties={LOW_WATERMARK: "soon"})
     with pytest.raises(CorruptFormat):
@@ -94,12 +112,13 @@ def test_a_property_that_holds_no_position_is_not_replaced():
 def test_a_scan_has_the_property_as_it_is_written():
     zookeeper = FakeZooKeeper()
     store = zookeeper.session()
-    for name, properties in {"a": {LOW_WATERMARK: "7:3"}, "b": {}, "c": {LOW_WATERMARK: "soon"}}.items():
+    several = {LOW_WATERMARK: "7:3", f"{LOW_WATERMARK}.7:10": "7:10", f"{LOW_WATERMARK}.7:9": "7:9", "owner": "8:0"}
+    for name, properties in {"a": several, "b": {}, "c": {**several, LOW_WATERMARK: "soon"}}.items():
         data = managed_ledger.encode(ManagedLedgerInfo((LedgerInfo(7),), properties=properties))
         store.create(f"/managed-ledgers/shop/eu/persistent/{name}", data, parents=True)
     (batch,) = topics.read_managed_ledgers(store, topics.topic_units(store))
     rows = {row["topic"][-1]: (row["low_watermark"], row["problem"]) for row in batch.to_pylist()}
-    assert rows == {"a": ("7:3", None), "b": (None, None), "c": ("soon", None)}
+    assert rows == {"a": ("7:10", None), "b": (None, None), "c": ("soon", None)}
 
 
 @given(NEAR | st.none(), st.integers(0, 4), st.integers(0, 4))
