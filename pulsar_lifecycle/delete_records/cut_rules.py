@@ -14,6 +14,7 @@ from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, Options
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK
 from pulsar_lifecycle.model import MessagePosition, Position, encode_name
 from pulsar_lifecycle.records.codes import Code, Why, why_failed
 from pulsar_lifecycle.records.findings import Context
@@ -160,6 +161,8 @@ def refuse(
     """
     if view.protected:
         return Refusal(RecordsError.PROTECTED, view.protected)
+    if foreign := _foreign(view):
+        return foreign
     rules = (
         _behind(view, cut, options),
         _compacted(view, cut),
@@ -170,6 +173,20 @@ def refuse(
         _inexact(view, cut) if options.exact else None,
     )
     return next(filter(None, rules), None)
+
+
+def _foreign(view: PartitionView) -> Refusal | None:
+    """A low watermark beyond the end is none that we raised: somebody wrote it, or copied it from another topic.
+
+    It would let go what nobody asked for.
+    """
+    if view.watermark is None or view.end is None or view.watermark <= view.end:
+        return None
+    text = (
+        f"its properties say that its low watermark is {view.watermark}, which is beyond its end, {view.end}: remove "
+        f"those named {LOW_WATERMARK} that are not its own"
+    )
+    return Refusal.plain(RecordsError.FOREIGN_WATERMARK, text)
 
 
 def _behind(view: PartitionView, cut: Cut, options: Options) -> Refusal | None:

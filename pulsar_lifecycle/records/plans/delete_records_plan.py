@@ -72,6 +72,8 @@ class RecordsError(StrEnum):
     """A broker has it loaded, and `trimming.loaded_topics` does not let us write its list of ledgers."""
     UNREAD = "unread"
     """Its z-node, its cursors or its messages could not be read."""
+    FOREIGN_WATERMARK = "foreign_watermark"
+    """Its properties hold a low watermark beyond its end: somebody else wrote it. Remove the property."""
     NOT_UNLOADED = "not_unloaded"
     """Its broker did not do what it was asked: to unload it, to move a cursor, to keep the low watermark."""
     UNLOADS_USED_UP = "unloads_used_up"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Op
 from pulsar_lifecycle.delete_records.topic_view import clusters_of
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
-from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.topics import low_watermark
 from pulsar_lifecycle.topics.policies import CLUSTERS, NamespacePolicies, Unknown, Unreadable
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import RecordsScene
@@ -83,6 +86,14 @@ def acknowledging_in_transactions(scene: RecordsScene) -> None:
     scene.cluster.put(f"{scene.cluster.topic_path(scene.topic)}-s__transaction_pending_ack", b"")
 
 
+def with_the_low_watermark_of_another_topic(scene: RecordsScene) -> None:
+    path = scene.cluster.topic_path(scene.topic)
+    info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
+    copied = low_watermark.kept_by_broker(MessagePosition(scene.ids[scene.topic][-1] + 1, 0))
+    scene.cluster.put(path, managed_ledger.encode(replace(info, properties=copied)))
+    scene.cluster.wait(1)
+
+
 @pytest.mark.parametrize(
     ("planted", "options", "error"),
     [
@@ -98,6 +109,7 @@ def acknowledging_in_transactions(scene: RecordsScene) -> None:
         (delayed, MOVE, RecordsError.DELAYED_BELOW),
         (acknowledging_in_transactions, MOVE, RecordsError.TRANSACTION_BELOW),
         (loaded, Options(), RecordsError.LOADED),
+        (with_the_low_watermark_of_another_topic, Options(), RecordsError.FOREIGN_WATERMARK),
         (lambda scene: None, Options(exact=True), RecordsError.NOT_EXACT),
     ],
 )
@@ -112,6 +124,15 @@ def test_each_rule_has_its_code(planted: Callable[[RecordsScene], None], options
     assert (result.low_watermark, result.error) == (-1, error)
     assert scene.cluster.zookeeper.stat(scene.cluster.topic_path(scene.topic)) == version
     assert not scene.cluster.deletion_topics.waiting
+
+
+def test_a_low_watermark_that_is_copied_after_the_plan_lets_nothing_go() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 3))
+    with_the_low_watermark_of_another_topic(scene)
+    (result,) = scene.apply()
+    assert result.error is RecordsError.FOREIGN_WATERMARK
+    assert scene.listed() == scene.ids[scene.topic]
 
 
 def of_unknown_length(scene: RecordsScene) -> None:
