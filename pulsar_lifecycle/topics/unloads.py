@@ -88,8 +88,10 @@ class _Budget:
             if self._kept[topic]:
                 self._kept[topic] -= 1
                 return True
+            if self._left <= 0:
+                return False
             self._left -= 1
-            return self._left >= 0
+            return True
 
 
 class Unloads:
