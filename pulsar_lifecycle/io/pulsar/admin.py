@@ -328,12 +328,12 @@ class HttpBrokerAdmin:
     def _request(
         self, method: str, where: str | httpx.URL, body: object = None, redirects: int = MAX_REDIRECTS
     ) -> httpx.Response:
-        url = self._base.join(where)
+        url = _joined(self._base, where)
         for _ in range(redirects):
             response = self._send(method, url, body)
             if response.status_code not in (307, 308):
                 return _checked(method, response)
-            target = url.join(response.headers.get("location", ""))
+            target = _joined(url, response.headers.get("location", ""))
             self._refuse_foreign(target, str(url))
             url = target
         return _checked(method, self._send(method, url, body))
@@ -379,6 +379,13 @@ def _path(topic: Topic, *rest: str) -> str:
     version = "/admin" if namespace.cluster else "/admin/v2"
     names = [topic.domain, *str(namespace).split("/"), topic.local]
     return "/".join([version, *(quote(name, safe="") for name in names), *rest])
+
+
+def _joined(base: httpx.URL, where: str | httpx.URL) -> httpx.URL:
+    try:
+        return base.join(where)
+    except httpx.InvalidURL as error:  # a name of many thousand characters
+        raise StoreError(f"{str(where)[:200]!r} is no address: {error}") from error
 
 
 def _checked(method: str, response: httpx.Response) -> httpx.Response:

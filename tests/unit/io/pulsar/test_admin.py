@@ -164,6 +164,11 @@ def test_a_success_with_another_body_than_pulsars_is_an_error(path, ask, content
         ask(cluster.admin)
 
 
+def test_a_name_that_no_address_holds_is_an_error_of_its_own():
+    with pytest.raises(StoreError, match="no address"):
+        AnsweringCluster({}).admin.check_admin(Topic.parse(f"persistent://a/b/{'c' * 100_000}"))
+
+
 def own_answer(stats: object, info: object) -> AnsweringCluster:
     """A cluster whose broker ``b2`` answers so for a topic's internals and for its z-nodes."""
     return AnsweringCluster(
