@@ -47,6 +47,8 @@ _SHOWS: dict[str, tuple[str, tuple[Finding, ...]]] = {
         ),
     ),
 }
+ORPHANS = "orphan_ledgers"
+"""Of the findings, what a deletion plan is made of."""
 NO_DANGLING, LOADABLE = "no_dangling_references", "topics_can_load"
 """Checks of ``dangling_references``."""
 NAMED = 100
@@ -97,8 +99,14 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
         stored = show.stored(where, epoch_id, "findings")
         for name in FINDINGS:
             wanted = rows.where(f.col("finding").isin([kind.value for kind in _SHOWS[name][1]]))
-            shown, version = _shown(wanted)
-            yield dg.MaterializeResult(asset_key=key(cluster, name), metadata={**stored, **shown}, data_version=version)
+            shown, content = _shown(wanted)
+            asset = key(cluster, name)
+            version = (
+                versions.of_orphans(context.instance, where, asset, epoch_id, content)
+                if name == ORPHANS
+                else versions.version_of(content)
+            )
+            yield dg.MaterializeResult(asset_key=asset, metadata={**stored, **shown}, data_version=version)
         missing = rows.where(f.col("finding") == Finding.DANGLING.value).select("topic", f.col("reason").alias("why"))
         yield _check(asset_key, NO_DANGLING, missing, "references to ledgers that BookKeeper does not have")
         topics = where.table(epoch_id, "managed_ledgers").where(f.col("problem") == Problem.CORRUPT.value)
@@ -126,8 +134,8 @@ def _check(asset_key: dg.AssetKey, name: str, wrong: DataFrame, what: str) -> dg
     )
 
 
-def _shown(rows: DataFrame) -> tuple[dict[str, Any], dg.DataVersion]:
-    """The page, and the version: equal findings of equal ledgers have an equal one."""
+def _shown(rows: DataFrame) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
+    """The page, and what the version is made of: equal for equal findings of equal ledgers."""
     groups = (
         rows.groupBy("finding", "code")
         .agg(
@@ -162,4 +170,4 @@ def _shown(rows: DataFrame) -> tuple[dict[str, Any], dg.DataVersion]:
         ),
         "largest": show.table(sample, COLUMNS),
     }
-    return shown, versions.version_of(content)
+    return shown, content

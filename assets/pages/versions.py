@@ -2,7 +2,8 @@
 # pyarrow.compute makes its functions at import.
 """Data versions of tables: equal content has an equal version, so that Dagster's "Unsynced" means something.
 
-Not here: versions of plans, which are their digests.
+What we order ourselves is no change: a plan is in order while its own ledgers go. Not here: versions of plans, which
+are their digests.
 """
 
 from __future__ import annotations
@@ -14,9 +15,17 @@ from collections.abc import Iterable, Sequence
 import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
+from dagster._core.definitions.data_version import DATA_VERSION_TAG
+from pyroaring import BitMap64
 
+from assets.names import EPOCH
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC
+from pulsar_lifecycle.errors import NotFound
+from pulsar_lifecycle.journal.queries import ordered_since
 from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.records.referenced import id_set
+from pulsar_lifecycle.runs.cluster import Cluster
 
 STAT = ("czxid", "mtime", "version")
 """A z-node that was written again differs in at least one of these."""
@@ -50,3 +59,34 @@ def sums(
         for place, name in enumerate(columns, 1):
             found[place] += int(pc.sum(batch.column(name)).as_py() or 0)
     return [value % (1 << 63) for value in found]
+
+
+def of_orphans(
+    instance: dg.DagsterInstance, where: Cluster, asset: dg.AssetKey, epoch_id: str, content: object
+) -> dg.DataVersion:
+    """The version of a scan's orphans: the last one's, if no orphan came or went since but by our own orders.
+
+    A deletion run scans again, and finds the ledgers gone that the run before it deleted: the plan that named them is
+    in order. ``content`` describes the orphans; a version that was left never comes back.
+    """
+    last = instance.get_latest_materialization_event(asset)
+    event = last.asset_materialization if last else None
+    tags = (event.tags if event else None) or {}
+    if event is None or EPOCH not in event.metadata or DATA_VERSION_TAG not in tags:
+        return version_of(content)
+    before = tags[DATA_VERSION_TAG]
+    try:
+        earlier = where.lake.epoch(str(event.metadata[EPOCH].value))
+        changed = _orphans(where, earlier.epoch_id) ^ _orphans(where, epoch_id)
+    except NotFound:
+        return version_of(content, before)
+    if changed and not changed <= BitMap64(ordered_since(where.journal_reader, earlier.started_at, earlier.cluster)):
+        return version_of(content, before)
+    return dg.DataVersion(before)
+
+
+def _orphans(where: Cluster, epoch_id: str) -> BitMap64:
+    rows = where.lake.batches(
+        where.parts(epoch_id, "findings"), ["ledger_id"], pc.field("finding") == Finding.ORPHAN.value
+    )
+    return BitMap64.union(BitMap64(), *(id_set(batch.column("ledger_id")) for batch in rows))

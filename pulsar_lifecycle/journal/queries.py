@@ -81,6 +81,13 @@ def deleted_since(journal: JournalReader, since: int, cluster: str) -> int:
     return len(deleted.difference(restored.column("ledger_id").to_pylist()))
 
 
+def ordered_since(journal: JournalReader, since: int, cluster: str) -> frozenset[int]:
+    """Ledgers whose deletion in BookKeeper the journal says was ordered or done at ``since`` (ms) or later."""
+    condition = (pc.field("cluster") == cluster) & ~OFFLOADED_COPIES & filed_since(since)
+    rows = journal.find(condition & pc.field("outcome").isin([Outcome.SENT, Outcome.DELETED]), ["ledger_id"])
+    return frozenset(rows.column("ledger_id").to_pylist())
+
+
 def deleted_by_topic(journal: JournalReader, cluster: str, run_id: str = "") -> pa.Table:
     """What the journal says was deleted of each topic by one run of a cluster, or all: ``topic ledgers bytes``."""
     condition = pc.field("cluster") == cluster

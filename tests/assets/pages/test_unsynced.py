@@ -4,6 +4,7 @@ The scan's bodies run over fakes, but for the findings' page, which takes Spark.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +20,16 @@ from assets.lifecycle.load import load_assets
 from assets.lifecycle.retention import retention_assets
 from assets.lifecycle.storage import storage_report_asset
 from assets.metastore import metastore_assets
-from assets.names import FINDINGS, METASTORE, key
+from assets.names import EPOCH, FINDINGS, METASTORE, key
 from assets.pages import versions
 from assets.references import coverage_asset, references_asset
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
+from tests.kit.builders import DELETED_ROW
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import data_tags
 
@@ -61,7 +64,9 @@ def findings(cluster: str) -> dg.AssetsDefinition:
         ]
         orphans = sorted(row["ledger_id"] for row in ids if row["finding"] == "orphan")
         for name in FINDINGS:
-            yield dg.MaterializeResult(key(cluster, name), data_version=versions.version_of(orphans))
+            asset = key(cluster, name)
+            version = versions.of_orphans(context.instance, where, asset, epoch_id, orphans)
+            yield dg.MaterializeResult(asset, metadata={EPOCH: epoch_id}, data_version=version)
 
     return judged
 
@@ -99,6 +104,18 @@ class World:
         self.scene.servers.wait(0.5)
         self.run(*METASTORE, "ledger_references", *FINDINGS, "scan_coverage", *more)
 
+    def said(self, ledger: int, outcome: Outcome) -> None:
+        """A row of the journal, half an hour after the last scan."""
+        self.scene.servers.wait(0.5)
+        row = replace(DELETED_ROW, cluster="test", ledger_id=ledger, outcome=outcome, at=self.scene.now)
+        self.scene.servers.journal.record([row])
+
+    def goes(self, ledger: int, outcome: Outcome | None) -> None:
+        """A ledger goes, and the journal says so, or what is given, or nothing."""
+        if outcome:
+            self.said(ledger, outcome)
+        self.scene.servers.remove(self.scene.servers.path(ledger))
+
     def unsynced(self) -> set[str]:
         graph = self.defs.resolve_asset_graph()
         resolver = CachingStaleStatusResolver(self.instance, graph, LoadingContextForTest(self.instance))
@@ -130,6 +147,64 @@ def test_a_deletion_runs_own_scan_leaves_nothing_unsynced(world: World) -> None:
     servers.cursor(QUEUE, "ledger-deletion", at=ids[0])
     world.scan()
     assert world.unsynced() == set()
+
+
+@pytest.fixture
+def planned(world: World) -> tuple[World, list[int]]:
+    """Three orphans in a plan, and their intents sent."""
+    orphans = [world.scene.servers.ledger(data_tags(Topic.parse(f"persistent://{NAMESPACE}/gone"))) for _ in range(3)]
+    world.scan()
+    world.scan("deletion_plan")
+    summary, rows = world.scene.lake.plan(world.scene.lake.plans()[-1].plan_id)
+    assert (summary.actionable, rows.column("ledger_id").to_pylist()) == (True, orphans)
+    return world, orphans
+
+
+def test_a_plan_is_in_order_while_its_ledgers_go(planned: tuple[World, list[int]]) -> None:
+    world, orphans = planned
+    for ledger in orphans:
+        world.goes(ledger, Outcome.DELETED)
+        world.scan()
+        assert world.unsynced() == set()
+    world.scan("deletion_plan")
+    assert world.unsynced() == set()
+
+
+def test_what_leaves_its_topic_by_our_order_needs_no_plan(planned: tuple[World, list[int]]) -> None:
+    world, _ = planned
+    trimmed = world.scene.servers.ledger(data_tags(Topic.parse(f"persistent://{NAMESPACE}/a")))
+    world.said(trimmed, Outcome.SENT)
+    world.scan()
+    assert world.unsynced() == set()
+
+
+@pytest.mark.parametrize("outcome", [None, Outcome.KEPT])
+def test_an_orphan_that_others_removed_makes_the_plan_unsynced(
+    planned: tuple[World, list[int]], outcome: Outcome | None
+) -> None:
+    world, orphans = planned
+    world.goes(orphans[0], outcome)
+    world.scan()
+    assert world.unsynced() == {"deletion_plan"}
+
+
+def test_a_new_orphan_makes_the_plan_unsynced(planned: tuple[World, list[int]]) -> None:
+    world, orphans = planned
+    world.goes(orphans[0], Outcome.DELETED)
+    world.scene.servers.ledger(data_tags(Topic.parse(f"persistent://{NAMESPACE}/a")))
+    world.scan()
+    assert world.unsynced() == {"deletion_plan"}
+
+
+def test_an_orphan_that_came_back_makes_the_plan_unsynced(planned: tuple[World, list[int]]) -> None:
+    """An undo, after a plan without the orphan: the orphans are those of the first scan again."""
+    world, orphans = planned
+    tags = data_tags(Topic.parse(f"persistent://{NAMESPACE}/gone"))
+    world.goes(orphans[0], Outcome.DELETED)
+    world.scan("deletion_plan")
+    world.scene.servers.ledger(tags, ledger_id=orphans[0])
+    world.scan()
+    assert world.unsynced() == {"deletion_plan"}
 
 
 def test_what_changed_since_is_unsynced(world: World) -> None:
