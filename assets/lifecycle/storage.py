@@ -13,7 +13,9 @@ from assets.names import key
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
 from assets.pages.plots import storage_over_time
+from pulsar_lifecycle.inspect.lake_tables import whole_table
 from pulsar_lifecycle.lifecycle.storage_run import (
+    SUMMED,
     TABLE,
     Totals,
     build_storage_report,
@@ -21,7 +23,6 @@ from pulsar_lifecycle.lifecycle.storage_run import (
     largest_topics,
     reported,
     scanned,
-    stored_report,
     totals,
 )
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -87,11 +88,12 @@ def report_shown(where: Cluster, epoch_id: str, rows: pa.Table, problems: Sequen
     """The page: sums by reason and how they changed, the largest topics, and the reports over time."""
     lake, whole, sums = where.lake, totals(rows), by_reason(rows)
     history = [epoch for epoch in reported(lake, where.settings.cluster)[-HISTORY:] if epoch.epoch_id != epoch_id]
-    earlier = [(epoch.started_at, by_reason(stored_report(lake, epoch.epoch_id))) for epoch in history]
+    columns = ["reason", *SUMMED]
+    earlier = [(epoch.started_at, by_reason(whole_table(where, TABLE, epoch.epoch_id, columns))) for epoch in history]
     now = lake.epoch(epoch_id).started_at
     points = sorted([*earlier, (now, sums)], key=lambda point: point[0])
     last = next((known for at, known in reversed(earlier) if at < now), None)
-    columns = ["reason", "ledgers", "of unknown size", "bytes", "on disk", "since the last report"]
+    headers = ["reason", "ledgers", "of unknown size", "bytes", "on disk", "since the last report"]
     cells = [
         (
             reason,
@@ -108,7 +110,7 @@ def report_shown(where: Cluster, epoch_id: str, rows: pa.Table, problems: Sequen
         "ledgers": whole.ledgers,
         "bytes": whole.bytes,
         "bytes on disk": whole.physical_bytes,
-        "by reason": dg.MetadataValue.md(show.markdown(columns, cells)),
+        "by reason": dg.MetadataValue.md(show.markdown(headers, cells)),
         "largest topics": dg.MetadataValue.md(_topics(rows)),
         "over time": storage_over_time([(at, _on_disk(known)) for at, known in points]),
     }

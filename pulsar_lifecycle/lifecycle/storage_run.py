@@ -124,12 +124,15 @@ def reported(lake: Lake, cluster: str) -> list[Epoch]:
     return [epoch for epoch in lake.epochs(cluster=cluster) if _has_report(lake, epoch.epoch_id)]
 
 
+SUMMED = ("ledgers", "ledgers_unsized", "bytes", "physical_bytes")
+"""The columns of a report that :func:`by_reason` sums."""
+
+
 def by_reason(rows: pa.Table) -> Mapping[str, Mapping[str, int]]:
-    """The sums of a report by reason, the most bytes on disk first."""
-    names = ("ledgers", "ledgers_unsized", "bytes", "physical_bytes")
-    grouped = rows.group_by("reason").aggregate([(name, "sum") for name in names])
+    """The sums of a report by reason, the most bytes on disk first; ``reason`` and :data:`SUMMED` are enough."""
+    grouped = rows.group_by("reason").aggregate([(name, "sum") for name in SUMMED])
     ordered = grouped.sort_by([("physical_bytes_sum", "descending"), ("ledgers_sum", "descending")])
-    return {row["reason"]: {name: row[f"{name}_sum"] for name in names} for row in ordered.to_pylist()}
+    return {row["reason"]: {name: row[f"{name}_sum"] for name in SUMMED} for row in ordered.to_pylist()}
 
 
 def largest_topics(rows: pa.Table, count: int) -> list[tuple[str, int, Mapping[str, int]]]:
