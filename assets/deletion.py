@@ -145,7 +145,8 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         intervals = metrics.over_time(tallies, cluster, now - plots.SHOWN, now, plots.STEP)
         metadata = {
             **outcomes_shown(outcomes),
-            "over time": plots.deletions_over_time(intervals),
+            "over time": plots.deletions_as_text(intervals),
+            "over time, drawn": plots.deletions_over_time(intervals),
             **metrics_shown(tallies, cluster),
         }
         check_not_stopped(outcomes, metadata)

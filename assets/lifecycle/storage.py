@@ -12,7 +12,7 @@ import pyarrow as pa
 from assets.names import key
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
-from assets.pages.plots import storage_over_time
+from assets.pages.plots import storage_as_text, storage_over_time
 from pulsar_lifecycle.inspect.lake_tables import whole_table
 from pulsar_lifecycle.lifecycle.storage_run import (
     SUMMED,
@@ -105,6 +105,7 @@ def report_shown(where: Cluster, epoch_id: str, rows: pa.Table, problems: Sequen
         )
         for reason, one in sums.items()
     ]
+    on_disk = [(at, _on_disk(known)) for at, known in points]
     found = {
         "dagster/row_count": rows.num_rows,
         "ledgers": whole.ledgers,
@@ -112,7 +113,8 @@ def report_shown(where: Cluster, epoch_id: str, rows: pa.Table, problems: Sequen
         "bytes on disk": whole.physical_bytes,
         "by reason": dg.MetadataValue.md(show.markdown(headers, cells)),
         "largest topics": dg.MetadataValue.md(_topics(rows)),
-        "over time": storage_over_time([(at, _on_disk(known)) for at, known in points]),
+        "over time": storage_as_text(on_disk),
+        "over time, drawn": storage_over_time(on_disk),
     }
     return found | ({"policies not known": "; ".join(problems)} if problems else {})
 

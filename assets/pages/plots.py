@@ -2,6 +2,8 @@
 
 Belongs here: drawing. Not here: counting (``pulsar_lifecycle.journal.metrics``, ``lifecycle.storage``). A picture
 stands in the metadata itself, so that the page of an old event still shows what was known then; it is kept small.
+Dagster opens a Markdown of :data:`INLINE` characters or more by a click only, as every picture is: the same is shown as
+bars of text.
 Functions import what they draw with: every process of Dagster imports this module, and few of them draw.
 """
 
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from assets.pages import show
 from pulsar_lifecycle.journal.metrics import Interval
 from pulsar_lifecycle.lifecycle.reasons import Reason
 
@@ -27,6 +30,13 @@ SHOWN = 14 * DAY_MS
 """Milliseconds back."""
 STEP = 6 * 3_600_000
 """Milliseconds per bar; whole hours."""
+
+INLINE = 1000
+"""Characters."""
+_HEIGHTS = ".▁▂▃▄▅▆▇█"
+"""A bar of text by its height; the first is that of nothing."""
+_REPORTS, _REASONS = 30, 8
+"""How many reports, and reasons, bars of text show: what fits."""
 
 _BARS = {
     "deleted": ("deleted", "#2a78b8"),
@@ -63,6 +73,23 @@ def deletions_over_time(intervals: Sequence[Interval]) -> dg.MetadataValue:
     for axes in (counts, sizes):
         _quiet(axes)
     return _picture(figure, "deletions, retries and dead letters over time")
+
+
+def deletions_as_text(intervals: Sequence[Interval]) -> dg.MetadataValue:
+    """What :func:`deletions_over_time` draws, as bars of text."""
+    if not any(i.deleted or i.retrying or i.dead_lettered for i in intervals):
+        return dg.MetadataValue.md(show.NOTHING)
+    lines = {label: [getattr(i, name) for i in intervals] for name, (label, _) in _BARS.items()}
+    cells = [(label, bars_of(counts), f"{sum(counts):,}") for label, counts in lines.items()]
+    sizes = [i.deleted_bytes for i in intervals]
+    cells.append(("bytes deleted", bars_of(sizes), show.size(sum(sizes))))
+    return dg.MetadataValue.md(show.markdown(["", f"since {show.at(intervals[0].start)[:16]} UTC", "in all"], cells))
+
+
+def bars_of(counts: Sequence[int]) -> str:
+    """A character for each count, by its share of the largest; whatever is more than nothing is seen."""
+    largest, steps = max(counts, default=0), len(_HEIGHTS) - 1
+    return "".join(_HEIGHTS[-(-count * steps // largest) if largest else 0] for count in counts)
 
 
 _LAYERS = {
@@ -107,6 +134,16 @@ def storage_over_time(reports: Sequence[tuple[int, Mapping[str, int]]]) -> dg.Me
     axes.set_xlim(times[0], times[-1])  # type: ignore[arg-type]
     _quiet(axes)
     return _picture(figure, "bytes on disk by reason over time")
+
+
+def storage_as_text(reports: Sequence[tuple[int, Mapping[str, int]]]) -> dg.MetadataValue:
+    """What :func:`storage_over_time` draws, as bars of text: the newest reports, the reasons that hold most."""
+    newest = reports[-_REPORTS:]
+    most = {reason: max(sizes.get(reason, 0) for _, sizes in newest) for reason in _LAYERS} if newest else {}
+    shown = sorted((reason for reason in most if most[reason]), key=lambda reason: -most[reason])[:_REASONS]
+    lines = {reason: [sizes.get(reason, 0) for _, sizes in newest] for reason in shown}
+    cells = [(reason, bars_of(sizes), show.size(sizes[-1])) for reason, sizes in lines.items()]
+    return dg.MetadataValue.md(show.markdown(["reason", "each report, by its row's most", "on disk now"], cells))
 
 
 def messages_due(hours: Mapping[int, int]) -> dg.MetadataValue:

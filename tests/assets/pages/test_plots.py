@@ -1,4 +1,4 @@
-"""The picture of deletions over time: a PNG in the page itself, words where there is nothing to draw."""
+"""What happened over time: a PNG in the page itself, bars of text, words where there is nothing to draw."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import dagster as dg
 import pytest
 
 from assets.pages import plots
-from assets.pages.plots import DAY_MS, STEP, deletions_over_time
+from assets.pages.plots import DAY_MS, STEP, bars_of, deletions_as_text, deletions_over_time, storage_as_text
 from pulsar_lifecycle.journal.metrics import Interval
+from pulsar_lifecycle.lifecycle.reasons import Reason
 
 INTERVALS = [Interval(n * STEP, n % 3 * 100, n % 2, n // 50, n << 30) for n in range(plots.SHOWN // STEP)]
 
@@ -40,3 +41,36 @@ def test_nothing_is_said_in_words() -> None:
 )
 def test_bytes_are_in_a_unit_that_reads_well(largest: int, unit: tuple[str, int]) -> None:
     assert plots._unit(largest) == unit
+
+
+def read_at_once(value: dg.MetadataValue) -> str:
+    """What Dagster shows without a click."""
+    assert isinstance(value, dg.MarkdownMetadataValue)
+    assert len(value.md_str or "") < plots.INLINE
+    return value.md_str or ""
+
+
+def test_bars_of_text_show_the_least_and_nothing() -> None:
+    assert bars_of([0, 1, 50, 100]) == ".▁▄█"
+    assert bars_of([0, 0]) == ".."
+    assert bars_of([]) == ""
+
+
+def test_deletions_are_read_without_a_click() -> None:
+    text = read_at_once(deletions_as_text(INTERVALS))
+    assert [line.split(" | ")[0].strip("| ") for line in text.splitlines()[2:]] == [
+        "deleted",
+        "to be retried",
+        "dead letters",
+        "bytes deleted",
+    ]
+    assert all(len(line.split(" | ")[1]) == len(INTERVALS) for line in text.splitlines()[2:])
+    assert read_at_once(deletions_as_text([])) == "nothing"
+
+
+def test_storage_is_read_without_a_click() -> None:
+    reports = [(n * DAY_MS, dict.fromkeys(map(str, Reason), n % 7 << 50)) for n in range(90)]
+    assert len(read_at_once(storage_as_text(reports)).splitlines()) == 10
+    first = read_at_once(storage_as_text([(0, {Reason.ORPHAN: 1 << 20}), (DAY_MS, {Reason.ORPHAN: 1 << 21})]))
+    assert "| orphan | ▄█ | 2.0 MiB |" in first
+    assert read_at_once(storage_as_text([])) == "nothing"
