@@ -20,7 +20,7 @@ from resources.lifecycle import LifecycleResource
 LATE = "late_delayed_messages"
 LATE_BY = (Harm.LATE, Harm.LOST)
 """What keeps a message from its consumer although it is due."""
-COLUMNS = {"topic": "string", "subscription": "string", "code": "string", "messages": "int", "due": "string"}
+COLUMNS = {"topic": "string", "subscription": "string", "code": "string", "messages": "string", "due": "string"}
 
 
 def late_messages_check(cluster: str) -> dg.AssetChecksDefinition:
@@ -34,7 +34,7 @@ def late_messages_check(cluster: str) -> dg.AssetChecksDefinition:
     )
     def late_delayed_messages(lifecycle: LifecycleResource) -> dg.AssetCheckResult:
         where = lifecycle.without_spark()
-        return late_result(newest_findings(where), where.clock.now_ms())
+        return late_result(cluster, newest_findings(where), where.clock.now_ms())
 
     return late_delayed_messages
 
@@ -51,7 +51,7 @@ def newest_findings(where: Cluster) -> list[Mapping[str, Any]]:
     raise NotFound("no scan's delayed indexes were checked yet: launch job check_delayed_index")
 
 
-def late_result(rows: Iterable[Mapping[str, Any]], now: int) -> dg.AssetCheckResult:
+def late_result(cluster: str, rows: Iterable[Mapping[str, Any]], now: int) -> dg.AssetCheckResult:
     """An error where messages that are due at ``now`` (ms) wait; a finding without a time counts as due."""
     due = sorted((row for row in rows if (row["due"] or 0) <= now), key=lambda row: row["due"] or 0)
     first = next((row["due"] for row in due if row["due"]), None)
@@ -60,9 +60,15 @@ def late_result(rows: Iterable[Mapping[str, Any]], now: int) -> dg.AssetCheckRes
         check_name=LATE,
         passed=not due,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=f"{len(due)} findings about messages that are due{since}: see delayed_index_plan" if due else "",
+        description=f"{len(due)} findings about messages that are due{since}: repair their indexes" if due else "",
         metadata={
             "findings": len(due),  # two may be about the same messages
-            "late": show.table([{**row, "due": show.at(row["due"])} for row in due], COLUMNS),
+            "late": show.table([{**row, **_known(row)} for row in due], COLUMNS),
+            "repairs": dg.MetadataValue.asset(key(cluster, "delayed_index_plan")),
         },
     )
+
+
+def _known(row: Mapping[str, Any]) -> dict[str, str]:
+    """How many messages a finding is about, and when the first is due: a lost snapshot does not say."""
+    return {"messages": str(row["messages"] or "not known"), "due": show.at(row["due"]) or "not known"}

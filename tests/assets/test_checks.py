@@ -26,7 +26,7 @@ RESULTS = [
     coverage_result(EPOCH),
     *delayed_results("c", Checked(0, {})),
     *bookie_results([], {}),
-    late_result([], 0),
+    late_result("c", [], 0),
     activity_result(pa.table({"topic": pa.array([], pa.string())})),
     storage_result(Totals(), Totals()),
     growth_shown(dg.AssetKey("p"), [Growth("retention", 1, None, False)]),

@@ -239,7 +239,7 @@ def finding(due: int | None, harm: str = "late", messages: int = 3) -> dict[str,
 
 @pytest.mark.parametrize(("due", "passed"), [(9, False), (10, False), (11, True), (None, False)])
 def test_messages_are_late_once_they_are_due(due: int | None, passed: bool) -> None:
-    found = late_result([finding(due)], 10)
+    found = late_result("test", [finding(due)], 10)
     assert (found.passed, found.severity) == (passed, dg.AssetCheckSeverity.ERROR)
     assert found.metadata["findings"].value == (0 if passed else 1)
 
