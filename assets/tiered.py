@@ -241,7 +241,7 @@ def _candidates_shown(rows: DataFrame) -> dict[str, Any]:
 def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[str, Any]:
     """A plan's page: what it would do, whether it may, and how to apply it."""
     some = chosen(rows, 0, settings.offload.max_ledgers, settings.offload.max_bytes)
-    config = json.dumps(run_config(plan), indent=2)
+    config = json.dumps(run_config(plan), indent=1)
     modes = {settings.automation.offload.mode, settings.automation.bookkeeper_copies.mode}
     alone = [text for mode in Automation if mode in modes and (text := show.by_itself(plan.plan_id, plan.digest, mode))]
     how = (
@@ -257,7 +257,7 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
             f"\n\n{plan.left_to_broker} of these ledgers are of topics that count as loaded: a run leaves them to "
             "their brokers (`left-to-broker`), unless `offload.loaded_topics` names them or they are unloaded by then."
         )
-    how += f"\n\n{show.applied_by(plan.plan_id)}\n\n{show.whole_plan(plan.plan_id)}"
+    how += f"\n\n{show.applied_by(plan.plan_id, 'it')}\n\n{show.whole_plan(plan.plan_id)}"
     return {
         "dagster/row_count": plan.ledgers + plan.released,
         "plan id": plan.plan_id,

@@ -2,8 +2,7 @@
 
 Belongs here: drawing. Not here: counting (``pulsar_lifecycle.journal.metrics``, ``lifecycle.storage``). A picture
 stands in the metadata itself, so that the page of an old event still shows what was known then; it is kept small.
-Dagster opens a Markdown of :data:`INLINE` characters or more by a click only, as every picture is: the same is shown as
-bars of text.
+Dagster shows one by a click only (``show.INLINE``): bars of text show the same at once.
 Functions import what they draw with: every process of Dagster imports this module, and few of them draw.
 """
 
@@ -31,8 +30,6 @@ SHOWN = 14 * DAY_MS
 STEP = 6 * 3_600_000
 """Milliseconds per bar; whole hours."""
 
-INLINE = 1000
-"""Characters."""
 _HEIGHTS = ".▁▂▃▄▅▆▇█"
 """A bar of text by its height; the first is that of nothing."""
 _REPORTS, _REASONS = 30, 8

@@ -20,6 +20,8 @@ SAMPLE = 50
 """Rows of a sample table."""
 _BY_TABLE = ("objects-",)
 """Kinds of plans that the command does not know: their rows are the table that the page names."""
+INLINE = 1000
+"""Characters from which on Dagster shows a Markdown by a click only."""
 NOTHING = "nothing"
 """What stands for a table without rows."""
 
@@ -77,9 +79,9 @@ def bullets(items: Sequence[object], most: int = SAMPLE) -> dg.MetadataValue:
     return dg.MetadataValue.md(lines) if lines else dg.MetadataValue.text(NOTHING)
 
 
-def applied_by(plan_id: str) -> str:
-    """A link, as Markdown, to the runs that applied a plan."""
-    return f"[Runs that applied {plan_id}](/runs?q%5B0%5D={quote(f'tag:{PLAN}={plan_id}', safe='')})"
+def applied_by(plan_id: str, called: str = "") -> str:
+    """A link, as Markdown, to the runs that applied a plan; ``called``: instead of its id."""
+    return f"[Runs that applied {called or plan_id}](/runs?q%5B0%5D={quote(f'tag:{PLAN}={plan_id}', safe='')})"
 
 
 def whole_plan(plan_id: str) -> str:
@@ -123,9 +125,9 @@ def how_to_apply(
         )
     if not plan.ledgers:
         return dg.MetadataValue.md(nothing)
-    config = json.dumps(run_config, indent=2)
+    config = json.dumps(run_config, indent=1)
     alone = by_itself(plan.plan_id, plan.digest, mode)
     launch = f"{alone}\n\nBy hand: " if alone else ""
-    launch += f"Launch job `{job}` with this run configuration:\n\n```json\n{config}\n```\n\n{applied_by(plan.plan_id)}"
-    launch += f"\n\n{whole_plan(plan.plan_id)}"
+    launch += f"Launch job `{job}` with this run configuration:\n\n```json\n{config}\n```"
+    launch += f"\n\n{applied_by(plan.plan_id, 'it')}\n\n{whole_plan(plan.plan_id)}"
     return dg.MetadataValue.md(f"{launch}\n\n{then}" if then else launch)

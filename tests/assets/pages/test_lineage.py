@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import dagster as dg
 import pytest
 
 from assets.deletion import deletion_assets
+from assets.lifecycle.retention import plan_shown
 from assets.names import CLUSTER, EPOCH, PLAN, key
 from assets.pages import lineage, show
 from orchestration.definitions import build_defs
+from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.journal.effects import NO_EFFECTS, Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan, run_config
 from pulsar_lifecycle.records.outcomes import Action, Phase
@@ -142,6 +145,16 @@ def test_the_page_of_a_plan_leads_to_the_runs_that_applied_it(scene: RetentionSc
     how = show.how_to_apply(summary, run_config(summary), job="apply_retention", nothing="")
     assert f"/runs?q%5B0%5D=tag%3Alifecycle%2Fplan%3D{summary.plan_id}" in str(how.value)
     assert f"pulsar-lifecycle plan {summary.plan_id} --json" in str(how.value)
+
+
+@pytest.mark.parametrize("mode", Automation)
+def test_how_to_apply_a_plan_is_read_without_a_click(scene: RetentionScene, mode: Automation) -> None:
+    scene.topic("a", 100, 100)
+    summary, rows = make_retention_plan(scene.cluster, scene.scan())
+    plan_id = "retention-20261124T101112000-abc123-1f2e"
+    how = plan_shown(replace(summary, plan_id=plan_id), rows, mode)["how to apply"]
+    assert "apply_retention" in str(how.value)
+    assert len(str(how.value)) < show.INLINE
 
 
 def test_an_effect_of_a_scans_plan_names_the_scan() -> None:

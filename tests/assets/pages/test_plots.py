@@ -8,7 +8,7 @@ import re
 import dagster as dg
 import pytest
 
-from assets.pages import plots
+from assets.pages import plots, show
 from assets.pages.plots import DAY_MS, STEP, bars_of, deletions_as_text, deletions_over_time, storage_as_text
 from pulsar_lifecycle.journal.metrics import Interval
 from pulsar_lifecycle.lifecycle.reasons import Reason
@@ -46,7 +46,7 @@ def test_bytes_are_in_a_unit_that_reads_well(largest: int, unit: tuple[str, int]
 def read_at_once(value: dg.MetadataValue) -> str:
     """What Dagster shows without a click."""
     assert isinstance(value, dg.MarkdownMetadataValue)
-    assert len(value.md_str or "") < plots.INLINE
+    assert len(value.md_str or "") < show.INLINE
     return value.md_str or ""
 
 
