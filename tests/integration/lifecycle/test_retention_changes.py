@@ -1,4 +1,7 @@
-"""What becomes of topics between a retention plan and its application: nothing goes but what the plan could know."""
+"""What becomes of topics between a retention plan and its application: nothing goes but what the plan could know.
+
+Its two brokers do by themselves what production's do: what they have loaded they trim within seconds.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes
 from tests.integration.jobs import Jobs
 from tests.integration.killed_run import killed_after
-from tests.integration.lifecycle.retention import close_earlier, loaded, retention
+from tests.integration.lifecycle.retention import BUNDLES, close_earlier, loaded, retention
 from tests.integration.pipeline import Pipeline, new_namespace, wait_unlisted, wait_until_unloaded_counts
 
 pytestmark = pytest.mark.integration
@@ -36,6 +39,11 @@ SETTINGS = {
     "automation": {"retention": {"mode": "apply", "max_share": 1.0}},
     "zookeeper": {"session_timeout": f"{SESSION:g}s"},
 }
+
+
+@pytest.fixture(scope="module")
+def sandbox(production: Cluster) -> Cluster:
+    return production
 
 
 def listed(sandbox: Cluster, topic: str) -> list[int]:
@@ -56,11 +64,12 @@ def contents(client: pulsar.Client, topic: str) -> list[bytes]:
 def test_topics_that_changed_since_the_plan_lose_nothing_and_the_rest_goes(
     sandbox: Cluster, pipelines: Callable[[Mapping[str, Any]], Pipeline]
 ) -> None:
-    namespace, by_schedule = new_namespace(sandbox, "changing"), new_namespace(sandbox, "kept")
+    namespace, by_schedule, while_killed = (
+        new_namespace(sandbox, name, BUNDLES) for name in ("changing", "kept", "struck")
+    )
     names = ("still", "written", "rewound", "deleted", "recreated", "loaded")
     still, written, rewound, deleted, recreated, live = (f"persistent://{namespace}/{name}" for name in names)
     nightly = f"persistent://{by_schedule}/nightly"
-    while_killed = new_namespace(sandbox, "struck")
     struck = [f"persistent://{while_killed}/{number}" for number in range(6)]
     with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
         ids: dict[str, list[int]] = {}

@@ -1,4 +1,7 @@
-"""Where the disk goes, on a real cluster: each ledger has one reason, and the sums are BookKeeper's own."""
+"""Where the disk goes, on a real cluster: each ledger has one reason, and the sums are BookKeeper's own.
+
+Its two brokers do by themselves what production's do; they delete no topic of this test, and split none of its bundles.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,16 @@ from pulsar_lifecycle.lifecycle.storage_run import REASONS_TABLE, build_storage_
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import plant, topics, znodes
-from tests.integration.lifecycle.retention import HOUR, ROOTS, backlog, close_earlier, loaded, retention
+from tests.integration.lifecycle.retention import (
+    BUNDLES,
+    HOUR,
+    ROOTS,
+    backlog,
+    close_earlier,
+    keep_inactive_topics,
+    loaded,
+    retention,
+)
 from tests.integration.pipeline import (
     Pipeline,
     at_rest,
@@ -32,6 +44,11 @@ from tests.integration.pipeline import (
 )
 
 pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def sandbox(production: Cluster) -> Cluster:
+    return production
 
 
 def bookkeeper_list(sandbox: Cluster) -> dict[int, tuple[bool, int]]:
@@ -80,7 +97,7 @@ def held_open(pipeline: Pipeline, epoch_id: str, expected: Mapping[Reason, set[i
 def test_a_storage_report_gives_each_ledger_its_reason_and_adds_up_to_bookkeepers_own_list(
     sandbox: Cluster, pipelines: Callable[[Mapping[str, Any]], Pipeline]
 ) -> None:
-    namespace, now = new_namespace(sandbox, "storage"), new_namespace(sandbox, "at-once")
+    namespace, now = new_namespace(sandbox, "storage", BUNDLES), new_namespace(sandbox, "at-once", BUNDLES)
     read, own, live, many, later = (
         f"persistent://{namespace}/{name}" for name in ("read", "own", "live", "many", "later")
     )
@@ -88,6 +105,8 @@ def test_a_storage_report_gives_each_ledger_its_reason_and_adds_up_to_bookkeeper
     contents = topics.payloads(230)
     expected: dict[Reason, set[int]] = {}
     with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        for one in (namespace, now):
+            keep_inactive_topics(admin, one)
         consumer = client.subscribe(read, "s", initial_position=pulsar.InitialPosition.Earliest)
         ids = {name: list(dict.fromkeys(topics.publish(client, name, contents))) for name in (read, own, dead)}
         for message in [consumer.receive(60_000) for _ in range(120)]:
