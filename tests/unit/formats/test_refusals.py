@@ -12,7 +12,7 @@ from pulsar_lifecycle._pb import pulsar_mldata_pb2 as mldata
 from pulsar_lifecycle.errors import CorruptFormat, UnsupportedFormat, UsageError
 from pulsar_lifecycle.formats import bookie_info, cursor, entry, ledger_metadata, ledger_path, managed_ledger
 from pulsar_lifecycle.formats.compression import MAX_UNCOMPRESSED, Compression, compress, decompress, unwrap, wrap
-from pulsar_lifecycle.formats.ledger_metadata import DigestType
+from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.plain_data import describe
 from tests.golden.files import GOLDEN, matching
 
@@ -188,6 +188,11 @@ def test_version_1():
             ledger_metadata.decode(bad)
 
 
+VERSION_3 = ledger_metadata.encode(
+    LedgerMetadata(LedgerState.CLOSED, 2, 2, 2, (Segment(0, ("a:1", "b:2")),), 10, 1, DigestType.CRC32C)
+)
+
+
 def test_version_2():
     value = ledger_metadata.decode(VERSION_2)
     assert (value.state.name, value.last_entry_id, value.ack_quorum, value.password) == ("CLOSED", 3, 1, b"secret")
@@ -195,6 +200,15 @@ def test_version_2():
     assert ledger_metadata.encode(value) == VERSION_2
     with pytest.raises(CorruptFormat):
         ledger_metadata.decode(VERSION_2 + b"nonsense: 1\n")
+
+
+@pytest.mark.parametrize("bad", [b"a 1", b"a|1", b"\xff:1"])
+def test_bookies_whose_ids_cannot_be_told_apart_again_are_no_ensembles(bad):
+    blob = VERSION_3.replace(b"a:1", bad)
+    assert blob != VERSION_3
+    columns, errors = ledger_metadata.decode_columns([VERSION_3, blob], frozenset({"ensembles"}))
+    assert columns["ensembles"] == ["0 a:1 b:2", None]
+    assert errors == [None, None]
 
 
 def test_columns_of_every_version_and_of_unreadable_rows():
