@@ -171,10 +171,17 @@ def is_at_it(said: BookieStatus) -> bool:
     return said.collecting or any(one.running for one in said.compactions)
 
 
-def restarted(before: BookieStatus, now: BookieStatus) -> bool:
-    """Whether a bookie was started anew between two answers: its counters begin at 0 then."""
+def restarted(first: BookieStatus, before: BookieStatus, now: BookieStatus) -> bool:
+    """Whether a bookie was started anew since the answer ``first``, or since ``before``, a later one.
+
+    Its counters begin at 0 then, and its times of compactions at its start: a compaction moves both
+    (``GarbageCollectorThread``), so times that moved alone are those of another process.
+    """
     pairs = zip(before.compactions, now.compactions, strict=False)
-    return any(then.minors > since.minors or then.majors > since.majors for then, since in pairs)
+    if any(then.minors > since.minors or then.majors > since.majors for then, since in pairs):
+        return True
+    times = [[(one.last_minor, one.last_major) for one in said.compactions] for said in (first, now)]
+    return counters(first) == counters(now) and times[0] != times[1] and not is_at_it(now)
 
 
 def remedies(one: BookieDisk) -> list[str]:

@@ -111,12 +111,16 @@ def collect_bookies(
 
 @dataclass
 class _Watched:
-    """A bookie that was told to collect; ``moved_at`` (ms) is when something last changed there."""
+    """A bookie that was told to collect; ``moved_at`` (ms) is when something last changed there.
+
+    ``began``: it answered that it begins, or was seen at it since.
+    """
 
     before: BookieStatus
     said: BookieStatus
     major: bool
     moved_at: int
+    began: bool = False
 
 
 @dataclass
@@ -199,7 +203,7 @@ class CollectionRun:
             one = _Watched(said, said, False, self.clock.now_ms())
             if is_at_it(said):
                 self._end(bookie, Outcome.LEFT_AT_IT, Why(Outcome.LEFT_AT_IT, "it was at it already"), one)
-            elif why := self._tell(bookie, major=False):
+            elif why := self._tell(bookie, one):
                 self._end(bookie, Outcome.NOT_ANSWERING, why)
             else:
                 watched[bookie] = one
@@ -220,7 +224,8 @@ class CollectionRun:
             except LifecycleError:  # away or busy: the list of bookies says which, and patience ends
                 said = None
             if said is not None:
-                anew = restarted(one.said, said)
+                anew = restarted(one.before, one.said, said)
+                one.began |= is_at_it(said)
                 if Progress.of(said) != Progress.of(one.said):
                     one.moved_at = self.clock.now_ms()
                 one.said = said
@@ -239,14 +244,18 @@ class CollectionRun:
         """Begin the major compaction of one whose minor compaction ended, where much is left; else it is through."""
         one = watched[bookie]
         ran = counters(one.said) != counters(one.before)
+        if not one.began and (one.major or not ran):
+            why = Why(Outcome.NOT_ANSWERING, f"whether it began a {_kind(one.major)} compaction is not known")
+            self._end(bookie, Outcome.NOT_ANSWERING, why, watched.pop(bookie))
+            return
         text = f"{_kind(one.major)} compaction" if ran else "deleted ledgers collected; no compaction ran there"
         if one.major or not ran or to_compact(one.said) < self.settings.min_bytes:
             self._end(bookie, Outcome.COLLECTED, Why(Outcome.COLLECTED, text), watched.pop(bookie))
             return
-        if why := self._forbidden() or self._held() or self._tell(bookie, major=True):
+        one.major, one.moved_at = True, self.clock.now_ms()
+        if why := self._forbidden() or self._held() or self._tell(bookie, one):
             why = why.put(f"{text}; the major one was not begun: {why}")
             self._end(bookie, Outcome.COLLECTED, why, watched.pop(bookie))
-        one.major, one.moved_at = True, self.clock.now_ms()
 
     def _slow(self, bookie: str, said: BookieStatus) -> Why | None:
         limit = self.settings.max_add_latency * 1000
@@ -268,11 +277,13 @@ class CollectionRun:
         )
         return Why(StopReason.STALLED, text)
 
-    def _tell(self, bookie: str, *, major: bool) -> Why | None:
+    def _tell(self, bookie: str, one: _Watched) -> Why | None:
         """Have it collect; why it does not, None if it may: one whose answer got lost is watched as well."""
-        self._note(bookie, Outcome.COLLECTING, Why(Outcome.COLLECTING, f"{_kind(major)} compaction"))
+        self._note(bookie, Outcome.COLLECTING, Why(Outcome.COLLECTING, f"{_kind(one.major)} compaction"))
+        one.began = False
         try:
-            self.bookies.collect(bookie, major=major)
+            self.bookies.collect(bookie, major=one.major)
+            one.began = True
         except OutcomeUnknown:
             return None
         except LifecycleError as error:

@@ -38,10 +38,11 @@ def two(two_bookies: Cluster) -> Iterator[Cluster]:
 
 
 class Struck(HttpBookieAdmin):
-    """Strikes the bookie that was told to collect, once."""
+    """Strikes the bookie that was told to collect, once; ``back``: and has it up again before anybody looks."""
 
     cluster: Cluster
     number: int | None
+    back = False
     victim = ""
 
     def collect(self, bookie: str, *, major: bool) -> None:
@@ -49,16 +50,20 @@ class Struck(HttpBookieAdmin):
         if self.number is not None and not self.victim:
             self.victim = f"bookie-{self.cluster.bookies.index(bookie) + 1}"
             self.cluster.kill(self.victim, self.number)
+            if self.back:
+                self.cluster.start_server(self.victim)
 
 
-def collect(cluster: Cluster, number: int | None, settings: CollectionSettings) -> tuple[str, list[Collected]]:
+def collect(
+    cluster: Cluster, number: int | None, settings: CollectionSettings, *, back: bool = False
+) -> tuple[str, list[Collected]]:
     """Have both collect, striking the first with this signal: which server that is, and what the run says."""
     journal = FakeJournal()
     with (
         closing(KazooStore(ZooKeeperSettings(hosts=cluster.zookeeper))) as store,
         closing(Struck(store, "/ledgers", BookieAdminSettings(request_timeout=2.0))) as bookies,
     ):
-        bookies.cluster, bookies.number = cluster, number
+        bookies.cluster, bookies.number, bookies.back = cluster, number, back
         wait_for("both bookies", lambda: len(bookies.bookies()) == 2)
         wait_for("what is begun to end", lambda: not any(is_at_it(bookies.status(one)) for one in bookies.bookies()))
         plan = [
@@ -98,6 +103,13 @@ def test_a_bookie_struck_while_it_collects_stops_the_run_and_the_next_ends_it(
         two.start_server(victim)
     _, found = collect(two, None, settings)
     assert [one.outcome for one in found] == [COLLECTED, COLLECTED], found
+
+
+def test_a_bookie_that_is_up_again_before_anybody_looks_is_not_said_to_have_collected(two: Cluster) -> None:
+    """Nothing of it moved but the times of its last compactions, which a bookie sets as it starts."""
+    settings = CollectionSettings(min_bytes=1, max_add_latency=600.0)
+    _, found = collect(two, signal.SIGKILL, settings, back=True)
+    assert [one.outcome for one in found] == [Outcome.RESTARTED, COLLECTED], found
 
 
 def test_compaction_is_suspended_and_resumed_on_bookies_one_of_which_is_gone(

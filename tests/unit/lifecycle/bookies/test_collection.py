@@ -298,6 +298,30 @@ def test_one_that_was_restarted_is_named_and_the_others_go_on():
     assert found["c"].outcome is Outcome.COLLECTED
 
 
+def test_one_that_was_restarted_before_anything_ran_is_named():
+    """Its counters are what they were, 0; the times of its compactions are those of its start."""
+    scene = Scene()
+    spoil(scene, "a", compactions=(replace(IDLE, last_minor=77, last_major=77),), collecting=False)
+    scene.left.clear()
+    found = scene.run()
+    assert found["a"].outcome is Outcome.RESTARTED
+    assert found["c"].outcome is Outcome.COLLECTED
+
+
+@pytest.mark.parametrize("of_major", [False, True])
+def test_one_that_may_not_have_heard_is_not_said_to_have_collected(of_major):
+    scene = Scene()
+
+    def begin(bookie, major):
+        if bookie == "a" and major == of_major:
+            raise OutcomeUnknown("it never came")
+        Scene.begin(scene, bookie, major)
+
+    scene.bookies.on_collect = begin
+    found = scene.run()
+    assert outcomes(found) == {"a": Outcome.NOT_ANSWERING, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
+
+
 def test_one_that_cannot_be_told_is_named_and_the_others_go_on():
     scene = Scene()
 
