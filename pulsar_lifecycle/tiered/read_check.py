@@ -40,7 +40,7 @@ from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.offload_policy import BOOKKEEPER_FIRST
-from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
+from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAfter, is_gone
 from pulsar_lifecycle.topics.write import STOPPING, EditOutcome, TopicRun, why_loaded
 
 READ_CHECK_UNLOADS = 3
@@ -210,7 +210,7 @@ def _unloaded_after(ports: Ports, guard: RunGuard, pending: PendingUnload) -> It
 
 def _unloaded(ports: Ports, guard: RunGuard, pending: PendingUnload) -> bool:
     gone = partial(is_gone, ports.store, ports.admin, ports.clock, pending)
-    return not guard.unloads.unload(ports.admin, pending.topic, gone, written=False)
+    return not guard.unloads.unload(ports.admin, pending.topic, gone, UnloadAfter.OTHERS)
 
 
 def location_before(ports: Ports, copy: OffloadedCopy) -> Node | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Unavailable
 from pulsar_lifecycle.metastore import load_state, walk
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node, Unread
@@ -53,6 +53,17 @@ class UnloadAttempt(Enum):
     """Nothing speaks against unloading it after the write."""
     UNLOADED = auto()
     """No broker has it by now."""
+
+
+class UnloadAfter(Enum):
+    """What a topic is unloaded for, which says what a failure means to the rest of the run."""
+
+    WRITE = auto()
+    """This run wrote it: what keeps one from being unloaded, a lack of rights too, stops further writes."""
+    LOAD = auto()
+    """This run had it loaded, and wrote nothing: a refusal is that topic's alone, a server that fails is not."""
+    OTHERS = auto()
+    """It was pending before, or is nobody's write: it says nothing of what this run does."""
 
 
 class _Budget:
@@ -105,8 +116,10 @@ class Unloads:
         self._rate = RateBudget(per_second, clock)
         self._clock = clock
         self._budget = _Budget(limit)
-        self._written_failed: list[str] = []
-        """How unloads of topics failed that this run wrote."""
+        self._stopping: list[str] = []
+        """How unloads failed that end the run: of topics that it wrote, or of servers that do not do it."""
+        self._refused: dict[str, list[str]] = {}
+        """By tenant: how brokers refused to unload what this run had them load, since one worked."""
         self._failures: dict[str, list[str]] = {}
         """By tenant: how pending unloads failed, from before or since this run."""
         self._down: set[str] = set()
@@ -134,12 +147,13 @@ class Unloads:
     def lacks(self, unloads: int = 1, topic: Topic | None = None) -> Why | None:
         """Why the run may do nothing that needs so many unloads, of ``topic``; None if it may.
 
-        Once ``MAX_FAILURES`` of what this run wrote failed, or one for lack of permission, it writes nothing more.
+        Once ``MAX_FAILURES`` of what this run wrote failed, or one for lack of permission, it writes nothing more. Of
+        what it had brokers load, only those count that a server failed at.
         """
         if not self._budget.has(unloads, topic):
             return Why(Code.NOT_UNLOADED, "this run may unload no more (trimming.max_unloads)")
-        if len(self._written_failed) >= MAX_FAILURES:
-            return Why(Code.NOT_UNLOADED, f"unloads fail: {self._written_failed[-1]}")
+        if len(self._stopping) >= MAX_FAILURES:
+            return Why(Code.NOT_UNLOADED, f"unloads fail: {self._stopping[-1]}")
         return None
 
     def doubt(self, topic: Topic) -> Why | None:
@@ -157,6 +171,13 @@ class Unloads:
             return Why(Code.NOT_UNLOADED, f"pending unloads fail (`pulsar-lifecycle status`): {first}")
         return None
 
+    def refused(self, topic: Topic) -> Why | None:
+        """Why a topic should not be loaded: brokers refused to unload ``MAX_FAILURES`` of its tenant in a row."""
+        said = self._refused.get(topic.namespace.tenant, [])
+        if len(said) < MAX_FAILURES:
+            return None
+        return Why(Code.NOT_UNLOADED, f"brokers refuse to unload topics of its tenant: {said[0]}")
+
     def try_before(self, admin: BrokerAdmin, topic: Topic) -> UnloadAttempt | Why:
         """Unload a loaded topic before it is written, if an unload of this run, or a pending one, has failed.
 
@@ -165,7 +186,7 @@ class Unloads:
         more are tried. Nothing is pending after this.
         """
         tenant = topic.namespace.tenant
-        sure = not self._failures or (tenant in self._works and not self._written_failed)
+        sure = not self._failures or (tenant in self._works and not self._stopping)
         if sure or topic in self._unloaded:
             return UnloadAttempt.NOT_NEEDED
         failures = self._tried.setdefault(tenant, [])
@@ -188,13 +209,17 @@ class Unloads:
         self._rate.take(0)
 
     def unload(
-        self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool] = lambda: False, *, written: bool = True
+        self,
+        admin: BrokerAdmin,
+        topic: Topic,
+        gone: Callable[[], bool] = lambda: False,
+        after: UnloadAfter = UnloadAfter.WRITE,
     ) -> Why | None:
         """Unload a topic, a few times if need be; returns why it failed, None when it is done.
 
         Repeating it is harmless, so an unknown outcome is simply tried again. A 404 proves nothing: ``gone`` is asked
         then whether no broker has the topic. What failed before stops no pending unload, the budget does.
-        ``written``: by this run; what was pending before may be of a tenant whose topics we may not touch.
+        What was pending before may be of a tenant whose topics we may not touch.
         """
         if not self.take(topic):
             return Why(Code.NOT_UNLOADED, _USED_UP)
@@ -204,9 +229,13 @@ class Unloads:
         self._failures.setdefault(topic.namespace.tenant, []).extend(_weighed(failure))
         if not isinstance(failure, AccessDenied | NotFound):
             self._down.add(topic.namespace.tenant)
-        if written:
-            self._written_failed += _weighed(failure)
+        if after is UnloadAfter.WRITE:
+            self._stopping += _weighed(failure)
             self._works.discard(topic.namespace.tenant)
+        elif after is UnloadAfter.LOAD and isinstance(failure, Unavailable):
+            self._stopping.append(str(failure))
+        elif after is UnloadAfter.LOAD:
+            self._refused.setdefault(topic.namespace.tenant, []).append(str(failure))
         return Why(Code.NOT_UNLOADED, str(failure))
 
     def take(self, topic: Topic) -> bool:
@@ -231,6 +260,7 @@ class Unloads:
                 self._unloaded.add(topic)
                 self._works.add(topic.namespace.tenant)
                 self._tried.pop(topic.namespace.tenant, None)
+                self._refused.pop(topic.namespace.tenant, None)
                 return None
         return error
 
@@ -311,7 +341,7 @@ def _unload(
     if failed[tenant] >= MAX_FAILURES or guard.unloads.down:
         still_pending[str(pending.topic)] = "not tried after others failed"
     elif failure := guard.unloads.unload(
-        admin, pending.topic, partial(is_gone, store, admin, clock, pending), written=False
+        admin, pending.topic, partial(is_gone, store, admin, clock, pending), UnloadAfter.OTHERS
     ):
         _LOG.warning("pending unload of %s: %s", pending.topic, failure)
         failed[tenant] += 1

@@ -171,8 +171,9 @@ class _LoadRun:
         for topics in self._waves():
             guard.check(self.ports.store)
             judged = self._judge(topics)
-            going = [topic for topic in topics if topic not in judged.left]
-            left = dict(judged.left)
+            refused = {topic: why for topic in topics if (why := guard.unloads.refused(topic))}
+            left = refused | dict(judged.left)
+            going = [topic for topic in topics if topic not in left]
             if lack := guard.unloads.lacks(len(going)):
                 left |= dict.fromkeys(going, lack)
                 going = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
-from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, OutcomeUnknown, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, read_now
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
@@ -30,7 +30,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.topics.bundle_owner import owned_since
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE, RetentionPolicy
-from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
+from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAfter, is_gone
 from pulsar_lifecycle.topics.write import STOPPING
 
 POLL = 0.5
@@ -70,9 +70,9 @@ class LoadedTopic:
 class Visit:
     """A topic that is to be loaded by ``broker``; empty: whoever takes its bundle. ``before``: as it was judged.
 
-    ``owned_since``: when (ms) that broker took the bundle, None where no lock says so. ``untouched``: it was left alone
-    as its bundle had moved since, and no broker was asked for it. ``unanswered``: its broker may still do what it was
-    told, and load it again for that.
+    ``owned_since``: when (ms) that broker took the bundle, None where no lock says so. ``untouched``: nobody loaded it
+    for us, as its bundle had moved since or we may not. ``unanswered``: its broker may still do what it was told, and
+    load it again for that.
     ``may_be_deleted``: its broker may delete it as inactive meanwhile, as the settings say. ``trims``: what its broker
     takes off its list, by the rule; ``may_trim``: by the end of the visit. ``gone``: it is deleted.
     """
@@ -231,7 +231,11 @@ class Visits:
             visit.failure = Why(Code.CHANGED_MEANWHILE, f"broker {owner} has its bundle, not {visit.broker} any more")
             return
         visit.loaded_at = self.ports.clock.now_ms()
-        self.ports.admin.internal_stats(visit.topic)
+        try:
+            self.ports.admin.internal_stats(visit.topic)
+        except AccessDenied:  # rights are looked at first: its broker has not loaded it for us
+            visit.untouched = bool(visit.broker)
+            raise
 
     def _is_loaded(self, visit: Visit, now: TopicNow) -> bool:
         """A load puts a new ledger behind the last one."""
@@ -310,7 +314,7 @@ class Visits:
             if visit.broker in silent:
                 text = f"it could not be unloaded: broker {visit.broker} did not answer at another topic"
                 visit.failure = Why(Code.NOT_UNLOADED, text)
-            elif failure := self.guard.unloads.unload(self.ports.admin, visit.topic, gone):
+            elif failure := self.guard.unloads.unload(self.ports.admin, visit.topic, gone, UnloadAfter.LOAD):
                 visit.failure = Why(Code.NOT_UNLOADED, f"it could not be unloaded: {failure}")
                 if not self._answers(visit.broker):
                     silent.add(visit.broker)

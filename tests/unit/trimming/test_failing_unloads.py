@@ -18,7 +18,7 @@ from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
-from pulsar_lifecycle.topics.unloads import Unloads
+from pulsar_lifecycle.topics.unloads import UnloadAfter, Unloads
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
@@ -224,7 +224,9 @@ def test_no_topic_is_loaded_where_no_unload_works(scene: Scene, error: Exception
         assert unloads.doubt(TOPIC) is None
         topic = Topic.parse(f"persistent://tenant-{n}/orders/t")
         scene.cluster.load(topic)
-        assert unloads.unload(scene.cluster.admin, topic, written=False) == Why(Code.NOT_UNLOADED, str(error))
+        assert unloads.unload(scene.cluster.admin, topic, after=UnloadAfter.OTHERS) == Why(
+            Code.NOT_UNLOADED, str(error)
+        )
     told = "pending unloads fail (`pulsar-lifecycle status`): 500"
     assert unloads.doubt(TOPIC) == (None if isinstance(error, AccessDenied) else Why(Code.NOT_UNLOADED, told))
 
