@@ -135,7 +135,7 @@ def _schema_path(topic: str) -> str:
     return topic_path(topic).removeprefix("/persistent")
 
 
-def wait_for(what: str, ready: Callable[[], T], timeout: float = 120.0) -> T:
+def wait_for(what: str, ready: Callable[[], T], timeout: float = 300.0) -> T:
     """Ask ``ready`` until its answer is true and return it; SandboxError after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not (answer := ready()):
