@@ -10,15 +10,12 @@ from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
 from pulsar_lifecycle.lifecycle.bookies.collection import (
     CollectionChoice,
     StopReason,
-    cluster_trouble,
     plan_collection,
-    remedies,
     standing_on,
     waves,
 )
 from pulsar_lifecycle.lifecycle.bookies.collection_run import POLL, CollectionRun
 from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
-from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
@@ -72,37 +69,6 @@ def test_bookies_whose_rack_nobody_knows_go_one_at_a_time():
 def test_bytes_of_open_ledgers_are_no_garbage():
     said = {"b": full("b", live=39 * GB)}  # 34 GB beyond what is placed, of ledgers that are not closed
     assert plan(said)[0].choice is CollectionChoice.LITTLE_TO_FREE
-
-
-@pytest.mark.parametrize(
-    ("now", "expected"),
-    [
-        ({"a": False, "b": True}, None),
-        ({"a": False, "b": True, "new": False}, None),
-        ({"b": True}, Why(StopReason.BOOKIE_AWAY, "bookie a is not registered any more")),
-        ({"a": True, "b": True}, Why(StopReason.BOOKIE_READ_ONLY, "bookie a has become read-only")),
-    ],
-)
-def test_what_went_wrong_with_the_bookies_since(now, expected):
-    assert cluster_trouble({"a": False, "b": True}, now) == expected
-
-
-@pytest.mark.parametrize(
-    ("configuration", "read_only", "expected"),
-    [
-        ({"isThrottleByBytes": "true"}, False, []),
-        ({}, False, ["isThrottleByBytes=true"]),
-        ({"isThrottleByBytes": "true", "minorCompactionThreshold": "0"}, False, ["minorCompactionThreshold"]),
-        ({"isThrottleByBytes": "true", "majorCompactionInterval": "0"}, False, ["forceAllowCompaction=true"]),
-        ({"isThrottleByBytes": "true"}, True, ["diskUsageThreshold=0.975"]),
-    ],
-)
-def test_settings_that_keep_a_disk_full_are_named_with_what_to_set(configuration, read_only, expected):
-    said = full("b", 0.97 if read_only else 0.5, read_only=read_only, configuration=configuration)
-    (one,) = judge({"b": read_only}, {"b": said}, Placement({}), 5)
-    found = remedies(one)
-    assert len(found) == len(expected)
-    assert all(text in line for text, line in zip(expected, found, strict=True))
 
 
 class Scene:

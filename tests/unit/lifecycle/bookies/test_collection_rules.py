@@ -1,0 +1,44 @@
+"""What stops a collection run, and which settings of a bookie keep its disk full."""
+
+import pytest
+
+from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
+from pulsar_lifecycle.lifecycle.bookies.collection import StopReason, cluster_trouble, remedies
+from pulsar_lifecycle.lifecycle.bookies.placement import Placement
+from pulsar_lifecycle.records.codes import Why
+from tests.kit.fakes.bookie_admin import status
+
+GB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        ({"a": False, "b": True}, None),
+        ({"a": False, "b": True, "new": False}, None),
+        ({"b": True}, Why(StopReason.BOOKIE_AWAY, "bookie a is not registered any more")),
+        ({"a": True, "b": True}, Why(StopReason.BOOKIE_READ_ONLY, "bookie a has become read-only")),
+    ],
+)
+def test_what_went_wrong_with_the_bookies_since(now, expected):
+    assert cluster_trouble({"a": False, "b": True}, now) == expected
+
+
+@pytest.mark.parametrize(
+    ("configuration", "read_only", "expected"),
+    [
+        ({"isThrottleByBytes": "true"}, False, []),
+        ({}, False, ["isThrottleByBytes=true"]),
+        ({"isThrottleByBytes": "true", "minorCompactionThreshold": "0"}, False, ["minorCompactionThreshold"]),
+        ({"isThrottleByBytes": "true", "majorCompactionInterval": "0"}, False, ["forceAllowCompaction=true"]),
+        ({"isThrottleByBytes": "true"}, True, ["diskUsageThreshold=0.975"]),
+    ],
+)
+def test_settings_that_keep_a_disk_full_are_named_with_what_to_set(configuration, read_only, expected):
+    directory = LedgerDirectory("/l", 40, 10 * GB, 100, 0.97 if read_only else 0.5)
+    said = status("b", free=10 * GB, directories=(directory,), read_only=read_only, configuration=configuration)
+    (one,) = judge({"b": read_only}, {"b": said}, Placement({}), 5)
+    found = remedies(one)
+    assert len(found) == len(expected)
+    assert all(text in line for text, line in zip(expected, found, strict=True))
