@@ -14,9 +14,15 @@ import numpy as np
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.delayed_index.stored.index_findings import Found
-from pulsar_lifecycle.delayed_index.stored.subscription import StoredBucket, StoredSubscription
+from pulsar_lifecycle.delayed_index.stored.subscription import (
+    StoredBucket,
+    StoredSubscription,
+    TopicEntries,
+    before_buckets,
+    outstanding,
+)
 from pulsar_lifecycle.delayed_index.tracking.sealing import Snapshot, seal
-from pulsar_lifecycle.formats.delayed_indexes import Indexes
+from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
 
 
 class RepairLevel(StrEnum):
@@ -26,7 +32,7 @@ class RepairLevel(StrEnum):
     """Buckets whose messages are all due leave the cursor."""
     DROP = "drop"
     """Buckets that no broker can recover leave the cursor, and those whose messages are all due: the broker that loads
-    the topic reads their messages again."""
+    the topic reads their messages again. Where some of these wait before a bucket that stays, all are made anew."""
     MERGE = "merge"
     """Adjacent small buckets become one."""
     REBUILD = "rebuild"
@@ -43,6 +49,7 @@ _REBUILT = frozenset(
         IndexFinding.OUT_OF_RANGE,
         IndexFinding.OVERLAPPING_RANGES,
         IndexFinding.BITMAP_UNLIKE_SEGMENTS,
+        IndexFinding.GAP,
     }
 )
 DROPPED = frozenset({IndexFinding.KEY_WITHOUT_LEDGER, IndexFinding.UNDECODABLE})
@@ -82,19 +89,22 @@ def goal_of(
     level: RepairLevel,
     subscription: StoredSubscription,
     found: Sequence[Found],
-    waiting: Indexes,
+    entries: TopicEntries,
     settings: DelayedIndexSettings,
     now: int,
 ) -> Goal:
-    """The buckets after a repair. ``waiting``: unacknowledged messages that an index may have, by (ledger, entry).
+    """The buckets after a repair.
 
-    A rebuild takes those that are not due at ``now`` (ms): the broker reads all others anyway.
+    A rebuild takes the messages that are not due at ``now`` (ms): the broker reads all others anyway. No level leaves
+    messages that wait in the range of no bucket and before one: the broker could seal them over it.
     """
     bad = {one.key for one in found if one.code in DROPPED}
     passed = {one.key for one in found if one.code is IndexFinding.PASSED}
-    if level is RepairLevel.REBUILD:
-        return Goal((), tuple(rebuilt(waiting[waiting.timestamps > now], settings)))
     left = [bucket for bucket in subscription.buckets if bucket.key not in bad | passed]
+    waiting, indexable = (outstanding(subscription, entries, indexable=some) for some in (False, True))
+    ledgers = waiting.ledgers[waiting.timestamps > now]
+    if level is RepairLevel.REBUILD or len(before_buckets(left, ledgers)[0]):
+        return Goal((), tuple(rebuilt(indexable[indexable.timestamps > now], ledgers, settings)))
     if level is not RepairLevel.MERGE:
         return Goal(tuple(left), ())
     groups = mergeable(left, settings)
@@ -105,19 +115,24 @@ def goal_of(
     )
 
 
-def rebuilt(waiting: Indexes, settings: DelayedIndexSettings) -> list[Snapshot]:
-    """Buckets of whole ledgers, each with as many messages as brokers seal one at; ranges never overlap."""
+def rebuilt(waiting: Indexes, ledgers: Longs, settings: DelayedIndexSettings) -> list[Snapshot]:
+    """Buckets of whole ledgers, each with as many messages as brokers seal one at; ranges never overlap.
+
+    ``ledgers``, ascending, have messages that wait, those of ``waiting`` or others: up to the last bucket each of them
+    is in the range of one.
+    """
     if not len(waiting):
         return []
     log = waiting.in_log_order()
     starts = np.flatnonzero(np.diff(log.ledgers, prepend=log.ledgers[0] - 1))
     ends = [*starts[1:].tolist(), len(log)]
     made: list[Snapshot] = []
-    first = 0
+    first = begun = 0
     for end in ends:
         if end - first >= settings.delayed_delivery_min_index_count_per_bucket or end == len(log):
-            made.append(seal(log[first:end], settings.time_step_ms, settings.max_indexes_per_segment))
-            first = end
+            start, last = int(ledgers[begun]), int(log.ledgers[end - 1])
+            made.append(seal(log[first:end], settings.time_step_ms, settings.max_indexes_per_segment, start, last))
+            first, begun = end, int(np.searchsorted(ledgers, last, "right"))
     return made
 
 

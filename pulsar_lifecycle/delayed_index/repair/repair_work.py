@@ -32,7 +32,7 @@ from pulsar_lifecycle.delayed_index.stored.index_reading import (
     read_topic,
     snapshot_entries,
 )
-from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription, outstanding
+from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription
 from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, LedgerMetadata
 from pulsar_lifecycle.model import Topic
@@ -135,7 +135,7 @@ class SubscriptionRepairs:
             return self._said(subject, Outcome.LEFT, Why(Code.UNREAD, f"its topic cannot be read whole: {why}"))
         now = self.ports.clock.now_ms()
         found = judge(one, entries, now)
-        goal = goal_of(level, one, found, outstanding(one, entries, indexable=True), self.broker, now)
+        goal = goal_of(level, one, found, entries, self.broker, now)
         kept = {bucket.key: bucket.value for bucket in goal.kept}
         if not goal.new and kept == dict(subject.before):
             return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "by now it needs no repair"))

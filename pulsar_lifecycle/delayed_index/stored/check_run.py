@@ -213,7 +213,7 @@ def judged(
 def _judged(
     ports: IndexPorts, topic: Topic, root: str, now: int, broker: DelayedIndexSettings, only: str, *, whole: bool
 ) -> Iterator[tuple[str, list[dict[str, Any] | rows.Row]]]:
-    sealed_at = broker.delayed_delivery_min_index_count_per_bucket if whole else None
+    sealed_at = max(broker.delayed_delivery_min_index_count_per_bucket, 1)
     try:
         stored = read_topic(ports, topic, root, only, unbucketed=whole)
         for cursor, why in stored.unread.items():

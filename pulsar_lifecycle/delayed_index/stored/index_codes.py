@@ -35,6 +35,10 @@ class IndexFinding(StrEnum):
     NOT_INDEXED = "not_indexed"
     """Delayed, not acknowledged, of a ledger that is sealed, and in no bucket: a broker that loads the topic reads them
     one by one and keeps them in memory."""
+    GAP = "gap"
+    """Delayed messages before a bucket and in the range of none, too few for one of their own: a broker that loads the
+    topic seals them, with later ones, over the bucket that follows. One that loads it after that deletes one of the
+    two, and delivers little of what is delayed until it loads the topic once more."""
     NO_BUCKETS = "no_buckets"
     """Delayed messages enough for buckets, and the subscription has none: a broker that loads the topic reads all of
     them one by one and keeps them in memory. So does the tracker in memory, and one that fell back to it."""
@@ -91,6 +95,7 @@ HARM = {
     IndexFinding.LOST: Harm.LOST,
     IndexFinding.MERGED_AND_LOST: Harm.MEMORY,
     IndexFinding.NOT_INDEXED: Harm.MEMORY,
+    IndexFinding.GAP: Harm.LATE,
     IndexFinding.NO_BUCKETS: Harm.MEMORY,
     IndexFinding.DUPLICATE: Harm.LATE,
     IndexFinding.WRONG_TIME: Harm.LATE,

@@ -21,6 +21,7 @@ from pulsar_lifecycle.delayed_index.stored.subscription import (
     StoredSubscription,
     TopicEntries,
     acknowledged,
+    before_buckets,
     outstanding,
 )
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
@@ -45,15 +46,13 @@ class Found:
     detail: str = ""
 
 
-def judge(
-    subscription: StoredSubscription, entries: TopicEntries, now: int, sealed_at: int | None = None
-) -> list[Found]:
+def judge(subscription: StoredSubscription, entries: TopicEntries, now: int, sealed_at: int = 0) -> list[Found]:
     """Everything that is wrong, at ``now`` (ms). ``entries`` are the topic's from the subscription's position on.
 
-    ``sealed_at``: brokers seal a bucket of so many messages; None: that a subscription has no buckets is not judged.
+    ``sealed_at``: brokers seal a bucket of so many messages; 0: whether messages are too few or too many is not judged.
     """
     if not subscription.buckets:
-        return [] if sealed_at is None else list(_without_buckets(subscription, entries, now, sealed_at))
+        return list(_without_buckets(subscription, entries, now, sealed_at)) if sealed_at else []
     found = [*_unreadable(subscription.buckets), *_overlapping(subscription.buckets)]
     found += [
         Found(IndexFinding.UNREAD, detail=f"ledger {ledger} of the topic: {why}")
@@ -67,7 +66,7 @@ def judge(
             bucket for bucket, some in zip(readable, inside, strict=True) if not {one.code for one in some} - _SOUND
         ]
         readable, entries = _doubtful(readable, sound, entries)
-    return [*found, *_against_entries(subscription, readable, entries, now)]
+    return [*found, *_against_entries(subscription, readable, entries, now, sealed_at)]
 
 
 _NEVER = (1 << 63) - 1
@@ -217,7 +216,7 @@ def _are_alike(truth: Indexes, index: Indexes) -> bool:
 
 
 def _against_entries(
-    subscription: StoredSubscription, buckets: Sequence[StoredBucket], entries: TopicEntries, now: int
+    subscription: StoredSubscription, buckets: Sequence[StoredBucket], entries: TopicEntries, now: int, sealed_at: int
 ) -> Iterator[Found]:
     """The snapshots against the messages of the topic."""
     indexed = Indexes.concatenate([bucket.indexes for bucket in buckets])
@@ -239,7 +238,7 @@ def _against_entries(
     found[rows] = True
     unindexed = open_ & ~found[:-1]
     if unindexed.any():
-        yield from _unindexed(subscription, buckets, entries, unindexed, now)
+        yield from _unindexed(subscription, buckets, entries, unindexed, now, sealed_at)
 
 
 def _unindexed(
@@ -248,6 +247,7 @@ def _unindexed(
     entries: TopicEntries,
     unindexed: NDArray[np.bool_],
     now: int,
+    sealed_at: int,
 ) -> Iterator[Found]:
     """What is delayed, waits for its subscription, and is in no segment."""
     truth, lost = entries.delayed, unindexed.copy()
@@ -265,6 +265,30 @@ def _unindexed(
     sealed = max((bucket.end for bucket in subscription.buckets), default=-1)
     rest = missing & ~lost & ~merged & (truth.ledgers <= sealed)
     yield from _missing(IndexFinding.NOT_INDEXED, subscription.buckets, truth, rest)
+    between = missing & np.isin(truth.ledgers, _gaps(subscription.buckets, truth.ledgers[missing], sealed_at))
+    yield from _missing(IndexFinding.GAP, subscription.buckets, truth, between)
+
+
+def _gaps(buckets: Sequence[StoredBucket], ledgers: Longs, sealed_at: int) -> list[int]:
+    """The ``ledgers``, one of each message, whose messages a broker seals over a bucket that follows.
+
+    It seals what it collected when a message of a later ledger comes, if that is enough. What is not enough when the
+    next bucket comes is sealed with what is after it.
+    """
+    found: list[int] = []
+    collected, held, gap = 0, list[int](), -1
+    ledgers, before = before_buckets(buckets, ledgers)
+    firsts = np.flatnonzero(np.diff(ledgers, prepend=-1))
+    counts = np.diff(firsts, append=len(ledgers))
+    for ledger, number, count in zip(ledgers[firsts].tolist(), before[firsts].tolist(), counts.tolist(), strict=True):
+        if collected >= sealed_at:
+            collected, held = 0, []
+        elif held and number != gap:
+            found += held
+            held = []
+        collected, gap = collected + count, number
+        held.append(ledger)
+    return found + held if collected < sealed_at else found
 
 
 def _without_buckets(

@@ -175,3 +175,17 @@ def outstanding(subscription: StoredSubscription, entries: TopicEntries, *, inde
 def first_position(subscriptions: Sequence[StoredSubscription]) -> Position:
     """Where the slowest of them stands."""
     return min(one.position for one in subscriptions)
+
+
+def before_buckets(buckets: Sequence[StoredBucket], ledgers: Longs) -> tuple[Longs, Longs]:
+    """Those of ``ledgers`` that are in the range of no bucket, and before one; and how many buckets begin before each.
+
+    So two that have the same number have no bucket between them.
+    """
+    most = np.iinfo(np.int64).max
+    ranges = sorted((min(one.start, most), min(one.end, most)) for one in buckets if one.start >= 0)
+    starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
+    reached = np.maximum.accumulate(np.append(-1, ends))
+    before = np.searchsorted(starts, ledgers, "right")
+    free = (before < len(starts)) & (reached[before] < ledgers)
+    return ledgers[free], before[free]

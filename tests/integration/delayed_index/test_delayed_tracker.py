@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
-from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
+from pulsar_lifecycle.delayed_index.keys import bucket_key, parse_bucket_key
 from pulsar_lifecycle.delayed_index.tracking.merging import MergeRule
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
 from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
@@ -166,6 +166,22 @@ def test_a_merge_has_what_the_brokers_has_and_what_that_one_loses(java: JavaTrac
         both.hand_out()
         assert both.gone == set(both.due)
     assert agreed
+
+
+@pytest.mark.parametrize(("left", "sealed"), [(19, (1, 4)), (20, (1, 1))])
+def test_the_brokers_seals_over_the_next_bucket_what_is_too_little_for_one(
+    java: JavaTracker, left: int, sealed: tuple[int, int]
+) -> None:
+    """Why a repair leaves no gap, and a check finds one (``IndexFinding.GAP``)."""
+    least, count = 20, 50
+    java.ask("start", least, 60_000, 10, -1, TICK_MS, "false", START_MS)
+    due = {(ledger, entry): START_MS + 86_400_000 + entry for ledger in range(1, 6) for entry in range(count)}
+    triples = [(*position, at) for position, at in sorted(due.items())]
+    java.add(START_MS, triples[: 4 * count])
+    java.ask("unname", bucket_key(1, 1))
+    java.ask("load", START_MS)
+    java.add(START_MS, triples[count - left :])
+    assert {parse_bucket_key(key) for key in java.properties()} - {(4, 4)} == {sealed, (2, 2), (3, 3)}
 
 
 def merged(keys: dict[str, int]) -> list[str]:

@@ -264,6 +264,9 @@ public class JavaTracker {
                 return snapshots();
             case "properties":
                 return properties.toString();
+            case "unname":
+                properties.remove(words[1]);
+                return "";
             case "clear":
                 tracker.clear().get();
                 return "";

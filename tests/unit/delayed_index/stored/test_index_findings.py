@@ -85,6 +85,7 @@ def test_what_keeps_messages_from_their_consumers_is_red_and_what_brokers_read_a
         IndexFinding.POINTS_NOWHERE,
         IndexFinding.OUT_OF_RANGE,
         IndexFinding.OVERLAPPING_RANGES,
+        IndexFinding.GAP,
         IndexFinding.KEY_WITHOUT_LEDGER,
         IndexFinding.BITMAP_UNLIKE_SEGMENTS,
         IndexFinding.UNDECODABLE,
@@ -214,14 +215,14 @@ def test_random_omissions_are_found_to_the_last_message() -> None:
 
 
 def test_enough_for_buckets_and_none_is_found_only_where_a_later_ledger_follows() -> None:
-    def found(*ledgers: int, sealed_at: int | None) -> list[tuple[IndexFinding, int, int | None]]:
+    def found(*ledgers: int, sealed_at: int) -> list[tuple[IndexFinding, int, int | None]]:
         said = judge(subscription(), entries(*ledgers), NOW, sealed_at)
         return [(one.code, one.messages, one.ledger) for one in said]
 
     assert found(3, 5, sealed_at=COUNT) == [(IndexFinding.NO_BUCKETS, 2 * COUNT, 3)]
     assert found(3, 5, sealed_at=COUNT + 1) == []
     assert found(3, sealed_at=1) == []
-    assert found(3, 5, sealed_at=None) == []
+    assert found(3, 5, sealed_at=0) == []
     unindexable = replace(entries(3, 5), unindexable=np.arange(2 * COUNT) < 1)
     assert judge(subscription(), unindexable, NOW, COUNT) == []
     assert found(sealed_at=1) == []
@@ -241,3 +242,26 @@ def test_numbers_that_no_topic_can_have_are_findings_as_others_are() -> None:
     assert codes(subscription(replace(WHOLE[0], start=10**19, end=10**20)), entries(3)) == {
         IndexFinding.OUT_OF_RANGE: COUNT
     }
+
+
+@pytest.mark.parametrize(
+    ("waiting", "gaps"),
+    [
+        ({3: 10}, [10]),
+        ({3: 20}, []),
+        ({3: 10, 4: 10}, []),
+        ({3: 20, 4: 10}, [10]),
+        ({6: 10}, [10]),
+        ({3: 10, 6: 9}, [19]),
+        ({3: 10, 6: 10}, [10]),
+        ({3: 20, 6: 20}, []),
+        ({8: 10}, []),
+    ],
+)
+def test_what_a_broker_would_seal_over_the_next_bucket_is_a_gap(waiting: dict[int, int], gaps: list[int]) -> None:
+    one = subscription(bucket(5, 5, of_ledger(5)), bucket(7, 7, of_ledger(7), 101))
+    each = [one for ledger in range(3, 9) for one in of_ledger(ledger, waiting.get(ledger, 50 * (ledger in (5, 7))))]
+    topic = TopicEntries(Indexes.of(each), dict.fromkeys(range(3, 9), COUNT), {})
+    said = judge(one, topic, NOW, 20)
+    assert [found.messages for found in said if found.code is IndexFinding.GAP] == gaps
+    assert IndexFinding.GAP not in {found.code for found in judge(one, topic, NOW)}
