@@ -32,7 +32,7 @@ from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
 from pulsar_lifecycle.delayed_index.tracking.tracker import BucketTracker
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, decode_segments
-from pulsar_lifecycle.formats.delayed_metadata import decode_whole
+from pulsar_lifecycle.formats.delayed_table import decode_whole
 from pulsar_lifecycle.model import Position
 from sandbox.servers.toolchain import find_tools
 from tests.kit.delayed.bucket_storage import InMemoryBucketKeys, InMemoryBucketStorage

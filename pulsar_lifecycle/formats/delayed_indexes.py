@@ -1,7 +1,7 @@
 """The segments of delayed-index bucket snapshots, as arrays: for millions of delayed messages at once.
 
 Belongs here: :class:`Indexes`, and entries 1..N of snapshot ledgers to it and back. Not here: the same bytes as
-objects, which keep fields unknown to us (:mod:`delayed_bucket`), entry 0 (:mod:`delayed_metadata`), cutting, sealing.
+objects, which keep fields unknown to us (:mod:`delayed_bucket`), entry 0 (:mod:`delayed_table`), cutting, sealing.
 Upstream: ``DelayedMessageIndexBucketSegment.proto`` and ``TripleLongPriorityQueue``, pulsar-broker 4.0.7.
 
 A segment repeats one record: ``0A size 08 timestamp 10 ledger 18 entry``, the numbers as varints. Where all records of
@@ -253,7 +253,9 @@ def _take_apart_alike(data: NDArray[np.uint8], size: int) -> tuple[NDArray[np.in
         or ((entries & _TOP_BITS) != _CONTINUED[entry_widths]).any()
     ):
         return None
-    return starts, Indexes(_joined(times, 6), _joined(ledgers, ledger_width), _joined(entries, 7 - ledger_width))
+    return starts, Indexes(
+        joined_varints(times, 6), joined_varints(ledgers, ledger_width), joined_varints(entries, 7 - ledger_width)
+    )
 
 
 _TOP_BITS = np.uint64(0x8080_8080_8080_8080)
@@ -262,7 +264,7 @@ _CONTINUED = np.array([0, *(0x8080_8080_8080_8080 & ((1 << 8 * width - 8) - 1) f
 """The continuation bits of a varint of so many bytes."""
 
 
-def _joined(words: _Words, width: int) -> Longs:
+def joined_varints(words: _Words, width: int) -> Longs:
     """Varints of at most ``width`` bytes, little-endian and alone in their words, as numbers."""
     pairs = (words & np.uint64(0x007F_007F_007F_007F)) | ((words >> np.uint64(1)) & np.uint64(0x3F80_3F80_3F80_3F80))
     if width > 2:
@@ -300,7 +302,7 @@ def _take_apart(data: NDArray[np.uint8], size: int) -> tuple[NDArray[np.intp], I
         widths = at - before
         if len(widths) and widths.max() > 8:
             return None
-        found.append(_joined(windows[before + 1] & _MASKS[widths], 8))
+        found.append(joined_varints(windows[before + 1] & _MASKS[widths], 8))
     return np.ascontiguousarray(tag), Indexes(*found)
 
 

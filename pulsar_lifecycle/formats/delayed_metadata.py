@@ -1,7 +1,7 @@
-"""Entry 0 of delayed-index bucket snapshots, from and to arrays: a bitmap for each segment and topic ledger in it.
+"""Entry 0 of delayed-index bucket snapshots, from arrays: a bitmap for each segment and topic ledger in it.
 
-Belongs here: the bytes that a broker writes for a bucket that is sorted and cut, down to the order of its hash map, and
-reading them in bulk. Not here: the same bytes as objects (:mod:`delayed_bucket`), cutting (``delayed_index.cutting``).
+Belongs here: the bytes that a broker writes for a bucket that is sorted and cut, down to the order of its hash map. Not
+here: reading them (:mod:`delayed_table`), cutting (``delayed_index.cutting``).
 Upstream: ``DelayedMessageIndexBucketMetadata.proto`` and ``MutableBucket.createImmutableBucketAndAsyncPersistent``,
 pulsar-broker 4.0.7; the portable format of 32-bit Roaring bitmaps, https://github.com/RoaringBitmap/RoaringFormatSpec.
 
@@ -13,32 +13,23 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from pulsar_lifecycle._pb import pulsar_delayed_index_pb2 as pb
-from pulsar_lifecycle.formats import _rows, _wire
+from pulsar_lifecycle.formats import _rows
 from pulsar_lifecycle.formats._rows import varint_widths
 from pulsar_lifecycle.formats._wire import write_varint
-from pulsar_lifecycle.formats.delayed_bucket import WHAT_METADATA
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs, time_order
-
-T = TypeVar("T")
 
 MAX_ENTRY_ID = (1 << 32) - 1
 """The bitmaps hold 32 bits."""
 
 _ARRAY = struct.Struct("<IIHHI")  # SERIAL_COOKIE_NO_RUNCONTAINER, containers, key, cardinality - 1, offset
 _BITMAP = _ARRAY
-_ONE_ARRAY = struct.pack("<II", 12346, 1)  # a single container
-_AFTER_HEAD = struct.pack("<I", _ARRAY.size)
-_FIRST_ARRAY = struct.pack("<IIH", 12346, 1, 0)  # a single container, of entries below 65,536
 _RUNS = struct.Struct("<HHBHHH")  # SERIAL_COOKIE, containers - 1, which are runs, key, cardinality - 1, runs
 _NO_RUNS, _SOME_RUNS = 12346, 12347
 _ARRAY_MAX = 4096  # ArrayContainer.DEFAULT_MAX_SIZE
@@ -47,131 +38,6 @@ _ITEM = _rows.constant(b"\x0a")  # an item of metadata_list, an entry of delayed
 _KEY, _VALUE = _rows.constant(b"\x08"), _rows.constant(b"\x12")
 _MAX_TIME, _MIN_TIME = _rows.constant(b"\x10"), _rows.constant(b"\x18")
 _SLOTS, _CROWDED, _MIN_TREEIFY_CAPACITY = 16, 8, 64  # java.util.HashMap
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentTable:
-    """Entry 0 as read: segment i is entry i + 1; times in ms, both inclusive; bitmaps by topic ledger."""
-
-    minimums: tuple[int, ...]
-    maximums: tuple[int, ...]
-    bitmaps: tuple[dict[int, BitMap], ...]
-
-    def __len__(self) -> int:
-        return len(self.minimums)
-
-
-def decode_table(data: bytes) -> SegmentTable:
-    """Entry 0 of a snapshot ledger, without its BookKeeper header; raises CorruptFormat."""
-
-    def build(segments: Sequence[pb.SnapshotSegmentMetadata]) -> SegmentTable:
-        return SegmentTable(
-            tuple(one.min_schedule_timestamp for one in segments),
-            tuple(one.max_schedule_timestamp for one in segments),
-            tuple(_bitmaps(one.delayed_index_bit_map) for one in segments),
-        )
-
-    return _decoded(data, build)
-
-
-@dataclass(frozen=True, slots=True)
-class WholeTable:
-    """Entry 0 as a broker takes it up at some time: when segments begin and end, and what those not passed have."""
-
-    minimums: tuple[int, ...]
-    maximums: tuple[int, ...]
-    passed: int
-    """How many segments come first whose messages are all due."""
-    bitmaps: dict[int, BitMap]
-    """The others' together, by topic ledger."""
-
-
-def decode_whole(data: bytes, cutoff_ms: int) -> WholeTable:
-    """As :func:`decode_table`, with one bitmap for each ledger: several times as fast.
-
-    Segments that ended by ``cutoff_ms`` are passed.
-    """
-
-    def build(segments: Sequence[pb.SnapshotSegmentMetadata]) -> WholeTable:
-        maximums = tuple(one.max_schedule_timestamp for one in segments)
-        passed = next((n for n, last in enumerate(maximums) if last > cutoff_ms), len(maximums))
-        arrays: dict[int, list[bytes]] = {}
-        seen: list[bytes] = []
-        others: dict[int, list[BitMap]] = {}
-        for number, one in enumerate(segments):
-            bitmaps = one.delayed_index_bit_map
-            for ledger in bitmaps:
-                raw = bitmaps[ledger]
-                if raw[:10] == _FIRST_ARRAY and _is_plain_array(raw):
-                    elements = raw[_ARRAY.size :]
-                    seen.append(elements)
-                    if number < passed:
-                        continue
-                    if ledger in arrays:
-                        arrays[ledger].append(elements)
-                    else:
-                        arrays[ledger] = [elements]
-                elif (bitmap := _bitmap(raw)) and number >= passed:
-                    others.setdefault(ledger, []).append(bitmap)
-        _check_increasing(seen)
-        for ledger, parts in arrays.items():
-            entries = np.frombuffer(b"".join(parts), "<u2")
-            others.setdefault(ledger, []).append(bitmap_of(entries.astype(np.int64)))
-        found = {ledger: BitMap.union(*several) for ledger, several in others.items()}
-        return WholeTable(tuple(one.min_schedule_timestamp for one in segments), maximums, passed, found)
-
-    return _decoded(data, build)
-
-
-def _decoded(data: bytes, build: Callable[[Sequence[pb.SnapshotSegmentMetadata]], T]) -> T:
-    """What ``build`` makes of the segments; raises CorruptFormat, also where ``build`` raises MalformedError."""
-    data = bytes(data)
-
-    def checked(message: pb.SnapshotMetadata) -> T:
-        message.DiscardUnknownFields()
-        if message.ByteSize() != len(data):  # some were, or a number is written longer than it need be
-            message = pb.SnapshotMetadata.FromString(data)
-            for segment in _wire.known(message).metadata_list:
-                _wire.known(segment)
-        segments = message.metadata_list
-        if any(one.min_schedule_timestamp > one.max_schedule_timestamp for one in segments):
-            raise _wire.MalformedError("a segment whose first due time is not after its last")
-        return build(segments)
-
-    return _wire.decode(pb.SnapshotMetadata, data, WHAT_METADATA, checked)
-
-
-def _bitmaps(raw: Mapping[int, bytes]) -> dict[int, BitMap]:
-    return {ledger: _bitmap(raw[ledger]) for ledger in raw}  # protobuf's items() takes twice as long
-
-
-def _bitmap(data: bytes) -> BitMap:
-    try:
-        bitmap = BitMap.deserialize(data)
-    except (ValueError, IndexError) as error:
-        raise _wire.MalformedError(f"a portable Roaring bitmap: {error}") from None
-    if not _is_plain_array(data) and len(bitmap.serialize()) != len(data):
-        raise _wire.MalformedError("a portable Roaring bitmap and nothing after it")
-    return bitmap
-
-
-def _check_increasing(arrays: Sequence[bytes]) -> None:
-    """Refuse the elements of array containers, none empty, as :func:`_bitmap` does; of all at once."""
-    values = np.frombuffer(b"".join(arrays), "<u2")
-    falls = values[1:] <= values[:-1]
-    ends = np.cumsum(np.fromiter(map(len, arrays), np.int64, len(arrays)))[:-1] // 2
-    falls[ends - 1] = False  # from one container to the next
-    if falls.any():
-        raise _wire.MalformedError("a portable Roaring bitmap: array elements not strictly increasing")
-
-
-def _is_plain_array(data: bytes) -> bool:
-    """Whether it is a single array container, whole and nothing after it: most are."""
-    return (
-        data[:8] == _ONE_ARRAY
-        and data[12:16] == _AFTER_HEAD
-        and len(data) == _ARRAY.size + 2 + 2 * (data[10] | data[11] << 8)
-    )
 
 
 def encode_bitmaps(indexes: Indexes, bounds: Longs, in_log_order: NDArray[np.intp] | None = None) -> bytes:
@@ -223,7 +89,7 @@ def encode_bitmaps(indexes: Indexes, bounds: Longs, in_log_order: NDArray[np.int
     return b"".join(out)
 
 
-def bitmap_of(entries: Longs) -> BitMap:
+def bitmap_of(entries: Longs | NDArray[np.uint32]) -> BitMap:
     """A bitmap of entry ids in any order."""
     if len(entries) > _ARRAY_MAX and entries.max() < _CONTAINER:
         flags = np.zeros(_CONTAINER, np.bool_)
@@ -235,7 +101,7 @@ def bitmap_of(entries: Longs) -> BitMap:
     return BitMap(_unsigned(entries))
 
 
-def _unsigned(entries: Longs) -> array[int]:
+def _unsigned(entries: Longs | NDArray[np.uint32]) -> array[int]:
     """As pyroaring takes numbers fast."""
     found = array("I")
     found.frombytes(entries.astype(np.uint32).tobytes())
@@ -380,12 +246,3 @@ def _groups(indexes: Indexes, bounds: Longs, in_log_order: NDArray[np.intp]) -> 
     firsts = np.concatenate(([0], np.flatnonzero(changes) + 1))
     segments = np.searchsorted(bounds, firsts, side="right") - 1
     return _Groups(segments, ledgers[firsts], firsts, np.append(firsts[1:], len(entries)), entries, places)
-
-
-def union_of(segments: Sequence[dict[int, BitMap]]) -> dict[int, BitMap]:
-    """The union of the bitmaps of some segments, by topic ledger."""
-    found: dict[int, list[BitMap]] = {}
-    for bitmaps in segments:
-        for ledger, bitmap in bitmaps.items():
-            found.setdefault(ledger, []).append(bitmap)
-    return {ledger: BitMap.union(*several) for ledger, several in found.items()}

@@ -18,7 +18,7 @@ from pulsar_lifecycle.delayed_index.keys import bucket_key, parse_bucket_key
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole, seal
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
-from pulsar_lifecycle.formats.delayed_metadata import decode_table
+from pulsar_lifecycle.formats.delayed_table import decode_table
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.settings import Settings
 from sandbox.clients import Admin, pulsar_client, wait_for

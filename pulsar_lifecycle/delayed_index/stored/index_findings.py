@@ -26,7 +26,8 @@ from pulsar_lifecycle.delayed_index.stored.subscription import (
 )
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
-from pulsar_lifecycle.formats.delayed_metadata import SegmentTable, union_of
+from pulsar_lifecycle.formats.delayed_metadata import MAX_ENTRY_ID
+from pulsar_lifecycle.formats.delayed_table import SegmentTable, union_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,58 +129,52 @@ def _inside(bucket: StoredBucket, now: int) -> Iterator[Found]:
 def _all_described(bucket: StoredBucket, table: SegmentTable) -> bool:
     """Whether entry 0 surely says what the segments hold: of all of them at once, without sorting."""
     indexes, counts = bucket.indexes, np.diff(bucket.bounds)
-    if not len(counts) or not counts.all():
+    if not len(counts) or not counts.all() or not np.array_equal(table.counts, counts):
         return False
     minimums = np.minimum.reduceat(indexes.timestamps, bucket.bounds[:-1])
     maximums = np.maximum.reduceat(indexes.timestamps, bucket.bounds[:-1])
     if minimums.tolist() != list(table.minimums) or maximums.tolist() != list(table.maximums):
         return False
-    sizes, marked = _marked(table.bitmaps)
-    if not np.array_equal(sizes, counts):
-        return False
+    marked = _at(*table.marked())
     places = Places(indexes, marked)
     if places.size > _DENSE * len(indexes):
         return False
     segments = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     of_place = np.full(places.size, -1, np.int32)
-    at = places.of(marked.ledgers, marked.entries)
-    of_place[at] = segments
-    if not (of_place[at] == segments).all():  # two segments mark one message
-        return False
-    seen = np.zeros(places.size, np.bool_)
+    of_place[places.of(marked.ledgers, marked.entries)] = segments
     at = places.of(indexes.ledgers, indexes.entries)
-    seen[at] = True
-    return bool((of_place[at] == segments).all()) and np.count_nonzero(seen) == len(at)
+    if np.count_nonzero(of_place >= 0) < len(at) or not (of_place[at] == segments).all():
+        return False  # two segments mark one message, or another one has it
+    of_place[at] = -1
+    return not (of_place >= 0).any()
 
 
 def _undescribed(bucket: StoredBucket, table: SegmentTable) -> list[int]:
     """The segments of which entry 0 says anything else than what they hold."""
-    described = zip(table.bitmaps, table.minimums, table.maximums, strict=True)
-    return [i for i, (bitmaps, low, high) in enumerate(described) if not _described(bitmaps, low, high, bucket, i)]
+    described = zip(table.bitmaps, table.counts.tolist(), table.minimums, table.maximums, strict=True)
+    return [i for i, one in enumerate(described) if not _described(*one, bucket, i)]
 
 
-def _described(bitmaps: dict[int, BitMap], minimum: int, maximum: int, bucket: StoredBucket, segment: int) -> bool:
+def _described(
+    bitmaps: dict[int, BitMap], marks: int, minimum: int, maximum: int, bucket: StoredBucket, segment: int
+) -> bool:
     """Whether entry 0 says of a segment what it holds."""
     part = bucket.indexes[bucket.bounds[segment] : bucket.bounds[segment + 1]]
-    if not len(part):
-        return not any(bitmaps.values())
+    if not len(part) or marks != len(part):
+        return marks == len(part)
+    if part.entries.max() > MAX_ENTRY_ID:
+        return False
     if (int(part.timestamps.min()), int(part.timestamps.max())) != (minimum, maximum):
         return False
-    _, marked = _marked([bitmaps])
-    places = Places(marked, part)
-    at, should = (np.sort(places.of(one.ledgers, one.entries)) for one in (marked, part))
-    return bool(np.array_equal(at, should))
+    marked = EntrySet(bitmaps)
+    inside = EntrySet()
+    inside.add(part.ledgers, part.entries)
+    return marked == inside and len(inside) == len(part)
 
 
-def _marked(tables: Sequence[dict[int, BitMap]]) -> tuple[Longs, Indexes]:
-    """How many messages the bitmaps of each segment mark, and which, segment by segment; their times are not known."""
-    pairs = [pair for bitmaps in tables for pair in bitmaps.items()]
-    sizes = np.fromiter((len(bitmap) for _, bitmap in pairs), np.int64, len(pairs))
-    ledgers = np.repeat(np.fromiter((ledger for ledger, _ in pairs), np.int64, len(pairs)), sizes)
-    entries = np.frombuffer(b"".join([bitmap.to_array() for _, bitmap in pairs]), np.uint32).astype(np.int64)
-    ends = np.cumsum([0, *map(len, tables)])
-    upto = np.concatenate(([0], np.cumsum(sizes)))[ends]
-    return np.diff(upto), Indexes(ledgers, ledgers, entries)
+def _at(ledgers: Longs, entries: Longs) -> Indexes:
+    """Messages whose times are not known."""
+    return Indexes(ledgers, ledgers, entries)
 
 
 def _doubtful(

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pulsar_lifecycle.delayed_index.stored.index_codes import BucketProblem
 from pulsar_lifecycle.formats.cursor import LedgerBits, MessageRange
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
-from pulsar_lifecycle.formats.delayed_metadata import MAX_ENTRY_ID, SegmentTable
+from pulsar_lifecycle.formats.delayed_metadata import MAX_ENTRY_ID
+from pulsar_lifecycle.formats.delayed_table import SegmentTable
 from pulsar_lifecycle.model import Position
 
 _NEAR = 1 << 20

@@ -20,7 +20,7 @@ from pulsar_lifecycle.delayed_index.tracking.buckets import Bucket
 from pulsar_lifecycle.delayed_index.tracking.membership import EntrySet
 from pulsar_lifecycle.errors import CorruptFormat, NotFound
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, decode_segment
-from pulsar_lifecycle.formats.delayed_metadata import decode_whole
+from pulsar_lifecycle.formats.delayed_table import decode_whole
 
 
 class DroppedReason(StrEnum):

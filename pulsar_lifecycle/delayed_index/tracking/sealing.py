@@ -15,7 +15,7 @@ import numpy as np
 from pulsar_lifecycle.delayed_index.cutting import cut
 from pulsar_lifecycle.delayed_index.keys import bucket_key
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.formats import delayed_bucket, delayed_indexes, delayed_metadata
+from pulsar_lifecycle.formats import delayed_bucket, delayed_indexes, delayed_metadata, delayed_table
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs, time_order
 
 
@@ -70,12 +70,12 @@ def seal(
     return Snapshot(start, end, by_time, bounds, (metadata, *segments))
 
 
-def read_whole(entries: Sequence[bytes]) -> tuple[delayed_metadata.SegmentTable, Indexes, Longs]:
+def read_whole(entries: Sequence[bytes]) -> tuple[delayed_table.SegmentTable, Indexes, Longs]:
     """All of a snapshot ledger: entry 0, the messages as stored, and the bounds of the segments.
 
     Raises CorruptFormat where an entry cannot be read, and where entry 0 describes another number of segments.
     """
-    table = delayed_metadata.decode_table(entries[0])
+    table = delayed_table.decode_table(entries[0])
     if len(table) != len(entries) - 1:
         expected = f"a description of {len(entries) - 1} segments, found {len(table)}"
         raise CorruptFormat(delayed_bucket.WHAT_METADATA, 0, expected)

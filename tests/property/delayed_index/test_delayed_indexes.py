@@ -13,7 +13,7 @@ from pyroaring import BitMap, FrozenBitMap
 from pulsar_lifecycle.delayed_index.cutting import cut
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole, seal
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.formats import delayed_bucket, delayed_indexes, delayed_metadata
+from pulsar_lifecycle.formats import delayed_bucket, delayed_indexes, delayed_metadata, delayed_table
 from pulsar_lifecycle.formats.delayed_bucket import DelayedIndex, SnapshotSegment
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
 from tests.golden.files import GOLDEN, entries
@@ -152,7 +152,7 @@ def assert_described(table, data, indexes, bounds):
 def test_mutated_metadata_is_read_or_refused_as_objects_are(seed):
     data = mutated(BUCKET[0], random.Random(seed))
     expected, refusal = attempt(delayed_bucket.decode_metadata, data)
-    found, refused = attempt(delayed_metadata.decode_table, data)
+    found, refused = attempt(delayed_table.decode_table, data)
     assert refused == refusal
     assert refusal or [dict(one.delayed_index_bit_map) for one in expected.segments] == [
         {ledger: FrozenBitMap(bitmap) for ledger, bitmap in bitmaps.items()} for bitmaps in found.bitmaps
@@ -178,9 +178,9 @@ ELEMENTS_FALL = bytes.fromhex(
 
 @pytest.mark.parametrize("cutoff", [0, 1 << 62])
 def test_elements_that_do_not_increase_are_refused(cutoff):
-    refusal = attempt(delayed_metadata.decode_table, ELEMENTS_FALL)[1]
+    refusal = attempt(delayed_table.decode_table, ELEMENTS_FALL)[1]
     assert refusal is not None
-    assert attempt(lambda data: delayed_metadata.decode_whole(data, cutoff), ELEMENTS_FALL)[1] == refusal
+    assert attempt(lambda data: delayed_table.decode_whole(data, cutoff), ELEMENTS_FALL)[1] == refusal
 
 
 @given(
@@ -196,14 +196,14 @@ def test_a_table_taken_up_whole_is_the_table_of_its_segments(buckets, seed, cuto
     indexes = Indexes.of(triples)
     data = seal(indexes, 300_000, 7).entries[0]
     for each in (data, mutated(data, random.Random(seed))):
-        table, refusal = attempt(delayed_metadata.decode_table, each)
-        whole, other = attempt(lambda data: delayed_metadata.decode_whole(data, cutoff), each)
+        table, refusal = attempt(delayed_table.decode_table, each)
+        whole, other = attempt(lambda data: delayed_table.decode_whole(data, cutoff), each)
         assert refusal == other
         if table is None:
             continue
         assert (whole.minimums, whole.maximums) == (table.minimums, table.maximums)
         passed = next((n for n, last in enumerate(table.maximums) if last > cutoff), len(table))
         assert whole.passed == passed
-        union = delayed_metadata.union_of(table.bitmaps[passed:])
+        union = delayed_table.union_of(table.bitmaps[passed:])
         if each is data:  # of a damaged array no two readers need say the same
             assert whole.bitmaps == {ledger: bitmap for ledger, bitmap in union.items() if bitmap}

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pyroaring import BitMap
 
 from pulsar_lifecycle.delayed_index.stored.index_codes import HARM, RED, BucketProblem, IndexFinding
 from pulsar_lifecycle.delayed_index.stored.index_findings import judge
@@ -50,6 +51,17 @@ def test_a_message_that_no_bucket_has_is_not_indexed_only_where_its_ledger_is_se
     first, second = WHOLE[0], bucket(5, 5, of_ledger(5)[1:])
 
     assert codes(subscription(first, second), entries(3, 5, 7)) == {IndexFinding.NOT_INDEXED: 1}
+
+
+def test_a_bitmap_of_a_few_bytes_that_marks_four_billion_messages_is_not_written_out() -> None:
+    whole = WHOLE[0]
+    assert whole.table is not None
+    every = BitMap()
+    every.add_range(0, 1 << 32)
+    marks = [every, *(bits for bitmaps in whole.table.bitmaps[1:] for bits in bitmaps.values())]
+    sizes = np.fromiter(map(len, marks), np.int64, len(marks))
+    forged = replace(whole, table=replace(whole.table, marks=marks, sizes=sizes))
+    assert set(codes(subscription(forged), entries(3))) == {IndexFinding.BITMAP_UNLIKE_SEGMENTS}
 
 
 def test_a_bitmap_that_marks_what_no_segment_has_loses_it() -> None:
