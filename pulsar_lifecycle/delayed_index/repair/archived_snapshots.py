@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.delayed_index.stored.index_codes import BucketProblem
-from pulsar_lifecycle.delayed_index.stored.index_reading import IndexPorts, read_buckets, snapshot_entries
+from pulsar_lifecycle.delayed_index.stored.index_reading import IndexPorts, is_snapshot, read_buckets, snapshot_entries
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredBucket
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, RefusedBy, StoreError, Unavailable
@@ -57,7 +57,10 @@ def _read(
             if not isinstance(node, Node):
                 reason = node.reason if isinstance(node, Unread) else "it is gone"
                 raise Unavailable(f"the z-node of snapshot ledger {bucket.ledger_id} was not read: {reason}")
-            entries = snapshot_entries(ports, bucket.ledger_id, ledger_metadata.decode(node.data))
+            metadata = ledger_metadata.decode(node.data)
+            if bucket.problem is BucketProblem.UNDECODABLE and not is_snapshot(metadata):
+                continue  # a ledger of somebody's messages
+            entries = snapshot_entries(ports, bucket.ledger_id, metadata)
         except LifecycleError as error:
             if bucket.problem is BucketProblem.UNDECODABLE and _for_good(error):
                 continue

@@ -165,6 +165,9 @@ class SubscriptionRepairs:
         goal, new = had(self.reading, self.run.ledgers_root, kept, before, current, subject.before)
         if not new and goal == current:
             return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "it has what it had"), goal)
+        if current != dict(subject.before):
+            why = Why(Code.CHANGED_MEANWHILE, "it has other buckets than the repair gave it")
+            return self._said(subject, Outcome.LEFT, why)
         _check_ranges([*goal, *(key for key, _, _ in new)])
         if self.guard is None:
             keys = goal | {key: "(new)" for key, _, _ in new}

@@ -16,9 +16,9 @@ class BucketProblem(StrEnum):
     NO_LEDGER = "no_ledger"
     """Its snapshot's ledger does not exist, in the metadata store or on any bookie."""
     NOT_CLOSED = "not_closed"
-    """Its snapshot's ledger was never closed."""
+    """Its snapshot's ledger was never closed: a broker that loads the topic closes it, and has what was written."""
     UNDECODABLE = "undecodable"
-    """An entry of its snapshot is none, or entry 0 does not describe the others."""
+    """An entry of its snapshot is none, or there are fewer than entry 0 describes."""
     UNREAD = "unread"
     """Its snapshot could not be read; it may be whole."""
 

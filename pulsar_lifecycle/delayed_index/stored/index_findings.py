@@ -54,7 +54,7 @@ def judge(subscription: StoredSubscription, entries: TopicEntries, now: int, sea
     """
     if not subscription.buckets:
         return list(_without_buckets(subscription, entries, now, sealed_at)) if sealed_at else []
-    found = [*_unreadable(subscription.buckets), *_overlapping(subscription.buckets)]
+    found = [*_unreadable(subscription.buckets, now), *_overlapping(subscription.buckets)]
     found += [
         Found(IndexFinding.UNREAD, detail=f"ledger {ledger} of the topic: {why}")
         for ledger, why in sorted(entries.unread.items())
@@ -88,12 +88,13 @@ _SOUND = {IndexFinding.PASSED}
 """What a snapshot may be in itself, and describe all that it holds."""
 
 
-def _unreadable(buckets: Sequence[StoredBucket]) -> Iterator[Found]:
+def _unreadable(buckets: Sequence[StoredBucket], now: int) -> Iterator[Found]:
     broken = False
     for bucket in buckets:
         if bucket.problem is not None:
             yield Found(_BY_PROBLEM[bucket.problem], bucket.key, bucket.ledger_id, detail=bucket.error)
-            broken |= bucket.problem not in _NO_FALLBACK
+            due = any(begin <= now < end for begin, end in bucket.unrecoverable)
+            broken |= due and bucket.problem not in _NO_FALLBACK
     if broken:
         yield Found(IndexFinding.RECOVERY_FALLBACK, detail="one of its buckets cannot be recovered")
 

@@ -7,7 +7,7 @@ judging (``index_findings.py``), which topics (``check_run.py``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,12 @@ from pulsar_lifecycle.delayed_index.stored.subscription import (
     TopicEntries,
     first_position,
 )
-from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
+from pulsar_lifecycle.delayed_index.tracking.sealing import ALWAYS, read_whole, unrecoverable
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, RefusedBy, StoreError
 from pulsar_lifecycle.formats import cursor as cursor_format
-from pulsar_lifecycle.formats import message
+from pulsar_lifecycle.formats import ledger_metadata, message
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
+from pulsar_lifecycle.formats.delayed_table import decode_table
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.io.connect import Connections
@@ -168,27 +169,31 @@ def snapshot_entries(ports: IndexPorts, ledger_id: int, metadata: LedgerMetadata
     return [entry.payload for entry in ports.reader.read(ledger_id, metadata, 0, metadata.last_entry_id)]
 
 
-def _with_snapshot(ports: IndexPorts, bucket: StoredBucket, metadata: LedgerMetadata | LifecycleError) -> StoredBucket:
-    def broken(problem: BucketProblem, error: str, length: int = 0) -> StoredBucket:
-        return StoredBucket(
-            bucket.key, bucket.value, bucket.start, bucket.end, bucket.ledger_id, length, problem=problem, error=error
-        )
+def is_snapshot(metadata: LedgerMetadata) -> bool:
+    """Whether a ledger's tags say that it is a snapshot; a property may name any ledger."""
+    return metadata.custom_metadata.get(ledger_metadata.TAG_COMPONENT) == ledger_metadata.COMPONENT_BUCKET.encode()
 
+
+def _with_snapshot(ports: IndexPorts, bucket: StoredBucket, metadata: LedgerMetadata | LifecycleError) -> StoredBucket:
     if isinstance(metadata, LifecycleError):
-        return broken(_problem(metadata), str(metadata))
+        return replace(bucket, problem=_problem(metadata), error=str(metadata))
+    bucket = replace(bucket, length=metadata.length)
     if metadata.state is not LedgerState.CLOSED:
-        return broken(BucketProblem.NOT_CLOSED, f"ledger {bucket.ledger_id} is {metadata.state.name}")
+        error = f"ledger {bucket.ledger_id} is {metadata.state.name}"
+        return replace(bucket, problem=BucketProblem.NOT_CLOSED, error=error, unrecoverable=())
+    entries: list[bytes] = []
     try:
         if metadata.last_entry_id < 0:
             raise CorruptFormat(f"snapshot ledger {bucket.ledger_id}", 0, "an entry")
-        table, indexes, bounds = read_whole(snapshot_entries(ports, bucket.ledger_id, metadata))
+        if not is_snapshot(metadata):  # it may have any number of bytes
+            decode_table(next(iter(ports.reader.read(bucket.ledger_id, metadata, 0, 0))).payload)
+        entries = snapshot_entries(ports, bucket.ledger_id, metadata)
+        table, indexes, bounds = read_whole(entries)
     except LifecycleError as error:
-        return broken(_problem(error), str(error), metadata.length)
+        when = unrecoverable(entries) if entries else (ALWAYS,)
+        return replace(bucket, problem=_problem(error), error=str(error), unrecoverable=when)
     sizes = metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
-    return StoredBucket(
-        bucket.key, bucket.value, bucket.start, bucket.end, bucket.ledger_id, metadata.length,
-        table, indexes, bounds, bookies=sizes,
-    )  # fmt: skip
+    return replace(bucket, table=table, indexes=indexes, bounds=bounds, bookies=sizes)
 
 
 def _problem(error: LifecycleError) -> BucketProblem:

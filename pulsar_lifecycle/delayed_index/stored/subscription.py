@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsar_lifecycle.delayed_index.stored.index_codes import BucketProblem
+from pulsar_lifecycle.delayed_index.tracking.sealing import ALWAYS, Span
 from pulsar_lifecycle.formats.cursor import LedgerBits, MessageRange
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
 from pulsar_lifecycle.formats.delayed_metadata import MAX_ENTRY_ID
@@ -42,6 +43,8 @@ class StoredBucket:
     bounds: Longs = field(default_factory=lambda: np.zeros(1, np.int64))
     problem: BucketProblem | None = None
     error: str = ""
+    unrecoverable: tuple[Span, ...] = (ALWAYS,)
+    """With a ``problem``: when a broker that loads the topic cannot take the bucket up."""
     bookies: tuple[int, int, int] | None = None
     """Ensemble size, write quorum and ack quorum of the snapshot's ledger."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,6 +18,10 @@ from pulsar_lifecycle.delayed_index.keys import bucket_key
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import delayed_bucket, delayed_indexes, delayed_metadata, delayed_table
 from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs, time_order
+
+Span = tuple[int, int]
+"""From when (ms) on, and until before when."""
+ALWAYS = (0, (1 << 63) - 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,11 +78,32 @@ def seal(
 def read_whole(entries: Sequence[bytes]) -> tuple[delayed_table.SegmentTable, Indexes, Longs]:
     """All of a snapshot ledger: entry 0, the messages as stored, and the bounds of the segments.
 
-    Raises CorruptFormat where an entry cannot be read, and where entry 0 describes another number of segments.
+    Raises CorruptFormat where an entry cannot be read, and where entry 0 describes more segments than there are. What
+    comes after these nobody reads.
     """
     table = delayed_table.decode_table(entries[0])
-    if len(table) != len(entries) - 1:
+    if len(table) > len(entries) - 1:
         expected = f"a description of {len(entries) - 1} segments, found {len(table)}"
         raise CorruptFormat(delayed_bucket.WHAT_METADATA, 0, expected)
-    indexes, bounds = delayed_indexes.decode_segments(entries[1:])
+    indexes, bounds = delayed_indexes.decode_segments(entries[1 : len(table) + 1])
     return table, indexes, bounds
+
+
+def unrecoverable(entries: Sequence[bytes]) -> tuple[Span, ...]:
+    """When (ms) a broker cannot take up a snapshot that cannot be read whole: it needs entry 0 and the next segment.
+
+    Once it has both, it takes up the bucket, and waits for ever at a later segment that it cannot read.
+    """
+    try:
+        table = delayed_table.decode_table(entries[0])
+    except CorruptFormat:
+        return (ALWAYS,)
+    found: list[Span] = []
+    for number, (begin, end) in enumerate(pairwise((0, *table.maximums)), 1):
+        try:
+            delayed_indexes.decode_segments(entries[number : number + 1])
+            whole = number < len(entries)
+        except CorruptFormat:
+            whole = False
+        found += [] if whole else [(begin, end)]
+    return tuple(found)

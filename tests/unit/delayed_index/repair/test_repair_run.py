@@ -17,8 +17,9 @@ from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.errors import LifecycleError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.cursor import BUCKET_PREFIX
-from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.journal.first_phase_marks import unnamed_snapshots
+from pulsar_lifecycle.ports import Entry
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs.caps import Order
@@ -125,6 +126,27 @@ def test_a_property_that_names_no_ledger_is_dropped(scene: DelayedScene) -> None
     assert scene.keys("a") == before
 
 
+def test_a_property_that_names_a_ledger_of_messages_is_dropped_and_these_are_not_kept(scene: DelayedScene) -> None:
+    """Nor are they read: a ledger may have any number of bytes."""
+    first, *_ = scene.backlog("a")
+    other = scene.servers.ledger({"component": "managed-ledger"}, entries=[entry(b"m")] * 9)
+    scene.name_bucket("a", first, other)
+    read: list[tuple[int, int, int]] = []
+    before = scene.servers.reader.read
+
+    def noted(ledger_id: int, metadata: LedgerMetadata, begin: int, end: int) -> list[Entry]:
+        read.append((ledger_id, begin, end))
+        return before(ledger_id, metadata, begin, end)
+
+    scene.servers.reader.read = noted  # type: ignore[method-assign]
+    summary, rows = make_repair_plan(scene.cluster, scene.checked())
+    assert IndexFinding.UNDECODABLE in rows.column("codes").to_pylist()[0]
+    assert repaired(scene, Order(summary.plan_id, summary.digest)).outcome is Outcome.DONE
+    assert {one for one in read if one[0] == other} == {(other, 0, 0)}
+    assert scene.servers.journal.snapshots
+    assert other not in {one.ledger_id for one in scene.servers.journal.snapshots}
+
+
 def test_a_snapshot_that_no_bookie_takes_is_refused_before_a_ledger_is_made(
     scene: DelayedScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +215,21 @@ def test_an_undo_that_comes_to_nothing_deletes_no_old_snapshot(scene: DelayedSce
     assert undone(scene, order).why.code is Code.CHANGED_MEANWHILE
     assert other in scene.keys("a").values()
     assert all(scene.servers.exists(one) for one in before.values())
+
+
+def test_an_undo_says_beforehand_that_the_buckets_are_others_by_now_and_writes_none(scene: DelayedScene) -> None:
+    order = broken(scene)
+    before = scene.keys("a")
+    repaired(scene, order)
+    for ledger_id in before.values():
+        scene.lose(ledger_id)
+    first = min(scene.listed("a"))
+    scene.name_bucket("a", first, scene.snapshot("a", first))
+    begun = written(scene)
+    for dry_run in (True, False):
+        said = undone(scene, order, dry_run=dry_run)
+        assert (said.outcome, said.why.code) == (Outcome.LEFT, Code.CHANGED_MEANWHILE)
+    assert written(scene) == begun
 
 
 def test_all_ledgers_may_be_gone_and_an_id_may_be_of_another_ledger_by_now(scene: DelayedScene) -> None:

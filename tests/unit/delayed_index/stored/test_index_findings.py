@@ -201,6 +201,16 @@ def test_a_bucket_that_cannot_be_recovered_throws_the_subscription_into_memory(
     assert found == {code: 0, IndexFinding.RECOVERY_FALLBACK: 0, IndexFinding.NOT_INDEXED: COUNT}
 
 
+@pytest.mark.parametrize(("times", "falls_back"), [(((0, NOW),), False), (((0, NOW + 1),), True), ((), False)])
+def test_a_bucket_that_a_broker_can_take_up_now_throws_nothing_into_memory(
+    times: tuple[tuple[int, int], ...], falls_back: bool
+) -> None:
+    broken = StoredBucket("key", "9", 3, 3, 9, problem=BucketProblem.UNDECODABLE, unrecoverable=times)
+    found = codes(subscription(broken, WHOLE[1]), entries(3, 5))
+    assert IndexFinding.UNDECODABLE in found
+    assert (IndexFinding.RECOVERY_FALLBACK in found) == falls_back
+
+
 def test_a_bad_key_throws_nothing_into_memory_as_no_tracker_can_be_made() -> None:
     bad = StoredBucket("key", "x", -1, -1, -1, problem=BucketProblem.BAD_KEY)
 

@@ -7,7 +7,7 @@ import pytest
 
 from pulsar_lifecycle.delayed_index.cutting import NO_LIMIT, cut
 from pulsar_lifecycle.delayed_index.keys import bucket_key, parse_bucket_key
-from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole, seal
+from pulsar_lifecycle.delayed_index.tracking.sealing import ALWAYS, read_whole, seal, unrecoverable
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats._wire import fields, read_varint
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
@@ -76,6 +76,27 @@ def test_entry_0_of_another_number_of_segments_is_corrupt():
     snapshot = seal(Indexes.of([(10, 5, 0), (500, 6, 1)]), 100, 10)
     with pytest.raises(CorruptFormat, match="a description of 1 segments, found 2"):
         read_whole(snapshot.entries[:2])
+
+
+def test_what_comes_after_the_segments_is_read_by_nobody():
+    snapshot = seal(Indexes.of([(10, 5, 0), (500, 6, 1)]), 100, 10)
+    assert read_whole([*snapshot.entries, b"\xff"])[1].equals(snapshot.indexes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "when"),
+    [
+        ({0: b"\xff"}, (ALWAYS,)),
+        ({1: b"\xff"}, ((0, 10),)),
+        ({2: b"\xff"}, ((10, 500),)),
+        ({3: None}, ((500, 900),)),
+        ({1: b"\xff", 3: None}, ((0, 10), (500, 900))),
+    ],
+)
+def test_a_broker_needs_entry_0_and_the_segment_that_is_next(damage, when):
+    entries = list(seal(Indexes.of([(10, 5, 0), (500, 6, 1), (900, 6, 2)]), 100, 10).entries)
+    found = [damage.get(number, entry) for number, entry in enumerate(entries)]
+    assert unrecoverable([entry for entry in found if entry is not None]) == when
 
 
 def test_ledgers_of_entry_0_come_in_the_order_of_a_java_hash_map():
