@@ -39,7 +39,7 @@ LONG = (
     *("test_offload_run", "test_bookkeeper_entries", "test_retry_topics", "test_object_sweep"),
     *("test_trimming", "test_undo", "test_waiting", "test_rollback", "test_topic_policies"),
     *("test_delayed_snapshots", "test_pipeline_coverage", "test_wheel", "test_pipeline_crash"),
-    *("test_retention_differential", "test_bookie_disk"),
+    *("test_retention_differential", "test_bookie_disk", "test_load_run"),
     *("test_collection_faults",),
     *("test_pipeline_jobs", "test_queue_contract", "test_objects_faults", "test_broker_offloader"),
 )
@@ -50,7 +50,7 @@ SELDOM = 3600.0
 """Seconds between two collections of a bookie: none comes unless it is forced."""
 SHARED = {
     "production": (
-        *("test_production", "test_inactive_topics", "test_load_silent", "test_load_run"),
+        *("test_production", "test_inactive_topics", "test_load_silent"),
         *("test_retention_changes", "test_storage_report"),
     ),
     "offloading": ("test_offload_kills", "test_broker_offloader_schedules", "test_broker_offloader"),
