@@ -24,7 +24,7 @@ from pulsar_lifecycle.delayed_index.stored.index_reading import StoredTopic
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredBucket
 from pulsar_lifecycle.delayed_index.tracking.sealing import Snapshot, seal
 from pulsar_lifecycle.formats import cursor as cursor_format
-from pulsar_lifecycle.formats.delayed_indexes import Indexes
+from pulsar_lifecycle.formats.delayed_indexes import Indexes, Longs
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.ports import MetadataStore, Node
 from tests.simulation.mutations.mutation import Mutation
@@ -63,8 +63,8 @@ def make_them_overlap() -> Iterator[None]:
     """A new bucket begins where the one before it ends."""
     real = levels.rebuilt
 
-    def wide(waiting: Indexes, settings: DelayedIndexSettings) -> list[Snapshot]:
-        made = real(waiting, settings)
+    def wide(waiting: Indexes, ledgers: Longs, settings: DelayedIndexSettings) -> list[Snapshot]:
+        made = real(waiting, ledgers, settings)
         cut = settings.time_step_ms, settings.max_indexes_per_segment
         return made[:1] + [
             seal(one.indexes, *cut, before.end_ledger_id, one.end_ledger_id) for before, one in pairwise(made)
@@ -83,7 +83,7 @@ def take_another_position() -> Iterator[None]:
         left = real(one, entries, **options)
         return left[left.ledgers >= left.ledgers.max()] if len(left) else left
 
-    with patch.object(repair_work, "outstanding", of_another), patch.object(index_findings, "outstanding", of_another):
+    with patch.object(levels, "outstanding", of_another), patch.object(index_findings, "outstanding", of_another):
         yield
 
 
@@ -134,8 +134,8 @@ def come_a_day_early() -> Iterator[None]:
     """New snapshots say that messages are due a day before they are."""
     real = levels.rebuilt
 
-    def early(waiting: Indexes, settings: DelayedIndexSettings) -> list[Snapshot]:
-        return real(replace(waiting, timestamps=np.maximum(waiting.timestamps - 86_400_000, 1)), settings)
+    def early(waiting: Indexes, ledgers: Longs, settings: DelayedIndexSettings) -> list[Snapshot]:
+        return real(replace(waiting, timestamps=np.maximum(waiting.timestamps - 86_400_000, 1)), ledgers, settings)
 
     with patch.object(levels, "rebuilt", early):
         yield

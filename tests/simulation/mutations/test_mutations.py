@@ -119,7 +119,7 @@ CAUGHT_BY = {
     "merge buckets without the segments that were loaded": 273,
     "name snapshots that are not written": 33,
     "discard new snapshots that a cursor names": 33,
-    "merge and drop buckets beside those that lost messages": 493,
+    "merge and drop buckets beside those that lost messages": 1013,
     "rebuild buckets that are early": 33,
     "take what merges lost for late arrivals": 113,
     "find what a merge lost of its first bucket alone": 233,
