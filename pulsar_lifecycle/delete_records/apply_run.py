@@ -37,7 +37,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.side_by_side import shared
-from pulsar_lifecycle.runs.tasks import share_of
+from pulsar_lifecycle.runs.tasks import in_waves, share_of
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.topic_run import topic_ports, topic_run, unloads_of
@@ -178,7 +178,6 @@ class _Launch:
     ) -> None:
         self._cluster, self._run, self._ports, self._guard, self._brokers = cluster, run, ports, guard, brokers
         self._deadline = cluster.clock.now_ms() + int(per_broker * 1000)
-        self._clusters: Mapping[TopicPartition, Clusters] = {}
 
     def all(self, rows: Sequence[Row]) -> Iterator[tuple[TopicPartition, Refusal | None]]:
         """What became of each partition; those of a broker that does not answer are not begun.
@@ -189,7 +188,7 @@ class _Launch:
         denied = denials(self._ports, self._brokers, topics)
         allowed = [topic for topic in topics if topic not in denied]
         with self._cluster.ports(read_only=True) as more:  # policies may have changed since the plan, as rights may
-            self._clusters = replication_of(
+            clusters = replication_of(
                 more.configuration, self._ports, self._run.ledgers_root, self._brokers.cluster, allowed
             )
         by_broker: dict[str, list[Row]] = {}
@@ -200,22 +199,19 @@ class _Launch:
                 yield topic, Refusal.plain(RecordsError.TIMEOUT, why)
             else:
                 by_broker.setdefault(self._brokers.brokers.loaded.get(str(topic), ""), []).append(row)
+        work = _Work(self._run, self._ports, self._brokers, clusters, self._deadline)
         elsewhere = self._for_tasks(by_broker.get("", []))
         if not elsewhere:
-            yield from _by_lanes(self._work, self._lanes(by_broker))
+            yield from _by_lanes(work, self._lanes(by_broker))
             return
         by_broker[""] = [row for row in by_broker[""] if row["topic"] not in elsewhere]
         with ThreadPoolExecutor(1, "tasks") as beside:
-            begun = beside.submit(self._in_tasks, list(elsewhere.values()))
-            yield from _by_lanes(self._work, self._lanes(by_broker))
+            begun = beside.submit(self._in_tasks, list(elsewhere.values()), clusters)
+            yield from _by_lanes(work, self._lanes(by_broker))
             done = begun.result()
         again = [elsewhere[str(topic)] for topic, refusal in done if _needs_unloads(refusal)]
         yield from ((topic, refusal) for topic, refusal in done if not _needs_unloads(refusal))
-        yield from _by_lanes(self._work, self._lanes({"": again}))
-
-    @property
-    def _work(self) -> _Work:
-        return _Work(self._run, self._ports, self._brokers, self._clusters, self._deadline)
+        yield from _by_lanes(work, self._lanes({"": again}))
 
     def _lanes(self, by_broker: Mapping[str, Sequence[Row]]) -> list[_Lane]:
         """One broker that fails at unloads stops its own partitions alone."""
@@ -230,26 +226,24 @@ class _Launch:
         found = {row["topic"]: row for row in unloaded if not row["rolls"] and not row["moved_cursors"]}
         return found if len(found) > HERE and self._cluster.tasks.at_once > 1 else {}
 
-    def _in_tasks(self, rows: Sequence[Row]) -> list[_Done]:
+    def _in_tasks(self, rows: Sequence[Row], clusters: Mapping[TopicPartition, Clusters]) -> list[_Done]:
         """What became of each; an error that stops one task stops the run, once what is under way has ended."""
-        tasks, cluster, run = self._cluster.tasks, self._cluster, self._run
+        cluster, run = self._cluster, self._run
         task = _Task(
-            share_of(tasks, cluster.settings),
+            share_of(cluster.tasks, cluster.settings),
             cluster.connect,
             run.run_id,
             run.plan_id,
             run.context,
             run.now,
             replace(self._brokers, connections={}, configurations={}),
-            self._clusters,
+            clusters,
             self._guard.guard,
             self._deadline,
         )
-        size = min(PER_TASK, -(-len(rows) // tasks.at_once))
-        pieces = [rows[at : at + size] for at in range(0, len(rows), size)]
         done: list[_Done] = []
-        for at in range(0, len(pieces), tasks.at_once):
-            for some, stopped in list(tasks.map(task, pieces[at : at + tasks.at_once])):
+        for answers in in_waves(cluster.tasks, task, rows, PER_TASK):
+            for some, stopped in answers:
                 if stopped is not None:
                     raise stopped
                 done += some

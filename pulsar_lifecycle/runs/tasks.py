@@ -106,6 +106,14 @@ class _Count:
             self.value += amount
 
 
+def in_waves(tasks: Tasks, work: Callable[[Sequence[P]], R], items: Sequence[P], most: int) -> Iterator[list[R]]:
+    """What ``work`` returns of pieces of at most ``most`` items, as many pieces at a time as tasks work at once."""
+    size = max(1, min(most, -(-len(items) // tasks.at_once)))
+    pieces = [items[at : at + size] for at in range(0, len(items), size)]
+    for at in range(0, len(pieces), tasks.at_once):
+        yield list(tasks.map(work, pieces[at : at + tasks.at_once]))
+
+
 def share_of(tasks: Tasks, settings: Settings) -> Settings:
     """The settings for one of the tasks that run at once: its share of the reads of z-nodes per second."""
     reads = max(1, settings.zookeeper.reads_per_second // tasks.at_once)

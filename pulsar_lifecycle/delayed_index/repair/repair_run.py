@@ -36,7 +36,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Writer
-from pulsar_lifecycle.runs.tasks import share_of
+from pulsar_lifecycle.runs.tasks import in_waves, share_of
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, unloads_of
@@ -110,22 +110,13 @@ def _launch(
             for one in work.each(rows):
                 said([one])
             return found
-        for answers in _waves(cluster, work, list(by_topic.values())):
+        for answers in in_waves(cluster.tasks, work, list(by_topic.values()), TOPICS_PER_TASK):
             for done, _ in answers:
                 said(done)
             for _, stopped in answers:
                 if stopped is not None:
                     raise stopped
     return found
-
-
-def _waves(cluster: Cluster, work: _Work, topics: Sequence[Sequence[Row]]) -> Iterator[list[_Answer]]:
-    """The answers of as many tasks as work at once, about whole topics, wave by wave."""
-    at_once = cluster.tasks.at_once
-    size = min(TOPICS_PER_TASK, -(-len(topics) // at_once))
-    pieces = [[row for rows in topics[at : at + size] for row in rows] for at in range(0, len(topics), size)]
-    for at in range(0, len(pieces), at_once):
-        yield list(cluster.tasks.map(work, pieces[at : at + at_once]))
 
 
 _Answer = tuple[list[Repaired], LifecycleError | None]
@@ -148,11 +139,11 @@ class _Work:
     undo: bool
     tasks: int
 
-    def __call__(self, rows: Sequence[Row]) -> _Answer:
+    def __call__(self, topics: Sequence[Sequence[Row]]) -> _Answer:
         """An error that stops the run comes with what became of those before it."""
         found: list[Repaired] = []
         try:
-            for one in self.each(rows):
+            for one in self.each([row for rows in topics for row in rows]):
                 found.append(one)
         except LifecycleError as error:
             return found, error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pulsar_lifecycle.errors import Failed
-from pulsar_lifecycle.runs.tasks import LocalTasks
+from pulsar_lifecycle.runs.tasks import LocalTasks, in_waves
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -36,3 +36,16 @@ def test_what_fails_comes_out(at_once: int) -> None:
 
     with pytest.raises(Failed):
         LocalTasks(at_once).map(work, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("items", "most", "waves"),
+    [
+        (0, 5, []),
+        (1, 5, [[[0]]]),
+        (5, 5, [[[0, 1, 2], [3, 4]]]),
+        (5, 1, [[[0], [1]], [[2], [3]], [[4]]]),
+    ],
+)
+def test_waves_have_as_many_pieces_as_work_at_once(items: int, most: int, waves: list[list[list[int]]]) -> None:
+    assert list(in_waves(LocalTasks(2), list, range(items), most)) == waves

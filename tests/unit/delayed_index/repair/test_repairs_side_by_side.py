@@ -80,7 +80,7 @@ def test_topics_are_spread_over_tasks_and_all_repaired(scene: DelayedScene, orde
         "subscription s",
         "subscription u",
     }
-    topics = [{row["topic"] for row in piece} for piece in tasks.pieces]
+    topics = [{row["topic"] for rows in piece for row in rows} for piece in tasks.pieces]
     assert sum(map(len, topics)) == len(set().union(*topics)) == TOPICS
 
     again = repair(scene.cluster, "again", order, dry_run=False)
