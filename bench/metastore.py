@@ -31,6 +31,7 @@ from ground import ascending, data_folder, expect, kazoo, take_epoch, tell, writ
 
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.runs import cluster as runs_cluster
+from pulsar_lifecycle.sources.spark_session import prepare
 from resources.lifecycle import LifecycleResource
 from sandbox.cluster import Cluster
 from sandbox.servers import kinds
@@ -146,7 +147,7 @@ def _ratios(one: Cost, other: Cost) -> dict[str, float | None]:
 
 
 def _frame(where: runs_cluster.Cluster) -> Any:
-    return where.spark.read.format("bookkeeper_ledgers").option("settings", where.settings_file).load()
+    return prepare(where.spark).read.format("bookkeeper_ledgers").option("settings", where.settings_file).load()
 
 
 def rows_seen(where: runs_cluster.Cluster) -> int:

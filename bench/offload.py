@@ -42,6 +42,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.settings import load_settings
+from pulsar_lifecycle.sources.spark_session import prepare
 from pulsar_lifecycle.tiered.proof import Origin, verify
 from pulsar_lifecycle.tiered.upload import BLOCKS_IN_FLIGHT, Copied, Source, Target, copy_ledger
 from resources.lifecycle import LifecycleResource
@@ -379,7 +380,7 @@ def measure_scan(cluster: Cluster, where: runs_cluster.Cluster, label: str, team
     found: dict[str, Any] = {}
     for rows in ("entries", "messages"):
         options = {"settings": where.settings_file, "ledgers": ",".join(team.keys), "as": rows}
-        table = where.spark.read.format("pulsar_offload").options(**options).load()
+        table = prepare(where.spark).read.format("pulsar_offload").options(**options).load()
         expect(f"rows of {rows}", table.count(), entries)  # also warms the workers
         costs: list[Cost] = []
         for _ in range(rounds):

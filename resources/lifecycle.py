@@ -16,7 +16,7 @@ from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
-from pulsar_lifecycle.sources.spark_session import CONF, prepare
+from pulsar_lifecycle.sources.spark_session import CONF, ship
 
 
 def spark_config(settings: Settings) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class LifecycleResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if settings.spark.master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("PYSPARK_PYTHON", config["spark.pyspark.python"])  # PySpark reads it here, not in conf
-        return prepare(self.spark_resource(config).spark_session)
+        return ship(self.spark_resource(config).spark_session)
 
     def spark_resource(self, config: dict[str, Any]) -> LazyPySparkResource:
         """What starts Spark; ``config``: what the settings want of it."""

@@ -32,11 +32,20 @@ CONF = {
 """What our jobs rely on; settings may add to it."""
 
 
-def prepare(spark: SparkSession) -> SparkSession:
-    """Ship the library to the executors and register the data sources; harmless when repeated."""
+def ship(spark: SparkSession) -> SparkSession:
+    """Ship the library to the executors: all that our own runs need; harmless when repeated."""
     if spark.conf.get("spark.pulsarLifecycle.shipped", "") != pyspark.__version__:
         spark.addArtifacts(str(_zip()), pyfile=True)
         spark.conf.set("spark.pulsarLifecycle.shipped", pyspark.__version__)
+    return spark
+
+
+def prepare(spark: SparkSession) -> SparkSession:
+    """:func:`ship`, and make the data sources known to the session; harmless when repeated.
+
+    Spark then looks for data sources among all installed packages, which takes it some seconds.
+    """
+    ship(spark)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")  # else the metastore's sources refuse to read
     sources.register(spark)
     for source in (BookKeeperEntries, PulsarOffload, DelayedIndexBuckets, DelayedIndexMessages):

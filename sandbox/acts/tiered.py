@@ -25,6 +25,7 @@ from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.sources.spark_session import prepare
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import BUCKET, Cluster
@@ -144,7 +145,7 @@ def read_back(spark: SparkSession, config: str, tiered: list[Tiered]) -> list[st
     wrong: list[str] = []
     for one in tiered:
         options = {"settings": config, "topic": one.topic, "as": "messages"}
-        frame = spark.read.format("pulsar_offload").options(**options).load()
+        frame = prepare(spark).read.format("pulsar_offload").options(**options).load()
         rows = frame.select("ledger_id", "entry_id", "payload").collect()
         found = [bytes(row["payload"]) for row in sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"]))]
         if len(found) != sum(one.ledgers.values()):

@@ -27,6 +27,7 @@ from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.setting_types import Tls
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.sources import closed_ledgers
+from pulsar_lifecycle.sources.spark_session import prepare
 from sandbox.cluster import Cluster
 from sandbox.planting import topics
 from sandbox.servers import kinds
@@ -105,7 +106,7 @@ class Written:
 
     def table(self, name: str = "bookkeeper_entries", **options: str) -> DataFrame:
         spark: SparkSession = Pipeline(self.settings).spark_cluster.spark
-        return spark.read.format(name).options(settings=str(self.settings), **options).load()
+        return prepare(spark).read.format(name).options(settings=str(self.settings), **options).load()
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from pulsar_lifecycle.sources import closed_ledgers
+from pulsar_lifecycle.sources.spark_session import prepare
 from pulsar_lifecycle.tiered import upload
 from pulsar_lifecycle.tiered.proof import Origin, find_copy, verify
 from pulsar_lifecycle.tiered.upload import Copied, Source, Target, copy_ledger
@@ -98,7 +99,7 @@ class Offloading:
 
     def table(self, **options: str) -> DataFrame:
         spark: SparkSession = Pipeline(self.file).spark_cluster.spark
-        return spark.read.format("pulsar_offload").options(settings=str(self.file), **options).load()
+        return prepare(spark).read.format("pulsar_offload").options(settings=str(self.file), **options).load()
 
     def uploads(self, target: Target) -> int:
         key = target.location.data_key

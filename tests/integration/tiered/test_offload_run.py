@@ -26,6 +26,7 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.sources.spark_session import prepare
 from pulsar_lifecycle.tiered.asked_entries import entries_to_ask
 from pulsar_lifecycle.tiered.offload_run import revert_offloads
 from sandbox.clients import Admin, pulsar_client
@@ -156,7 +157,7 @@ def test_batches_chunks_and_transactions_come_back_as_bookkeeper_has_them(
 
     def read(table: str, topic: str) -> list[Any]:
         options = {"settings": str(pipeline.file), "topic": topic, "as": "messages"}
-        found = pipeline.spark_cluster.spark.read.format(table).options(**options).load().collect()
+        found = prepare(pipeline.spark_cluster.spark).read.format(table).options(**options).load().collect()
         return sorted(
             (row for row in found if row["ledger_id"] in going),
             key=lambda row: (row["ledger_id"], row["entry_id"], row["batch_index"] or 0),
