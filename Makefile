@@ -11,6 +11,8 @@ TEST_ARGS = --durations=40 $(PYTEST_ARGS)
 # By module, in our order; without the last xdist waits for ever once a worker crashed
 SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 SANDBOX := $(CURDIR)/.run/sandbox
+# A shell may forbid it; each of hundreds of processes would then compile the library anew
+unexport PYTHONDONTWRITEBYTECODE
 export DAGSTER_HOME ?= $(CURDIR)/.run/dagster
 export PULSAR_LIFECYCLE_SANDBOX ?= $(SANDBOX)
 

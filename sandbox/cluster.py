@@ -131,13 +131,14 @@ class Cluster:
         *,
         offloader: bool = False,
         production: bool = False,
+        broker_settings: Mapping[str, str] | None = None,
     ) -> list[str]:
         """Start what is missing and return its names; an empty list: everything ran already.
 
         A sandbox keeps its ports and data for the life of its data folder, grows when more servers are asked for and
         never shrinks. Once ``offloader`` was asked for, its brokers have one; those that ran without are restarted. A
-        new one's brokers do by themselves what production's do, if so asked. If a server fails to start, everything
-        this call started is ended again.
+        new one's brokers do by themselves what production's do, if so asked. ``broker_settings`` are lines of its new
+        brokers' configuration. If a server fails to start, everything this call started is ended again.
         """
         if self._load() is None and self.data.exists() and {path.name for path in self.data.iterdir()} - {"lock"}:
             raise SandboxError(f"{self.data} holds something else: give the sandbox a folder of its own with --data")
@@ -147,7 +148,9 @@ class Cluster:
                 state.offloader = True
                 for broker in state.of_kind("broker"):
                     self._end(broker)
-            self._grow(state, bookies, brokers)
+            for broker in self._grow(state, bookies, brokers):
+                broker.settings = dict(broker_settings or {})
+            state.save(self.state_file)
             return self._start(state, list(state.servers))
 
     def stop(self, *, purge: bool = False) -> list[str]:
@@ -216,7 +219,8 @@ class Cluster:
     def _load(self) -> State | None:
         return State.load(self.state_file)
 
-    def _grow(self, state: State, bookies: int, brokers: int) -> None:
+    def _grow(self, state: State, bookies: int, brokers: int) -> list[Server]:
+        """Add what is missing; the new brokers."""
         wanted = {"zookeeper": "zookeeper", "s3proxy": "s3proxy"}
         wanted |= {f"bookie-{n}": "bookie" for n in range(1, bookies + 1)}
         wanted |= {f"broker-{n}": "broker" for n in range(1, brokers + 1)}
@@ -224,7 +228,7 @@ class Cluster:
         ports = iter(processes.free_ports(2 * len(missing)))
         for name, kind in missing.items():
             state.servers[name] = Server(name, kind, {port: next(ports) for port in kinds.port_names(kind)})
-        state.save(self.state_file)
+        return [state.servers[name] for name, kind in missing.items() if kind == "broker"]
 
     def _start(self, state: State, names: list[str]) -> list[str]:
         missing = [state.servers[name] for name in names if not _runs(state.servers[name])]

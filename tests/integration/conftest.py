@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ SHARED = {
     "two_bookies": ("test_undo", "test_collection_faults"),
 }
 """Fixture of the session -> the modules that use it. One worker takes them all, so each cluster is started once."""
+RUNNING = pytest.StashKey[dict[str, ExitStack]]()
+"""By fixture: what ends it."""
 TOGETHER = {module: fixture for fixture, modules in SHARED.items() for module in modules}
 
 
@@ -86,37 +88,54 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place[item.path.stem])
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """A cluster of :data:`SHARED` ends with the last of its modules: servers take CPU also when nobody asks."""
+    fixture = TOGETHER.get(item.path.stem)
+    if fixture and (nextitem is None or TOGETHER.get(nextitem.path.stem) != fixture):
+        item.session.stash.setdefault(RUNNING, {}).pop(fixture, ExitStack()).close()
+
+
 @pytest.fixture(scope="session")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    yield from _started(tmp_path_factory)
+    with _started(tmp_path_factory) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")
-def production(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def production(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     """A sandbox of its own: two brokers with production's habits."""
-    yield from _started(tmp_path_factory, "-production", brokers=2, production=True)
+    return _shared(request, tmp_path_factory, "-production", brokers=2, production=True)
 
 
 @pytest.fixture(scope="session")
-def offloading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def offloading(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     """A sandbox of its own whose brokers have an offloader."""
-    yield from _started(tmp_path_factory, "-offloader", offloader=True)
+    return _shared(request, tmp_path_factory, "-offloader", offloader=True)
 
 
 @pytest.fixture(scope="session")
-def three_bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def three_bookies(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     """A sandbox of its own: three bookies that collect only when told to, which may be killed and started again."""
-    yield from _started(tmp_path_factory, "-three-bookies", bookies=3, gc_wait=SELDOM)
+    return _shared(request, tmp_path_factory, "-three-bookies", bookies=3, gc_wait=SELDOM)
 
 
 @pytest.fixture(scope="session")
-def two_bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def two_bookies(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     """As ``three_bookies``, with two: each has every ledger."""
-    yield from _started(tmp_path_factory, "-two-bookies", bookies=2, gc_wait=SELDOM)
+    return _shared(request, tmp_path_factory, "-two-bookies", bookies=2, gc_wait=SELDOM)
 
 
+def _shared(request: pytest.FixtureRequest, folders: pytest.TempPathFactory, beside: str, **how: Any) -> Cluster:
+    """The sandbox of a fixture in :data:`SHARED`."""
+    ends = request.session.stash.setdefault(RUNNING, {}).setdefault(request.fixturename or "", ExitStack())
+    request.addfinalizer(ends.close)
+    return ends.enter_context(_started(folders, beside, **how))
+
+
+@contextmanager
 def _started(folders: pytest.TempPathFactory, beside: str = "", **how: Any) -> Iterator[Cluster]:
-    """A sandbox until the tests end. PULSAR_LIFECYCLE_TEST_SANDBOX, with ``beside`` after it, is one that stays."""
+    """A sandbox of its own. PULSAR_LIFECYCLE_TEST_SANDBOX, with ``beside`` after it, is one that stays."""
     reused = os.environ.get("PULSAR_LIFECYCLE_TEST_SANDBOX")
     cluster = Cluster(Path(reused + beside) if reused else folders.mktemp(f"cluster{beside}") / "sandbox")
     try:

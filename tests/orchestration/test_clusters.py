@@ -52,7 +52,7 @@ def test_a_workspace_of_components_has_a_code_location_for_each_cluster(tmp_path
         env={**environment, "DAGSTER_HOME": str(tmp_path), "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -136,7 +136,7 @@ def test_dagster_validates_the_code_location_without_settings(tmp_path: Path) ->
         env={**environment, "DAGSTER_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

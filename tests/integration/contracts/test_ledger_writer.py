@@ -122,7 +122,7 @@ def test_bookkeepers_own_client_reads_what_was_written(sandbox: Cluster) -> None
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=300,
+        timeout=1200,
     ).stdout.splitlines()
 
     tags = sorted(f"tag {key}={value.decode()}" for key, value in TAGS.items())

@@ -63,7 +63,7 @@ def reconsume_in_java(sandbox: Cluster, count: int, max_times: int, delay_ms: in
     command = [tools.java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", tools.pulsar]
     topics = [str(topic) for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC)]
     arguments = [str(CONSUMER), sandbox.service_url, *topics, SUBSCRIPTION, str(count), str(delay_ms), str(max_times)]
-    done = subprocess.run([*command, *arguments], capture_output=True, check=False, timeout=300)
+    done = subprocess.run([*command, *arguments], capture_output=True, check=False, timeout=1200)
     assert done.returncode == 0, done.stderr.decode()
     found: list[dict[str, Any]] = []
     for line in done.stdout.decode().splitlines():

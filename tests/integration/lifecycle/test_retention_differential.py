@@ -169,8 +169,7 @@ def drawn(rng: random.Random) -> list[Made]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     found = Cluster(tmp_path_factory.mktemp("retention") / "sandbox")
     try:
-        found.start(offloader=True)
-        found.restart("broker-1", BROKER)
+        found.start(offloader=True, broker_settings=BROKER)
         yield found
     finally:
         found.stop(purge=True)

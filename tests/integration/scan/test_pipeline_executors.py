@@ -44,7 +44,7 @@ def test_executors_of_their_own_scan_and_delete(sandbox: Cluster, tmp_path: Path
 
     command = [sys.executable, str(DRIVER), str(file)]
     done = subprocess.run(
-        command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=900, check=False
+        command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=1200, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
