@@ -34,7 +34,7 @@ from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
-from pulsar_lifecycle.tiered.planning.offload_planning import TABLE, make_offload_plan
+from pulsar_lifecycle.tiered.planning.offload_planning import TABLE, make_offload_plan, run_config
 from pulsar_lifecycle.tiered.planning.run_selection import chosen
 from resources.lifecycle import LifecycleResource
 
@@ -293,11 +293,6 @@ def share_shown(plan: OffloadPlan, own: pa.Table, settings: Settings) -> dict[st
         "ledgers of the whole plan": plan.ledgers + plan.released,
         **{name: shown[name] for name in ("plan id", "digest", "actionable", "warnings", "how to apply", "oldest")},
     }
-
-
-def run_config(plan: OffloadPlan) -> dict[str, Any]:
-    """The run configuration with which job ``offload`` applies a plan."""
-    return {"ops": {"offload_ledgers": {"config": {"plan_id": plan.plan_id, "digest": plan.digest}}}}
 
 
 def outcomes_shown(outcomes: Outcomes) -> dict[str, Any]:

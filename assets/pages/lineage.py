@@ -19,24 +19,25 @@ from pulsar_lifecycle.journal.effects import Changed, Effect, added_up, effects_
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans import epoch_of
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs.cluster import Cluster
 
 CLOCKS_APART_MS = 3_600_000
 """How far the clocks of workers, which date the journal's rows, may be behind the driver's."""
 NAMESPACES = 500
 """Namespaces of one run whose pages get an event of their own."""
-_PLAN_OF_KIND = {
-    "orphans": "deletion_plan",
-    "reconcile": "namespace_reconciliation",
-    "retention": "retention_plan",
-    "load": "load_plan",
-    "repair": "delayed_index_plan",
-    "offload": "offload_plan",
-    "objects": "orphan_objects",
-    "inactive-topics": "inactive_topics_plan",
-    "inactive-subscriptions": "inactive_cursors_plan",
+_PAGE_OF = {
+    PlanKind.ORPHANS: "deletion_plan",
+    PlanKind.RECONCILE: "namespace_reconciliation",
+    PlanKind.RETENTION: "retention_plan",
+    PlanKind.LOAD: "load_plan",
+    PlanKind.DELAYED_INDEX: "delayed_index_plan",
+    PlanKind.OFFLOAD: "offload_plan",
+    PlanKind.OBJECTS: "orphan_objects",
+    PlanKind.INACTIVE_TOPICS: "inactive_topics_plan",
+    PlanKind.INACTIVE_SUBSCRIPTIONS: "inactive_cursors_plan",
 }
-"""By the beginning of a plan's id, the asset on whose page it is."""
+"""The asset on whose page a plan is; one to delete records is on that of the job's run."""
 
 
 @contextmanager
@@ -78,8 +79,8 @@ def events_of(effects: Sequence[Effect], cluster: str, run_id: str, own: Iterabl
         if some and changed.value not in own:
             found.append(_observed(key(cluster, changed.value), some, run_id))
     for plan_id in sorted({one.plan_id for one in mine if one.plan_id}):
-        asset = next((name for kind, name in _PLAN_OF_KIND.items() if plan_id.startswith(f"{kind}-")), None)
-        if asset:
+        kind = kind_of(plan_id)
+        if asset := kind and _PAGE_OF.get(kind):
             some = [one for one in mine if one.plan_id == plan_id]
             found.append(_observed(key(cluster, asset), some, run_id))
     if mine:

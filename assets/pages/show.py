@@ -18,8 +18,6 @@ from pulsar_lifecycle.runs.cluster import Cluster
 
 SAMPLE = 50
 """Rows of a sample table."""
-_BY_TABLE = ("objects-",)
-"""Kinds of plans that the command does not know: their rows are the table that the page names."""
 INLINE = 1000
 """Characters from which on Dagster shows a Markdown by a click only."""
 NOTHING = "nothing"
@@ -85,9 +83,7 @@ def applied_by(plan_id: str, called: str = "") -> str:
 
 
 def whole_plan(plan_id: str) -> str:
-    """The command, as Markdown, that shows a plan and every row of it; empty where its page names a table instead."""
-    if plan_id.startswith(_BY_TABLE):
-        return ""
+    """The command, as Markdown, that shows a plan and every row of it."""
     return f"Whole plan: `pulsar-lifecycle plan {plan_id} --json`"
 
 

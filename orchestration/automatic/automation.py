@@ -22,7 +22,8 @@ from orchestration.automatic.launches import COLLECT, LAUNCHES
 from orchestration.automatic.may_begin import BOOKIES, bookies_wait
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.inspect.automation import KINDS, AutomatedKind, Plan, approve_plan, decision_of, settings_of
+from pulsar_lifecycle.inspect.automation import KINDS, AutomatedKind, approve_plan, decision_of, settings_of
+from pulsar_lifecycle.inspect.kept_plans import Plan
 from pulsar_lifecycle.records.plans import epoch_of
 from pulsar_lifecycle.runs.automation_rule import PlanDecision
 from pulsar_lifecycle.runs.cluster import Cluster

@@ -19,10 +19,10 @@ from pulsar_lifecycle.formats.ledger_path import MAX_LEDGER_ID
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pulsar_lifecycle.cli.plan_kinds import PlanKind
+    from pulsar_lifecycle.cli.plan_page import PlanPage
+    from pulsar_lifecycle.inspect.kept_plans import Plan
     from pulsar_lifecycle.ports import JournalReader, Lake
     from pulsar_lifecycle.records.codes import Why
-    from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
     from pulsar_lifecycle.settings import Settings
 
 SAMPLE = 20
@@ -31,24 +31,14 @@ NOTHING_LEFT = "nothing is left to apply"
 
 
 def plans(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the stored plans of all kinds but those of objects, newest first."""
-    from pulsar_lifecycle.cli.plan_kinds import FREES, kind_of, share
+    """List the stored plans of all kinds, newest first."""
+    from pulsar_lifecycle.cli.plan_pages import PAGES
+    from pulsar_lifecycle.inspect.kept_plans import every_plan, known_kind
     from pulsar_lifecycle.inspect.settled import settled_plans
 
     where = cluster_of(context)
     settings, lake = where.settings, where.lake
-    found = sorted(
-        [
-            *lake.plans(),
-            *lake.retention_plans(),
-            *lake.load_plans(),
-            *lake.inactive_plans(),
-            *lake.delete_records_plans(),
-            *lake.repair_plans(),
-        ],
-        key=lambda plan: plan.created_at,
-        reverse=True,
-    )
+    found = every_plan(lake)
     for broken in lake.broken_plans():
         print(f"pulsar-lifecycle: left out: {show.printable(str(broken))}", file=sys.stderr)
     if as_json:
@@ -60,9 +50,7 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
         (
             plan.plan_id,
             f"{show.span(now - plan.created_at)} ago",
-            show.counted(plan.ledgers, what := (kind := kind_of(plan.plan_id)).what),
-            share(plan) if what == "ledger" else None,
-            show.size(plan.physical_bytes) if kind.measure == FREES else None,
+            *PAGES[known_kind(plan.plan_id)].brief(plan),
             condition(plan, settings, now, settled),
         )
         for plan in found
@@ -82,20 +70,21 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """What a plan would delete, whether it can be applied, and how. Exit code 1 if applying it would be refused."""
-    from pulsar_lifecycle.cli.plan_kinds import kind_of
+    from pulsar_lifecycle.cli.plan_pages import PAGES
+    from pulsar_lifecycle.inspect.kept_plans import known_kind, stored_plan
     from pulsar_lifecycle.inspect.settled import settled_ledgers
     from pulsar_lifecycle.journal.queries import journal_rows
 
     where = cluster_of(context)
     settings, lake = where.settings, where.lake
-    kind = kind_of(plan_id)
-    summary, rows = kind.stored(lake, plan_id)
+    page = PAGES[known_kind(plan_id)]
+    summary, rows = stored_plan(lake, plan_id)
     now = where.clock.now_ms()
-    refusal = refusal_of(kind, summary, rows, lake, settings, now)
+    refusal = refusal_of(summary, rows, lake, settings, now)
     journalled = journal_rows(where.journal_reader, plan_id=plan_id)
     done = Counter(journalled.column("outcome").to_pylist())
     settled = settled_ledgers(plan_id, rows, journalled)
-    config = kind.run_config(summary)
+    config = page.run_config(summary)
     if run_config:
         show.json_document(config)
     elif as_json:
@@ -111,7 +100,7 @@ def plan(
             }
         )
     else:
-        _print_plan(kind, summary, rows, refusal, done, settled, settings, now)
+        _print_plan(page, summary, rows, refusal, done, settled, settings, now)
     if refusal:
         if run_config:
             print(f"pulsar-lifecycle: applying it would be refused: {show.printable(refusal.text)}", file=sys.stderr)
@@ -189,7 +178,7 @@ def _say_what_there_is(journal: JournalReader, cluster: str, code: str, outcome:
         show.text(f"{what}: {counts or 'no row'}")
 
 
-def condition(summary: PlanSummary, settings: Settings, now: int, settled: Collection[str] = ()) -> str:
+def condition(summary: Plan, settings: Settings, now: int, settled: Collection[str] = ()) -> str:
     """Whether a plan can still be applied, in few words; ``settled``: ids of plans with nothing left to apply."""
     if summary.plan_id in settled:
         return NOTHING_LEFT
@@ -201,31 +190,26 @@ def condition(summary: PlanSummary, settings: Settings, now: int, settled: Colle
     return f"actionable for {show.span(left)}" if left >= 0 else "expired"
 
 
-def refusal_of(
-    kind: PlanKind, summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int
-) -> Why | None:
+def refusal_of(summary: Plan, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> Why | None:
     """Why applying the whole plan now would be refused; None if it would not, as far as the lake can tell."""
+    from pulsar_lifecycle.cli.plan_pages import PAGES
     from pulsar_lifecycle.errors import RefusedBy
+    from pulsar_lifecycle.inspect.kept_plans import KEPT, known_kind
     from pulsar_lifecycle.records.codes import Why
     from pulsar_lifecycle.records.plans import check_applicable
     from pulsar_lifecycle.records.refusals import RefusalCode
-    from pulsar_lifecycle.runs import plan_checks
-    from pulsar_lifecycle.runs.caps import effective_caps
 
-    valid_for_ms = int(settings.orphans.plan_valid_for * 1000)
+    kind = known_kind(summary.plan_id)
     try:
-        if not settings.deletion.topicTwoPhaseDeletionEnabled:
-            raise RefusedBy(RefusalCode.SWITCHED_OFF, plan_checks.SWITCHED_OFF)
         check_applicable(
             summary,
-            kind.digest(rows, summary),
+            KEPT[kind].digest(rows, summary.to_json()),
             digest_given=summary.digest,
             fingerprint=summary.fingerprint,
             now=now,
-            valid_for_ms=valid_for_ms,
+            valid_for_ms=int(settings.orphans.plan_valid_for * 1000),
         )
-        plan_checks.check_caps(summary, kind.sized(rows), effective_caps(settings.apply))
-        plan_checks.check_scan(summary, lake.epoch, now, valid_for_ms, settings.words_in_force(now))
+        PAGES[kind].check(summary, rows, lake, settings, now)
     except RefusedBy as refused:
         return Why(refused.code, str(refused))
     if summary.cluster == settings.cluster:
@@ -234,8 +218,8 @@ def refusal_of(
 
 
 def _print_plan(
-    kind: PlanKind,
-    summary: PlanSummary,
+    page: PlanPage,
+    summary: Any,
     rows: pa.Table,
     refusal: Why | None,
     done: Counter[str],
@@ -244,7 +228,7 @@ def _print_plan(
     now: int,
 ) -> None:
     left = rows.num_rows - settled
-    confirmed = [f"confirmed by {summary.confirmed_by or 'none'}"] if kind.needs_two_scans else []
+    confirmed = [f"confirmed by {summary.confirmed_by or 'none'}"] if page.needs_two_scans else []
     show.facts(
         [
             ("plan", summary.plan_id),
@@ -252,24 +236,24 @@ def _print_plan(
             ("refused", refusal.text if refusal else None),
             ("made", f"{show.moment(summary.created_at)} ({show.span(now - summary.created_at)} ago)"),
             ("scans", ", ".join([summary.epoch_id, *confirmed])),
-            *kind.facts(summary, rows),
+            *page.facts(summary, rows),
             ("digest", summary.digest),
             ("journal", ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.items())) or "not applied"),
-            ("settled", f"{settled} of its {kind.what}s{'' if left else f': {NOTHING_LEFT}'}" if settled else None),
+            ("settled", f"{settled} of its {page.what}s{'' if left else f': {NOTHING_LEFT}'}" if settled else None),
             ("gaps", [f"{gap.code}: {gap.text}" for gap in summary.gaps[:SAMPLE]]),
         ]
     )
     if rows.num_rows:
-        for name, groups in kind.groups(rows).items():
+        for name, groups in page.groups(rows).items():
             show.text(f"by {name.replace('_', ' ')}", "bold cyan")
-            show.table([name.replace("_", " "), f"{kind.what}s", kind.measure], groups, 2)
+            show.table([name.replace("_", " "), f"{page.what}s", page.measure], groups, 2)
         show.text(f"sample ({min(SAMPLE, rows.num_rows)} of {rows.num_rows})", "bold cyan")
-        show.table(list(kind.columns), [kind.line(row) for row in rows.slice(0, SAMPLE).to_pylist()], 2)
+        show.table(list(page.columns), [page.line(row) for row in rows.slice(0, SAMPLE).to_pylist()], 2)
     if not refusal and left:
         show.text("to apply it", "bold cyan")
         show.text(f"  pulsar-lifecycle plan {summary.plan_id} --run-config > apply.json")
-        show.text(f"  dagster job execute -m orchestration.definitions -a defs -j {kind.job} -c apply.json")
-        show.text(f"  or paste that file into the launchpad of the job {kind.job} in the Dagster UI")
+        show.text(f"  dagster job execute -m orchestration.definitions -a defs -j {page.job} -c apply.json")
+        show.text(f"  or paste that file into the launchpad of the job {page.job} in the Dagster UI")
 
 
 def _journal_line(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -33,6 +33,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.plans import delete_records_plan
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -128,7 +129,7 @@ def apply_delete_records(
     refused: dict[TopicPartition, Refusal | None] = {}
     if not dry_run:
         going = [row for row in rows if row["error"] is None]
-        if delete_records_plan.is_by_policy(summary.plan_id):
+        if kind_of(summary.plan_id) is PlanKind.CONSUMED_RECORDS:
             refused |= stopped_since(cluster, [Topic.parse(row["topic"]) for row in going])
             going = [row for row in going if Topic.parse(row["topic"]) not in refused]
         with _acting(cluster, run_id, summary.plan_id) as (run, ports, guard, brokers):

@@ -24,7 +24,8 @@ from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Namesp
 from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why, why_refused
-from pulsar_lifecycle.records.plans.delete_records_plan import CONSUMED, RecordsError
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics import snapshot
@@ -47,7 +48,7 @@ def plan_consumed_records(cluster: Cluster) -> tuple[PlanSummary | None, pa.Tabl
     consumed = consumed_offsets(cluster)
     if not consumed.offsets:
         return None, None, consumed
-    summary, rows = plan_delete_records(cluster, consumed.offsets, kind=CONSUMED)
+    summary, rows = plan_delete_records(cluster, consumed.offsets, kind=PlanKind.CONSUMED_RECORDS)
     return summary, rows, consumed
 
 

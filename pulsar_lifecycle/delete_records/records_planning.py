@@ -32,7 +32,8 @@ from pulsar_lifecycle.model import MessagePosition, Namespace
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.plans import delete_records_plan
-from pulsar_lifecycle.records.plans.delete_records_plan import KIND, RECORDS, RecordsError
+from pulsar_lifecycle.records.plans.delete_records_plan import RECORDS, RecordsError
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.side_by_side import shared
@@ -54,7 +55,7 @@ def plan_delete_records(
     offsets: Mapping[TopicPartition, Offset],
     options: Options = PLAIN,
     step: Callable[[str], AbstractContextManager[object]] = nullcontext,
-    kind: str = KIND,
+    kind: PlanKind = PlanKind.DELETE_RECORDS,
 ) -> tuple[PlanSummary, pa.Table]:
     """Resolve and judge every partition as it is now, and store the plan; a row for each, with its error if it has one.
 

@@ -34,6 +34,7 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
 from pulsar_lifecycle.records.plans import deletion_plan
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control, plan_checks
@@ -64,7 +65,10 @@ T = TypeVar("T")
 
 
 def make_plan(
-    cluster: Cluster, epoch: Epoch, kind: str = "orphans", only: Callable[[pa.Table], pa.Table] = lambda rows: rows
+    cluster: Cluster,
+    epoch: Epoch,
+    kind: PlanKind = PlanKind.ORPHANS,
+    only: Callable[[pa.Table], pa.Table] = lambda rows: rows,
 ) -> tuple[PlanSummary, pa.Table]:
     """Plan the orphans of a closed epoch that an earlier covered epoch confirms; writes nothing to the cluster.
 

@@ -20,6 +20,7 @@ from pulsar_lifecycle.errors import RefusedBy, UsageError
 from pulsar_lifecycle.journal.intents import NamespaceIntents, by_namespace, still_there, to_send, unknown
 from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.records.gaps import in_words
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.apply import Applied
@@ -76,7 +77,7 @@ def reconcile(
         confirmed.append(rows)
         return rows if resend or not backlog else to_send(rows, intents)
 
-    summary, rows = deletion_run.make_plan(cluster, epoch, "reconcile", chosen)
+    summary, rows = deletion_run.make_plan(cluster, epoch, PlanKind.RECONCILE, chosen)
     namespace_intents = by_namespace(intents, confirmed[0], namespaces or None)
     strange = unknown(namespace_intents, cluster.lake.context(epoch.epoch_id).namespaces) if namespaces else []
     if apply and strange:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation
 from pulsar_lifecycle.errors import NotFound, RefusedBy, UsageError
+from pulsar_lifecycle.inspect.kept_plans import KEPT, Plan, plans_of, stored_plan
 from pulsar_lifecycle.journal.approvals import (
     APPLIED_WITHIN_MS,
     Approved,
@@ -29,16 +29,9 @@ from pulsar_lifecycle.journal.approvals import (
 )
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.outcomes import Action
-from pulsar_lifecycle.records.plans import (
-    delayed_index_plan,
-    delete_records_plan,
-    inactive_plan,
-    load_plan,
-    offload_plan,
-    retention_plan,
-)
-from pulsar_lifecycle.records.plans.deletion_plan import digest as digest_of_orphans
+from pulsar_lifecycle.records.plans import delete_records_plan
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.automation_rule import (
@@ -51,9 +44,7 @@ from pulsar_lifecycle.runs.automation_rule import (
 )
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import within
-from pulsar_lifecycle.tiered.buckets import bucket_rules
 
-Plan = PlanSummary | OffloadPlan
 LATELY_MS = 3 * 86_400_000
 """Where a plan of the usual size was applied, if plans are applied regularly."""
 CLOCKS_APART_MS = 86_400_000
@@ -62,16 +53,13 @@ CLOCKS_APART_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class AutomatedKind:
-    """One kind of plan that may go by itself. ``name`` is its key in ``[automation]``, ``prefix`` begins its ids.
+    """What of a kind of plan may go by itself. ``name`` is its key in ``[automation]``; ``bytes`` the column of sizes.
 
-    ``plans``: those that the lake stored at so many ms or later.
+    An offload plan holds what two of them have.
     """
 
     name: str
-    prefix: str
-    plans: Callable[[Lake, int], Sequence[Plan]]
-    stored: Callable[[Lake, str], tuple[Plan, pa.Table]]
-    digest: Callable[[pa.Table, Any], str]
+    kind: PlanKind
     bytes: str = "bytes"
     action: OffloadChoice | None = None
     """The rows that are of this kind, where a plan holds those of two."""
@@ -91,58 +79,27 @@ class AutomatedKind:
         if self.capped is None:
             return _ledgers(plan, self.action)
         with contextlib.suppress(NotFound):
-            return self.capped(self.stored(lake, plan.plan_id)[1]).num_rows
+            return self.capped(stored_plan(lake, plan.plan_id)[1]).num_rows
         return 0
 
 
 KINDS = (
+    AutomatedKind("orphans", PlanKind.ORPHANS, "physical_bytes"),
+    AutomatedKind("retention", PlanKind.RETENTION, "physical_bytes"),
     AutomatedKind(
-        "orphans", "orphans-", lambda lake, since: lake.plans(since), lambda lake, i: lake.plan(i), digest_of_orphans,
-        "physical_bytes",
+        "offload", PlanKind.OFFLOAD, action=OffloadChoice.OFFLOAD, effects=frozenset({Action.OFFLOAD})
     ),
     AutomatedKind(
-        "retention", "retention-", lambda lake, since: lake.retention_plans(since),
-        lambda lake, i: lake.retention_plan(i), retention_plan.digest, "physical_bytes",
-    ),
-    AutomatedKind(
-        "offload", "offload-", lambda lake, since: lake.offload_plans(since), lambda lake, i: lake.offload_plan(i),
-        offload_plan.digest, action=OffloadChoice.OFFLOAD, effects=frozenset({Action.OFFLOAD}),
-    ),
-    AutomatedKind(
-        "bookkeeper_copies", "offload-", lambda lake, since: lake.offload_plans(since),
-        lambda lake, i: lake.offload_plan(i), offload_plan.digest, action=OffloadChoice.RELEASE,
+        "bookkeeper_copies", PlanKind.OFFLOAD, action=OffloadChoice.RELEASE,
         effects=frozenset({Action.RELEASE, Action.DELETE_LEDGER}),
     ),
+    AutomatedKind("objects", PlanKind.OBJECTS),
+    AutomatedKind("delayed_index", PlanKind.DELAYED_INDEX),
     AutomatedKind(
-        "objects", "objects-", lambda lake, since: lake.object_plans(since), lambda lake, i: lake.object_plan(i),
-        bucket_rules.digest,
-    ),
-    AutomatedKind(
-        "delayed_index", "repair-", lambda lake, since: lake.repair_plans(since), lambda lake, i: lake.repair_plan(i),
-        delayed_index_plan.digest,
-    ),
-    AutomatedKind(
-        "consumed_records", f"{delete_records_plan.CONSUMED}-", lambda lake, since: lake.delete_records_plans(since),
-        lambda lake, i: lake.delete_records_plan(i), delete_records_plan.digest, "physical_bytes",
-        capped=delete_records_plan.as_capped,
+        "consumed_records", PlanKind.CONSUMED_RECORDS, "physical_bytes", capped=delete_records_plan.as_capped
     ),
 )  # fmt: skip
-"""Every kind whose plans the lake keeps; bookies have none."""
-
-_BY_HAND = (
-    AutomatedKind(
-        "delete_records", f"{delete_records_plan.KIND}-", lambda lake, since: lake.delete_records_plans(since),
-        lambda lake, i: lake.delete_records_plan(i), delete_records_plan.digest,
-    ),
-    AutomatedKind(
-        "load", "load-", lambda lake, _: lake.load_plans(), lambda lake, i: lake.load_plan(i), load_plan.digest
-    ),
-    AutomatedKind(
-        "inactive", "inactive-", lambda lake, _: lake.inactive_plans(), lambda lake, i: lake.inactive_plan(i),
-        inactive_plan.digest,
-    ),
-)  # fmt: skip
-"""Kinds that never go by themselves."""
+"""Every kind that may go by itself and whose plans the lake keeps; bookies have none."""
 
 
 def settings_of(where: Cluster, kind: AutomatedKind) -> KindAutomation:
@@ -237,15 +194,14 @@ def _may_reach(kind: AutomatedKind, plan: Plan, ledgers: float) -> bool:
 def _plans(where: Cluster, kind: AutomatedKind, since: int) -> list[Plan]:
     """The cluster's plans of a kind that were stored at ``since`` (ms) or later, oldest first."""
     cluster = where.settings.cluster
-    plans = kind.plans(where.lake, since)
-    return [plan for plan in plans if plan.plan_id.startswith(kind.prefix) and plan.cluster == cluster]
+    return [plan for plan in plans_of(where.lake, kind.kind, since) if plan.cluster == cluster]
 
 
 def _sized(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str]) -> tuple[int, int]:
     """Ledgers, as caps count them, and bytes of what of a plan may go by itself. Its rows are read only for a part."""
     if isinstance(plan, PlanSummary) and not names and kind.capped is None:
         return plan.ledgers, plan.physical_bytes
-    rows = kind.rows(kind.stored(where.lake, plan.plan_id)[1], names)
+    rows = kind.rows(stored_plan(where.lake, plan.plan_id)[1], names)
     return rows.num_rows, int(pc.sum(rows.column(kind.bytes)).as_py() or 0)
 
 
@@ -259,16 +215,15 @@ def approve_plan(
     """
     if not by.strip():
         raise UsageError("by: say who approves it")
-    kind = next((one for one in KINDS if plan_id.startswith(one.prefix)), None)
-    if kind is None:
-        by_hand = any(plan_id.startswith(one.prefix) for one in _BY_HAND)
+    kind = kind_of(plan_id)
+    if kind is None or kind not in {one.kind for one in KINDS}:
         raise UsageError(
-            f"plan {plan_id}: its kind never goes by itself: apply it with its job" if by_hand
-            else f"{plan_id!r} is no id of a plan that may go by itself"
+            f"plan {plan_id}: its kind never goes by itself: apply it with its job" if kind
+            else f"{plan_id!r} is no id of a plan"
         )  # fmt: skip
-    plan, rows = kind.stored(where.lake, plan_id)
+    plan, rows = stored_plan(where.lake, plan_id)
     now, cluster = where.clock.now_ms(), where.settings.cluster
-    found = kind.digest(rows, plan.to_json())
+    found = KEPT[kind].digest(rows, plan.to_json())
     if not digest == plan.digest == found:
         raise RefusedBy(
             RefusalCode.PLAN_DIFFERS,

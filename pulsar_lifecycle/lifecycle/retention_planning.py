@@ -26,6 +26,7 @@ from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans import retention_plan
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -39,8 +40,6 @@ from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
 
 TABLE = "expired_ledgers"
-KIND = "retention"
-"""How the id of a plan begins."""
 POSITIONS_TABLE = "cursor_positions"
 
 
@@ -84,7 +83,9 @@ def _plan(cluster: Cluster, epoch: Epoch, gaps: Sequence[Gap], now: int) -> tupl
     going = cluster.lake.batches(parts, EXPIRED_LEDGERS.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), EXPIRED_LEDGERS))
     token = cluster.ids.token(2)
-    summary = summary_of(KIND, token, epoch, gaps, now, rows, retention_plan.digest, physical="physical_bytes")
+    summary = summary_of(
+        PlanKind.RETENTION, token, epoch, gaps, now, rows, retention_plan.digest, physical="physical_bytes"
+    )
     cluster.lake.store_retention_plan(summary, rows)
     return summary, rows
 

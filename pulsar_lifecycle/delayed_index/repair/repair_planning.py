@@ -23,7 +23,8 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.plans import delayed_index_plan
-from pulsar_lifecycle.records.plans.delayed_index_plan import KIND, REPAIRS
+from pulsar_lifecycle.records.plans.delayed_index_plan import REPAIRS
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
@@ -79,7 +80,9 @@ def make_repair_plan(
             )
     rows = plans.by_id(pa.Table.from_pylist(found, REPAIRS))
     gaps = evidence.gaps_of(cluster, epoch)
-    summary = summary_of(KIND, cluster.ids.token(2), epoch, gaps, now, rows, delayed_index_plan.digest)
+    summary = summary_of(
+        PlanKind.DELAYED_INDEX, cluster.ids.token(2), epoch, gaps, now, rows, delayed_index_plan.digest
+    )
     lake.store_repair_plan(summary, rows)
     return summary, rows
 

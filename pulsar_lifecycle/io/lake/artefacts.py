@@ -26,17 +26,12 @@ from pulsar_lifecycle.records.epoch import Census, Epoch, census_from_json, forg
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.plans import inactive_plan, old_version
-from pulsar_lifecycle.records.plans.delayed_index_plan import REPAIRS
-from pulsar_lifecycle.records.plans.delete_records_plan import RECORDS
-from pulsar_lifecycle.records.plans.deletion_plan import PLAN
-from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
+from pulsar_lifecycle.records.plans import old_version
+from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.store_history import UNKNOWN, StoreCounters
-from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.words import WordKind
 
 SET_ASIDE = "set-aside"
@@ -46,14 +41,6 @@ _WORDS = TypeAdapter(list[KnownWord])
 REFERENCED = "referenced.bin"
 CONTEXT = "context.json"
 OFFLOAD_UUIDS = "offload-uuids.bin"
-PLANS = "plans"
-OFFLOAD_PLANS = "offload-plans"
-REPAIR_PLANS = "repair-plans"
-OBJECT_PLANS = "object-plans"
-RETENTION_PLANS = "retention-plans"
-LOAD_PLANS = "load-plans"
-INACTIVE_PLANS = "inactive-plans"
-DELETE_RECORDS_PLANS = "delete-records-plans"
 
 P = TypeVar("P", PlanSummary, OffloadPlan)
 
@@ -228,128 +215,128 @@ class FileLake(LakeFiles):
 
     def store_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan and return its location."""
-        return self._store_plan(PLANS, summary, rows)
+        return self._store_plan(PlanKind.ORPHANS, summary, rows)
 
     def plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan with its rows, read from the files. Raises NotFound."""
-        return self._plan(PLANS, plan_id, PlanSummary.from_json, PLAN)
+        return self._plan(PlanKind.ORPHANS, plan_id, PlanSummary.from_json)
 
     def store_offload_plan(self, plan: OffloadPlan, rows: pa.Table) -> str:
         """Store an offload plan and return its location."""
-        return self._store_plan(OFFLOAD_PLANS, plan, rows)
+        return self._store_plan(PlanKind.OFFLOAD, plan, rows)
 
     def offload_plan(self, plan_id: str) -> tuple[OffloadPlan, pa.Table]:
         """A stored offload plan with its rows, read from the files. Raises NotFound."""
-        return self._plan(OFFLOAD_PLANS, plan_id, OffloadPlan.from_json, CANDIDATES)
+        return self._plan(PlanKind.OFFLOAD, plan_id, OffloadPlan.from_json)
 
     def offload_plans(self, since: int = 0) -> list[OffloadPlan]:
         """Every offload plan that can be read, oldest first."""
-        return self._readable(OFFLOAD_PLANS, OffloadPlan.from_json, since)
+        return self._readable(PlanKind.OFFLOAD, OffloadPlan.from_json, since)
 
     def store_object_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of what is to leave the buckets and return its location."""
-        return self._store_plan(OBJECT_PLANS, summary, rows)
+        return self._store_plan(PlanKind.OBJECTS, summary, rows)
 
     def object_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan of :meth:`store_object_plan` with its rows, read from the files. Raises NotFound."""
-        return self._plan(OBJECT_PLANS, plan_id, PlanSummary.from_json, OBJECTS)
+        return self._plan(PlanKind.OBJECTS, plan_id, PlanSummary.from_json)
 
     def object_plans(self, since: int = 0) -> list[PlanSummary]:
         """Every plan of what is to leave the buckets that can be read, oldest first."""
-        return self._readable(OBJECT_PLANS, PlanSummary.from_json, since)
+        return self._readable(PlanKind.OBJECTS, PlanSummary.from_json, since)
 
     def store_retention_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of what is past its retention and return its location."""
-        return self._store_plan(RETENTION_PLANS, summary, rows)
+        return self._store_plan(PlanKind.RETENTION, summary, rows)
 
     def retention_plan_location(self, plan_id: str) -> str:
         """Where :meth:`store_retention_plan` puts a plan."""
-        return f"{self.location}/{RETENTION_PLANS}/{plan_id}"
+        return f"{self.location}/{PlanKind.RETENTION.folder}/{plan_id}"
 
     def retention_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan of :meth:`store_retention_plan` with its rows, read from the files. Raises NotFound."""
-        return self._plan(RETENTION_PLANS, plan_id, PlanSummary.from_json, EXPIRED_LEDGERS)
+        return self._plan(PlanKind.RETENTION, plan_id, PlanSummary.from_json)
 
     def retention_plans(self, since: int = 0) -> list[PlanSummary]:
         """Every retention plan that can be read, oldest first."""
-        return self._readable(RETENTION_PLANS, PlanSummary.from_json, since)
+        return self._readable(PlanKind.RETENTION, PlanSummary.from_json, since)
 
     def store_load_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of topics to load and return its location."""
-        return self._store_plan(LOAD_PLANS, summary, rows)
+        return self._store_plan(PlanKind.LOAD, summary, rows)
 
     def load_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan of :meth:`store_load_plan` with its rows, read from the files. Raises NotFound."""
-        return self._plan(LOAD_PLANS, plan_id, PlanSummary.from_json, TOPICS_TO_LOAD)
+        return self._plan(PlanKind.LOAD, plan_id, PlanSummary.from_json)
 
     def load_plans(self) -> list[PlanSummary]:
         """Every load plan that can be read, oldest first."""
-        return self._readable(LOAD_PLANS, PlanSummary.from_json)
+        return self._readable(PlanKind.LOAD, PlanSummary.from_json)
 
     def store_repair_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of repairs of delayed indexes and return its location."""
-        return self._store_plan(REPAIR_PLANS, summary, rows)
+        return self._store_plan(PlanKind.DELAYED_INDEX, summary, rows)
 
     def repair_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan of :meth:`store_repair_plan` with its rows, read from the files. Raises NotFound."""
-        return self._plan(REPAIR_PLANS, plan_id, PlanSummary.from_json, REPAIRS)
+        return self._plan(PlanKind.DELAYED_INDEX, plan_id, PlanSummary.from_json)
 
     def repair_plans(self, since: int = 0) -> list[PlanSummary]:
         """Every plan of repairs that can be read, oldest first."""
-        return self._readable(REPAIR_PLANS, PlanSummary.from_json, since)
+        return self._readable(PlanKind.DELAYED_INDEX, PlanSummary.from_json, since)
 
     def store_inactive_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of inactive topics, or of inactive subscriptions, and return its location."""
-        return self._store_plan(INACTIVE_PLANS, summary, rows)
+        return self._store_plan(PlanKind.INACTIVE_TOPICS, summary, rows)
 
     def inactive_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan of :meth:`store_inactive_plan` with its rows, read from the files. Raises NotFound."""
-        return self._plan(INACTIVE_PLANS, plan_id, PlanSummary.from_json, inactive_plan.schema_of(plan_id))
+        several = kind_of(plan_id) is PlanKind.INACTIVE_SUBSCRIPTIONS
+        kind = PlanKind.INACTIVE_SUBSCRIPTIONS if several else PlanKind.INACTIVE_TOPICS
+        return self._plan(kind, plan_id, PlanSummary.from_json)
 
     def inactive_plans(self) -> list[PlanSummary]:
         """Every plan of inactive topics and subscriptions that can be read, oldest first."""
-        return self._readable(INACTIVE_PLANS, PlanSummary.from_json)
+        return self._readable(PlanKind.INACTIVE_TOPICS, PlanSummary.from_json)
 
     def store_delete_records_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan to delete records and return its location."""
-        return self._store_plan(DELETE_RECORDS_PLANS, summary, rows)
+        return self._store_plan(PlanKind.DELETE_RECORDS, summary, rows)
 
     def delete_records_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan of :meth:`store_delete_records_plan` with its rows, read from the files. Raises NotFound."""
-        return self._plan(DELETE_RECORDS_PLANS, plan_id, PlanSummary.from_json, RECORDS)
+        return self._plan(PlanKind.DELETE_RECORDS, plan_id, PlanSummary.from_json)
 
     def delete_records_plans(self, since: int = 0) -> list[PlanSummary]:
         """Every plan to delete records that can be read, oldest first."""
-        return self._readable(DELETE_RECORDS_PLANS, PlanSummary.from_json, since)
+        return self._readable(PlanKind.DELETE_RECORDS, PlanSummary.from_json, since)
 
-    def _store_plan(self, kind: str, plan: PlanSummary | OffloadPlan, rows: pa.Table) -> str:
+    def _store_plan(self, kind: PlanKind, plan: PlanSummary | OffloadPlan, rows: pa.Table) -> str:
         sink = pa.BufferOutputStream()
         pq.write_table(rows, sink, compression="zstd")
-        self._write(f"{kind}/{plan.plan_id}/rows.parquet", sink.getvalue().to_pybytes())
-        self._write_document(f"{kind}/{plan.plan_id}/plan.json", plan.to_json())
-        return f"{self.location}/{kind}/{plan.plan_id}"
+        self._write(f"{kind.folder}/{plan.plan_id}/rows.parquet", sink.getvalue().to_pybytes())
+        self._write_document(f"{kind.folder}/{plan.plan_id}/plan.json", plan.to_json())
+        return f"{self.location}/{kind.folder}/{plan.plan_id}"
 
-    def _plan(
-        self, kind: str, plan_id: str, decode: Callable[[Mapping[str, Any]], P], schema: pa.Schema
-    ) -> tuple[P, pa.Table]:
-        plan = self._document(f"{kind}/{plan_id}/plan.json", decode) if _is_name(plan_id) else None
+    def _plan(self, kind: PlanKind, plan_id: str, decode: Callable[[Mapping[str, Any]], P]) -> tuple[P, pa.Table]:
+        plan = self._document(f"{kind.folder}/{plan_id}/plan.json", decode) if _is_name(plan_id) else None
         if plan is None:
-            raise NotFound(f"there is no plan {plan_id!r} in {self.location}/{kind}")
-        return plan, self._rows(plan_id, f"{kind}/{plan_id}/rows.parquet", schema)
+            raise NotFound(f"there is no plan {plan_id!r} in {self.location}/{kind.folder}")
+        return plan, self._rows(plan_id, f"{kind.folder}/{plan_id}/rows.parquet", kind.schema)
 
-    def _readable(self, kind: str, decode: Callable[[Mapping[str, Any]], P], since: int = 0) -> list[P]:
-        found, _ = self._documents(kind, decode, since)
+    def _readable(self, kind: PlanKind, decode: Callable[[Mapping[str, Any]], P], since: int = 0) -> list[P]:
+        found, _ = self._documents(kind.folder, decode, since)
         return sorted(found, key=lambda plan: (plan.created_at, plan.plan_id))
 
     def _documents(
-        self, kind: str, decode: Callable[[Mapping[str, Any]], P], since: int = 0
+        self, folder: str, decode: Callable[[Mapping[str, Any]], P], since: int = 0
     ) -> tuple[list[P], list[CorruptFormat]]:
-        """The plans of a kind, and what is wrong with the others."""
+        """The plans in a folder, and what is wrong with the others."""
         plans: list[P] = []
         broken: list[CorruptFormat] = []
-        for name in sorted(self._written_since(kind, "plan.json", since) if since else self._folders(kind)):
+        for name in sorted(self._written_since(folder, "plan.json", since) if since else self._folders(folder)):
             try:
-                plan = self._document(f"{kind}/{name}/plan.json", decode)
+                plan = self._document(f"{folder}/{name}/plan.json", decode)
             except CorruptFormat as error:
                 broken.append(error)
                 continue
@@ -373,7 +360,7 @@ class FileLake(LakeFiles):
 
     def plan_holds(self, plan_id: str, ledger_id: int) -> bool:
         """Whether a stored plan has a row for the ledger."""
-        path = f"{self._root}/plans/{plan_id}/rows.parquet"
+        path = f"{self._root}/{PlanKind.ORPHANS.folder}/{plan_id}/rows.parquet"
         try:
             rows = pq.read_table(
                 path, columns=["ledger_id"], filesystem=self._filesystem, filters=pc.field("ledger_id") == ledger_id
@@ -384,13 +371,14 @@ class FileLake(LakeFiles):
 
     def plans(self, since: int = 0) -> list[PlanSummary]:
         """Stored plans, oldest first, without those of :meth:`broken_plans`."""
-        return self._readable(PLANS, PlanSummary.from_json, since)
+        return self._readable(PlanKind.ORPHANS, PlanSummary.from_json, since)
 
     def broken_plans(self) -> list[CorruptFormat]:
         """What is wrong with plans, of any kind, whose document is not a plan's, one error each."""
-        kinds = (PLANS, RETENTION_PLANS, LOAD_PLANS, OBJECT_PLANS, DELETE_RECORDS_PLANS)
-        broken = [error for kind in kinds for error in self._documents(kind, PlanSummary.from_json)[1]]
-        return broken + self._documents(OFFLOAD_PLANS, OffloadPlan.from_json)[1]
+        offload = PlanKind.OFFLOAD.folder
+        folders = [folder for folder in dict.fromkeys(kind.folder for kind in PlanKind) if folder != offload]
+        broken = [error for folder in folders for error in self._documents(folder, PlanSummary.from_json)[1]]
+        return broken + self._documents(offload, OffloadPlan.from_json)[1]
 
 
 @dataclass(frozen=True, slots=True)

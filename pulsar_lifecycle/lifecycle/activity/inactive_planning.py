@@ -17,7 +17,7 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import ActivityReport
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans import inactive_plan
-from pulsar_lifecycle.records.plans.inactive_plan import SUBSCRIPTIONS, TOPICS
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -32,8 +32,8 @@ def make_inactive_plans(
     """Store the plan of topics and that of subscriptions of a report, each with its rows."""
     gaps = [*evidence.gaps_of(cluster, epoch), *_below_floor(cluster)]
     gaps += [Gap(GapCode.POLICIES_UNKNOWN, "", problem) for problem in report.problems]
-    return _plan(cluster, epoch, gaps, TOPICS, report.topics), _plan(
-        cluster, epoch, gaps, SUBSCRIPTIONS, report.cursors
+    return _plan(cluster, epoch, gaps, PlanKind.INACTIVE_TOPICS, report.topics), _plan(
+        cluster, epoch, gaps, PlanKind.INACTIVE_SUBSCRIPTIONS, report.cursors
     )
 
 
@@ -50,7 +50,7 @@ def _below_floor(cluster: Cluster) -> list[Gap]:
 
 
 def _plan(
-    cluster: Cluster, epoch: Epoch, gaps: list[Gap], kind: str, inactive: pa.Table
+    cluster: Cluster, epoch: Epoch, gaps: list[Gap], kind: PlanKind, inactive: pa.Table
 ) -> tuple[PlanSummary, pa.Table]:
     rows = inactive.filter(inactive.column("kept").is_null())
     token, now = cluster.ids.token(2), cluster.clock.now_ms()
@@ -66,5 +66,6 @@ def _plan(
 
 def run_config(summary: PlanSummary) -> dict[str, Any]:
     """The run configuration of Dagster's job that applies a plan under the settings' caps."""
-    op = "delete_subscriptions" if summary.plan_id.startswith(f"{SUBSCRIPTIONS}-") else "delete_unused_topics"
+    topics = kind_of(summary.plan_id) is PlanKind.INACTIVE_TOPICS
+    op = "delete_unused_topics" if topics else "delete_subscriptions"
     return {"ops": {op: {"config": {"plan_id": summary.plan_id, "digest": summary.digest, "dry_run": True}}}}

@@ -28,6 +28,7 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.run_settings import LoadSettings
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -39,8 +40,6 @@ from pulsar_lifecycle.topics.retention_policy import policies_in_force
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
 
 TABLE = "topics_to_load"
-KIND = "load"
-"""How the id of a plan begins."""
 POSITIONS_TABLE = "idle_cursor_positions"
 
 
@@ -84,7 +83,7 @@ def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     going = lake.batches(cluster.parts(epoch_id, TABLE), TOPICS_TO_LOAD.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), TOPICS_TO_LOAD))
     summary = summary_of(
-        KIND, cluster.ids.token(2), epoch, gaps, now, rows, load_plan.digest, physical="physical_bytes"
+        PlanKind.LOAD, cluster.ids.token(2), epoch, gaps, now, rows, load_plan.digest, physical="physical_bytes"
     )
     lake.store_load_plan(summary, rows)
     return summary, rows

@@ -16,9 +16,6 @@ import pyarrow as pa
 
 from pulsar_lifecycle.records import plans
 
-KIND = "repair"
-"""How the id of a plan begins."""
-
 REPAIRS = pa.schema(
     [
         pa.field("ledger_id", pa.int64()),

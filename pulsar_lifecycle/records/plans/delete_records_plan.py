@@ -17,21 +17,6 @@ import pyarrow as pa
 
 from pulsar_lifecycle.records import plans
 
-KIND = "delete-records"
-"""How the id of an operator's plan begins."""
-CONSUMED = "consumed-records"
-"""How the id of a plan of policy ``consumed_records`` begins."""
-
-
-def holds_records(plan_id: str) -> bool:
-    """Whether a plan is one to delete records, whoever asked for it."""
-    return plan_id.startswith((f"{KIND}-", f"{CONSUMED}-"))
-
-
-def is_by_policy(plan_id: str) -> bool:
-    """Whether it is of policy ``consumed_records``."""
-    return plan_id.startswith(f"{CONSUMED}-")
-
 
 class RecordsError(StrEnum):
     """Why a partition got no new low watermark. The first four have KIP-107's and Kafka's names."""

@@ -133,15 +133,6 @@ each load makes a ledger, and its broker forgets what was used before.
 ``inactive_since``: when it was last read, by this ``UseEvidence``. ``bytes`` of its topic's ledgers that it keeps. The
 other columns are as those of ``inactive_topics``."""
 
-TOPICS, SUBSCRIPTIONS = "inactive-topics", "inactive-subscriptions"
-"""How the id of a plan begins."""
-
-
-def schema_of(plan_id: str) -> pa.Schema:
-    """The schema of a plan's rows, by its id."""
-    return INACTIVE_CURSORS if plan_id.startswith(f"{SUBSCRIPTIONS}-") else INACTIVE_TOPICS
-
-
 _FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
 
 

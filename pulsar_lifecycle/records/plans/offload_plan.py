@@ -140,6 +140,11 @@ class OffloadPlan:
     brokers_release_bytes: int
     digest: str
 
+    @property
+    def rows(self) -> int:
+        """How many rows it has: ledgers to offload, and copies to release."""
+        return self.ledgers + self.released
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON document."""
         return asdict(self)

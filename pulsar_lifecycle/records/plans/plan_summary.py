@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, Gaps
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class PlanSummary:
     cluster_ledgers: int
     digest: str
 
+    @property
+    def rows(self) -> int:
+        """How many rows it has; ``ledgers`` as its kind counts them."""
+        return self.ledgers
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON document."""
         return asdict(self)
@@ -56,7 +62,7 @@ _SUMMARY = TypeAdapter(PlanSummary)
 
 
 def summary_of(
-    kind: str,
+    kind: PlanKind,
     token: str,
     epoch: Epoch,
     gaps: Sequence[Gap],

@@ -30,6 +30,7 @@ from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gaps
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.tables import OBJECTS
@@ -138,7 +139,7 @@ def _plan(cluster: Cluster, epoch: Epoch, confirmed_by: str, now: int, gaps: Gap
     copies = pc.field("uuid").is_valid() & (pc.field("upload_id") == "")
     ledgers = sum(batch.num_rows for batch in lake.batches(parts, ["uuid"], copies))
     summary = summary_of(
-        "objects", cluster.ids.token(2), epoch, gaps, now, rows, bucket_rules.digest,
+        PlanKind.OBJECTS, cluster.ids.token(2), epoch, gaps, now, rows, bucket_rules.digest,
         confirmed_by=confirmed_by, cluster_ledgers=ledgers,
     )  # fmt: skip
     lake.store_object_plan(summary, rows)

@@ -35,6 +35,7 @@ from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Waiting
 from pulsar_lifecycle.records.plans import offload_plan
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadCode, OffloadPlan
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
@@ -158,7 +159,7 @@ def make_offload_plan(
         list(kept), pa.schema([CANDIDATES.field("bytes"), CANDIDATES.field("action")])
     )
     plan = OffloadPlan(
-        plan_id=f"offload-{epoch.epoch_id}-{cluster.ids.token(2)}",
+        plan_id=f"{PlanKind.OFFLOAD}-{epoch.epoch_id}-{cluster.ids.token(2)}",
         cluster=epoch.cluster,
         fingerprint=epoch.fingerprint,
         epoch_id=epoch.epoch_id,
@@ -172,6 +173,11 @@ def make_offload_plan(
     plan = replace(plan, digest=offload_plan.digest(rows, plan.to_json()))
     cluster.lake.store_offload_plan(plan, rows)
     return plan, rows
+
+
+def run_config(plan: OffloadPlan) -> dict[str, Any]:
+    """The run configuration with which job ``offload`` applies a plan."""
+    return {"ops": {"offload_ledgers": {"config": {"plan_id": plan.plan_id, "digest": plan.digest}}}}
 
 
 def totals(rows: pa.Table, brokers_release: pa.Table) -> dict[str, int]:

@@ -9,8 +9,10 @@ import pyarrow as pa
 import pytest
 
 from assets.lifecycle.activity import check_result, history_shown, inactive_shown
-from pulsar_lifecycle.cli.plan_kinds import InactivePlans
+from pulsar_lifecycle.cli.plan_pages import PAGES, InactivePlans
+from pulsar_lifecycle.inspect.kept_plans import KEPT, known_kind
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from tests.kit.command import run
 from tests.kit.scenes.activity_scene import ActivityScene
 from tests.kit.scenes.retention_scene import NAMESPACE
@@ -70,11 +72,11 @@ def test_a_plan_of_subscriptions_counts_the_bytes_of_a_topic_once(scene: Activit
     (topics, _), (made, rows) = make_inactive_plans(scene.cluster, scene.epoch, report)
     assert made.logical_bytes == max(rows.column("bytes").to_pylist()) > 0
     assert made.physical_bytes == max(rows.column("physical_bytes").to_pylist()) > 0
-    kind = InactivePlans(made.plan_id)
-    assert kind.digest(rows, made) == made.digest
+    kind = InactivePlans(subscriptions=True)
+    assert KEPT[PlanKind.INACTIVE_SUBSCRIPTIONS].digest(rows, made.to_json()) == made.digest
     (deletes, keep) = kind.facts(made, rows)
     assert deletes == ("deletes", "2 subscriptions of 1 topic")
     assert keep[1].startswith("20 B on disk, 1.0 MB logical")
     assert sum(count for _, count, _ in kind.groups(rows)["namespace"]) == 2
     assert [size for _, _, size in kind.groups(rows)["namespace"]] == ["2.0 MB"]  # of each ledger the larger size
-    assert InactivePlans(topics.plan_id).what == "topic"
+    assert PAGES[known_kind(topics.plan_id)].what == "topic"

@@ -13,7 +13,7 @@ from pulsar_lifecycle.lifecycle.activity.cursor_run import delete_subscriptions
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicConnections
-from pulsar_lifecycle.records.plans.inactive_plan import SUBSCRIPTIONS, TOPICS
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
@@ -220,7 +220,7 @@ class Idling:
     def delete_topics(self) -> str:
         """Apply the newest plan of topics."""
         self.listed = {t.name: frozenset(t.ledgers) for t in self.world.model.topics.values()}
-        order = self._order(TOPICS)
+        order = self._order(PlanKind.INACTIVE_TOPICS)
         if order is None:
             return "no plan of topics yet"
         run_id = self.operator._run_id("inactive")
@@ -230,7 +230,7 @@ class Idling:
 
     def delete_subscriptions(self) -> str:
         """Apply the newest plan of subscriptions."""
-        order = self._order(SUBSCRIPTIONS)
+        order = self._order(PlanKind.INACTIVE_SUBSCRIPTIONS)
         if order is None:
             return "no plan of subscriptions yet"
         run_id = self.operator._run_id("subscriptions")
@@ -238,9 +238,9 @@ class Idling:
             done = delete_subscriptions(self.operator.cluster, run_id, order, dry_run=False)
         return "; ".join(f"{one.topic} {one.subscription} {one.outcome}: {one.why.text}" for one in done)
 
-    def _order(self, kind: str) -> Order | None:
+    def _order(self, kind: PlanKind) -> Order | None:
         self.world.trace = None
-        plans = [one for one in self.operator.lake.inactive_plans() if one.plan_id.startswith(f"{kind}-")]
+        plans = [one for one in self.operator.lake.inactive_plans() if kind_of(one.plan_id) is kind]
         return Order(plans[-1].plan_id, plans[-1].digest) if plans else None
 
     def about_to_delete_topic(self, topic: Topic) -> None:

@@ -14,7 +14,6 @@ from random import Random
 
 import pyarrow as pa
 
-from pulsar_lifecycle.cli.plan_kinds import kind_of
 from pulsar_lifecycle.cli.plans import refusal_of
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion import reconcile as reconciling
@@ -193,7 +192,7 @@ class Operator:
         order = Order(plan_id, summary.digest, AS_SET if as_set else self._launched_with(f"{run_id} {plan_id}"), limit)
         self.world.trace = None
         kept, now = self.lake.kept_plans[plan_id], self.world.clock.now_ms()
-        said = refusal_of(kind_of(plan_id), *kept, self.lake, self.settings, now)  # type: ignore[arg-type]
+        said = refusal_of(*kept, self.lake, self.settings, now)  # type: ignore[arg-type]
         try:
             with self._within_caps(run_id):
                 applied = deletion_run.apply_plan(self.cluster, run_id, order, lambda line: None)

@@ -24,6 +24,7 @@ from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadPlan
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.automation_rule import AutomationCode
 from pulsar_lifecycle.runs.caps import Order
@@ -72,7 +73,7 @@ def test_only_named_namespaces_go(scene: RetentionScene, monkeypatch: pytest.Mon
         assert decision_of(where, RETENTION)[0].code == code
 
 
-OFFLOAD = {kind.name: kind for kind in KINDS if kind.prefix == "offload-"}
+OFFLOAD = {kind.name: kind for kind in KINDS if kind.kind is PlanKind.OFFLOAD}
 
 
 def offload_planned(scene: RetentionScene, offloaded: int, released: int) -> OffloadPlan:
@@ -221,6 +222,6 @@ def test_an_offload_does_not_take_the_release_of_copies_by_the_same_plan_for_don
     taken = {
         kind.name: applied_plans(where.journal_reader, "test", ["offload-1"], now - 1, kind.effects)
         for kind in KINDS
-        if kind.prefix == "offload-"
+        if kind.kind is PlanKind.OFFLOAD
     }
     assert taken == {"offload": {"offload-1": 1}, "bookkeeper_copies": {}}

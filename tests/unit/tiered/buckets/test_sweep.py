@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import summary_of
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.tables import OBJECTS
@@ -22,7 +23,9 @@ def test_the_caps_of_one_launch_hold_for_copies_too() -> None:
     lake = lake_of(before, now)
     rows = pa.Table.from_pylist([{"topic": "persistent://t/n/x", "bytes": 10}] * 3, OBJECTS)
     created_at = servers.clock.now_ms()
-    plan = summary_of("objects", "t", now.epoch, (), created_at, rows, bucket_rules.digest, cluster_ledgers=1_000)
+    plan = summary_of(
+        PlanKind.OBJECTS, "t", now.epoch, (), created_at, rows, bucket_rules.digest, cluster_ledgers=1_000
+    )
     lake.store_object_plan(plan, rows)
     stored = ObjectStoreSettings(endpoint="http://simulated", buckets=("tiered",))
 

@@ -1,23 +1,25 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 # pyarrow has no types.
-"""Plans of orphans, of expired ledgers and of topics to load: what ``plan`` must know of each kind to show it.
+"""Plans of each kind: what ``plans`` and ``plan`` must know of it to show it.
 
-Not here: what they have in common (``cli/plans.py``). Imported by a command that needs it: pyarrow takes its time.
+Not here: what they have in common (``cli/plan_page.py``, ``cli/plans.py``). Imported by a command that needs it:
+pyarrow takes its time.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.cli.plan_page import Deletes, Groups, OfLedgers, PlanPage, grouped, share, sizes
 from pulsar_lifecycle.delayed_index.repair import repair_planning
 from pulsar_lifecycle.delete_records import records_planning
 from pulsar_lifecycle.deletion.planning import confirmed_orphans
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.lifecycle.activity import inactive_planning
 from pulsar_lifecycle.lifecycle.load import load_planning
@@ -25,125 +27,41 @@ from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.plans import (
     delayed_index_plan,
     delete_records_plan,
-    deletion_plan,
     inactive_plan,
     load_plan,
     retention_plan,
 )
+from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.records.refusals import RefusalCode
+from pulsar_lifecycle.scan.evidence import refuse_old_evidence
+from pulsar_lifecycle.tiered.buckets import bucket_runs
+from pulsar_lifecycle.tiered.buckets.bucket_rules import SweepAction
+from pulsar_lifecycle.tiered.planning import offload_planning
 
-Groups = list[tuple[str, int, str]]
-"""A group's name, its ledgers, their bytes."""
-FREES = "frees"
-"""What the bytes of most plans are."""
-
-
-class PlanKind(Protocol):
-    """One kind of plan. ``job`` applies it; ``columns`` are those of a line of its sample.
-
-    ``needs_two_scans``: whether an earlier scan must confirm what it rests on; ``what``: what its summary counts;
-    ``measure``: what its bytes are.
-    """
-
-    @property
-    def job(self) -> str: ...  # noqa: D102 - see above
-    @property
-    def columns(self) -> Sequence[str]: ...  # noqa: D102
-    @property
-    def needs_two_scans(self) -> bool: ...  # noqa: D102
-    @property
-    def what(self) -> str: ...  # noqa: D102
-    @property
-    def measure(self) -> str: ...  # noqa: D102
-
-    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
-        """Summary and rows. Raises NotFound."""
-        ...
-
-    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
-        """What the files' digest is."""
-        ...
-
-    def run_config(self, summary: PlanSummary) -> dict[str, Any]:
-        """What :attr:`job` is launched with."""
-        ...
-
-    def sized(self, rows: pa.Table) -> pa.Table:
-        """The rows with the column that the caps count."""
-        ...
-
-    def groups(self, rows: pa.Table) -> dict[str, Groups]:
-        """Ledgers by what an operator asks for, most first."""
-        ...
-
-    def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
-        """A row of the sample."""
-        ...
-
-    def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
-        """What it does, and what that frees, in words."""
-        ...
+if TYPE_CHECKING:
+    from pulsar_lifecycle.settings import Settings
 
 
-def kind_of(plan_id: str) -> PlanKind:
-    """By the beginning of a plan's id."""
-    if plan_id.startswith(f"{load_planning.KIND}-"):
-        return LoadPlans()
-    if plan_id.startswith(f"{delayed_index_plan.KIND}-"):
-        return RepairPlans()
-    if plan_id.startswith((f"{inactive_plan.TOPICS}-", f"{inactive_plan.SUBSCRIPTIONS}-")):
-        return InactivePlans(plan_id)
-    if delete_records_plan.holds_records(plan_id):
-        return RecordsPlans()
-    return RetentionPlans() if plan_id.startswith(f"{retention_planning.KIND}-") else OrphanPlans()
-
-
-class _OfLedgers:
-    """Plans whose summaries count ledgers."""
-
-    what = "ledger"
-    measure = FREES
-
-    def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
-        """How many go, of how many, and their bytes."""
-        count = f"{show.counted(summary.ledgers, self.what)}, {share(summary)} of {summary.cluster_ledgers}"
-        return [("deletes", count), ("frees", _sizes(summary))]
-
-
-def _sizes(summary: PlanSummary) -> str:
-    return f"{show.size(summary.physical_bytes)} on disk, {show.size(summary.logical_bytes)} logical"
-
-
-class OrphanPlans(_OfLedgers):
+class OrphanPlans(OfLedgers):
     """Plans of ledgers that nothing refers to."""
 
     job = "apply_plan"
     needs_two_scans = True
     columns = ("ledger", "component", "topic", "entries", "frees", "made")
 
-    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
-        """From the lake."""
-        return lake.plan(plan_id)
-
-    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
-        """Over rows and facts."""
-        return deletion_plan.digest(rows, summary.to_json())
-
     def run_config(self, summary: PlanSummary) -> dict[str, Any]:
         """Of ``apply_plan``."""
         return confirmed_orphans.run_config(summary)
-
-    def sized(self, rows: pa.Table) -> pa.Table:
-        """As they are."""
-        return rows
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By component, and by code, each with the sentence of one of its ledgers."""
         listed = rows.to_pylist()
         said = {row["code"]: row["reason"] for row in reversed(listed)}
-        codes = _grouped((row["code"], row["physical_bytes"]) for row in listed)
+        codes = grouped((row["code"], row["physical_bytes"]) for row in listed)
         return {
-            "component": _grouped((_component(row), row["physical_bytes"]) for row in listed),
+            "component": grouped((_component(row), row["physical_bytes"]) for row in listed),
             "code": [(f"{code}: {said[code]}", ledgers, size) for code, ledgers, size in codes],
         }
 
@@ -153,20 +71,12 @@ class OrphanPlans(_OfLedgers):
         return row["ledger_id"], _component(row), row["topic"], row["entries"], size, made
 
 
-class RetentionPlans(_OfLedgers):
+class RetentionPlans(OfLedgers):
     """Plans of ledgers past their retention."""
 
     job = "apply_retention"
     needs_two_scans = False
     columns = ("ledger", "topic", "expired by", "set at", "since", "frees")
-
-    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
-        """From the lake."""
-        return lake.retention_plan(plan_id)
-
-    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
-        """Over rows and facts."""
-        return retention_plan.digest(rows, summary.to_json())
 
     def run_config(self, summary: PlanSummary) -> dict[str, Any]:
         """Of ``apply_retention``."""
@@ -180,7 +90,7 @@ class RetentionPlans(_OfLedgers):
         """By namespace, and by limit."""
         listed = rows.select(["namespace", "expired_by", "physical_bytes"]).to_pylist()
         return {
-            name: _grouped((row[name], row["physical_bytes"]) for row in listed) for name in ("namespace", "expired_by")
+            name: grouped((row[name], row["physical_bytes"]) for row in listed) for name in ("namespace", "expired_by")
         }
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
@@ -189,22 +99,13 @@ class RetentionPlans(_OfLedgers):
         return row["ledger_id"], row["topic"], row["expired_by"], row["level"], since, show.size(row["physical_bytes"])
 
 
-class LoadPlans:
+class LoadPlans(Deletes):
     """Plans of topics to load; each stands under its last ledger."""
 
-    measure = FREES
     job = "load_topics"
     needs_two_scans = False
     what = "topic"
     columns = ("last ledger", "topic", "needs", "frees", "logical", "of these at once", "rest from")
-
-    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
-        """From the lake."""
-        return lake.load_plan(plan_id)
-
-    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
-        """Over rows and facts."""
-        return load_plan.digest(rows, summary.to_json())
 
     def run_config(self, summary: PlanSummary) -> dict[str, Any]:
         """Of ``load_topics``."""
@@ -216,14 +117,14 @@ class LoadPlans:
 
     def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
         """How many topics, and what goes of them, sooner or later."""
-        return [("loads", show.counted(summary.ledgers, self.what)), ("frees", _sizes(summary))]
+        return [("loads", show.counted(summary.ledgers, self.what)), ("frees", sizes(summary))]
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by need."""
         listed = rows.select(["namespace", "needs", "physical_bytes"]).to_pylist()
         return {
-            "namespace": _grouped((row["namespace"], row["physical_bytes"]) for row in listed),
-            "needs": _grouped((", ".join(row["needs"]), row["physical_bytes"]) for row in listed),
+            "namespace": grouped((row["namespace"], row["physical_bytes"]) for row in listed),
+            "needs": grouped((", ".join(row["needs"]), row["physical_bytes"]) for row in listed),
         }
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
@@ -233,25 +134,16 @@ class LoadPlans:
         return row["ledger_id"], row["topic"], ", ".join(row["needs"]), *sizes, rest
 
 
-class InactivePlans:
+class InactivePlans(Deletes):
     """Plans of inactive topics, or of inactive subscriptions; each stands under a ledger."""
 
-    measure = FREES
     needs_two_scans = False
     columns = ("ledger", "topic", "subscription", "unused since", "holds")
 
-    def __init__(self, plan_id: str) -> None:
-        self._subscriptions = plan_id.startswith(f"{inactive_plan.SUBSCRIPTIONS}-")
-        self.what = "subscription" if self._subscriptions else "topic"
-        self.job = "delete_inactive_subscriptions" if self._subscriptions else "delete_inactive_topics"
-
-    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
-        """From the lake."""
-        return lake.inactive_plan(plan_id)
-
-    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
-        """Over rows and facts."""
-        return inactive_plan.digest(rows, summary.to_json())
+    def __init__(self, *, subscriptions: bool) -> None:
+        self._subscriptions = subscriptions
+        self.what = "subscription" if subscriptions else "topic"
+        self.job = "delete_inactive_subscriptions" if subscriptions else "delete_inactive_topics"
 
     def run_config(self, summary: PlanSummary) -> dict[str, Any]:
         """Of :attr:`job`."""
@@ -264,7 +156,7 @@ class InactivePlans:
     def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
         """How many of how many topics; deleting a subscription frees nothing by itself."""
         topics = show.counted(len(rows.column("topic").unique()), "topic")
-        size = _sizes(summary)
+        size = sizes(summary)
         if not self._subscriptions:
             return [("deletes", topics), ("frees", size)]
         several = show.counted(summary.ledgers, self.what)
@@ -274,7 +166,7 @@ class InactivePlans:
         """By namespace, and by evidence."""
         listed = self.sized(rows).select(["namespace", "evidence", "physical_bytes"]).to_pylist()
         return {
-            name: _grouped((row[name], row["physical_bytes"]) for row in listed) for name in ("namespace", "evidence")
+            name: grouped((row[name], row["physical_bytes"]) for row in listed) for name in ("namespace", "evidence")
         }
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
@@ -283,20 +175,12 @@ class InactivePlans:
         return row["ledger_id"], row["topic"], row.get("cursor"), since, size
 
 
-class RecordsPlans(_OfLedgers):
+class RecordsPlans(OfLedgers):
     """Plans to delete records; each partition stands under the ledger of its low watermark."""
 
     job = "delete_records"
     needs_two_scans = False
     columns = ("ledger", "partition", "asked", "low watermark", "first readable", "frees", "error")
-
-    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
-        """From the lake."""
-        return lake.delete_records_plan(plan_id)
-
-    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
-        """Over rows and facts."""
-        return delete_records_plan.digest(rows, summary.to_json())
 
     def run_config(self, summary: PlanSummary) -> dict[str, Any]:
         """Of ``delete_records``."""
@@ -309,9 +193,7 @@ class RecordsPlans(_OfLedgers):
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by error."""
         listed = rows.select(["namespace", "error", "bytes"]).to_pylist()
-        return {
-            name: _grouped((row[name] or "none", row["bytes"]) for row in listed) for name in ("namespace", "error")
-        }
+        return {name: grouped((row[name] or "none", row["bytes"]) for row in listed) for name in ("namespace", "error")}
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
         """Ledger, partition, offset, low watermark, what remains readable, bytes on disk, error."""
@@ -319,7 +201,7 @@ class RecordsPlans(_OfLedgers):
         return *(row[name] for name in names), show.size(row["bytes"]), row["error"]
 
 
-class RepairPlans:
+class RepairPlans(Deletes):
     """Plans of repairs of delayed indexes; each subscription stands under its newest snapshot. They free nothing."""
 
     what = "subscription"
@@ -327,14 +209,6 @@ class RepairPlans:
     job = "repair_delayed_index"
     needs_two_scans = False
     columns = ("snapshot", "topic", "subscription", "repair", "because", "messages")
-
-    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
-        """From the lake."""
-        return lake.repair_plan(plan_id)
-
-    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
-        """Over rows and facts."""
-        return delayed_index_plan.digest(rows, summary.to_json())
 
     def run_config(self, summary: PlanSummary) -> dict[str, Any]:
         """Of ``repair_delayed_index``."""
@@ -357,7 +231,7 @@ class RepairPlans:
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by level."""
         listed = rows.select(["namespace", "level", "bytes"]).to_pylist()
-        return {name: _grouped((row[name], row["bytes"]) for row in listed) for name in ("namespace", "level")}
+        return {name: grouped((row[name], row["bytes"]) for row in listed) for name in ("namespace", "level")}
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
         """Snapshot, topic, subscription, level, codes, messages."""
@@ -365,19 +239,112 @@ class RepairPlans:
         return row["ledger_id"], row["topic"], row["subscription"], row["level"], codes, row["messages"]
 
 
-def share(plan: PlanSummary) -> str:
-    """How much of the cluster's ledgers it takes."""
-    return f"{plan.ledgers / max(plan.cluster_ledgers, 1):.2%}"
+class OffloadPlans:
+    """Plans of ledgers to offload, and of copies in BookKeeper to release. A run does what its caps allow of one."""
+
+    what = "ledger"
+    measure = "bytes"
+    job = "offload"
+    needs_two_scans = False
+    columns = ("ledger", "action", "outlook", "topic", "entries", "bytes", "because")
+
+    def brief(self, summary: OffloadPlan) -> tuple[str, str | None, str | None]:
+        """Both together; what is released is freed."""
+        return show.counted(summary.rows, self.what), None, show.size(summary.released_bytes)
+
+    def run_config(self, summary: OffloadPlan) -> dict[str, Any]:
+        """Of ``offload``."""
+        return offload_planning.run_config(summary)
+
+    def check(self, summary: OffloadPlan, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> None:
+        """An object store, and the age of the newest scan."""
+        if settings.object_store is None:
+            raise RefusedBy(RefusalCode.NO_OBJECT_STORE, "object_store is not set: there is nowhere to offload to")
+        newest = next(iter(lake.epochs(summary.fingerprint)[-1:]), None)
+        if newest is None:
+            raise RefusedBy(RefusalCode.SCAN_GONE, f"plan {summary.plan_id}: no scan of its cluster is kept any more")
+        refuse_old_evidence(newest, now, int(settings.orphans.plan_valid_for * 1000))
+
+    def facts(self, summary: OffloadPlan, rows: pa.Table) -> list[tuple[str, str]]:
+        """What is offloaded, what released, and what of it a run would leave to brokers now."""
+        found = [
+            ("offloads", f"{show.counted(summary.ledgers, self.what)}, {show.size(summary.bytes)}"),
+            ("releases", f"{show.counted(summary.released, self.what)}, {show.size(summary.released_bytes)}"),
+        ]
+        if summary.left_to_broker:
+            size = show.size(summary.left_to_broker_bytes)
+            found.append(("of these left to brokers", f"{show.counted(summary.left_to_broker, self.what)}, {size}"))
+        return found
+
+    def groups(self, rows: pa.Table) -> dict[str, Groups]:
+        """By namespace, and by action and code."""
+        listed = rows.select(["namespace", "action", "code", "bytes"]).to_pylist()
+        return {
+            "namespace": grouped((row["namespace"], row["bytes"] or 0) for row in listed),
+            "action": grouped((f"{row['action']}: {row['code']}", row["bytes"] or 0) for row in listed),
+        }
+
+    def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        """Ledger, action, outlook, topic, entries, bytes, code."""
+        begin = (row[name] for name in ("ledger_id", "action", "outlook", "topic", "entries"))
+        return *begin, show.size(row["bytes"] or 0), row["code"]
 
 
-def _grouped(sized: Any) -> Groups:
-    ledgers: Counter[str] = Counter()
-    bytes_: Counter[str] = Counter()
-    for name, size in sized:
-        ledgers[name] += 1
-        bytes_[name] += size
-    return [(name, count, show.size(bytes_[name])) for name, count in ledgers.most_common()]
+class ObjectPlans(Deletes):
+    """Plans of offloaded copies and uploads that nothing needs in the buckets."""
+
+    what = "object"
+    measure = "frees in buckets"
+    job = "sweep_objects"
+    needs_two_scans = True
+    columns = ("bucket", "key", "kind", "action", "topic", "bytes", "since", "because")
+
+    def brief(self, summary: PlanSummary) -> tuple[str, str | None, str | None]:
+        """Copies and uploads; they free nothing on bookies' disks."""
+        return f"{summary.ledgers} in buckets", None, None
+
+    def run_config(self, summary: PlanSummary) -> dict[str, Any]:
+        """Of ``sweep_objects``."""
+        return bucket_runs.run_config(summary)
+
+    def sized(self, rows: pa.Table) -> pa.Table:
+        """Their bytes count."""
+        return rows.append_column("physical_bytes", rows.column("bytes"))
+
+    def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
+        """How many copies, of how many, how many uploads, and the copies' bytes."""
+        copies = rows.column("action").to_pylist().count(SweepAction.DELETE)
+        uploads = show.counted(rows.num_rows - copies, "upload")
+        share_of = f"{share(summary)} of {summary.cluster_ledgers} copies"
+        size = f"{show.size(summary.logical_bytes)} in the buckets"
+        return [("deletes", f"{copies} copies and {uploads}, {share_of}"), ("frees", size)]
+
+    def groups(self, rows: pa.Table) -> dict[str, Groups]:
+        """By bucket, and by kind."""
+        listed = rows.select(["bucket", "kind", "bytes"]).to_pylist()
+        return {name: grouped((row[name], row["bytes"]) for row in listed) for name in ("bucket", "kind")}
+
+    def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        """Bucket, key, kind, action, topic, bytes, its age, code."""
+        begin = (row[name] for name in ("bucket", "key", "kind", "action", "topic"))
+        return *begin, show.size(row["bytes"]), show.moment(row["modified"]), row["code"]
 
 
 def _component(row: dict[str, Any]) -> str:
     return "cursor" if row["component"] == "managed-ledger" and row["cursor"] else row["component"]
+
+
+PAGES: Mapping[PlanKind, PlanPage] = {
+    PlanKind.ORPHANS: OrphanPlans(),
+    PlanKind.RECONCILE: OrphanPlans(),
+    PlanKind.RETENTION: RetentionPlans(),
+    PlanKind.LOAD: LoadPlans(),
+    PlanKind.INACTIVE_TOPICS: InactivePlans(subscriptions=False),
+    PlanKind.INACTIVE_SUBSCRIPTIONS: InactivePlans(subscriptions=True),
+    PlanKind.DELETE_RECORDS: RecordsPlans(),
+    PlanKind.CONSUMED_RECORDS: RecordsPlans(),
+    PlanKind.DELAYED_INDEX: RepairPlans(),
+    PlanKind.OFFLOAD: OffloadPlans(),
+    PlanKind.OBJECTS: ObjectPlans(),
+}
+"""How a plan of each kind is shown."""
