@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -148,7 +148,8 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         rows = order.of(rows)
         epoch = evidence.newest_epoch(cluster, fingerprint)
         evidence.refuse_old_evidence(epoch, now, valid)
-        with _acting(cluster, run_id, epoch, ports) as (run, guard, lease):
+        with _acting(cluster, run_id, epoch, ports) as (any_run, guard, lease):
+            run = replace(any_run, plan_id=plan.plan_id)
             caps = settings.offload
             ports.store.sync("/")
             now_in_force = policies_now(cluster, rows.column("topic").unique().to_pylist())

@@ -27,6 +27,7 @@ from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import Writer
 from pulsar_lifecycle.runs.progress import of_ledgers, reporting
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.throttle import RateBudget
@@ -99,7 +100,7 @@ class Task:
     """One task; it may be repeated: the same attempt writes the same bytes."""
 
     settings: Settings
-    run_id: str
+    writer: Writer
     guard: tuple[str, int]
     tasks: int
     connect: Connect
@@ -141,7 +142,7 @@ class Task:
         if not item.release:  # a try that was killed, or the answer to whose beginning got lost, leaves an upload
             drop_uploads(objects, attempt)
         said = replace(outcome_of(attempt, Outcome.VERIFIED, READ_BACK), bytes=verified.length)
-        row = journal_row(self.run_id, self.settings.cluster, said, (verified,), ports.clock.now_ms())
+        row = journal_row(self.writer, said, (verified,), ports.clock.now_ms())
         ports.journal.record([row])
         return verified
 
@@ -201,7 +202,7 @@ def as_attempt(row: Row, settings: Settings) -> Attempt:
 
 def spread(
     cluster: Cluster,
-    run_id: str,
+    writer: Writer,
     guard: tuple[str, int],
     items: Sequence[Item],
     sizes: Mapping[int, int],
@@ -213,7 +214,7 @@ def spread(
     tasks = cluster.tasks
     bundles = list(bundled(sorted(items, key=lambda i: -sizes[i.attempt.ledger_id]), sizes))
     done, moved = tasks.counter(), tasks.counter()
-    task = Task(cluster.settings, run_id, guard, tasks.at_once, cluster.connect)
+    task = Task(cluster.settings, writer, guard, tasks.at_once, cluster.connect)
 
     def work(bundle: Sequence[Item]) -> list[TaskResult]:
         answers: list[TaskResult] = []

@@ -32,7 +32,7 @@ from pulsar_lifecycle.tiered import bookkeeper_copies, commit, revert
 from pulsar_lifecycle.tiered.commit import OffloadRequest, Proven, ReadCheckFailed
 from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts
 from pulsar_lifecycle.tiered.offload_tasks import Item, TaskResult, as_attempt, offload_request, spread
-from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record, writer_of
 from pulsar_lifecycle.tiered.planning.run_selection import (
     Row,
     by_topic,
@@ -278,7 +278,7 @@ class OffloadWork:
 
     def _spread(self, items: Sequence[Item], rows: Sequence[Row], progress: Callable[[str], None]) -> list[TaskResult]:
         sizes = {row["ledger_id"]: row["bytes"] or 0 for row in rows}
-        return spread(self._cluster, self._run.run_id, self._lease.guard, items, sizes, progress)
+        return spread(self._cluster, writer_of(self._run), self._lease.guard, items, sizes, progress)
 
 
 def still_pending(left: Mapping[str, str]) -> list[OffloadOutcome]:

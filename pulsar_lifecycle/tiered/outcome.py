@@ -77,28 +77,27 @@ def record(
     phase: Phase = Phase.OFFLOAD,
 ) -> None:
     """One journal row per ledger; ``details`` by ledger id go beside its UUID."""
-    known, now = details or {}, ports.clock.now_ms()
+    known, now, writer = details or {}, ports.clock.now_ms(), writer_of(run)
     ports.journal.record(
-        [
-            journal_row(run.run_id, run.cluster, one, known.get(one.ledger_id, ()), now, action=action, phase=phase)
-            for one in outcomes
-        ]
+        [journal_row(writer, one, known.get(one.ledger_id, ()), now, action=action, phase=phase) for one in outcomes]
     )
 
 
 def record_topics(run: TopicRun, ports: Ports, outcomes: Sequence[OffloadOutcome], action: Action) -> None:
     """One journal row per topic, of so many of its ledgers together."""
-    now, phase = ports.clock.now_ms(), Phase.OFFLOAD if action is Action.OFFLOAD else Phase.RELEASE
-    rows = [
-        journal_row(run.run_id, run.cluster, one, (Several(one.ledgers),), now, action=action, phase=phase)
-        for one in outcomes
-    ]
+    now, writer = ports.clock.now_ms(), writer_of(run)
+    phase = Phase.OFFLOAD if action is Action.OFFLOAD else Phase.RELEASE
+    rows = [journal_row(writer, one, (Several(one.ledgers),), now, action=action, phase=phase) for one in outcomes]
     ports.journal.record(rows)
 
 
+def writer_of(run: TopicRun) -> Writer:
+    """Who journals: the run, and the plan that it works off."""
+    return Writer(run.run_id, run.cluster, run.plan_id)
+
+
 def journal_row(
-    run_id: str,
-    cluster: str,
+    writer: Writer,
     one: OffloadOutcome,
     details: Details,
     now: int,
@@ -115,4 +114,4 @@ def journal_row(
         next((each.checksum for each in details if isinstance(each, Verified)), ""),
         (*details, OfCopy(one.uuid)),
     )
-    return Writer(run_id, cluster).row(Step(action, phase), about, one.outcome, one.why, now)
+    return writer.row(Step(action, phase), about, one.outcome, one.why, now)

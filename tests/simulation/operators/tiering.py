@@ -16,6 +16,7 @@ from uuid import UUID
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, StoreError, Unavailable
 from pulsar_lifecycle.records.gaps import in_words
+from pulsar_lifecycle.records.outcomes import Action
 from pulsar_lifecycle.runs.apply import Order
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered import offload_run
@@ -60,6 +61,8 @@ EXTRAS = {
     "attempt": 3,
 }
 """Beside the routine: what an operator, the bucket and the brokers do."""
+OF_A_PLAN = frozenset({Action.OFFLOAD, Action.RELEASE})
+"""What an offload plan orders."""
 RUNS = frozenset({"offload", "plan_offload", "revert", "inventory", "sweep"})
 BESIDES = frozenset({"damage", "blind", "attempt", "leave", "harm"})
 """Those that are no runs of ours."""
@@ -147,6 +150,9 @@ class Tiering:
         shared_random.seed(operator.random.getrandbits(32))
         with operator._tracing(Trace(run_id, kind=OFFLOAD)):
             done = offload_run.offload_now(operator.cluster, run_id, order, lambda line: None)
+        mine = [row for row in self.world.journal.rows if row.run_id == run_id and row.action in OF_A_PLAN]
+        if nameless := [row for row in mine if row.plan_id != plan.plan_id]:
+            raise Violation(f"rows of an offload run do not name its plan: {nameless}")
         return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
     def revert(self, *, released: bool = False) -> str:

@@ -14,6 +14,7 @@ from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.runs.journal_rows import Writer
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.tiered.offload_tasks import Item, Task
 from pulsar_lifecycle.tiered.proof import OriginalUnread, disproves
@@ -55,7 +56,7 @@ class Scene:
         connect = connecting(
             store=self.cluster.open_store, reader=lambda: self.cluster.reader, objects=lambda: self.objects
         )
-        return Task(self.settings, "run", ("/lease", 1), 1, connect)
+        return Task(self.settings, Writer("run", self.settings.cluster, "offload-1"), ("/lease", 1), 1, connect)
 
     @property
     def journalled(self):
@@ -80,6 +81,7 @@ def test_a_copy_of_a_broker_is_compared_with_bookkeeper_entry_by_entry(settings)
     verified = scene.task()
     assert verified.entries == len(PAYLOADS)
     assert scene.journalled == {(scene.ledger, scene.item.attempt.uuid): verified}
+    assert FileJournal(settings.lake.path).find().column("plan_id").to_pylist() == ["offload-1"]
 
 
 def test_a_copy_that_differs_in_one_byte_is_not_proven_and_not_made_anew(settings):
