@@ -79,6 +79,7 @@ def undo_deletions_job() -> None:
 FALLS_SHORT = {
     Outcome.UNCONFIRMED: "have their z-node back, and whether their entries are there is not proven: run it again",
     Outcome.UNKNOWN: "not known, bookies did not answer: start them and run it again, or set accept_unknown",
+    Outcome.NOT_RECREATED: "not re-created, as ZooKeeper did not create their z-nodes: see to it and run it again",
     Outcome.LOST: "lost, no bookie holds their entries any more",
     Outcome.REFUSED: "refused",
 }
@@ -94,7 +95,7 @@ def shortfall(request: UndoRequest, result: Result) -> str | None:
         )
     counts = Counter(one.outcome for one in result.ledgers)
     found = [f"{counts[outcome]} {what}" for outcome, what in FALLS_SHORT.items() if counts[outcome]]
-    for outcome in (Outcome.UNCONFIRMED, Outcome.LOST, Outcome.REFUSED):
+    for outcome in FALLS_SHORT:
         first = next((one for one in result.ledgers if one.outcome == outcome), None)
         found += [f"the first {outcome}: ledger {first.ledger_id}, {first.reason}"] if first else []
     if result.not_archived:

@@ -203,6 +203,9 @@ class Outcome(StrEnum):
     """Undo: the z-node is about to be there."""
     RECREATED = "recreated"
     """Undo: the z-node is there, and the second check is due."""
+    NOT_RECREATED = "not-recreated"
+    """Undo: ZooKeeper did not create the z-node, which is not there: run again. Earlier versions said ``unknown``, with
+    code ``server_failed``."""
     RESTORED = "restored"
     """Undo: every entry asked for was shown after a garbage collection: it is back."""
     UNCONFIRMED = "unconfirmed"
@@ -210,7 +213,8 @@ class Outcome(StrEnum):
     LOST = "lost"
     """Undo: past saving. Every replica of an entry answered, and none has it. Nothing is put back."""
     UNKNOWN = "unknown"
-    """Undo: bookies did not answer, nothing was done: start them and run again."""
+    """Undo: bookies did not answer, and none showed that the entries are gone. Nothing was done: start them and run
+    again, or set ``accept_unknown``."""
     PRESENT = "present"
     """Undo: its z-node was there, nothing was to be done."""
 

@@ -38,6 +38,7 @@ def test_what_is_back_or_could_be_is_no_failure(outcome: str) -> None:
         (Outcome.LOST, "1 lost"),
         (Outcome.UNKNOWN, "accept_unknown"),
         (Outcome.REFUSED, "refused"),
+        (Outcome.NOT_RECREATED, "ZooKeeper did not create"),
         (Outcome.UNCONFIRMED, "again"),
     ],
 )
@@ -46,7 +47,8 @@ def test_what_is_not_back_fails_the_job(outcome: str, words: str) -> None:
     assert told
     assert told.startswith("of 2 ledgers 1 ")
     assert words in told
-    assert (f"ledger 1, because {outcome}" in told) == (outcome != Outcome.UNKNOWN)
+    assert f"the first {outcome}: ledger 1, because {outcome}" in told
+    assert ("accept_unknown" in told) == (outcome == Outcome.UNKNOWN)
 
 
 def test_a_run_that_deleted_nothing_fails_the_job() -> None:

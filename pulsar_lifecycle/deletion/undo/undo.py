@@ -267,7 +267,7 @@ def _create(ports: UndoPorts, one: Undone) -> None:
         ports.store.sync(row.path)
         node = ports.store.read([row.path])[0]
         if node is None:
-            one.decide(Outcome.UNKNOWN, Code.SERVER_FAILED, f"its z-node could not be created, run again: {error}")
+            one.decide(Outcome.NOT_RECREATED, Code.SERVER_FAILED, f"its z-node could not be created: {error}")
             return
         if not isinstance(node, Node) or node.data != row.data:
             one.decide(Outcome.REFUSED, Code.ID_REUSED, "its id was issued again at this moment: the z-node is another")

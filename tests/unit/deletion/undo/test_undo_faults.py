@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.errors import LeaseLost, OutcomeUnknown, Overloaded, Paused, StoreError, Unavailable
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from tests.kit.crash import Crash, Steps, watch
@@ -72,8 +73,11 @@ def test_without_the_lease_nothing_is_taken_away(scene: Scene) -> None:
 # -------------------------------------------------------------------------------------------------- faults and crashes
 
 
+@pytest.mark.parametrize("accept_unknown", [True, False])
 @pytest.mark.parametrize("arrived", [True, False])
-def test_after_an_unknown_outcome_of_a_creation_what_is_there_decides(scene: Scene, arrived: bool) -> None:
+def test_after_an_unknown_outcome_of_a_creation_what_is_there_decides(
+    scene: Scene, arrived: bool, accept_unknown: bool
+) -> None:
     path = scene.cluster.path(scene.ids[0])
 
     def lose(operation: Operation) -> None:
@@ -84,9 +88,15 @@ def test_after_an_unknown_outcome_of_a_creation_what_is_there_decides(scene: Sce
         scene.store.after = lose
     else:
         scene.store.before = lose
-    done = scene.undo()
+    done = scene.undo(accept_unknown=accept_unknown)
 
-    assert outcomes(done) == [Outcome.RESTORED if arrived else Outcome.UNKNOWN, Outcome.RESTORED, Outcome.RESTORED]
+    first = Outcome.RESTORED if arrived else Outcome.NOT_RECREATED  # accept_unknown speaks of bookies alone
+    assert outcomes(done) == [first, Outcome.RESTORED, Outcome.RESTORED]
+    if not arrived:
+        why = done[scene.ids[0]].why
+        assert why
+        assert why.code is Code.SERVER_FAILED
+        assert "accept_unknown" not in why.text
     scene.store.before = scene.store.after = lambda operation: None
     assert outcomes(scene.undo()) == [
         Outcome.PRESENT if arrived else Outcome.RESTORED,
