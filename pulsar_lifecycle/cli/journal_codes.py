@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.lifecycle.bookies.collection import StopReason
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadStep
@@ -17,6 +18,7 @@ from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.scan.snapshot_memory import Memory
 from pulsar_lifecycle.topics.policies import Unreadable
@@ -36,6 +38,7 @@ CODES: tuple[type[StrEnum], ...] = (
     Outcome,
     Protection,
     RecordsError,
+    RefusalCode,
     RetentionVerdict,
     Stays,
     StopReason,
@@ -47,8 +50,20 @@ CODES: tuple[type[StrEnum], ...] = (
 
 
 def check(code: str | None, outcome: str | None) -> None:
-    """Raises UsageError for a code or an outcome that no row can have; None and the empty code are fine."""
+    """Raises UsageError for a code or an outcome that no row can have; None and the empty code are fine.
+
+    Every outcome may be a code, as bookies' rows have some for both.
+    """
+    codes = {str(one) for codes in CODES for one in codes}
     if code:
-        check_known("a code", code, {str(one) for codes in CODES for one in codes})
-    if outcome is not None:
-        check_known("an outcome", outcome, {str(one) for one in Outcome})
+        check_known("a code", code, codes)
+    if outcome is None or is_outcome(outcome):
+        return
+    if outcome in codes:
+        raise UsageError(f"{outcome!r} is no outcome but a code: use --code {outcome}")
+    check_known("an outcome", outcome, set(map(str, Outcome)))
+
+
+def is_outcome(word: str) -> bool:
+    """Whether column ``outcome`` may have it."""
+    return word in set(map(str, Outcome))

@@ -140,6 +140,8 @@ def journal(
         return
     if not rows.num_rows:
         show.text("the journal has nothing of that")
+        if code and outcome is None and journal_codes.is_outcome(code):
+            show.text(f"{code} is an outcome, too: --outcome {code}")
         if code is not None and outcome is not None:
             _say_what_there_is(journal, settings.cluster, code, outcome)
         return

@@ -121,7 +121,6 @@ NO_CODES = {
     "Presence",
     "Problem",
     "Reason",
-    "RefusalCode",
     "RepairLevel",
     "RunEnd",
     "UseEvidence",

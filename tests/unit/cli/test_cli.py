@@ -292,13 +292,26 @@ def test_the_journal_is_asked_by_ledger_run_or_plan(settings_file: Path, capsys:
 
 @pytest.mark.parametrize(
     ("option", "given", "near"),
-    [("--code", "still_in_us", "still_in_use"), ("--outcome", "DELETED", "deleted"), ("--code", "zzz", "known are")],
+    [
+        ("--code", "still_in_us", "still_in_use"),
+        ("--outcome", "DELETED", "deleted"),
+        ("--code", "zzz", "known are"),
+        ("--outcome", "not_confirmed", "is no outcome but a code: use --code not_confirmed"),
+        ("--outcome", "max_ledgers", "use --code max_ledgers"),
+    ],
 )
 def test_an_unknown_word_of_the_journal_is_told_those_near_it(
     settings_file: Path, capsys: pytest.CaptureFixture[str], option: str, given: str, near: str
 ) -> None:
     assert run("journal", "--run", "run-1", option, given) == 2
     assert near in capsys.readouterr().err
+
+
+def test_an_outcome_that_is_asked_for_as_a_code_is_told_its_option(
+    settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("journal", "--run", "run-1", "--code", "unconfirmed") == 0
+    assert "unconfirmed is an outcome, too: --outcome unconfirmed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("code", [code for codes in journal_codes.CODES for code in codes])
