@@ -63,7 +63,7 @@ _ERRORS: Mapping[Outcome, RecordsError] = {
     Outcome.REFUSED: RecordsError.LEDGER_STAYS,
     Outcome.LEFT: RecordsError.CHANGED,
     Outcome.LEFT_TO_BROKER: RecordsError.LOADED,
-    Outcome.FAILED: RecordsError.NOT_UNLOADED,
+    Outcome.FAILED: RecordsError.BROKER_FAILED,
 }
 """What the outcome of a ledger that was to leave, and did not, makes of its partition."""
 _UNANSWERED = (Code.SERVER_FAILED, Code.NOT_SENT)
@@ -101,7 +101,7 @@ class PartitionDeletion:
         except Refused as error:
             refusal = Refusal.of(RecordsError.CHANGED, error)
         except LifecycleError as error:
-            refusal = Refusal.plain(RecordsError.NOT_UNLOADED, str(error))
+            refusal = Refusal.plain(RecordsError.BROKER_FAILED, str(error))
         outcome, why = (Outcome.LEFT, refusal.why) if refusal else (Outcome.DONE, _RAISED)
         self._journal(Phase.RAISE, outcome, why, (Raised(str(self._mark), self._row["asked"]),))
         return refusal
@@ -109,7 +109,9 @@ class PartitionDeletion:
     def _delete(self) -> Refusal | None:
         self._guard.check(self._ports.store)
         if control.has_pending_unload(self._ports.store, self._topic):
-            return Refusal(RecordsError.NOT_UNLOADED, Why(Code.UNLOAD_PENDING, "an unload of it is pending: run again"))
+            return Refusal(
+                RecordsError.BROKER_FAILED, Why(Code.UNLOAD_PENDING, "an unload of it is pending: run again")
+            )
         looked = self._look()
         if isinstance(looked, Refusal):
             return looked

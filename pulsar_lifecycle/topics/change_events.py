@@ -81,7 +81,7 @@ def read_namespace(
     except _Changed as error:
         return NamespacePolicies(unknown=Unknown(Unreadable.CHANGING, str(error)))
     except _Offloaded as error:
-        return NamespacePolicies(unknown=Unknown(Unreadable.OFFLOADED, str(error)))
+        return NamespacePolicies(unknown=Unknown(Unreadable.NOT_WHOLE, str(error)))
     except CorruptFormat as error:
         return NamespacePolicies(unknown=Unknown(Unreadable.UNDECODABLE, str(error)))
     except LifecycleError as error:

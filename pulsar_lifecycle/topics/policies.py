@@ -37,7 +37,7 @@ class Unreadable(StrEnum):
     """An event, or its schema, is not what Pulsar 4.0 writes."""
     CHANGING = "changing"
     """The topic changed each time while it was read."""
-    OFFLOADED = "offloaded"
+    NOT_WHOLE = "not_whole"
     """BookKeeper does not have all of it any more."""
     AMBIGUOUS = "ambiguous"
     """``__change_events`` is there as a topic and as a partitioned one."""

@@ -271,7 +271,7 @@ class _Deletion:
         copies = {i: BookKeeperCopy(i, ledger) for i, ledger in ledgers.items()}
         for name, at in positions.items():
             if not all(acknowledged(item, copies[item.ledger_id], at) for item in listed):
-                return Why(InactiveKept.UNREAD, f"messages are, or may be, unread by {name}")
+                return Why(InactiveKept.UNREAD_MESSAGES, f"messages are, or may be, unread by {name}")
         return None
 
     def _named_kept(self, cursors: Collection[str]) -> Why | None:

@@ -42,13 +42,13 @@ def inactive(
     from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept, counted_once
     from pulsar_lifecycle.topics.protection import Protection
 
-    if code is not None:
-        check_known("a code that keeps", code, [NOTHING, *map(str, InactiveKept), *map(str, Protection)])
     where = cluster_of(context)
     epoch = newest_activity(where.lake, where.settings.cluster)
     stored = rows_of(where.lake, epoch.epoch_id, IDLE_CURSORS if subscriptions else IDLE_TOPICS)
     partitions = rows_of(where.lake, epoch.epoch_id, DISAGREEING).to_pylist()
     if code is not None:
+        of_scan = (one for one in pc.unique(stored.column("kept")).to_pylist() if one)  # an earlier version's words
+        check_known("a code that keeps", code, [NOTHING, *map(str, InactiveKept), *map(str, Protection), *of_scan])
         stored = stored.filter(pc.equal(pc.fill_null(stored.column("kept"), NOTHING), code))
     rows = stored.to_pylist()
     answered = brokers_answered(where.lake, epoch)

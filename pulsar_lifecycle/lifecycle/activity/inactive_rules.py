@@ -80,7 +80,7 @@ def inactive_topics(activity: pa.Table, cursors: pa.Table, choice: InactivityCho
         (pa.array([choice.system_cursors is None] * some.num_rows, pa.bool_()), InactiveKept.UNKNOWN_POLICY),
         (pc.and_(has_data, minutes.is_null()), InactiveKept.UNKNOWN_POLICY),
         (pc.and_(has_data, pc.fill_null(retained, False)), InactiveKept.RETAINED),
-        (pc.greater(some.column("unread_subscriptions"), 0), InactiveKept.UNREAD),
+        (pc.greater(some.column("unread_subscriptions"), 0), InactiveKept.UNREAD_MESSAGES),
         (pc.and_(has_data, pc.match_substring_regex(whole(some.column("topic")), _LETTERS)), InactiveKept.DEAD_LETTERS),
         (kept_by_owner(whole(some.column("topic")), choice), InactiveKept.OWNER_KEEPS),
         (some.column("published").is_valid(), Protection.LOADED),

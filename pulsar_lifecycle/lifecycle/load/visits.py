@@ -44,7 +44,7 @@ AGAIN = 5.0
 class LoadStep(StrEnum):
     """Why a step of a load ended as it did."""
 
-    VERIFIED = "verified"
+    IN_METADATA = "in_metadata"
     """Metadata says so."""
     NOT_IN_TIME = "not_in_time"
     """Not within `load.timeout`."""
@@ -172,7 +172,7 @@ class Visits:
         for visit in waiting:
             visit.failure = Why(LoadStep.NOT_IN_TIME, f"{phase} was not done within {self.timeout_ms // 1000} s")
         well = _alive(visits)
-        self._journal(phase, well, Outcome.DONE, lambda _: Why(LoadStep.VERIFIED, f"{phase} is done"))
+        self._journal(phase, well, Outcome.DONE, lambda _: Why(LoadStep.IN_METADATA, f"{phase} is done"))
         wrong = [visit for visit in visits if visit.failure]
         self._journal(phase, wrong, Outcome.FAILED, lambda one: one.failure or _UNSAID)
 
@@ -403,7 +403,7 @@ def _said(visit: Visit, left: set[int]) -> Why:
         return Why(LoadStep.MORE_WENT, f"{text}, and {sorted(more)} were not to go")
     if less := set(visit.trims) - left:
         return Why(LoadStep.LESS_WENT, f"{text}, and {sorted(less)} were to go, too")
-    return Why(LoadStep.VERIFIED, text)
+    return Why(LoadStep.IN_METADATA, text)
 
 
 def _alive(visits: Sequence[Visit]) -> list[Visit]:

@@ -59,7 +59,7 @@ class RecordsError(StrEnum):
     """Its z-node, its cursors or its messages could not be read."""
     FOREIGN_WATERMARK = "foreign_watermark"
     """Its properties hold a low watermark beyond its end: somebody else wrote it. Remove the property."""
-    NOT_UNLOADED = "not_unloaded"
+    BROKER_FAILED = "broker_failed"
     """Its broker did not do what it was asked: to unload it, to move a cursor, to keep the low watermark."""
     UNLOADS_USED_UP = "unloads_used_up"
     """It needs more unloads than this run may still do (`trimming.max_unloads`): run again. Only at apply."""

@@ -45,7 +45,7 @@ class InactiveKept(StrEnum):
     bookies answer."""
     RETAINED = "retained"
     """The retention in force keeps its data."""
-    UNREAD = "unread"
+    UNREAD_MESSAGES = "unread_messages"
     """A subscription has unread messages, or may: it must go first."""
     DEAD_LETTERS = "dead_letters"
     """Its name is that of dead letters, or of messages to be delivered again, and it has some: nobody subscribes to

@@ -24,7 +24,7 @@ class OffloadChoice(StrEnum):
     """Copy the ledger to the object store."""
     RELEASE = "release"
     """Release its copy in BookKeeper."""
-    BROKERS_RELEASE = "release-by-brokers"
+    BROKERS_RELEASE = "brokers_release"
     """Its copy in BookKeeper is due to go, but brokers release such copies by themselves: set their deletion lag to -1.
     """
     DONE = "done"

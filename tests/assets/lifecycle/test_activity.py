@@ -35,7 +35,7 @@ def test_the_pages_say_what_keeps_what_is_inactive(scene: ActivityScene) -> None
     page = inactive_shown(report.topics)
     assert page["dagster/row_count"] == 2
     assert "| may be deleted | 1 | 1.0 MiB |" in page["by what keeps them"].value
-    assert "| unread | 1 | 1.0 MiB |" in page["by what keeps them"].value
+    assert "| unread_messages | 1 | 1.0 MiB |" in page["by what keeps them"].value
     largest = inactive_shown(report.cursors)["largest"].records
     assert [record.data["topic"].rpartition("/")[2] for record in largest] == ["unread", "old"]
     twice = inactive_shown(pa.concat_tables([report.cursors, report.cursors]))

@@ -60,7 +60,7 @@ def test_what_is_kept_is_shown_with_its_code(scene: LoadScene) -> None:
 
 def test_a_run_shows_failures_first() -> None:
     done = [
-        LoadedTopic("b", Outcome.DONE, Why(LoadStep.VERIFIED, "well"), 7, 1_700_000_000_000),
+        LoadedTopic("b", Outcome.DONE, Why(LoadStep.IN_METADATA, "well"), 7, 1_700_000_000_000),
         LoadedTopic("c", Outcome.LEFT, Why(LoadKept.BROKER_BUSY, "busy")),
         LoadedTopic("d", Outcome.FAILED, Why(LoadStep.NOT_IN_TIME, "late")),
     ]
@@ -108,7 +108,7 @@ def test_a_job_is_green_where_topics_were_left_alone(scene: LoadScene) -> None:
     scene.change(max_per_bundle=1)
     page, failure = launched(scene, plan)
     assert failure == ""
-    assert "| done | verified | 1 |" in page["by outcome"]
+    assert "| done | in_metadata | 1 |" in page["by outcome"]
     assert "| left | budget_spent | 1 |" in page["by outcome"]
 
 
@@ -120,7 +120,7 @@ def test_a_job_is_red_where_one_topic_failed_and_says_its_code_and_what_was_done
     scene.servers.admin.unanswered[Topic.parse(f"{OWN}a")] = StoreError("409: no")
     page, failure = launched(scene, plan)
     assert failure == f"1 of 2 topics failed, the first: {OWN}a (server_failed): 409: no"
-    assert "| done | verified | 1 |" in page["by outcome"]
+    assert "| done | in_metadata | 1 |" in page["by outcome"]
     assert page["freed"] > 0
 
 

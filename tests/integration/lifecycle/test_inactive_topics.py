@@ -123,8 +123,8 @@ def test_what_nobody_uses_is_reported_and_goes_by_plan_and_nothing_else_does(
         assert kept(report.topics, namespace) == {
             "old": None,
             "changed": None,
-            "unread": InactiveKept.UNREAD,
-            "open": InactiveKept.UNREAD,  # how many entries its last ledger has, only its broker knows
+            "unread": InactiveKept.UNREAD_MESSAGES,
+            "open": InactiveKept.UNREAD_MESSAGES,  # how many entries its last ledger has, only its broker knows
             "held": "legal_hold",
         }
         assert evidence(pipeline, second, open_)["write_evidence"] == UseEvidence.UNKNOWN

@@ -323,7 +323,7 @@ def no_view(scene: Scene) -> None:
         (no_message, Unreadable.UNDECODABLE),
         (strange_topic, Unreadable.UNDECODABLE),
         (chunked, Unreadable.UNDECODABLE),
-        (offloaded, Unreadable.OFFLOADED),
+        (offloaded, Unreadable.NOT_WHOLE),
         (both, Unreadable.AMBIGUOUS),
     ],
 )

@@ -255,7 +255,7 @@ def test_a_subscription_holds_the_ledgers_behind_it(scene: ActivityScene) -> Non
     assert [scene.row("held", name)["bytes"] for name in ("all", "two", "none")] == [2 * MB + 10, MB + 10, 0]
 
 
-@pytest.mark.parametrize(("published", "expected"), [(0, Protection.LOADED), (3, InactiveKept.UNREAD)])
+@pytest.mark.parametrize(("published", "expected"), [(0, Protection.LOADED), (3, InactiveKept.UNREAD_MESSAGES)])
 def test_an_open_ledger_may_have_unread_messages(
     scene: ActivityScene, published: int, expected: InactiveKept | Protection
 ) -> None:
@@ -276,7 +276,7 @@ def test_what_keeps_inactive_topics(scene: ActivityScene) -> None:
     scene.write("half-partition-1")
     assert kept(scene.days(1).topics) == {
         "free": None,
-        "unread": InactiveKept.UNREAD,
+        "unread": InactiveKept.UNREAD_MESSAGES,
         "replicated": InactiveKept.REPLICATED,
         "__own": Protection.SYSTEM_TOPIC,
         "half-partition-0": InactiveKept.PARTITION_STAYS,

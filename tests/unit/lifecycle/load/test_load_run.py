@@ -29,7 +29,7 @@ def test_a_last_ledger_becomes_one_before_the_last_and_the_topic_is_unloaded(sce
     first, last = expired(scene)
     plan = planned(scene, "a")
     (one,) = applied(scene, plan)
-    assert (one.outcome, one.why.code) == (Outcome.DONE, LoadStep.VERIFIED)
+    assert (one.outcome, one.why.code) == (Outcome.DONE, LoadStep.IN_METADATA)
     now = scene.info("a").ledgers
     assert [item.ledger_id for item in now][:-1] == [last]
     assert scene.trimmed == [first]
@@ -73,7 +73,7 @@ def test_each_step_is_journalled_before_and_after(scene: LoadScene) -> None:
     assert rows == [
         (phase, outcome, code)
         for phase in ("load", "trim", "unload")
-        for outcome, code in (("begun", "about_to"), ("done", "verified"))
+        for outcome, code in (("begun", "about_to"), ("done", "in_metadata"))
     ]
     assert {row.plan_id for row in scene.servers.journal.rows if row.action is Action.LOAD_TOPIC} == {plan.plan_id}
 

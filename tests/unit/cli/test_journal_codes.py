@@ -1,0 +1,70 @@
+"""The words of the journal's column ``code``: each stands for one thing, and is written in one way."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from enum import StrEnum
+
+from docs import generate
+from pulsar_lifecycle.cli.journal_codes import CODES
+from pulsar_lifecycle.records.outcomes import Outcome, Waiting
+from pulsar_lifecycle.words import WordKind
+
+ALIKE = {
+    "bookkeeper_first": "that its brokers read BookKeeper first",
+    "brokers_release": "that brokers release copies in BookKeeper",
+    "bundle_shared": "that who takes its bundle loads other topics",
+    "changed_since_plan": "that it is not as it was",
+    "copy_not_deletable": "that a deletion run would keep a copy of it",
+    "empty": "that it has no entries",
+    "kept": "that a rule keeps it",
+    "lag": "that its deletion lag has not passed",
+    "last_ledger": "that it is the last of its topic",
+    "loaded": "that a broker has its topic loaded",
+    "no_bucket": "that no bucket of ours is named for it",
+    "no_object_store": "that object_store is not set",
+    "not_prefix": "that a ledger before it stays",
+    "open_orphan": "an unreferenced ledger that was never closed",
+    "other_cluster": "that it is of another cluster",
+    "other_driver": "that its offload driver is none of ours",
+    "released": "that its copy in BookKeeper was released",
+    "terminated": "that its topic is terminated",
+    "topic_protected": "that something protects its topic",
+    "undecodable": "that what was read could not be decoded",
+    "unknown_cursor": "that where a cursor stands is not known",
+    "unknown_ledger": "that what a ledger holds is not known",
+    "unknown_policy": "that a policy in force is not known",
+    "unread": "that something could not be read",
+}
+"""Words that several enumerations have, each with its own sentence, and the one thing for which they stand."""
+WITH_HYPHENS = {
+    Outcome: "journals of every version have them",
+    Waiting: "messages on the retry topic have them",
+    WordKind: "the lake keeps the operator's words by them",
+}
+"""What is stored outside of our hands keeps its spelling."""
+
+
+def described() -> Iterator[tuple[type[StrEnum], str, str]]:
+    """Every member of an enumeration of codes with what it means."""
+    for codes in CODES:
+        said = dict(generate.members(codes))
+        yield from ((codes, str(one), said[f"`{one}`"]) for one in codes)
+
+
+def test_a_word_that_two_enumerations_describe_in_two_ways_stands_for_one_thing() -> None:
+    meanings: defaultdict[str, set[str]] = defaultdict(set)
+    for _, word, meaning in described():
+        meanings[word].add(meaning)
+    assert {word for word, said in meanings.items() if len(said) > 1} == set(ALIKE)
+
+
+def test_codes_are_written_with_underscores() -> None:
+    assert {codes for codes, word, _ in described() if "-" in word} == set(WITH_HYPHENS)
+
+
+def test_a_code_with_unread_messages_is_another_than_one_that_could_not_be_read() -> None:
+    unread = {codes.__name__: meaning for codes, word, meaning in described() if word == "unread"}
+    assert not [name for name, meaning in unread.items() if "unread" in meaning or "read" not in meaning]
+    assert [codes.__name__ for codes, word, _ in described() if word == "unread_messages"] == ["InactiveKept"]
