@@ -85,7 +85,7 @@ class PartitionDeletion:
         self._clusters = clusters
         self._run, self._ports, self._guard, self._brokers, self._row = run, ports, guard, brokers, row
         self._topic = Topic.parse(row["topic"])
-        self._mark = MessagePosition.parse(row["low_watermark"])
+        self._low_watermark = MessagePosition.parse(row["low_watermark"])
         self._options = Options(move_cursors=bool(row["moved_cursors"]), exact=row["exact"])
 
     def delete(self) -> Refusal | None:
@@ -103,7 +103,7 @@ class PartitionDeletion:
         except LifecycleError as error:
             refusal = Refusal.plain(RecordsError.BROKER_FAILED, str(error))
         outcome, why = (Outcome.LEFT, refusal.why) if refusal else (Outcome.DONE, _RAISED)
-        self._journal(Phase.RAISE, outcome, why, (Raised(str(self._mark), self._row["asked"]),))
+        self._journal(Phase.RAISE, outcome, why, (Raised(str(self._low_watermark), self._row["asked"]),))
         return refusal
 
     def _delete(self) -> Refusal | None:
@@ -165,11 +165,11 @@ class PartitionDeletion:
             return read
         if replaced := self._replaced(read.node):
             return replaced
-        at_end = self._row["rolls"] and self._mark == read.view.end
-        cut = cut_rules.cut_at(read.view, END if at_end else self._mark, replace(self._options, exact=False))
+        at_end = self._row["rolls"] and self._low_watermark == read.view.end
+        cut = cut_rules.cut_at(read.view, END if at_end else self._low_watermark, replace(self._options, exact=False))
         planned = {one["cursor"] for one in self._row["moved_cursors"]}
         if new := sorted(name for name, _ in cut.moved if name not in planned):
-            text = f"subscription {new[0]} stands below {self._mark}, and is not of the plan"
+            text = f"subscription {new[0]} stands below {self._low_watermark}, and is not of the plan"
             return Refusal(RecordsError.CURSOR_BELOW, Why(RecordsError.CHANGED, text))
         writes = self._run.writes_loaded(self._topic)
         refusal = cut_rules.refuse(read.view, cut, self._options, self._run.context, may_write_loaded=writes)
@@ -237,7 +237,7 @@ class PartitionDeletion:
         return None
 
     def _raised(self, info: ManagedLedgerInfo) -> ManagedLedgerInfo:
-        return low_watermark.raised(info, self._mark)
+        return low_watermark.raised(info, self._low_watermark)
 
     def _raise(self) -> Refusal | None:
         """The low watermark, where no write of the list of ledgers has raised it."""
@@ -254,7 +254,7 @@ class PartitionDeletion:
             self._guard.check(self._ports.store)
             view = looked[0].view
             if view.broker:
-                self._ports.admin.set_properties(self._topic, low_watermark.kept_by_broker(self._mark))
+                self._ports.admin.set_properties(self._topic, low_watermark.kept_by_broker(self._low_watermark))
             elif view.loaded and not self._run.writes_loaded(self._topic):
                 text = f"it counts as loaded, and no broker lists it ({view.loaded}): run again in a few minutes"
                 return Refusal(RecordsError.LOADED, Why(Code.TOPIC_LOADED, text))

@@ -309,11 +309,11 @@ class _Watch:
     """Paces what is read whole, and ends it where the run is paused or has lost its lease."""
 
     def __init__(self, run: Run, ports: Ports) -> None:
-        self._run, self._tools = run, ports
+        self._run, self._ports = run, ports
         self._looked = ports.clock.now_ms()
 
     def __call__(self, size: int) -> None:
-        ports = self._tools
+        ports = self._ports
         ports.pace(size)
         if ports.clock.now_ms() - self._looked >= LOOK_EVERY:
             control.check_not_paused(ports.store)

@@ -36,7 +36,7 @@ class Lake(Protocol):
 
     # ----------------------------------------------------------------------------------------------------------- epochs
 
-    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, marks: StoreCounters | None = None) -> None:
+    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, counters: StoreCounters | None = None) -> None:
         """Note that a scan started, ``started_at`` (ms), with the metadata store's counters at that moment."""
         ...
 

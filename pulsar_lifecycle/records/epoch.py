@@ -84,7 +84,7 @@ class Epoch:
     """The operator's words, beside ``acknowledged``, without which there were more gaps: kind and subject."""
 
     @property
-    def marks(self) -> StoreCounters:
+    def counters(self) -> StoreCounters:
         """The metadata store's counters when the scan ended."""
         return StoreCounters(self.fingerprint, self.zxid, self.ids_issued, self.lease)
 

@@ -191,7 +191,7 @@ def broken_history(epoch: Epoch, previous: Sequence[Epoch]) -> Gap | None:
 
     A break stays one however far the counters have caught up since: every later epoch inherits it.
     """
-    return epoch.broken or history_broken(epoch.marks, previous)
+    return epoch.broken or history_broken(epoch.counters, previous)
 
 
 def history_broken(now: StoreCounters, previous: Sequence[Epoch]) -> Gap | None:
@@ -202,7 +202,7 @@ def history_broken(now: StoreCounters, previous: Sequence[Epoch]) -> Gap | None:
     newest_first = sorted(previous, key=lambda e: e.finished_at, reverse=True)
     if known := next((e.broken for e in newest_first if e.broken), None):
         return known
-    found = next(filter(None, (went_back(now, e.marks, f"scan {e.epoch_id}") for e in newest_first)), None)
+    found = next(filter(None, (went_back(now, e.counters, f"scan {e.epoch_id}") for e in newest_first)), None)
     return replace(found, text=f"{found}; {WHAT_TO_DO}") if found else None
 
 

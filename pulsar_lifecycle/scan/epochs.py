@@ -37,7 +37,7 @@ from pulsar_lifecycle.records.store_history import went_back
 from pulsar_lifecycle.records.tables import Problem, stored_name
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.coverage import broken_history, prove
-from pulsar_lifecycle.scan.history_check import read_marks
+from pulsar_lifecycle.scan.history_check import read_counters
 from pulsar_lifecycle.scan.neighbours import Birth, undeclared
 from pulsar_lifecycle.scan.other_roots import look_around
 from pulsar_lifecycle.scan.read import referenced_ids
@@ -72,7 +72,7 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         # Listed before the counters are read: one that finishes in between is later, and no sign of a restore.
         previous = [e for e in lake.epochs(cluster=settings.cluster) if e.epoch_id != epoch_id]
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
-        marks = read_marks(store, fingerprint, settings.bookkeeper.ledgers_root)
+        counters = read_counters(store, fingerprint, settings.bookkeeper.ledgers_root)
         last = max((e.started_at for e in previous if e.covered and e.fingerprint == fingerprint), default=0)
         unsaid = len(absent(store, nodes_in_doubt(cluster.journal_reader, settings.cluster, last))) if last else 0
     epoch = Epoch(
@@ -84,9 +84,9 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         census=tuple(census),
         max_ledger_id=newest,
         max_czxid=newest_zxid,
-        zxid=marks.zxid,
-        ids_issued=marks.ids_issued,
-        lease=marks.lease,
+        zxid=counters.zxid,
+        ids_issued=counters.ids_issued,
+        lease=counters.lease,
         shared_with=None
         if settings.bookkeeper.shared_with is None
         else tuple(r.name for r in settings.bookkeeper.shared_with),
@@ -98,7 +98,7 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     if began and began.fingerprint != fingerprint:
         what = "the scan began on another cluster: its fingerprint differs"
         found.append(Gap(GapCode.OTHER_CLUSTER, "", what))
-    elif began and (gone_back := went_back(marks, began, "the begin of this scan")):
+    elif began and (gone_back := went_back(counters, began, "the begin of this scan")):
         found.append(replace(gone_back, text=f"{gone_back}; what was read before and after does not fit: scan again"))
     for error in filter(None, (one.broker_error for one in census)):
         what = f"the brokers did not say what they have loaded: {error}"

@@ -18,7 +18,7 @@ from pulsar_lifecycle.runs.control import LEASE
 from pulsar_lifecycle.scan.coverage import history_broken
 
 
-def read_marks(store: MetadataStore, fingerprint: str, ledgers_root: str) -> StoreCounters:
+def read_counters(store: MetadataStore, fingerprint: str, ledgers_root: str) -> StoreCounters:
     """The store's counters now; three z-nodes at most are read."""
     zxid = store.zxid()
     issued, lease = store.read([f"{ledgers_root}/idgen", LEASE])
@@ -49,4 +49,4 @@ def check_history(store: MetadataStore, scans: Sequence[Epoch], fingerprint: str
 
 def broken_since(store: MetadataStore, scans: Sequence[Epoch], fingerprint: str, ledgers_root: str) -> Gap | None:
     """What :func:`check_history` would refuse with; None if it would not."""
-    return history_broken(read_marks(store, fingerprint, ledgers_root), scans) if scans else None
+    return history_broken(read_counters(store, fingerprint, ledgers_root), scans) if scans else None

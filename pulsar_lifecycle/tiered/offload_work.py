@@ -65,7 +65,7 @@ class OffloadWork:
     ) -> None:
         self.outcomes: list[OffloadOutcome] = []
         self.unread = unread
-        self._cluster, self._run, self._tools, self._guard = cluster, run, ports, guard
+        self._cluster, self._run, self._ports, self._guard = cluster, run, ports, guard
         self._lease, self._read_check, self._ownership, self._competing = lease, read_check, ownership, competing
         self._resumed: dict[int, Attempt] = {}
         self._failed_proofs: set[int] = set()
@@ -73,14 +73,14 @@ class OffloadWork:
 
     def finish_attempts(self, planned: pa.Table, progress: Callable[[str], None]) -> None:
         """What earlier runs left: pending unloads and interrupted attempts; those still wanted are finished."""
-        ids = pa.array([one.ledger_id for one in attempts.whole(attempts.open_attempts(self._tools.store))], pa.int64())
+        ids = pa.array([one.ledger_id for one in attempts.whole(attempts.open_attempts(self._ports.store))], pa.int64())
         rows = planned.filter(
             (pc.field("action") == OffloadChoice.OFFLOAD) & pc.field("ledger_id").isin(ids)
         ).to_pylist()
         wanted = {row["ledger_id"]: offload_request(row, self._cluster.settings) for row in rows}
-        finish_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._guard, wait=False)
+        finish_unloads(self._ports.store, self._ports.admin, self._ports.clock, self._guard, wait=False)
         resumed, outcomes = finish_attempts(
-            self._run, self._tools, self._guard, wanted, self._read_check, self._ownership, progress
+            self._run, self._ports, self._guard, wanted, self._read_check, self._ownership, progress
         )
         self._resumed = {attempt.ledger_id: attempt for attempt in resumed}
         self.outcomes += outcomes
@@ -105,7 +105,7 @@ class OffloadWork:
                 reason = f"{answer.why}; nothing says that it is offloaded"
                 reason += "" if answer.refused else ": run again, which goes on with it"
                 failed = outcome_of(attempt, Outcome.FAILED, answer.why.put(reason))
-                record(self._run, self._tools, [failed])
+                record(self._run, self._ports, [failed])
                 self.outcomes.append(failed)
             else:
                 one = Proven(attempt, verified.entries, verified.length, verified)
@@ -124,7 +124,7 @@ class OffloadWork:
     def _commit(self, topic: Topic, some: Sequence[Proven]) -> None:
         self._guarded(
             topic,
-            lambda: commit.commit_topic(self._run, self._tools, self._guard, topic, some, self._read_check),
+            lambda: commit.commit_topic(self._run, self._ports, self._guard, topic, some, self._read_check),
         )
 
     def _begin(self, topic: Topic, new: Sequence[OffloadRequest]) -> list[Item]:
@@ -132,7 +132,7 @@ class OffloadWork:
 
         def begin() -> list[OffloadOutcome]:
             opened, outcomes = commit.begin_topic(
-                self._run, self._tools, self._guard, topic, new, self._cluster.ids.uuid
+                self._run, self._ports, self._guard, topic, new, self._cluster.ids.uuid
             )
             begun.extend(opened)
             return outcomes
@@ -149,7 +149,7 @@ class OffloadWork:
             return
         scouts: dict[tuple[OffloadLocation, str], list[list[Row]]] = {}
         for name, some in grouped_by(rows, itemgetter("topic")).items():
-            owner = self._read_check.owners.of(self._tools.store, self._run.brokers, Topic.parse(name))
+            owner = self._read_check.owners.of(self._ports.store, self._run.brokers, Topic.parse(name))
             for where, there in grouped_by(some, location_of).items():
                 scouts.setdefault((where, owner), []).append(sorted(there, key=lambda row: row["bytes"] or 0))
         chosen_ones = {key: random.sample(topics, min(ASKED, len(topics))) for key, topics in scouts.items()}
@@ -167,7 +167,7 @@ class OffloadWork:
 
     def _read(self, topic: Topic, due: Sequence[bookkeeper_copies.Due]) -> list[OffloadOutcome]:
         bookkeeper_copies.read_first(
-            self._run, self._tools, self._guard, topic, due, self._lag_ms(topic), self._read_check
+            self._run, self._ports, self._guard, topic, due, self._lag_ms(topic), self._read_check
         )
         return []
 
@@ -186,7 +186,7 @@ class OffloadWork:
             self._guarded(
                 topic,
                 lambda topic=topic, some=whole[name]: bookkeeper_copies.release_topic(
-                    self._run, self._tools, self._guard, topic, some, self._lag_ms(topic), self._read_check
+                    self._run, self._ports, self._guard, topic, some, self._lag_ms(topic), self._read_check
                 ),
             )
 
@@ -213,7 +213,7 @@ class OffloadWork:
             else:
                 why = f"its copy in BookKeeper stays: its offloaded copy could not be proven: {answer.why}"
                 stays = outcome_of(attempt, Outcome.FAILED, answer.why.put(why))
-                record(self._run, self._tools, [stays], action=Action.RELEASE, phase=Phase.RELEASE)
+                record(self._run, self._ports, [stays], action=Action.RELEASE, phase=Phase.RELEASE)
                 self.outcomes.append(stays)
         for name, some in wrong.items():
             self._guarded(
@@ -224,7 +224,7 @@ class OffloadWork:
     def _record_failed_proofs(
         self, topic: Topic, some: Sequence[bookkeeper_copies.FailedProof]
     ) -> list[OffloadOutcome]:
-        told = bookkeeper_copies.record_failed_proofs(self._tools, self._run, topic, some)
+        told = bookkeeper_copies.record_failed_proofs(self._ports, self._run, topic, some)
         unproven = [one.ledger_id for one in told if one.outcome == Outcome.PROOF_FAILED]
         if unproven and self._cluster.settings.offload.revert_unproven:
             self.outcomes += told
@@ -236,7 +236,7 @@ class OffloadWork:
 
         What the topic has released there already, a deletion run may be deleting: for those its lease is taken.
         """
-        run, ports, guard = self._run, self._tools, self._guard
+        run, ports, guard = self._run, self._ports, self._guard
         foreign, gone = bookkeeper_copies.before_revert(ports, topic, ledgers)
         if foreign:
             left = [OffloadOutcome(str(topic), one, Outcome.FOREIGN_ATTEMPT, foreign) for one in ledgers]
@@ -259,7 +259,7 @@ class OffloadWork:
 
     def finish(self) -> None:
         """Look after the topics that were written as unloaded."""
-        left = finish_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._guard, wait=True)
+        left = finish_unloads(self._ports.store, self._ports.admin, self._ports.clock, self._guard, wait=True)
         self.outcomes += still_pending(left)
 
     def _guarded(self, topic: Topic, work: Callable[[], Sequence[OffloadOutcome]]) -> None:

@@ -191,7 +191,7 @@ class _Trim:
     def __init__(
         self, run: TopicRun, ports: Ports, guard: RunGuard, order: TrimOrder, reading: TopicReading | None
     ) -> None:
-        self._run, self._tools, self._guard, self._order = run, ports, guard, order
+        self._run, self._ports, self._guard, self._order = run, ports, guard, order
         self._reading = reading
         self._sent: dict[int, dict[LedgerType, Sent]] = {}
         self._asked: dict[int, Mark] = {}
@@ -224,7 +224,7 @@ class _Trim:
 
     def _attempt(self) -> bool:
         """Judge from the start and act; False when the z-node changed under us."""
-        ports = self._tools
+        ports = self._ports
         self._guard.check(ports.store)
         reading, self._reading = self._reading, None  # another attempt begins anew
         view = _look(self._run, ports, self._order, reading or _read(self._run, ports, self._order))
@@ -286,11 +286,11 @@ class _Trim:
 
     def _send(self, view: TrimView) -> list[int]:
         """Send what was not acknowledged yet; returns the ids that may leave now, a prefix of those that go."""
-        now = self._tools.clock.now_ms()
+        now = self._ports.clock.now_ms()
         messages = {i: trim_rules.data_messages(view.topic, view.listed[i], view.copies.get(i), now) for i in view.goes}
         todo = [m for i in view.goes for m in messages[i] if not self._acknowledged(m)]
         lengths = {i: view.length(i) for i in view.goes}
-        for sent in send_messages(self._run, self._tools, todo, lengths):
+        for sent in send_messages(self._run, self._ports, todo, lengths):
             self._sent.setdefault(sent.info.ledger_id, {})[sent.info.ledger_type] = sent
             self._asked.pop(sent.info.ledger_id, None)
         leaving = trim_rules.prefix(view.goes, {i for i in view.goes if all(map(self._acknowledged, messages[i]))})
@@ -310,11 +310,11 @@ class _Trim:
 
     def _remove(self, view: TrimView, leaving: Sequence[int], loaded: bool) -> bool:
         """Everything from the second look to the compare-and-set; False when the topic must be judged again."""
-        store = self._tools.store
+        store = self._ports.store
         if loaded:
             self._guard.unloads.wait()
-        reading = _read(self._run, self._tools, self._order, view.reading)
-        again = _look(self._run, self._tools, self._order, reading)
+        reading = _read(self._run, self._ports, self._order, view.reading)
+        again = _look(self._run, self._ports, self._order, reading)
         if again.node.stat.version != view.node.stat.version or not set(leaving) <= set(again.goes):
             return False
         removed = {
@@ -341,7 +341,7 @@ class _Trim:
 
         The last look before the write, so that as little time as possible is left for another one.
         """
-        ports = self._tools
+        ports = self._ports
         ports.store.sync("/")
         cursors = snapshot.cursors(ports.store, view.node.path)
         positions = snapshot.positions(ports, self._run.ledgers_root, cursors)
@@ -362,8 +362,8 @@ class _Trim:
         if not self._marked:
             return
         with contextlib.suppress(LifecycleError):
-            self._tools.store.sync("/")
-            _, info = snapshot.topic_node(self._tools.store, self._order.topic)
+            self._ports.store.sync("/")
+            _, info = snapshot.topic_node(self._ports.store, self._order.topic)
             listed = {item.ledger_id for item in info.ledgers}
             here = (Outcome.LEFT, Why(Code.SERVER_FAILED, f"its topic lists it still: {error}"))
             gone = (Outcome.REMOVED, Why(Code.DELISTED, f"its topic does not list it any more; then: {error}"))
@@ -377,8 +377,8 @@ class _Trim:
 
     def _journal(self, said: Sequence[LedgerOutcome]) -> None:
         """One row per ledger."""
-        now = self._tools.clock.now_ms()
-        self._tools.journal.record([self._row(one, now) for one in said])
+        now = self._ports.clock.now_ms()
+        self._ports.journal.record([self._row(one, now) for one in said])
 
     def _mark(self, ledger_id: int) -> Mark:
         """What its acknowledged messages ask for."""

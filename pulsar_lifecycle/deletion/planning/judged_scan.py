@@ -16,7 +16,7 @@ from pulsar_lifecycle.metastore.reading import TABLES
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.epochs import close_epoch
-from pulsar_lifecycle.scan.history_check import read_marks
+from pulsar_lifecycle.scan.history_check import read_counters
 from pulsar_lifecycle.scan.read import build_references, new_epoch_id, scan_table
 
 OF_OUR_OWN_ROOT = ("bookkeeper_ledgers", "topics")
@@ -27,10 +27,10 @@ def begin(cluster: Cluster, run_id: str) -> tuple[str, int]:
     """Begin an epoch: its id, and when it began (ms). Raises what the metadata store raises."""
     with cluster.ports(read_only=True) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
-        marks = read_marks(ports.store, cluster_fingerprint(ports.store, root), root)
+        counters = read_counters(ports.store, cluster_fingerprint(ports.store, root), root)
         now = ports.clock.now_ms()
         epoch_id = new_epoch_id(now, ports.ids)
-    cluster.lake.begin_epoch(epoch_id, now, run_id, marks)
+    cluster.lake.begin_epoch(epoch_id, now, run_id, counters)
     return epoch_id, now
 
 

@@ -50,9 +50,11 @@ class FileLake(LakeFiles):
 
     # -------------------------------------------------------------------------------------------------------- epochs
 
-    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, marks: StoreCounters | None = None) -> None:
+    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, counters: StoreCounters | None = None) -> None:
         """Note that a scan started, ``started_at`` (ms), with the metadata store's counters at that moment."""
-        self._write_document(f"epochs/{epoch_id}/started.json", asdict(_Started(epoch_id, started_at, run_id, marks)))
+        self._write_document(
+            f"epochs/{epoch_id}/started.json", asdict(_Started(epoch_id, started_at, run_id, counters))
+        )
 
     def open_epoch(self, run_id: str) -> tuple[str, int]:
         """(epoch id, started at) of the scan that ``run_id`` began, else of the newest one. Raises NotFound."""
@@ -72,7 +74,7 @@ class FileLake(LakeFiles):
     def began_at(self, epoch_id: str) -> StoreCounters | None:
         """The metadata store's counters when an epoch began; None where they were not noted."""
         started = self._started(epoch_id)
-        return started.marks_at_begin if started else None
+        return started.counters_at_begin if started else None
 
     def finished(self, epoch_id: str) -> bool:
         """Whether an epoch was closed with its coverage proof."""
@@ -398,11 +400,12 @@ class _Started:
     started_at: int
     run_id: str
     marks: StoreCounters | None = None
+    """The counters, by the name that the stored document has for them."""
     fingerprint: str = ""
-    """As version 0.1 wrote it until it noted the marks; not written any more."""
+    """As version 0.1 wrote it until it noted the counters; not written any more."""
 
     @property
-    def marks_at_begin(self) -> StoreCounters | None:
+    def counters_at_begin(self) -> StoreCounters | None:
         return self.marks or (StoreCounters(self.fingerprint, UNKNOWN) if self.fingerprint else None)
 
 

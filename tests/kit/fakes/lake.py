@@ -30,7 +30,7 @@ class FakeEpoch:
     epoch_id: str
     started_at: int
     run_id: str
-    marks: StoreCounters | None = None
+    counters: StoreCounters | None = None
     census: dict[tuple[str, str], Census] = field(default_factory=dict[tuple[str, str], Census])
     tables: dict[str, list[pa.Table]] = field(default_factory=dict[str, list[pa.Table]])
     """The parts of each table."""
@@ -72,9 +72,9 @@ class FakeLake:
 
     # -------------------------------------------------------------------------------------------------------- epochs
 
-    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, marks: StoreCounters | None = None) -> None:
+    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, counters: StoreCounters | None = None) -> None:
         one = self._one(epoch_id)
-        one.started_at, one.run_id, one.marks, one.begun = started_at, run_id, marks, True
+        one.started_at, one.run_id, one.counters, one.begun = started_at, run_id, counters, True
 
     def _one(self, epoch_id: str) -> FakeEpoch:
         return self.begun.setdefault(epoch_id, FakeEpoch(epoch_id, 0, ""))
@@ -91,7 +91,7 @@ class FakeLake:
         return self._known(epoch_id).run_id
 
     def began_at(self, epoch_id: str) -> StoreCounters | None:
-        return self._known(epoch_id).marks
+        return self._known(epoch_id).counters
 
     def finished(self, epoch_id: str) -> bool:
         return self._known(epoch_id).closed is not None

@@ -226,7 +226,7 @@ def test_an_epoch_survives_json() -> None:
     document |= {"gaps": ["a sentence"], "coded_gaps": [], "reference_errors": ["a sentence"]}
     document["census"][3]["unread"] = ["/x: why"]
     earlier = Epoch.from_json(document)
-    assert earlier.marks == StoreCounters("f", 100)
+    assert earlier.counters == StoreCounters("f", 100)
     assert earlier.gaps == (Gap(GapCode.EARLIER_VERSION, "", "a sentence"),)
     assert earlier.census[3].unread == (("", "/x: why"),)
 

@@ -308,8 +308,10 @@ def test_closing_an_epoch_weighs_losses_looks_for_neighbours_keeps_owners_and_no
     )
     where = Cluster(settings, connect=connecting(stores=lambda *_, **__: cluster.open_store(read_only=True)))
 
-    def close(epoch_id: str, at: int, *lost: dict[str, Any], listed: bool, marks: StoreCounters | None = None) -> Epoch:
-        lake.begin_epoch(epoch_id, at, epoch_id, marks)
+    def close(
+        epoch_id: str, at: int, *lost: dict[str, Any], listed: bool, counters: StoreCounters | None = None
+    ) -> Epoch:
+        lake.begin_epoch(epoch_id, at, epoch_id, counters)
 
         def keep(table: str, schema: pa.Schema, *rows: dict[str, Any]) -> None:
             batches = pa.Table.from_pylist(list(rows), schema).to_batches()
@@ -335,9 +337,9 @@ def test_closing_an_epoch_weighs_losses_looks_for_neighbours_keeps_owners_and_no
     assert second.gaps == ()
     third = close("e3", 3 * DAY, listed=False)
     assert [(gap.code, gap.where) for gap in third.gaps] == [(GapCode.LOST_REFERENCES, "managed_ledgers")]
-    restored_amid = close("e4", 4 * DAY, listed=True, marks=StoreCounters(first.fingerprint, 1 << 60))
+    restored_amid = close("e4", 4 * DAY, listed=True, counters=StoreCounters(first.fingerprint, 1 << 60))
     assert ([gap.code for gap in restored_amid.gaps], restored_amid.broken) == ([GapCode.HISTORY_BROKEN], None)
-    assert close("e5", 5 * DAY, listed=True, marks=StoreCounters(first.fingerprint, 0)).gaps == ()
+    assert close("e5", 5 * DAY, listed=True, counters=StoreCounters(first.fingerprint, 0)).gaps == ()
 
 
 @pytest.mark.parametrize(("ids", "left"), [([], [1, 2, 3]), ([2, 9], [1, 3]), ([1, 2, 3], [])])

@@ -192,9 +192,9 @@ def test_old_epochs_go_but_the_last_covered_one_of_each_day_stays(lake: Lake) ->
 
 
 def test_an_epoch_knows_its_run_its_cluster_and_whether_it_is_finished(lake: Lake) -> None:
-    marks = StoreCounters("fp", 7, 3, (2, 1))
-    lake.begin_epoch("e1", NOW, "run-1", marks)
-    assert (lake.begun_by("e1"), lake.began_at("e1"), lake.finished("e1")) == ("run-1", marks, False)
+    counters = StoreCounters("fp", 7, 3, (2, 1))
+    lake.begin_epoch("e1", NOW, "run-1", counters)
+    assert (lake.begun_by("e1"), lake.began_at("e1"), lake.finished("e1")) == ("run-1", counters, False)
     assert (lake.begun_by("none"), lake.began_at("none"), lake.finished("none")) == ("", None, False)
     finish(lake, epoch("e2", NOW))
     assert lake.finished("e2")
