@@ -105,6 +105,7 @@ WORDS: Mapping[str, str] = {
     "compacted_ledger_id": "the compacted ledger that the cursor's z-node names",
     "compacted_topic": "the topic that a compacted ledger is of",
     "compaction": "what the owner broker says of the topic's compaction",
+    "compaction_error": "why the owner broker said nothing of it",
     "component": "what Pulsar made it for, by its tags",
     "ctime": "when its z-node was created (ms)",
     "cursor": "the subscription's cursor",

@@ -20,7 +20,7 @@ from pulsar_lifecycle.metastore.walk import MTIME, PATH, Unit, note_domains, own
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, TopicConnections, Unread
 from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
+from pulsar_lifecycle.records.topic_load import CompactionStatus, LoadReason, LoadState, TopicLoad
 
 _REPORTS = {
     ("LocalBrokerData", "ModularLoadManagerImpl"),
@@ -196,7 +196,7 @@ def read_topics(
     units: Iterable[Unit],
     brokers: Brokers,
     policies: Mapping[str, Mapping[str, Any]],
-    compaction: Callable[[Topic], str],
+    compaction: Callable[[Topic], CompactionStatus],
     now: int,
     ledgers_root: str,
     schema: pa.Schema = tables.TOPICS,
@@ -232,7 +232,7 @@ def read_topics(
                     info and (load.detail or None),
                     broker,
                     brokers.started.get(broker or ""),
-                    _asked(compaction, topic) if ask else None,
+                    *(_asked(compaction, topic) if ask else (None, None)),
                     retention.get("retentionTimeInMinutes"),
                     retention.get("retentionSizeInMB"),
                     policy.get("message_ttl_in_seconds"),
@@ -245,6 +245,7 @@ def read_topics(
             "broker",
             "broker_started",
             "compaction",
+            "compaction_error",
             "retention_minutes",
             "retention_mb",
             "ttl_seconds",
@@ -263,11 +264,12 @@ def read_topics(
         )
 
 
-def _asked(compaction: Callable[[Topic], str], topic: str) -> str:
+def _asked(compaction: Callable[[Topic], CompactionStatus], topic: str) -> tuple[CompactionStatus, str | None]:
+    """What the broker says, and why it says nothing."""
     try:
-        return compaction(Topic.parse(topic))
+        return compaction(Topic.parse(topic)), None
     except LifecycleError as error:
-        return f"UNKNOWN: {error}"
+        return CompactionStatus.UNKNOWN, str(error)
 
 
 UNLOADED_AFTER = 3

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.records.topic_load import CompactionStatus
 
 BEFORE_ALL = Position(-1, -1)
 """The position before a topic's first message."""
@@ -144,7 +145,7 @@ class BrokerAdmin(Protocol):
         """
         ...
 
-    def compaction_status(self, topic: Topic) -> str:
+    def compaction_status(self, topic: Topic) -> CompactionStatus:
         """``NOT_RUN``, ``RUNNING``, ``SUCCESS`` or ``ERROR``. Loads the topic: ask only for a loaded one."""
         ...
 

@@ -192,6 +192,7 @@ TOPICS = pa.schema(
         pa.field("ledgers", pa.int32()),
         pa.field("terminated", pa.bool_()),
         pa.field("compaction", pa.string()),
+        pa.field("compaction_error", pa.string()),
         pa.field("retention_minutes", pa.int64()),
         pa.field("retention_mb", pa.int64()),
         pa.field("ttl_seconds", pa.int64()),
@@ -201,8 +202,9 @@ TOPICS = pa.schema(
 )
 """One row per topic z-node with what decides whether we may touch it. ``load_state`` is a ``topic_load.LoadState``,
 ``load_reason`` a ``LoadReason`` with its ``load_detail``; ``broker_started``: when its broker did (ms; null: it does
-not say); ``compaction``: what the owner broker says of a loaded topic that has a ``__compaction`` cursor. Policies of
-its namespace: -1 is unlimited, null is unset."""
+not say); ``compaction``: what the owner broker says of a loaded topic that has a ``__compaction`` cursor, a
+``topic_load.CompactionStatus``; ``compaction_error``: why it said nothing. Policies of its namespace: -1 is unlimited,
+null is unset."""
 
 REFERENCES = pa.schema(
     [

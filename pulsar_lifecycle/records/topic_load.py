@@ -39,6 +39,20 @@ class LoadReason(StrEnum):
     """``load_detail`` is the ledger's state, empty if BookKeeper does not have it."""
 
 
+class CompactionStatus(StrEnum):
+    """What the owner broker says of a topic's compaction (``LongRunningProcessStatus.Status`` in Pulsar 4.0)."""
+
+    NOT_RUN = "NOT_RUN"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    ERROR = "ERROR"
+    UNKNOWN = "UNKNOWN"
+    """It did not say; no broker's word. Whatever is none of these is as much as that."""
+
+
+COMPACTS_NOT = frozenset({CompactionStatus.NOT_RUN, CompactionStatus.SUCCESS})
+"""No compaction is under way, and none ended without naming what it had written."""
+
 _TEXTS = {
     LoadReason.LISTED: "listed by {}",
     LoadReason.AT_REST: "on no broker's list, last ledger closed, z-node left alone",

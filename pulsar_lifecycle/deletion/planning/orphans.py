@@ -28,6 +28,7 @@ from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.owner_names import OWNER_TAGS, owner_in, owner_of
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import FINDINGS, Problem
+from pulsar_lifecycle.records.topic_load import COMPACTS_NOT
 from pulsar_lifecycle.scan.snapshot_memory import KEPT_BECAUSE, NOT_ASKED, RESTING, Memory
 from pulsar_lifecycle.topics.protection import Protection, owner_rule
 
@@ -118,7 +119,7 @@ def decide_pending(pending: pa.Table) -> pa.Table:
     exists: Any = pending.column("topic_exists").fill_null(False).to_numpy()
     resting = ~exists | _in(state, RESTING)
     bucket = component == "delayed-index-bucket"
-    free = resting | np.where(bucket, memory == Memory.NOTHING, _in(compaction, ("NOT_RUN", "SUCCESS")))
+    free = resting | np.where(bucket, memory == Memory.NOTHING, _in(compaction, COMPACTS_NOT))
     said = [
         _FREE if may_go else _held(known) if is_bucket else _COMPACTED
         for may_go, is_bucket, known in zip(free.tolist(), bucket.tolist(), memory.tolist(), strict=True)

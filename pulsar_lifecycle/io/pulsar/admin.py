@@ -31,6 +31,7 @@ from pulsar_lifecycle.io.pulsar import statistics
 from pulsar_lifecycle.io.tls import tls_context
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import BrokerStatistics, TopicConnections, TopicInternals
+from pulsar_lifecycle.records.topic_load import CompactionStatus
 from pulsar_lifecycle.settings import PulsarSettings
 
 MAX_REDIRECTS = 5
@@ -184,14 +185,14 @@ class HttpBrokerAdmin:
             raise _unexpected(path, "ManagedLedgerInfo")
         return True
 
-    def compaction_status(self, topic: Topic) -> str:
+    def compaction_status(self, topic: Topic) -> CompactionStatus:
         """``NOT_RUN``, ``RUNNING``, ``SUCCESS`` or ``ERROR``; loads the topic."""
         path = _path(topic, "compaction")
         answer = self._get(path)
         status = answer.get("status") if isinstance(answer, dict) else None
-        if status not in ("NOT_RUN", "RUNNING", "SUCCESS", "ERROR"):
+        if status not in set(CompactionStatus) - {CompactionStatus.UNKNOWN}:
             raise _unexpected(path, "LongRunningProcessStatus")
-        return status
+        return CompactionStatus(status)
 
     def partitions(self, topic: Topic) -> int | None:
         """Number of partitions; 0 for a non-partitioned topic, None where there is no such topic."""

@@ -4,6 +4,7 @@ import pytest
 
 from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound
 from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.records.topic_load import CompactionStatus
 
 
 def partition(topic: Topic, number: int) -> Topic:
@@ -71,7 +72,7 @@ class BrokerAdminContract:
         internals = admin.internal_stats(topic)
         assert internals.state == "LedgerOpened"
         assert internals.compacted_ledger is None
-        assert admin.compaction_status(topic) == "NOT_RUN"
+        assert admin.compaction_status(topic) is CompactionStatus.NOT_RUN
 
     def test_every_broker_tells_its_configuration(self, admin):
         found = admin.configurations()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pulsar_lifecycle.errors import AccessDenied, Conflict, Failed, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import BrokerStatistics, TopicConnections, TopicInternals
+from pulsar_lifecycle.records.topic_load import CompactionStatus
 
 
 @dataclass
@@ -46,7 +47,7 @@ class FakeBrokerAdmin:
         self.partition_counts: dict[Topic, int] = {}
         self.topics: dict[Topic, dict[str, FakeSubscription]] = {}
         self.internals: dict[Topic, TopicInternals] = {}
-        self.compactions: dict[Topic, str] = {}
+        self.compactions: dict[Topic, CompactionStatus] = {}
         self.loaded: dict[str, str] = {}
         self.touched: list[Topic] = []
         self.stats_interval = 60_000
@@ -125,9 +126,9 @@ class FakeBrokerAdmin:
             raise Failed(f"{broker}: 500")
         return isinstance(self.unanswered.get(topic), Failed)
 
-    def compaction_status(self, topic: Topic) -> str:
+    def compaction_status(self, topic: Topic) -> CompactionStatus:
         self._load(topic)
-        return self.compactions.get(topic, "NOT_RUN")
+        return self.compactions.get(topic, CompactionStatus.NOT_RUN)
 
     def configurations(self) -> dict[str, Mapping[str, str]]:
         return {broker: self.configuration_of(broker) for broker in self.broker_ids}

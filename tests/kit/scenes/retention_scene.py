@@ -24,6 +24,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.store_history import StoreCounters
+from pulsar_lifecycle.records.topic_load import CompactionStatus
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks
@@ -128,7 +129,7 @@ class RetentionScene:
             "bookkeeper_ledgers": (tables.BOOKKEEPER_LEDGERS, read_ledgers(store, ledger_units(store))),
             "topics": (
                 tables.TOPICS,
-                read_topics(store, units, brokers, {}, lambda topic: "", self.now, "/ledgers"),
+                read_topics(store, units, brokers, {}, lambda topic: CompactionStatus.NOT_RUN, self.now, "/ledgers"),
             ),
         }
         fingerprint = cluster_fingerprint(store, "/ledgers")

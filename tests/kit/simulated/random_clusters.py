@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
+from pulsar_lifecycle.records.topic_load import CompactionStatus
 from tests.kit.simulated.cluster import (
     CURSORS,
     SimulatedCluster,
@@ -81,7 +82,9 @@ def _topic(draw: Any, drawn: Drawn, topic: Topic) -> None:
         memory = cluster.ledger(draw(st.sampled_from([data_tags(topic), cursor_tags(topic, "s")])))
         drawn.live.add(memory)
         cluster.load(topic)
-        cluster.admin.compactions[topic] = draw(st.sampled_from(["NOT_RUN", "RUNNING", "SUCCESS", "ERROR"]))
+        cluster.admin.compactions[topic] = draw(
+            st.sampled_from([one for one in CompactionStatus if one is not CompactionStatus.UNKNOWN])
+        )
         cluster.admin.internals[topic] = TopicInternals("LedgerOpened", (*data, memory), {}, {}, compacted, ())
 
 

@@ -28,6 +28,7 @@ from pulsar_lifecycle.ports import (
     Traces,
     Unread,
 )
+from pulsar_lifecycle.records.topic_load import CompactionStatus
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.deletion_queue import MAIN, RETRY
@@ -293,7 +294,7 @@ class SimAdmin(FakeBrokerAdmin):
         self.denied: dict[str, LifecycleError] = {}
         self.mute: set[str] = set()
         self.memory: Callable[[Topic], TopicInternals] = lambda topic: TopicInternals("", (), {}, {}, None, ())
-        self.compaction: Callable[[Topic], str] = lambda topic: "NOT_RUN"
+        self.compaction: Callable[[Topic], CompactionStatus] = lambda topic: CompactionStatus.NOT_RUN
         self.deleting: Callable[[Topic], None] = lambda topic: None
         self.on_delete_topic: Callable[[Topic], None] = lambda topic: None
         self.unloading: Callable[[Topic], None] = lambda topic: None
@@ -334,7 +335,7 @@ class SimAdmin(FakeBrokerAdmin):
         self._answer_for(topic)
         return str(topic) in self.mute
 
-    def compaction_status(self, topic: Topic) -> str:
+    def compaction_status(self, topic: Topic) -> CompactionStatus:
         self.interceptor.before("admin.compaction_status")
         self._answer_for(topic)
         return self.compaction(topic)

@@ -16,6 +16,7 @@ from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH
 from pulsar_lifecycle.formats.offload_object import data_key
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import TopicInternals
+from pulsar_lifecycle.records.topic_load import CompactionStatus
 from tests.kit.simulated.cluster import BROKER
 from tests.kit.simulated.offloaded import BUCKET
 from tests.simulation.world.brokers import Brokers
@@ -114,9 +115,9 @@ class World(Brokers):
             (),
         )
 
-    def _compaction_status(self, topic: Topic) -> str:
+    def _compaction_status(self, topic: Topic) -> CompactionStatus:
         found = self._loaded(topic)
-        return "RUNNING" if found.compacting is not None else "SUCCESS"
+        return CompactionStatus.SUCCESS if found.compacting is None else CompactionStatus.RUNNING
 
     def _unload_on_demand(self, topic: Topic) -> None:
         found = self._topic(topic)

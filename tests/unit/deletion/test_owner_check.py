@@ -25,6 +25,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.topic_load import CompactionStatus
 from tests.kit.scenes.batch_scene import TOPIC, outcomes
 from tests.kit.scenes.batch_scene import BatchScene as Scene
 from tests.kit.simulated.cluster import (
@@ -62,7 +63,12 @@ def test_a_ledger_listed_again_waits_while_the_intent_is_young_and_is_kept_after
     assert scene.cluster.exists(scene.data)
 
 
-def load(scene: Scene, *held: int, state: LedgerState = LedgerState.OPEN, compaction: str = "NOT_RUN") -> None:
+def load(
+    scene: Scene,
+    *held: int,
+    state: LedgerState = LedgerState.OPEN,
+    compaction: CompactionStatus = CompactionStatus.NOT_RUN,
+) -> None:
     """A broker has the topic loaded, and holds ledgers in memory."""
     last = scene.cluster.ledger(data_tags(TOPIC), state=state)
     scene.cluster.topic(TOPIC, [scene.live, last])
@@ -79,10 +85,15 @@ def test_what_a_broker_holds_in_memory_waits(scene: Scene) -> None:
 
 @pytest.mark.parametrize(
     ("compaction", "compacted"),
-    [("NOT_RUN", Outcome.DELETED), ("SUCCESS", Outcome.DELETED), ("RUNNING", Outcome.KEPT), ("ERROR", Outcome.KEPT)],
+    [
+        (CompactionStatus.NOT_RUN, Outcome.DELETED),
+        (CompactionStatus.SUCCESS, Outcome.DELETED),
+        (CompactionStatus.RUNNING, Outcome.KEPT),
+        (CompactionStatus.ERROR, Outcome.KEPT),
+    ],
 )
 def test_of_a_loaded_topic_compaction_and_delayed_index_are_asked(
-    scene: Scene, compaction: str, compacted: str
+    scene: Scene, compaction: CompactionStatus, compacted: str
 ) -> None:
     load(scene, compaction=compaction)
     scene.cluster.cursor(TOPIC, "s")

@@ -287,7 +287,9 @@ def decided(component: str, **facts: Any) -> tuple[str, str]:
         ({"compaction": "SUCCESS"}, Code.NOT_HELD),
         ({"compaction": "RUNNING"}, Code.COMPACTION_POSSIBLE),
         ({"compaction": "ERROR"}, Code.COMPACTION_POSSIBLE),
-        ({"compaction": "UNKNOWN: 503"}, Code.COMPACTION_POSSIBLE),
+        ({"compaction": "UNKNOWN"}, Code.COMPACTION_POSSIBLE),
+        ({"compaction": "UNKNOWN: 503"}, Code.COMPACTION_POSSIBLE),  # as an earlier version's scan has it
+        ({"compaction": "ANOTHER"}, Code.COMPACTION_POSSIBLE),
         ({"compaction": None}, Code.COMPACTION_POSSIBLE),
         ({"load_state": "unloaded", "compaction": None}, Code.NOT_HELD),
         ({"load_state": "never_loaded"}, Code.NOT_HELD),
