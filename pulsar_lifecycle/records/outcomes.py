@@ -243,10 +243,13 @@ class Outcome(StrEnum):
     known. Say it again."""
 
     BEGUN = "begun"
-    """Actions ``load-topic``, ``delete-topic``, ``delete-subscription``: the broker is about to be told."""
+    """Actions ``load-topic``, ``delete-topic``, ``delete-subscription``, and ``delete-records`` of cursors and ledgers:
+    the broker is about to be told. Actions ``repair-delayed-index``, ``write-index-snapshot``: we are about to write.
+    """
     DONE = "done"
     """Actions ``load-topic``, ``delete-topic``, ``delete-subscription``: the metadata says that the broker has done it.
-    """
+    Action ``delete-records``: the broker says that it has moved the cursor or closed the ledger, the low watermark is
+    raised, or undo is forbidden. Actions ``repair-delayed-index``, ``write-index-snapshot``: our own write is made."""
 
     IN_FORCE = "in-force"
     """Action ``operator-word``: it holds, new or changed."""
