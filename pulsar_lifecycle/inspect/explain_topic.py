@@ -37,7 +37,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.listed_ledgers import copies_of, kept_copy
-from pulsar_lifecycle.topics.policies import Layers
+from pulsar_lifecycle.topics.policies import Layers, Unreadable
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
@@ -195,7 +195,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     unread = layers.topics[namespace].unknown if namespace in layers.topics else None
     if not known:
         warnings.append(f"namespace {namespace} has no policies that could be read")
-    elif unread and str(unread) not in warnings:
+    elif unread and unread.code is not Unreadable.OTHER_SERVICE:  # that is among `unsure`, once for all namespaces
         warnings.append(f"namespace {namespace}: {unread}")
     warnings += [
         f"ledger {one.ledger_id} is listed, and neither BookKeeper nor a bucket has it"

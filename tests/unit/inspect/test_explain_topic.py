@@ -129,6 +129,17 @@ def test_a_ledger_that_nobody_has_is_warned_of(scene: RetentionScene) -> None:
     assert f"ledger {first} is listed" in explained(scene, "a").warnings[0]
 
 
+def test_that_policies_are_kept_elsewhere_is_warned_of_once(scene: RetentionScene) -> None:
+    scene.topic("a", 400, 390)
+    scene.scan()
+    admin = scene.servers.admin
+    admin.configuration = {one: {"topicPoliciesServiceClassName": "com.acme.Own"} for one in admin.broker_ids}
+    found = explained(scene, "a")
+    assert codes(found)[0] == RetentionVerdict.UNKNOWN_POLICY
+    (warning,) = found.warnings
+    assert "com.acme.Own" in warning
+
+
 def test_why_the_policies_of_its_namespace_are_not_known_is_warned_of(scene: RetentionScene) -> None:
     scene.topic("a", 400, 390)
     scene.scan()
