@@ -45,7 +45,7 @@ class DiskVerdict(StrEnum):
     """It has no HTTP server (httpServerEnabled), so nothing is known of its disks."""
     DENIED = "denied"
     """Its HTTP server refuses to answer us."""
-    NO_ANSWER = "no_answer"
+    UNANSWERED = "unanswered"
     """Its HTTP server did not answer, or not as BookKeeper does."""
     NO_METRICS = "no_metrics"
     """It has no Prometheus metrics (statsProviderClass), or another ledgerStorageClass than DbLedgerStorage, whose
@@ -78,7 +78,7 @@ UNKNOWN = frozenset(
         DiskVerdict.NOT_REGISTERED,
         DiskVerdict.NO_HTTP_SERVER,
         DiskVerdict.DENIED,
-        DiskVerdict.NO_ANSWER,
+        DiskVerdict.UNANSWERED,
         DiskVerdict.NO_METRICS,
     }
 )
@@ -240,7 +240,7 @@ def number(said: BookieStatus, name: str) -> float:
 def _no_answer(error: LifecycleError | None) -> DiskVerdict:
     if isinstance(error, AccessDenied):
         return DiskVerdict.DENIED
-    return DiskVerdict.NO_HTTP_SERVER if isinstance(error, NotFound) else DiskVerdict.NO_ANSWER
+    return DiskVerdict.NO_HTTP_SERVER if isinstance(error, NotFound) else DiskVerdict.UNANSWERED
 
 
 def _verdict(disk: BookieDisk, said: BookieStatus, read_only: bool) -> tuple[DiskVerdict, str]:

@@ -65,8 +65,8 @@ def test_a_bookie_without_metrics_of_its_directories_is_told_what_to_set(storage
     [
         (NotFound("no HTTP server"), DiskVerdict.NO_HTTP_SERVER),
         (AccessDenied("403"), DiskVerdict.DENIED),
-        (Unavailable("timed out"), DiskVerdict.NO_ANSWER),
-        (StoreError("no JSON"), DiskVerdict.NO_ANSWER),
+        (Unavailable("timed out"), DiskVerdict.UNANSWERED),
+        (StoreError("no JSON"), DiskVerdict.UNANSWERED),
     ],
 )
 def test_a_bookie_that_does_not_answer_is_named_and_nothing_is_guessed(error, expected):

@@ -107,7 +107,7 @@ def test_each_is_named_with_why_and_none_is_to_collect(scene: Scene) -> None:
     disks = scene.disks()
     assert {name: one.verdict for name, one in disks.items()} == {
         GUARDED: DiskVerdict.DENIED,
-        ENCRYPTED: DiskVerdict.NO_ANSWER,
+        ENCRYPTED: DiskVerdict.UNANSWERED,
     }
     assert "403" in disks[GUARDED].detail
     for one in disks.values():
@@ -122,7 +122,7 @@ def test_each_is_named_with_why_and_none_is_to_collect(scene: Scene) -> None:
 
 def test_a_bookie_that_talks_plain_http_where_the_settings_say_tls_is_named(scene: Scene) -> None:
     scene.settings = BookieAdminSettings(request_timeout=10, tls=Tls())
-    assert {one.verdict for one in scene.disks().values()} == {DiskVerdict.NO_ANSWER}
+    assert {one.verdict for one in scene.disks().values()} == {DiskVerdict.UNANSWERED}
     assert scene.asked == []
 
 

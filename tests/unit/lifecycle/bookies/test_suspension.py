@@ -112,7 +112,7 @@ def test_status_names_the_bookies_whose_compaction_an_operator_suspended(
         (DiskVerdict.NOTHING_TO_FREE, 1, None),
         (DiskVerdict.NOTHING_TO_FREE, -1, "peak hour"),
         (DiskVerdict.READ_ONLY, 1, "peak hour"),
-        (DiskVerdict.NO_ANSWER, 1, "peak hour"),
+        (DiskVerdict.UNANSWERED, 1, "peak hour"),
     ],
 )
 def test_the_later_of_what_a_bookie_said_and_what_it_was_told_counts(
