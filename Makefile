@@ -24,9 +24,10 @@ help: ## Show this list
 
 setup: $(STAMP) ## Make the virtual environment
 
+# Without compiling: most of it is never imported
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' || { echo "make: found no Python 3.11 to 3.14 that runs: install one, or say make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@echo "setting up $(VENV)"   # nothing is compiled before it is imported: most of it never is
+	@echo "setting up $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --require-hashes --requirement requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

@@ -130,3 +130,9 @@ def grouped(sized: Iterable[tuple[str, int]]) -> Groups:
         ledgers[name] += 1
         bytes_[name] += size
     return [(name, count, show.size(bytes_[name])) for name, count in ledgers.most_common()]
+
+
+def by_columns(rows: pa.Table, names: Sequence[str], size: str) -> dict[str, Groups]:
+    """The groups of each of some columns; bytes are those of column ``size``."""
+    listed = rows.select([*names, size]).to_pylist()
+    return {name: grouped((row[name], row[size]) for row in listed) for name in names}

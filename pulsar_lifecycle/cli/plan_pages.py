@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.plan_page import Deletes, Groups, OfLedgers, PlanPage, grouped, share, sizes
+from pulsar_lifecycle.cli.plan_page import Deletes, Groups, OfLedgers, PlanPage, by_columns, grouped, share, sizes
 from pulsar_lifecycle.delayed_index.repair import repair_planning
 from pulsar_lifecycle.delete_records import records_planning
 from pulsar_lifecycle.deletion.planning import confirmed_orphans
@@ -88,10 +88,7 @@ class RetentionPlans(OfLedgers):
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by limit."""
-        listed = rows.select(["namespace", "expired_by", "physical_bytes"]).to_pylist()
-        return {
-            name: grouped((row[name], row["physical_bytes"]) for row in listed) for name in ("namespace", "expired_by")
-        }
+        return by_columns(rows, ("namespace", "expired_by"), "physical_bytes")
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
         """Ledger, topic, limit, level, since when, bytes on disk."""
@@ -164,10 +161,7 @@ class InactivePlans(Deletes):
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by evidence."""
-        listed = self.sized(rows).select(["namespace", "evidence", "physical_bytes"]).to_pylist()
-        return {
-            name: grouped((row[name], row["physical_bytes"]) for row in listed) for name in ("namespace", "evidence")
-        }
+        return by_columns(self.sized(rows), ("namespace", "evidence"), "physical_bytes")
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
         """Ledger, topic, subscription, since when, bytes on disk."""
@@ -230,8 +224,7 @@ class RepairPlans(Deletes):
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by level."""
-        listed = rows.select(["namespace", "level", "bytes"]).to_pylist()
-        return {name: grouped((row[name], row["bytes"]) for row in listed) for name in ("namespace", "level")}
+        return by_columns(rows, ("namespace", "level"), "bytes")
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
         """Snapshot, topic, subscription, level, codes, messages."""
@@ -321,8 +314,7 @@ class ObjectPlans(Deletes):
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By bucket, and by kind."""
-        listed = rows.select(["bucket", "kind", "bytes"]).to_pylist()
-        return {name: grouped((row[name], row["bytes"]) for row in listed) for name in ("bucket", "kind")}
+        return by_columns(rows, ("bucket", "kind"), "bytes")
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
         """Bucket, key, kind, action, topic, bytes, its age, code."""
