@@ -5,28 +5,54 @@ Belongs here: what the operating system is asked for. Not here: what a process i
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import random
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import IO
 
 LOOPBACK = "127.0.0.1"
 _KILLED = 20.0
 """Seconds until a killed process is gone for certain."""
 _PORTS = range(20_000, 32_000)  # below the ranges from which systems take ports for outgoing connections
+_GIVEN = Path(tempfile.gettempdir()) / f"pulsar-lifecycle-ports-{os.getuid()}.json"
+_GIVEN_FOR = 900.0
+"""Seconds for which a port that was given is given to nobody else."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct ports on the loopback address that nothing listens on now."""
-    found = list(islice(filter(port_is_free, random.sample(_PORTS, len(_PORTS))), count))
-    if len(found) < count:
-        raise OSError(f"fewer than {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+    """Distinct ports on the loopback address that nothing listens on now, and that nobody else was given just now.
+
+    A server may begin to listen half a minute later; until then another process of this user must not choose its port.
+    """
+    with _GIVEN.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        given = _given(file)
+        ports = (port for port in random.sample(_PORTS, len(_PORTS)) if str(port) not in given and port_is_free(port))
+        found = list(islice(ports, count))
+        if len(found) < count:
+            raise OSError(f"fewer than {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+        file.truncate(0)
+        json.dump(given | {str(port): time.time() for port in found}, file)
     return found
+
+
+def _given(file: IO[str]) -> dict[str, float]:
+    """Ports that were given so short a time ago that their servers may not listen yet: port -> when, in seconds."""
+    file.seek(0)
+    try:
+        found = json.load(file)
+    except ValueError:  # nothing yet, or its writer was killed
+        return {}
+    return {port: at for port, at in found.items() if abs(time.time() - at) < _GIVEN_FOR}
 
 
 def port_is_free(port: int) -> bool:

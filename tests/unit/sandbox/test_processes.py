@@ -60,6 +60,19 @@ def test_free_ports_are_distinct_and_free() -> None:
     assert all(processes.port_is_free(port) for port in ports)
 
 
+def test_a_port_that_was_given_is_not_given_again_before_its_server_could_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_PORTS", range(20_000, 20_016))
+    monkeypatch.setattr(processes, "_GIVEN", tmp_path / "given")
+    first = processes.free_ports(4)
+    assert not set(first) & set(processes.free_ports(4))
+    (tmp_path / "given").write_text("[")  # as a writer that was killed leaves it
+    assert processes.free_ports(4)
+    monkeypatch.setattr(processes, "_GIVEN_FOR", 0.0)
+    assert all(len(processes.free_ports(8)) == 8 for _ in range(3))
+
+
 def test_a_port_in_use_is_not_free() -> None:
     with socket.socket() as server:
         server.bind((processes.LOOPBACK, 0))
