@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import yaml
 
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from sandbox.servers.processes import free_ports, port_is_free
@@ -53,7 +53,9 @@ class Deployment:
 
     def __init__(self, home: Path, clusters: Mapping[str, Path]) -> None:
         home.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / "dagster.yaml", home)
+        instance = yaml.safe_load((ROOT / "dagster.yaml").read_text())
+        instance["run_monitoring"] |= {"start_timeout_seconds": 240, "poll_interval_seconds": 30}
+        (home / "dagster.yaml").write_text(json.dumps(instance))
         ports = free_ports(len(clusters) + 1)
         self.home, self._at = home, dict(zip(clusters, ports, strict=False))
         self.url = f"http://127.0.0.1:{ports[-1]}"
@@ -142,11 +144,15 @@ class Deployment:
         return answer
 
     def told(self) -> str:
-        """What the daemon said last, and which runs there were."""
-        lines = [line for line in self.log("daemon").splitlines() if "Sensor" in line or "ERROR" in line]
+        """What the daemon and the code servers said last, and which runs there were."""
+        lines = [line for line in self.log("daemon").splitlines() if "Sensor" in line or "ERROR" in line][-40:]
         with suppress(httpx.TransportError):
-            lines += [f"{run['jobName']} {run['status']}" for run in self.runs()]
-        return "\n".join(lines[-60:])
+            lines += [f"{run['jobName']} {run['status']} {run['runId']}" for run in self.runs()]
+        return "\n".join([*(line[:400] for line in lines), *self._output()])
+
+    def _output(self) -> list[str]:
+        """The end of what the code servers wrote, and their runs."""
+        return [line[:400] for name in self._at for line in self.log(name).splitlines()[-15:]]
 
     def ask(self, query: str, it: Any = None) -> dict[str, Any]:
         """What GraphQL answers. Raises AssertionError for errors."""
