@@ -18,13 +18,13 @@ import pytest
 
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from sandbox.clients import Admin, pulsar_client
-from sandbox.cluster import Cluster
+from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import plant, topics, znodes
 from tests.integration import pipeline as driving
 from tests.integration.delayed_index.delayed import BROKERS, keys_of, planted
 from tests.integration.orchestration.deployment import ENDED, Deployment
 from tests.integration.pipeline import existing, new_namespace, wait_unlisted
-from tests.integration.tiered.offloads import contexts, with_bucket
+from tests.integration.tiered.offloads import contexts, s3_client, with_bucket
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
@@ -70,7 +70,12 @@ def settings(sandbox: Cluster, folder: Path, own: dict[str, str]) -> Path:
     }
     more: dict[str, dict[str, Any]] = {
         **with_bucket(sandbox, namespaces=[own["offload"]]),
-        "automation": {**kinds, "bookkeeper_copies": "off", "look_every": "10s", "schedules": {"scan": "* * * * *"}},
+        "automation": {
+            **kinds,
+            "bookkeeper_copies": kinds["offload"],
+            "look_every": "10s",
+            "schedules": {"scan": "* * * * *"},
+        },
         "spark": {"master": "local[1]", "scan_partitions": 1},
         "catalog": {"scan_fresh_for": f"{FRESH_FOR}s"},
         "delayed_index": {"namespaces": [own["delayed_index"]], "brokers": BROKERS},
@@ -159,6 +164,27 @@ def test_what_the_settings_allow_is_done_by_itself_though_the_daemon_dies(
     until("the run's page", lambda: deployment.pages(CLUSTER, "ledger_deletions"))
     _lineage(scene, deployment)
     until("a red plan", lambda: deployment.freshness(CLUSTER, "deletion_plan") == "DEGRADED")
+
+
+def test_copies_in_bookkeeper_go_by_themselves_once_a_scan_has_seen_what_was_offloaded(
+    sandbox: Cluster, deployed: tuple[Deployment, Scene]
+) -> None:
+    deployment, scene = deployed
+    offloaded = _offloaded(sandbox, scene.archive)
+    assert offloaded
+    deployment.switch_on(CLUSTER, schedules=["hourly_scan"], sensors=["after_scan", "automation"])
+    launched = deployment.until(
+        "a run that releases copies", lambda: deployment.runs(lifecycle__automation="bookkeeper_copies")
+    )
+    deployment.switch_off(CLUSTER, "hourly_scan", "after_scan")
+    assert deployment.ended(launched[-1]["runId"]) == "SUCCESS"
+    deployment.until("the copies to go", lambda: not existing(sandbox, offloaded))
+    found = contexts(sandbox, scene.archive)
+    assert all(found[ledger].complete and found[ledger].bookkeeper_deleted for ledger in offloaded)
+    assert existing(sandbox, set(found) - set(offloaded)) == set(found) - set(offloaded)
+    with s3_client(sandbox) as s3:
+        for ledger in offloaded:
+            s3.head_object(Bucket=BUCKET, Key=f"{found[ledger].uuid}-ledger-{ledger}")
 
 
 def test_namespaces_far_apart_are_one_backfill_with_one_plan(
