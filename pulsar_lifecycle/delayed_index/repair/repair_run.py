@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.repair.begun_snapshots import left_begun
-from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired, SubscriptionRepairs
+from pulsar_lifecycle.delayed_index.repair.repair_work import UNDO, Repaired, SubscriptionRepairs
 from pulsar_lifecycle.delayed_index.stored.index_reading import index_ports
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.io.connect import Connect
@@ -78,17 +78,34 @@ def undo_repair(
 ) -> list[Repaired]:
     """Give the subscriptions that a plan's repair changed the buckets back that they had.
 
-    Those whose ledgers are gone are written anew, from the lake. Only where nothing changed them since. Errors as
-    :func:`repair`; NotFound where the journal knows of no repair.
+    Those whose ledgers are gone are written anew, from the lake. Only where nothing changed them since. A repair that
+    was killed before it said what became of it may have been made: its cursor tells. Errors as :func:`repair`; NotFound
+    where the journal knows of no repair.
     """
     with cluster.ports(read_only=True) as ports:
         (evidence.check_store if dry_run else evidence.check_may_act)(cluster, ports.store)
     condition = (pc.field("plan_id") == plan_id) & (pc.field("action") == Action.REPAIR_INDEX.value)
-    rows = cluster.journal_reader.find(condition & (pc.field("outcome") == Outcome.DONE.value)).to_pylist()
+    rows = _newest(cluster.journal_reader.find(condition).to_pylist())
     if not rows:
         raise NotFound(f"the journal knows of no repair by plan {plan_id}")
-    newest = {(row["topic"], json.loads(row["detail"])["path"]): row for row in sorted(rows, key=lambda r: r["at"])}
-    return _launch(cluster, run_id, plan_id, list(newest.values()), undo=True, dry_run=dry_run, report=report)
+    return _launch(cluster, run_id, plan_id, rows, undo=True, dry_run=dry_run, report=report)
+
+
+def _newest(rows: Iterable[Row]) -> list[Row]:
+    """Of each cursor the newest row of an edit that was made, or of a repair's that may have been."""
+    found: dict[tuple[str, str], Row] = {}
+    begun: dict[tuple[str, str], Row] = {}
+    for row in sorted(rows, key=lambda one: (one["at"], one["outcome"] != Outcome.BEGUN)):
+        said = json.loads(row["detail"])
+        cursor = row["topic"], said["path"]
+        if not said["path"]:  # it came to no edit, or failed in the midst of one
+            continue
+        if row["outcome"] == Outcome.BEGUN:
+            begun |= {cursor: row} if said["level"] != UNDO else {}
+        else:
+            begun.pop(cursor, None)
+            found |= {cursor: row} if row["outcome"] == Outcome.DONE else {}
+    return list({**found, **begun}.values())
 
 
 def _launch(

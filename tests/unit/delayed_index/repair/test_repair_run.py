@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.cursor import BUCKET_PREFIX
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.journal.first_phase_marks import unnamed_snapshots
-from pulsar_lifecycle.ports import Entry
+from pulsar_lifecycle.ports import Entry, JournalRow
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs.caps import Order
@@ -319,6 +320,46 @@ def test_what_a_killed_repair_left_the_next_one_settles(scene: DelayedScene, ste
     count = len(written(scene))
     repair(scene.cluster, "again", order, dry_run=False)
     assert len(written(scene)) == count
+
+
+def test_a_repair_that_was_killed_before_it_said_that_it_is_done_can_be_undone(scene: DelayedScene) -> None:
+    order = broken(scene)
+    before, journal = scene.keys("a"), scene.servers.journal
+    record = journal.record
+
+    def kill(rows: Sequence[JournalRow]) -> None:
+        if any(row.action is Action.REPAIR_INDEX and row.outcome is Outcome.DONE for row in rows):
+            raise Killed
+        record(rows)
+
+    journal.record = kill  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        repaired(scene, order)
+    journal.record = record  # type: ignore[method-assign]
+    assert scene.keys("a") != before
+    scene.servers.wait(1)
+    assert repaired(scene, order).why.code is Code.CHANGED_SINCE_PLAN
+    scene.servers.wait(1)
+    assert undone(scene, order).outcome is Outcome.DONE
+    assert scene.keys("a") == before
+    scene.servers.wait(1)
+    assert undone(scene, order).outcome is Outcome.NOTHING
+
+
+def test_an_undo_leaves_what_a_killed_repair_did_not_come_to(scene: DelayedScene) -> None:
+    order = broken(scene)
+    before = scene.keys("a")
+
+    def kill(operation: Operation) -> None:
+        if operation.name == "write" and "/managed-ledgers/" in operation.paths[0]:
+            raise Killed
+
+    scene.before = kill
+    with pytest.raises(Killed):
+        repaired(scene, order)
+    scene.before = lambda operation: None
+    assert undone(scene, order).outcome is Outcome.NOTHING
+    assert scene.keys("a") == before
 
 
 def test_a_closed_one_of_a_topic_that_a_broker_has_waits_and_anothers_ledger_stays(scene: DelayedScene) -> None:
