@@ -35,6 +35,7 @@ from pulsar_lifecycle.delayed_index.stored.index_reading import (
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription
 from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, LedgerMetadata
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import ArchivedSnapshot, JournalReader, LedgerWriter, Node
 from pulsar_lifecycle.ports.bundle import Ports
@@ -190,20 +191,23 @@ class SubscriptionRepairs:
         return self._protected(subject, stored)
 
     def _protected(self, subject: _Subject, stored: StoredTopic) -> Why | None:
-        if stored.info.terminated is not None:
-            return Why(Code.TOPIC_PROTECTED, "its topic is terminated: brokers load it without writing its z-node")
         source = snapshot.shadow_source(self.ports.store, subject.topic, stored.info)
         if why := self.run.topic_rule(subject.topic, source, SHADOWS_SEEN_FOR):
             return why
-        loaded = self._loaded(subject.topic, stored.node, stored)
-        if loaded and not self.run.writes_loaded(subject.topic):
+        return self._not_ours(subject.topic, stored.info, self._loaded(subject.topic, stored.node, stored.info))
+
+    def _not_ours(self, topic: Topic, info: ManagedLedgerInfo, loaded: Why | None) -> Why | None:
+        """Why a topic's cursors must not be written as it is now: true at one moment, and at the next perhaps not."""
+        if info.terminated is not None:
+            return Why(Code.TOPIC_PROTECTED, "its topic is terminated: brokers load it without writing its z-node")
+        if loaded and not self.run.writes_loaded(topic):
             text = f"its topic counts as loaded ({loaded}), and delayed_index.loaded_topics does not name it"
             return Why(Code.TOPIC_LOADED, text)
         return None
 
-    def _loaded(self, topic: Topic, node: Node, stored: StoredTopic) -> Why | None:
+    def _loaded(self, topic: Topic, node: Node, info: ManagedLedgerInfo) -> Why | None:
         run = self.run
-        return why_loaded(self.ports.store, run.ledgers_root, run.brokers, run.now, topic, node, stored.info)
+        return why_loaded(self.ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
 
     # ----------------------------------------------------------------------------------------------------- effects
 
@@ -262,8 +266,10 @@ class SubscriptionRepairs:
             store.sync("/")
             node, info = snapshot.topic_node(store, subject.topic)
             checked = checked_path(store, root, subject.topic, node, info)
-            brokers, now = self.run.brokers, self.run.now
-            if why_loaded(store, root, brokers, now, subject.topic, node, info):
+            loaded = self._loaded(subject.topic, node, info)
+            if why := self._not_ours(subject.topic, info, loaded):
+                return self._said(subject, Outcome.LEFT, why, edit=edit)
+            if loaded:
                 if lack := guard.unloads.lacks():
                     return self._said(subject, Outcome.LEFT, lack, edit=edit)
                 guard.unloads.wait()
@@ -300,8 +306,7 @@ class SubscriptionRepairs:
             node, info = snapshot.topic_node(self.ports.store, topic)
         except RefusedBy:
             return str(topic) in self.run.brokers.loaded
-        run = self.run
-        return bool(why_loaded(self.ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info))
+        return bool(self._loaded(topic, node, info))
 
     # ------------------------------------------------------------------------------------------------------ saying so
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
 from pulsar_lifecycle.delayed_index.stored.check_run import FINDINGS
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.errors import LifecycleError, Unavailable
-from pulsar_lifecycle.formats import ledger_metadata
+from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.cursor import BUCKET_PREFIX
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.journal.first_phase_marks import unnamed_snapshots
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Entry, JournalRow
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
@@ -360,6 +361,50 @@ def test_an_undo_leaves_what_a_killed_repair_did_not_come_to(scene: DelayedScene
     scene.before = lambda operation: None
     assert undone(scene, order).outcome is Outcome.NOTHING
     assert scene.keys("a") == before
+
+
+def _loaded_meanwhile(scene: DelayedScene) -> None:
+    """A broker that loads a topic writes its z-node first."""
+    path = scene.servers.topic_path(scene.named("a"))
+    scene.servers.put(path, scene.servers.zookeeper.data(path))
+
+
+def _terminated_meanwhile(scene: DelayedScene) -> None:
+    path = scene.servers.topic_path(scene.named("a"))
+    info = managed_ledger.decode(scene.servers.zookeeper.data(path))
+    last = Position(info.ledgers[-1].ledger_id, 0)
+    scene.servers.put(path, managed_ledger.encode(replace(info, terminated=last)))
+
+
+@pytest.mark.parametrize(
+    ("change", "named", "code"),
+    [
+        (_loaded_meanwhile, False, Code.TOPIC_LOADED),
+        (_terminated_meanwhile, False, Code.TOPIC_PROTECTED),
+        (_terminated_meanwhile, True, Code.TOPIC_PROTECTED),
+    ],
+)
+def test_what_became_of_a_topic_while_its_index_was_made_is_seen(
+    scene: DelayedScene, change: Callable[[DelayedScene], None], named: bool, code: Code
+) -> None:
+    """A broker is not made to unload a topic that loaded_topics does not name, whenever it loads it."""
+    order = broken(scene)
+    before = scene.keys("a")
+    scene.change(loaded_topics=named)
+    unloads: list[Topic] = []
+    scene.servers.admin.on_unload = unloads.append
+
+    def meanwhile(operation: Operation) -> None:
+        if operation.name == "write" and "/managed-ledgers/" in operation.paths[0]:
+            scene.before = lambda operation: None
+            change(scene)
+
+    scene.before = meanwhile
+    left = repaired(scene, order)
+    assert (left.outcome, left.why.code) == (Outcome.LEFT, code)
+    assert unloads == []
+    assert scene.keys("a") == before
+    assert {outcome for _, outcome in written(scene)} == {"begun", "removed"}
 
 
 def test_a_closed_one_of_a_topic_that_a_broker_has_waits_and_anothers_ledger_stays(scene: DelayedScene) -> None:
