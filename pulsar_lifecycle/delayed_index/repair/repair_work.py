@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pulsar_lifecycle.delayed_index.bookkeeper_storage import BookKeeperBucketStorage
@@ -93,6 +93,8 @@ class SubscriptionRepairs:
     journal: Writer
     journal_reader: JournalReader
     guard: RunGuard | None
+    unloaded: dict[Topic, tuple[int, int]] = field(default_factory=dict[Topic, tuple[int, int]])
+    """Topics that were unloaded for this: czxid and version of the z-node that each had by then."""
 
     def one(self, row: Mapping[str, Any]) -> Repaired:
         """Repair a subscription of the plan."""
@@ -258,23 +260,15 @@ class SubscriptionRepairs:
 
     def _edited(self, subject: _Subject, edit: Edit, guard: RunGuard) -> Repaired:
         """Note it, then edit the cursor while no broker has the topic."""
-        store, root = self.ports.store, self.run.ledgers_root
+        store = self.ports.store
         about = Why(Code.ABOUT_TO, "its bucket properties are exchanged next")
         self._record(subject, Outcome.BEGUN, about, edit)
         for _ in range(TRIES):
             guard.check(store)
-            store.sync("/")
-            node, info = snapshot.topic_node(store, subject.topic)
-            checked = checked_path(store, root, subject.topic, node, info)
-            loaded = self._loaded(subject.topic, node, info)
-            if why := self._not_ours(subject.topic, info, loaded):
-                return self._said(subject, Outcome.LEFT, why, edit=edit)
-            if loaded:
-                if lack := guard.unloads.lacks():
-                    return self._said(subject, Outcome.LEFT, lack, edit=edit)
-                guard.unloads.wait()
-                if failure := guard.unloads.unload(self.ports.admin, subject.topic):
-                    return self._said(subject, Outcome.LEFT, failure, edit=edit)
+            found = self._at_rest(subject.topic, guard)
+            if isinstance(found, Why):
+                return self._said(subject, Outcome.LEFT, found, edit=edit)
+            node, checked = found
             edited = write_keys(store, edit, node, [(checked, -1), guard.guard])
             if edited is Edited.DONE:
                 return self._said(
@@ -285,6 +279,36 @@ class SubscriptionRepairs:
                 return self._said(subject, Outcome.LEFT, why, edit=edit)
         why = Why(Code.CHANGED_MEANWHILE, f"its topic was loaded or written at each of {TRIES} tries")
         return self._said(subject, Outcome.LEFT, why, edit=edit)
+
+    def _at_rest(self, topic: Topic, guard: RunGuard) -> tuple[Node, str] | Why:
+        """The z-node of a topic that no broker has, or had until it was made to unload it; and the ``checked_path``.
+
+        No broker has it as long as nobody writes that z-node. Why not, where the topic is not to be unloaded or cannot.
+        """
+        store = self.ports.store
+        store.sync("/")
+        node, info = snapshot.topic_node(store, topic)
+        loaded = self._loaded(topic, node, info)
+        if why := self._not_ours(topic, info, loaded):
+            return why
+        unloads = loaded and self.unloaded.get(topic) != (node.stat.czxid, node.stat.version)
+        if unloads:
+            if lack := guard.unloads.lacks():
+                return lack
+            guard.unloads.wait()
+            # An unload loads what no broker has, first, and that writes the z-node: so it is loaded before it is read.
+            with contextlib.suppress(LifecycleError):  # what fails here fails the unload, too
+                self.ports.admin.internal_stats(topic)
+            store.sync("/")
+            node, info = snapshot.topic_node(store, topic)
+            if why := self._not_ours(topic, info, loaded):
+                return why
+        checked = checked_path(store, self.run.ledgers_root, topic, node, info)
+        if unloads:
+            if failure := guard.unloads.unload(self.ports.admin, topic):
+                return failure
+            self.unloaded[topic] = node.stat.czxid, node.stat.version
+        return node, checked
 
     def _discard(self, subject: _Subject, ledgers: Sequence[int]) -> None:
         """Delete new snapshots that no cursor came to name; what cannot be deleted now, the next run resolves."""

@@ -363,6 +363,38 @@ def test_an_undo_leaves_what_a_killed_repair_did_not_come_to(scene: DelayedScene
     assert scene.keys("a") == before
 
 
+def _working_broker(scene: DelayedScene) -> list[Topic]:
+    """A broker that loads a topic writes its z-node, and to unload one that it does not have it loads it first."""
+    admin, path, unloads = scene.servers.admin, scene.servers.topic_path(scene.named("a")), list[Topic]()
+    admin.topics[scene.named("a")] = {}
+    admin.on_load = lambda topic: scene.servers.put(path, scene.servers.zookeeper.data(path))
+    admin.on_unload = unloads.append
+    return unloads
+
+
+def test_a_topic_that_counts_as_loaded_and_that_no_broker_has_is_repaired(scene: DelayedScene) -> None:
+    """Its broker died, or somebody else unloaded it just now."""
+    order = broken(scene)
+    scene.change(loaded_topics=True)
+    scene.reopen(int(max(scene.keys("a")).rpartition("_")[2]) + 1)
+    unloads = _working_broker(scene)
+    assert repaired(scene, order).outcome is Outcome.DONE
+    assert len(unloads) == 1
+
+
+def test_a_loaded_topic_is_unloaded_once_for_all_its_subscriptions(scene: DelayedScene) -> None:
+    first, *_ = scene.backlog("a", cursors=("s", "u"))
+    for cursor in ("s", "u"):
+        scene.name_bucket("a", first, scene.snapshot("a", first, cursor, without=1), cursor)
+    summary, _ = make_repair_plan(scene.cluster, scene.checked())
+    scene.change(loaded_topics=True)
+    unloads = _working_broker(scene)
+    scene.servers.load(scene.named("a"))
+    done = repair(scene.cluster, "repair", Order(summary.plan_id, summary.digest), dry_run=False)
+    assert [one.outcome for one in done] == [Outcome.DONE] * 2
+    assert len(unloads) == 1
+
+
 def _loaded_meanwhile(scene: DelayedScene) -> None:
     """A broker that loads a topic writes its z-node first."""
     path = scene.servers.topic_path(scene.named("a"))
