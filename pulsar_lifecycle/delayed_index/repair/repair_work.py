@@ -35,6 +35,7 @@ from pulsar_lifecycle.delayed_index.stored.index_reading import (
 from pulsar_lifecycle.delayed_index.stored.subscription import StoredSubscription
 from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, LedgerMetadata
+from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import ArchivedSnapshot, JournalReader, LedgerWriter, Node
@@ -269,7 +270,12 @@ class SubscriptionRepairs:
             if isinstance(found, Why):
                 return self._said(subject, Outcome.LEFT, found, edit=edit)
             node, checked = found
-            edited = write_keys(store, edit, node, [(checked, -1), guard.guard])
+            snapshots = self._snapshots(edit.after)
+            if None in store.read(snapshots):  # a broker that had the topic deletes one before its property
+                why = Why(Code.CHANGED_MEANWHILE, "a snapshot that it is to have was deleted meanwhile")
+                return self._said(subject, Outcome.LEFT, why, edit=edit)
+            checks = [*((path, -1) for path in (*snapshots, checked)), guard.guard]
+            edited = write_keys(store, edit, node, checks)
             if edited is Edited.DONE:
                 return self._said(
                     subject, Outcome.DONE, Why(Code.REPAIRED, "its bucket properties were exchanged"), edit=edit
@@ -279,6 +285,10 @@ class SubscriptionRepairs:
                 return self._said(subject, Outcome.LEFT, why, edit=edit)
         why = Why(Code.CHANGED_MEANWHILE, f"its topic was loaded or written at each of {TRIES} tries")
         return self._said(subject, Outcome.LEFT, why, edit=edit)
+
+    def _snapshots(self, keys: Keys) -> list[str]:
+        """The z-nodes of the ledgers that bucket properties name."""
+        return [ledger_path(int(one), self.run.ledgers_root) for one in keys.values()]
 
     def _at_rest(self, topic: Topic, guard: RunGuard) -> tuple[Node, str] | Why:
         """The z-node of a topic that no broker has, or had until it was made to unload it; and the ``checked_path``.

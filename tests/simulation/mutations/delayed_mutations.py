@@ -107,7 +107,10 @@ def name_it_before_it_is_written() -> Iterator[None]:
     def written(self: SubscriptionRepairs, _: _Subject, wanted: Sequence[Any], kept: Mapping[str, str]) -> Any:
         return {**kept, **{key: str(self.writer.reserve()) for key, *_ in wanted}}
 
-    with patch.object(SubscriptionRepairs, "_written", written):
+    with (
+        patch.object(SubscriptionRepairs, "_written", written),
+        patch.object(SubscriptionRepairs, "_snapshots", lambda self, keys: list[str]()),
+    ):
         yield
 
 

@@ -395,6 +395,34 @@ def test_a_loaded_topic_is_unloaded_once_for_all_its_subscriptions(scene: Delaye
     assert len(unloads) == 1
 
 
+@pytest.mark.parametrize("when", ["unloaded", "written"])
+def test_a_snapshot_that_a_broker_deletes_before_its_property_is_not_named_again(
+    scene: DelayedScene, when: str
+) -> None:
+    scene.backlog("a")
+    named = scene.keys("a")
+    scene.properties("a", {**{key: str(i) for key, i in named.items()}, f"{BUCKET_PREFIX}_9_9": "abc"})
+    summary, _ = make_repair_plan(scene.cluster, scene.checked())
+    scene.change(loaded_topics=True)
+    scene.servers.load(scene.named("a"))
+    gone = max(named.values())  # which the repair is to leave as it is
+    path = scene.servers.topic_path(scene.named("a")) + "/s"
+    before = scene.servers.zookeeper.data(path)
+
+    def meanwhile(operation: Operation) -> None:
+        if operation.name == "write" and path in operation.paths:
+            scene.before = lambda operation: None
+            scene.lose(gone)
+
+    if when == "unloaded":
+        scene.servers.admin.on_unload = lambda topic: scene.lose(gone)
+    else:
+        scene.before = meanwhile
+    left = repaired(scene, Order(summary.plan_id, summary.digest))
+    assert (left.outcome, left.why.code) == (Outcome.LEFT, Code.CHANGED_MEANWHILE)
+    assert scene.servers.zookeeper.data(path) == before
+
+
 def _loaded_meanwhile(scene: DelayedScene) -> None:
     """A broker that loads a topic writes its z-node first."""
     path = scene.servers.topic_path(scene.named("a"))
