@@ -33,10 +33,11 @@ COMPACTED_LEDGER_PROPERTY = "CompactedTopicLedger"  # CompactedTopicImpl.COMPACT
 REPLICATED_PROPERTY = "pulsar.replicated.subscription"  # PersistentSubscription.REPLICATED_SUBSCRIPTION_PROPERTY
 INTERNAL_PREFIX = "#pulsar.internal."  # ManagedCursor.CURSOR_INTERNAL_PROPERTY_PREFIX
 BUCKET_PREFIX = INTERNAL_PREFIX + "delayed.bucket"  # BucketDelayedDeliveryTracker.DELAYED_BUCKET_KEY_PREFIX
-_BUCKET_KEY = re.compile(re.escape(BUCKET_PREFIX) + r"_(0|[1-9][0-9]*)_(0|[1-9][0-9]*)")
-_DECIMAL = re.compile(r"0|[1-9][0-9]*")
+_BUCKET_KEY = re.compile(re.escape(BUCKET_PREFIX) + r"_(0|[1-9][0-9]{0,18})_(0|[1-9][0-9]{0,18})")
+_DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
 _TEXT_FORM = (b"cursorsLedgerId", b"markDelete")  # written before Pulsar 1.20
 _MAX_LONG = (1 << 63) - 1
+_LONG_DIGITS = len(str(_MAX_LONG))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +216,15 @@ def bucket_ledgers(cursor_properties: Mapping[str, str]) -> tuple[BucketLedger, 
             raise CorruptFormat("delayed-index bucket", 0, f"ledger ids in order, found {key!r} = {value!r}")
         found.append(BucketLedger(start, end, ledger_id))
     return tuple(sorted(found))
+
+
+def snapshot_ledger(value: str) -> int | None:
+    """The ledger that the value of a bucket's property names, zeros before it or not; None if it is no ledger's id."""
+    digits = value.lstrip("0")
+    if not (value.isascii() and value.isdecimal()) or len(digits) > _LONG_DIGITS:
+        return None
+    found = int(digits or "0")
+    return found if found <= _MAX_LONG else None
 
 
 def _mark_delete(message: pb.ManagedCursorInfo) -> Position | None:

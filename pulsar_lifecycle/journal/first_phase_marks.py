@@ -13,6 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.formats.cursor import snapshot_ledger
 from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, filed_since, rows_of_outcome
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.copies import Asked, CopyNamed
@@ -62,11 +63,12 @@ def unnamed_snapshots(journal: JournalReader, cluster: str, since: int) -> set[i
         said = json.loads(row["detail"])
         repair = row["run_id"], row["topic"], said["subscription"]
         begun.pop(repair, None)
-        gone = set(said["before"].values()) - set(said["after"].values())
+        named = map(snapshot_ledger, set(said["before"].values()) - set(said["after"].values()))
+        gone = {one for one in named if one is not None}
         if row["outcome"] == Outcome.BEGUN:
-            begun[repair] = {int(i) for i in gone if i.isdecimal()}
+            begun[repair] = gone
         elif row["outcome"] == Outcome.DONE:
-            taken |= {int(i) for i in gone if i.isdecimal()}
+            taken |= gone
     return taken.union(*begun.values())
 
 

@@ -19,6 +19,7 @@ from pulsar_lifecycle.delayed_index.stored.subscription import StoredBucket
 from pulsar_lifecycle.delayed_index.tracking.sealing import read_whole
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, RefusedBy, StoreError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata
+from pulsar_lifecycle.formats.cursor import snapshot_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.ports import ArchivedSnapshot, Journal, JournalReader, Node, Unread
@@ -79,7 +80,7 @@ def kept_of(
         (pc.field("cluster") == cluster)
         & (pc.field("topic") == topic)
         & (pc.field("subscription") == subscription)
-        & pc.field("ledger_id").isin(sorted(map(int, filter(_is_id, keys.values()))))
+        & pc.field("ledger_id").isin(sorted({i for i in map(snapshot_ledger, keys.values()) if i is not None}))
     )
     rows = journal.find_snapshots(condition).sort_by("at").to_pylist() if keys else []
     found = [ArchivedSnapshot(**row | {"entries": tuple(row["entries"])}) for row in rows]
@@ -128,7 +129,8 @@ def _holding(ports: IndexPorts, root: str, kept: ArchivedSnapshot, *ledgers: str
         read_whole(kept.entries)
     except CorruptFormat as error:
         raise RefusedBy(Code.SNAPSHOT_UNREAD, f"a bucket that it had could not be read then: {error}") from error
-    return next((one for one in ledgers if _is_id(one) and _has(ports, root, int(one), kept)), "")
+    ids = ((one, snapshot_ledger(one)) for one in ledgers)
+    return next((one for one, ledger_id in ids if ledger_id is not None and _has(ports, root, ledger_id, kept)), "")
 
 
 def _has(ports: IndexPorts, root: str, ledger_id: int, kept: ArchivedSnapshot) -> bool:
@@ -145,10 +147,6 @@ def _has(ports: IndexPorts, root: str, ledger_id: int, kept: ArchivedSnapshot) -
         if _for_good(error):
             return False
         raise
-
-
-def _is_id(value: str) -> bool:
-    return value.isascii() and value.isdecimal()
 
 
 def _for_good(error: LifecycleError) -> bool:

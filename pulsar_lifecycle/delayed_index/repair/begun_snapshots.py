@@ -127,7 +127,8 @@ def _named(store: MetadataStore, topic: Topic) -> set[int] | None:
             return found
         for info in snapshot.cursors(store, path).values():
             for key, value in info.cursor_properties.items():
-                if key.startswith(cursor_format.BUCKET_PREFIX) and value.isascii() and value.isdecimal():
-                    found.add(int(value))
+                ledger_id = cursor_format.snapshot_ledger(value)
+                if key.startswith(cursor_format.BUCKET_PREFIX) and ledger_id is not None:
+                    found.add(ledger_id)
         return found
     return None

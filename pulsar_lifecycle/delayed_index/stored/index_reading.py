@@ -66,6 +66,8 @@ Transaction = tuple[int, int]
 """The most and the least bits of its id."""
 SYSTEM_CURSORS = (stored_references.COMPACTION_CURSOR, "pulsar.dedup")
 REPLICATOR = "pulsar.repl."
+_SHOWN = 100
+"""Characters of a value that is none."""
 
 
 def read_topic(ports: IndexPorts, topic: Topic, root: str, only: str = "", *, unbucketed: bool = False) -> StoredTopic:
@@ -151,9 +153,10 @@ def read_buckets(ports: IndexPorts, keys: Mapping[str, str], root: str) -> list[
     for key, value in keys.items():
         try:
             start, end = parse_bucket_key(key)
-            if not (value.isascii() and value.isdecimal()):
-                raise ValueError(f"{key}: its value is no ledger id: {value!r}")
-            named.append(StoredBucket(key, value, start, end, int(value)))
+            ledger_id = cursor_format.snapshot_ledger(value)
+            if ledger_id is None:
+                raise ValueError(f"{key}: its value is no ledger id: {value[:_SHOWN]!r}")
+            named.append(StoredBucket(key, value, start, end, ledger_id))
         except ValueError as error:
             named.append(StoredBucket(key, value, -1, -1, -1, problem=BucketProblem.BAD_KEY, error=str(error)))
     named.sort(key=lambda bucket: (bucket.start, bucket.end, bucket.key))

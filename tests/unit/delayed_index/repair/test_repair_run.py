@@ -115,17 +115,21 @@ def test_a_rebuild_indexes_nothing_that_waits_for_an_open_transaction(
 
 def test_a_property_that_names_no_ledger_is_dropped(scene: DelayedScene) -> None:
     scene.backlog("a")
+    far, long = "99999999999999999999", "9" * 5000  # beyond any ledger's id, and beyond what int() reads
     bad = {f"{BUCKET_PREFIX}_1_2_3": "x", f"{BUCKET_PREFIX}_9_9": "abc"}
+    bad |= {f"{BUCKET_PREFIX}_1_{far}": "7", f"{BUCKET_PREFIX}_{long}_{long}": "7"}
+    bad |= {f"{BUCKET_PREFIX}_77_77": far, f"{BUCKET_PREFIX}_78_78": long}
     before = scene.keys("a")
     scene.properties("a", {**{key: str(i) for key, i in before.items()}, **bad})
     epoch = scene.checked()
     codes = Counter(row["code"] for row in scene.lake.read_epoch_table(epoch.epoch_id, FINDINGS).to_pylist())
-    assert codes == {IndexFinding.UNDECODABLE: 2}
+    assert codes == {IndexFinding.UNDECODABLE: len(bad)}
     summary, _ = make_repair_plan(scene.cluster, epoch)
 
     done = repaired(scene, Order(summary.plan_id, summary.digest))
     assert (done.level, done.outcome) == ("drop", Outcome.DONE), done
     assert scene.keys("a") == before
+    assert undone(scene, Order(summary.plan_id, summary.digest)).why.code is Code.SNAPSHOT_UNREAD
 
 
 def test_a_property_that_names_a_ledger_of_messages_is_dropped_and_these_are_not_kept(scene: DelayedScene) -> None:
