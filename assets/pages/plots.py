@@ -19,6 +19,7 @@ import dagster as dg
 from assets.pages import show
 from pulsar_lifecycle.journal.metrics import Interval
 from pulsar_lifecycle.lifecycle.reasons import Reason
+from pulsar_lifecycle.model import YEAR_10000
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -144,13 +145,20 @@ def storage_as_text(reports: Sequence[tuple[int, Mapping[str, int]]]) -> dg.Meta
 
 
 def messages_due(hours: Mapping[int, int]) -> dg.MetadataValue:
-    """Messages that are due by the hour that they are due in (ms); words instead where none is."""
+    """Messages that are due by the hour that they are due in (ms), for a year; words instead where none is."""
     if not hours:
         return dg.MetadataValue.md("no delayed message is due")
+    last = min(min(hours) + _FORECAST_MS, YEAR_10000 - _FORECAST_MS)
+    shown = sorted(hour for hour in hours if hour <= last)
+    later = sum(count for hour, count in hours.items() if hour > last)
+    if not shown:
+        return dg.MetadataValue.md(f"{later:,} delayed messages, all of them due after the year 9998")
     figure = _figure(3)
     axes = figure.subplots()
-    starts = [datetime.fromtimestamp(hour / 1000, UTC) for hour in sorted(hours)]
-    axes.bar(starts, [hours[hour] for hour in sorted(hours)], _HOUR * 0.9, align="edge", color="#2a78b8")  # type: ignore[arg-type]
+    starts = [datetime.fromtimestamp(hour / 1000, UTC) for hour in shown]
+    axes.bar(starts, [hours[hour] for hour in shown], _HOUR * 0.9, align="edge", color="#2a78b8")  # type: ignore[arg-type]
+    if later:
+        axes.set_title(f"{later:,} messages are due later", loc="right", fontsize="small")
     _ticks(axes, 5, integer=True)
     axes.set_ylabel("messages due")
     _dated(axes)
@@ -187,6 +195,7 @@ def _picture(figure: Figure, title: str) -> dg.MetadataValue:
 
 
 _HOUR = timedelta(hours=1)
+_FORECAST_MS = 366 * 86_400_000
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 

@@ -13,6 +13,7 @@ import dagster as dg
 from assets.names import EPOCH, PLAN
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.inspect.catalog import OF_A_SCAN
+from pulsar_lifecycle.model import YEAR_10000
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 
@@ -44,7 +45,9 @@ def size(count: int) -> str:
 
 
 def at(ms: int | None) -> str:
-    """A time as pages show it; empty for none."""
+    """A time as pages show it; empty for none. Who delays a message may say any."""
+    if ms and ms >= YEAR_10000:
+        return "after the year 9999"
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else ""
 
 

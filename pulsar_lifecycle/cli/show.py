@@ -17,6 +17,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from pulsar_lifecycle.model import YEAR_10000
+
 ROWS = 100
 """Rows of a nested table; the JSON document has all."""
 ITEMS = 5
@@ -104,7 +106,9 @@ def printable(value: str) -> str:
 
 
 def moment(ms: int) -> str:
-    """``2026-11-21 04:00:02 UTC``; a dash for no time."""
+    """``2026-11-21 04:00:02 UTC``; a dash for no time. Who delays a message may say any."""
+    if ms >= YEAR_10000:
+        return "after the year 9999"
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if ms > 0 else "-"
 
 

@@ -23,6 +23,7 @@ from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.journal.index_metrics import PREFIX
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
+from tests.kit.builders import entry
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 
@@ -80,6 +81,16 @@ def repair(scene: DelayedScene, instance: dg.DagsterInstance, plan: dict[str, An
 def said(done: Any) -> str:
     (event,) = [one for one in done.all_events if one.is_successful_output]
     return event.step_output_data.metadata["by outcome"].value
+
+
+def test_a_message_may_be_delayed_until_any_time(scene: DelayedScene, instance: dg.DagsterInstance) -> None:
+    first, *_ = scene.backlog("a")
+    payloads = scene.servers.reader.payloads[first]
+    payloads[3] = entry(b"m", deliver_at_time=scene.now * 1000)  # microseconds
+    payloads[4] = entry(b"m", deliver_at_time=(1 << 63) - 1)
+    pages, _ = check(scene, instance)
+    assert "after the year 9999" in pages["delayed_messages_due"]["pinned the longest"]
+    assert pages["delayed_messages_due"]["by hour"].startswith("![")
 
 
 def test_whole_indexes_are_green_and_need_no_repair(scene: DelayedScene, instance: dg.DagsterInstance) -> None:

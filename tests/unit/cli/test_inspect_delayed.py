@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
+from tests.kit.builders import entry
 from tests.kit.command import run
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
 from tests.kit.scenes.retention_scene import NAMESPACE
@@ -41,6 +42,20 @@ def test_a_whole_index_is_shown_with_times_that_people_read(
     shown = json.loads(capsys.readouterr().out)
     assert shown["subscriptions"] == [{"subscription": "s", "buckets": 3, "read": True}]
     assert sum(one["messages"] for one in shown["buckets"]) == 3 * COUNT
+
+
+def test_a_message_may_be_delayed_until_any_time(
+    scene: DelayedScene, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who takes microseconds for milliseconds, or the greatest number for never."""
+    payloads = scene.servers.reader.payloads[min(scene.listed("a"))]
+    payloads[3] = entry(b"m", deliver_at_time=scene.now * 1000)
+    payloads[4] = entry(b"m", deliver_at_time=(1 << 63) - 1)
+
+    assert command(TOPIC) == 1
+    text = capsys.readouterr().out
+    assert "after the year 9999" in text
+    assert "wrong_time" in text
 
 
 def test_what_is_not_read_is_said(
