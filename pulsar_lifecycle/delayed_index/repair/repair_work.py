@@ -158,6 +158,8 @@ class SubscriptionRepairs:
 
     def _undone(self, subject: _Subject, said: Mapping[str, Any]) -> Repaired:
         stored = read_topic(self.reading, subject.topic, self.run.ledgers_root, subject.cursor)
+        if stored.unread:
+            return self._said(subject, Outcome.LEFT, Why(Code.UNREAD, next(iter(stored.unread.values()))))
         before: Keys = said["before"]
         current = {b.key: b.value for one in stored.subscriptions for b in one.buckets}
         if current == dict(before):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pulsar_lifecycle.delayed_index.broker_settings import BUCKET_FACTORY
 from pulsar_lifecycle.delayed_index.repair import repair_work
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair, undo_repair
@@ -29,6 +30,9 @@ from tests.kit.builders import entry
 from tests.kit.fakes.journal import FakeJournal
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
+from tests.kit.scenes.retention_scene import NAMESPACE
+
+FACTORY = "delayedDeliveryTrackerFactoryClassName"
 
 
 class Killed(BaseException):
@@ -205,6 +209,22 @@ def test_what_a_repair_took_from_a_cursor_is_known_to_later_scans(scene: Delayed
     assert unnamed_snapshots(killed, "test", 0) == taken  # the edit may have been made
     killed.record([replace(row, outcome=Outcome.LEFT) for row in ended])
     assert unnamed_snapshots(killed, "test", 0) == set()
+
+
+def test_of_a_cursor_that_cannot_be_read_no_undo_says_that_it_has_what_it_had(scene: DelayedScene) -> None:
+    scene.change(brokers={**scene.settings.delayed_index.brokers, FACTORY: BUCKET_FACTORY}, whole_backlogs=(NAMESPACE,))
+    scene.backlog("a")
+    scene.properties("a", {})
+    summary, _ = make_repair_plan(scene.cluster, scene.checked())
+    order = Order(summary.plan_id, summary.digest)
+    assert repaired(scene, order).outcome is Outcome.DONE
+    path = scene.servers.topic_path(scene.named("a")) + "/s"
+    data = scene.servers.zookeeper.data(path)
+    scene.servers.put(path, b"\xff")
+    assert undone(scene, order).why.code is Code.UNREAD
+    scene.servers.put(path, data)
+    assert undone(scene, order).outcome is Outcome.DONE
+    assert scene.keys("a") == {}
 
 
 def test_an_undo_that_comes_to_nothing_deletes_no_old_snapshot(scene: DelayedScene) -> None:
