@@ -13,7 +13,7 @@ from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
-from sandbox.clients import pulsar_client
+from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.planting import znodes
 from tests.integration.delayed_index.delayed import (
@@ -124,6 +124,8 @@ def test_a_topic_that_is_loaded_meanwhile_is_left_alone_or_unloaded_by_order(
 
         ordered = pipelines({"delayed_index": {**chosen, "loaded_topics": [topic]}}, lake=pipeline.lake)
         consumer.close()
+        with Admin(sandbox.admin_url) as admin:
+            admin.unload(topic)  # it counts as loaded, and to unload it once more its broker loads it first
         (done,) = repair(ordered.where, "ordered", order, dry_run=False)
         assert done.outcome is Outcome.DONE, done
         assert keys_of(sandbox, topic) == done.after
