@@ -6,7 +6,7 @@ judging (``index_findings.py``), which topics (``check_run.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -62,6 +62,8 @@ class StoredTopic:
     unread: Mapping[str, str]
 
 
+OPEN_AT_ONCE = 500
+"""Entries of an open ledger in memory."""
 Transaction = tuple[int, int]
 """The most and the least bits of its id."""
 SYSTEM_CURSORS = (stored_references.COMPACTION_CURSOR, "pulsar.dedup")
@@ -269,8 +271,7 @@ def _batches(
         count = last.entry_id + 1 if last else 0
         if first >= count:
             return count, ()
-        entries = ports.reader.read(ledger_id, metadata, first, count - 1)
-        return count, [EntryBatch(first, [entry.payload for entry in entries])]
+        return count, _of_open(ports, ledger_id, metadata, first, count)
     if not isinstance(metadata, NotFound) or offload is None or not offload.complete or offload.uuid is None:
         raise metadata
     if ports.objects is None:
@@ -278,6 +279,15 @@ def _batches(
     opened = open_offloaded(ports.objects, Location(offload.driver_metadata.get("bucket", ""), offload.uuid, ledger_id))
     count = opened.index.ledger.last_entry_id + 1
     return count, opened.stream(first, count - 1) if first < count else ()
+
+
+def _of_open(
+    ports: IndexPorts, ledger_id: int, metadata: LedgerMetadata, first: int, count: int
+) -> Iterator[EntryBatch]:
+    """The entries of an open ledger, which may have as many bytes as a closed one: some at a time."""
+    for begin in range(first, count, OPEN_AT_ONCE):
+        entries = ports.reader.read(ledger_id, metadata, begin, min(begin + OPEN_AT_ONCE, count) - 1)
+        yield EntryBatch(begin, [entry.payload for entry in entries])
 
 
 def delayed_in(

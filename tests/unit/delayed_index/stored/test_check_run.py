@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from pulsar_lifecycle.delayed_index.keys import bucket_key
-from pulsar_lifecycle.delayed_index.stored.check_run import DUE, check_delayed_indexes
+from pulsar_lifecycle.delayed_index.stored import index_reading
+from pulsar_lifecycle.delayed_index.stored.check_run import DUE, FINDINGS, check_delayed_indexes
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.cursor import BatchDeletion, MessageRange
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.ports import Entry
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
 
@@ -43,6 +46,23 @@ def test_a_snapshot_whose_key_goes_right_after_it_is_not_red(scene: DelayedScene
     assert checked.red == {}
     scene.lose(max(keys.values()))
     assert set(check_delayed_indexes(scene.cluster, epoch.epoch_id).red) == {IndexFinding.KEY_WITHOUT_LEDGER}
+
+
+def test_an_open_ledger_is_read_some_entries_at_a_time(scene: DelayedScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_reading, "OPEN_AT_ONCE", 7)
+    *_, last = scene.backlog("a")
+    scene.reopen(last)
+    read: list[int] = []
+    before = scene.servers.reader.read
+
+    def noted(ledger_id: int, metadata: LedgerMetadata, first: int, end: int) -> list[Entry]:
+        read.extend([end - first + 1] if ledger_id == last else [])
+        return before(ledger_id, metadata, first, end)
+
+    scene.servers.reader.read = noted  # type: ignore[method-assign]
+    epoch = scene.checked()
+    assert scene.lake.read_epoch_table(epoch.epoch_id, FINDINGS).num_rows == 0
+    assert (sum(read), max(read)) == (COUNT, 7)
 
 
 def test_a_batch_that_is_acknowledged_in_part_waits_whole_as_its_tracker_has_it(scene: DelayedScene) -> None:
