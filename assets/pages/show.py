@@ -48,7 +48,7 @@ def at(ms: int | None) -> str:
     """A time as pages show it; empty for none. Who delays a message may say any."""
     if ms and ms >= YEAR_10000:
         return "after the year 9999"
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else ""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms and ms > 0 else ""
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> dg.MetadataValue:
