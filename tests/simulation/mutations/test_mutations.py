@@ -123,7 +123,7 @@ CAUGHT_BY = {
     "rebuild buckets that are early": 33,
     "take what merges lost for late arrivals": 113,
     "find what a merge lost of its first bucket alone": 233,
-    "repair buckets that the plan does not name": 53,
+    "repair buckets that the plan does not name": 1013,
     "exchange buckets that another has written meanwhile": 953,
     "overlook that a subscription moved": 118,
     "take one scan for a history": 118,

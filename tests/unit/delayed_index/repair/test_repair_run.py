@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,21 +12,20 @@ import pytest
 from pulsar_lifecycle.delayed_index.broker_settings import BUCKET_FACTORY
 from pulsar_lifecycle.delayed_index.repair import repair_work
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
-from pulsar_lifecycle.delayed_index.repair.repair_run import repair, undo_repair
-from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
+from pulsar_lifecycle.delayed_index.repair.repair_run import repair
 from pulsar_lifecycle.delayed_index.stored.check_run import FINDINGS
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.errors import LifecycleError, Unavailable
-from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
+from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.cursor import BUCKET_PREFIX
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.journal.first_phase_marks import unnamed_snapshots
-from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Entry, JournalRow
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs.caps import Order
 from tests.kit.builders import entry
+from tests.kit.delayed.repairs import Killed, broken, repaired, undone, written
 from tests.kit.fakes.journal import FakeJournal
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
@@ -35,37 +34,9 @@ from tests.kit.scenes.retention_scene import NAMESPACE
 FACTORY = "delayedDeliveryTrackerFactoryClassName"
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DelayedScene:
     return DelayedScene(tmp_path, monkeypatch)
-
-
-def broken(scene: DelayedScene, name: str = "a") -> Order:
-    """The plan that rebuilds a topic's index."""
-    first, *_ = scene.backlog(name)
-    scene.name_bucket(name, first, scene.snapshot(name, first, without=1))
-    summary, _ = make_repair_plan(scene.cluster, scene.checked())
-    return Order(summary.plan_id, summary.digest)
-
-
-def repaired(scene: DelayedScene, order: Order) -> Repaired:
-    (one,) = repair(scene.cluster, "repair", order, dry_run=False)
-    return one
-
-
-def undone(scene: DelayedScene, order: Order, *, dry_run: bool = False) -> Repaired:
-    (one,) = undo_repair(scene.cluster, "undo", order.plan_id, dry_run=dry_run)
-    return one
-
-
-def written(scene: DelayedScene) -> list[tuple[int, str]]:
-    """What the journal says of new snapshots."""
-    rows = [row for row in scene.servers.journal.rows if row.action is Action.WRITE_SNAPSHOT]
-    return [(row.ledger_id, row.outcome.value) for row in rows]
 
 
 def test_old_snapshots_are_kept_before_their_keys_go(scene: DelayedScene) -> None:
@@ -385,110 +356,6 @@ def test_an_undo_leaves_what_a_killed_repair_did_not_come_to(scene: DelayedScene
     scene.before = lambda operation: None
     assert undone(scene, order).outcome is Outcome.NOTHING
     assert scene.keys("a") == before
-
-
-def _working_broker(scene: DelayedScene) -> list[Topic]:
-    """A broker that loads a topic writes its z-node, and to unload one that it does not have it loads it first."""
-    admin, path, unloads = scene.servers.admin, scene.servers.topic_path(scene.named("a")), list[Topic]()
-    admin.topics[scene.named("a")] = {}
-    admin.on_load = lambda topic: scene.servers.put(path, scene.servers.zookeeper.data(path))
-    admin.on_unload = unloads.append
-    return unloads
-
-
-def test_a_topic_that_counts_as_loaded_and_that_no_broker_has_is_repaired(scene: DelayedScene) -> None:
-    """Its broker died, or somebody else unloaded it just now."""
-    order = broken(scene)
-    scene.change(loaded_topics=True)
-    scene.reopen(int(max(scene.keys("a")).rpartition("_")[2]) + 1)
-    unloads = _working_broker(scene)
-    assert repaired(scene, order).outcome is Outcome.DONE
-    assert len(unloads) == 1
-
-
-def test_a_loaded_topic_is_unloaded_once_for_all_its_subscriptions(scene: DelayedScene) -> None:
-    first, *_ = scene.backlog("a", cursors=("s", "u"))
-    for cursor in ("s", "u"):
-        scene.name_bucket("a", first, scene.snapshot("a", first, cursor, without=1), cursor)
-    summary, _ = make_repair_plan(scene.cluster, scene.checked())
-    scene.change(loaded_topics=True)
-    unloads = _working_broker(scene)
-    scene.servers.load(scene.named("a"))
-    done = repair(scene.cluster, "repair", Order(summary.plan_id, summary.digest), dry_run=False)
-    assert [one.outcome for one in done] == [Outcome.DONE] * 2
-    assert len(unloads) == 1
-
-
-@pytest.mark.parametrize("when", ["unloaded", "written"])
-def test_a_snapshot_that_a_broker_deletes_before_its_property_is_not_named_again(
-    scene: DelayedScene, when: str
-) -> None:
-    scene.backlog("a")
-    named = scene.keys("a")
-    scene.properties("a", {**{key: str(i) for key, i in named.items()}, f"{BUCKET_PREFIX}_9_9": "abc"})
-    summary, _ = make_repair_plan(scene.cluster, scene.checked())
-    scene.change(loaded_topics=True)
-    scene.servers.load(scene.named("a"))
-    gone = max(named.values())  # which the repair is to leave as it is
-    path = scene.servers.topic_path(scene.named("a")) + "/s"
-    before = scene.servers.zookeeper.data(path)
-
-    def meanwhile(operation: Operation) -> None:
-        if operation.name == "write" and path in operation.paths:
-            scene.before = lambda operation: None
-            scene.lose(gone)
-
-    if when == "unloaded":
-        scene.servers.admin.on_unload = lambda topic: scene.lose(gone)
-    else:
-        scene.before = meanwhile
-    left = repaired(scene, Order(summary.plan_id, summary.digest))
-    assert (left.outcome, left.why.code) == (Outcome.LEFT, Code.CHANGED_MEANWHILE)
-    assert scene.servers.zookeeper.data(path) == before
-
-
-def _loaded_meanwhile(scene: DelayedScene) -> None:
-    """A broker that loads a topic writes its z-node first."""
-    path = scene.servers.topic_path(scene.named("a"))
-    scene.servers.put(path, scene.servers.zookeeper.data(path))
-
-
-def _terminated_meanwhile(scene: DelayedScene) -> None:
-    path = scene.servers.topic_path(scene.named("a"))
-    info = managed_ledger.decode(scene.servers.zookeeper.data(path))
-    last = Position(info.ledgers[-1].ledger_id, 0)
-    scene.servers.put(path, managed_ledger.encode(replace(info, terminated=last)))
-
-
-@pytest.mark.parametrize(
-    ("change", "named", "code"),
-    [
-        (_loaded_meanwhile, False, Code.TOPIC_LOADED),
-        (_terminated_meanwhile, False, Code.TOPIC_PROTECTED),
-        (_terminated_meanwhile, True, Code.TOPIC_PROTECTED),
-    ],
-)
-def test_what_became_of_a_topic_while_its_index_was_made_is_seen(
-    scene: DelayedScene, change: Callable[[DelayedScene], None], named: bool, code: Code
-) -> None:
-    """A broker is not made to unload a topic that loaded_topics does not name, whenever it loads it."""
-    order = broken(scene)
-    before = scene.keys("a")
-    scene.change(loaded_topics=named)
-    unloads: list[Topic] = []
-    scene.servers.admin.on_unload = unloads.append
-
-    def meanwhile(operation: Operation) -> None:
-        if operation.name == "write" and "/managed-ledgers/" in operation.paths[0]:
-            scene.before = lambda operation: None
-            change(scene)
-
-    scene.before = meanwhile
-    left = repaired(scene, order)
-    assert (left.outcome, left.why.code) == (Outcome.LEFT, code)
-    assert unloads == []
-    assert scene.keys("a") == before
-    assert {outcome for _, outcome in written(scene)} == {"begun", "removed"}
 
 
 def test_a_closed_one_of_a_topic_that_a_broker_has_waits_and_anothers_ledger_stays(scene: DelayedScene) -> None:
