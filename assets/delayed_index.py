@@ -286,18 +286,19 @@ def findings_shown(where: Cluster, epoch_id: str, namespace: str = "") -> dict[s
 
 
 def due_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
-    """The forecast: a picture by hour, and the subscriptions that wait the longest."""
-    hours: Counter[int] = Counter()
+    """The forecast: a picture by hour and subscription, and the subscriptions that wait the longest."""
+    hours: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     last: dict[tuple[str, str], tuple[int, int]] = {}
     for row in _rows(where, epoch_id, DUE):
-        hours[row["hour"]] += row["messages"]
         names = row["topic"], row["subscription"]
+        hours[names][row["hour"]] += row["messages"]
         last[names] = max(last.get(names, (0, 0)), (row["hour"], row["first_ledger_id"]))
     latest = sorted(last.items(), key=lambda item: -item[1][0])[: show.SAMPLE]
     cells = [(*names, show.at(hour), ledger) for names, (hour, ledger) in latest]
+    messages = sum(sum(counts.values()) for counts in hours.values())
     return {
-        "dagster/row_count": sum(hours.values()),
-        "messages due": sum(hours.values()),
+        "dagster/row_count": messages,
+        "messages due": messages,
         "by hour": messages_due(hours),
         "pinned the longest": dg.MetadataValue.md(
             show.markdown(["topic", "subscription", "last due", "keeps its topic's ledgers from"], cells)

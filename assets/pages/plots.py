@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -109,6 +110,9 @@ _LAYERS = {
     Reason.UNJUDGED: "#9a9a9a",
 }
 """Colours, from the bottom up: what stays in blue, what could go in red and yellow."""
+_SUBSCRIPTIONS, _OTHERS = ("#2a78b8", "#e8a33d", "#5a8f62", "#4d4f9e", "#e0776f", "#a4cbaa"), "#9a9a9a"
+_NAME = 36
+"""Characters of a subscription's name beside a picture."""
 
 
 def storage_over_time(reports: Sequence[tuple[int, Mapping[str, int]]]) -> dg.MetadataValue:
@@ -144,8 +148,12 @@ def storage_as_text(reports: Sequence[tuple[int, Mapping[str, int]]]) -> dg.Meta
     return dg.MetadataValue.md(show.markdown(["reason", "each report, by its row's most", "on disk now"], cells))
 
 
-def messages_due(hours: Mapping[int, int]) -> dg.MetadataValue:
-    """Messages that are due by the hour that they are due in (ms), for a year; words instead where none is."""
+def messages_due(due: Mapping[tuple[str, str], Mapping[int, int]]) -> dg.MetadataValue:
+    """Messages of each (topic, subscription) by the hour that they are due in (ms), stacked, for a year.
+
+    The subscriptions with the most by name, the others in one. Words instead where none is.
+    """
+    hours = sum(map(Counter, due.values()), Counter[int]())
     if not hours:
         return dg.MetadataValue.md("no delayed message is due")
     last = min(min(hours) + _FORECAST_MS, YEAR_10000 - _FORECAST_MS)
@@ -153,17 +161,36 @@ def messages_due(hours: Mapping[int, int]) -> dg.MetadataValue:
     later = sum(count for hour, count in hours.items() if hour > last)
     if not shown:
         return dg.MetadataValue.md(f"{later:,} delayed messages, all of them due after the year 9998")
+    most = sorted(due, key=lambda names: (-sum(due[names].values()), names))
+    named, rest = most[: len(_SUBSCRIPTIONS)], most[len(_SUBSCRIPTIONS) :]
+    layers = [(_short(*names), due[names]) for names in named]
+    if rest:
+        layers.append((f"{len(rest):,} more", sum((Counter(due[names]) for names in rest), Counter[int]())))
     figure = _figure(3)
     axes = figure.subplots()
-    starts = [datetime.fromtimestamp(hour / 1000, UTC) for hour in shown]
-    axes.bar(starts, [hours[hour] for hour in shown], _HOUR * 0.9, align="edge", color="#2a78b8")  # type: ignore[arg-type]
+    starts, below = [datetime.fromtimestamp(hour / 1000, UTC) for hour in shown], [0] * len(shown)
+    for (label, counts), color in zip(layers, (*_SUBSCRIPTIONS, _OTHERS), strict=False):
+        heights = [counts.get(hour, 0) for hour in shown]
+        axes.bar(starts, heights, _HOUR * 0.9, below, align="edge", color=color, label=label)  # type: ignore[arg-type]
+        below = [a + b for a, b in zip(below, heights, strict=True)]
     if later:
         axes.set_title(f"{later:,} messages are due later", loc="right", fontsize="small")
     _ticks(axes, 5, integer=True)
     axes.set_ylabel("messages due")
+    axes.legend(loc="center left", frameon=False, fontsize="small", bbox_to_anchor=(1, 0.5), reverse=True)
     _dated(axes)
     _quiet(axes)
-    return _picture(figure, "delayed messages by the hour that they are due in")
+    return _picture(figure, "delayed messages by the hour that they are due in, and by subscription")
+
+
+def _short(topic: str, subscription: str) -> str:
+    """A name that fits beside a picture; matplotlib hides labels that begin with an underscore, and reads dollars."""
+    text = f"{topic.rpartition('/')[2]}: {subscription}".replace("$", r"\$")
+    return (
+        f"\N{ZERO WIDTH SPACE}{text}"
+        if len(text) <= _NAME
+        else f"\N{ZERO WIDTH SPACE}{text[: _NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
+    )
 
 
 def _figure(height: float, dpi: int = 72) -> Figure:

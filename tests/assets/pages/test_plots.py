@@ -53,13 +53,13 @@ def read_at_once(value: dg.MetadataValue) -> str:
 @pytest.mark.parametrize("late", [DAY_MS * 400, (1 << 63) - 1, 253_402_300_800_000])
 def test_what_is_due_in_more_than_a_year_is_out_of_the_picture(late: int) -> None:
     """A message may be delayed until any time."""
-    value = plots.messages_due({DAY_MS: 5, late: 3})
+    value = plots.messages_due({("persistent://t/n/a", "s"): {DAY_MS: 5, late: 3}})
     assert isinstance(value, dg.MarkdownMetadataValue)
     assert "image/png" in (value.md_str or "")
 
 
 def test_where_nothing_is_due_that_a_date_can_say_there_are_words() -> None:
-    value = plots.messages_due({(1 << 63) - 1: 3})
+    value = plots.messages_due({("persistent://t/n/a", "s"): {(1 << 63) - 1: 3}})
     assert isinstance(value, dg.MarkdownMetadataValue)
     assert "3 delayed messages" in (value.md_str or "")
 
