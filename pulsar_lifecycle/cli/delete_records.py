@@ -108,7 +108,7 @@ def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> 
 
     if file is not None:
         try:
-            return parse_offset_file(file.read_text(encoding="utf-8"), str(file))
+            return parse_offset_file(file.read_text(encoding="utf-8-sig"), str(file))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file}: cannot be read: {error}") from error
     if not topics or before is None:
@@ -178,13 +178,20 @@ def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> None
             ("digest", summary.digest),
             ("partitions", f"{len(rows)}, {len(rows) - len(going)} with an error"),
             ("frees", show.size(summary.physical_bytes)),
-            ("undo", "forbidden" if any(row["no_undo"] for row in rows) else "until the bookies collect"),
+            ("undo", _undo(going)),
             ("gaps", [f"{gap.code}: {gap.text}" for gap in summary.gaps]),
         ]
     )
     if going and summary.actionable:
         show.text("to delete it, for good once the bookies have collected:", "bold cyan")
         show.text(f"  pulsar-lifecycle delete-records --apply {summary.plan_id} {summary.digest}")
+
+
+def _undo(going: Sequence[Mapping[str, Any]]) -> str:
+    if any(row["no_undo"] for row in going):
+        return "forbidden"
+    lost = sum(one["ledger_id"] in (*row["ledgers"], *row["leftovers"]) for row in going for one in row["copies"])
+    return "until the bookies collect" + (f"; {lost} offloaded copies do not come back" if lost else "")
 
 
 def _between(row: Mapping[str, Any]) -> str | None:

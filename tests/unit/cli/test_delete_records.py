@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
+from tests.kit.builders import ROW
 from tests.kit.command import run
 from tests.kit.records.records_scene import RecordsScene
+from tests.kit.records.topic_times import BUCKET
 
 SETTINGS = """
 cluster = "simulated"
@@ -35,6 +40,11 @@ class Operator:
         code = run("--config", str(self._file), "delete-records", *arguments, connect=connect)
         out, err = self._capsys.readouterr()
         return code, out or err
+
+    def with_bucket(self) -> None:
+        """The settings name a bucket."""
+        self.scene.with_bucket()
+        self._file.write_text(f'{SETTINGS}object_store = {{endpoint = "http://127.0.0.1:1", buckets = ["{BUCKET}"]}}')
 
     def document(self, *arguments: str) -> tuple[int, Any]:
         code, text = self(*arguments, "--json")
@@ -68,6 +78,31 @@ def test_a_plan_says_how_to_apply_it_and_exits_1_for_an_error(operator: Operator
     assert (code, "delete-records --apply delete-records-" in " ".join(text.split())) == (0, True)
     code, text = operator("--topic", str(scene.topic), "--before", f"{scene.ids[scene.topic][-1]}:11")
     assert (code, "OffsetOutOfRangeException" in text) == (1, True)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(operator: Operator, tmp_path: Path) -> None:
+    file = tmp_path / "offsets.json"
+    text = json.dumps({"partitions": [{"topic": str(operator.scene.topic), "offset": -1}]})
+    file.write_text(text, encoding="utf-8-sig")
+    code, plan = operator.document("--offset-json-file", str(file))
+    assert (code, [row["asked"] for row in plan["partitions"]]) == (0, ["-1"])
+
+
+def test_a_plan_says_what_no_undo_brings_back(operator: Operator) -> None:
+    scene = operator.scene
+    first = scene.ids[scene.topic][0]
+    asked = ("--topic", str(scene.topic), "--before", str(scene.at(2, 0)))
+    code, text = operator(*asked)
+    assert (code, "offloaded copies" in text) == (0, False)
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    scene.delete()
+    operator.with_bucket()
+    copy = {"czxid": 1, "uuid": str(UUID(int=7)), "bucket": BUCKET}
+    waits = replace(ROW, cluster="simulated", topic=str(scene.topic), phase=Phase.MARK, outcome=Outcome.MARKED)
+    scene.cluster.journal.record([replace(waits, ledger_id=first, detail=json.dumps(copy))])
+    code, text = operator(*asked)
+    assert (code, "1 offloaded copies do not come back" in " ".join(text.split())) == (0, True)
 
 
 @pytest.mark.parametrize(
