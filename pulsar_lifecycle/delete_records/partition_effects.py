@@ -18,7 +18,9 @@ from typing import Any
 
 from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
+from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, Options, TopicPartition
+from pulsar_lifecycle.delete_records.times.offsets import cut_since
 from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, read_partition, unreplicated
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
@@ -173,7 +175,13 @@ class PartitionDeletion:
             return Refusal(RecordsError.CURSOR_BELOW, Why(RecordsError.CHANGED, text))
         writes = self._run.writes_loaded(self._topic)
         refusal = cut_rules.refuse(read.view, cut, self._options, self._run.context, may_write_loaded=writes)
-        return refusal or unreplicated(read.view, self._clusters) or (read, cut)
+        return refusal or unreplicated(read.view, self._clusters) or self._cut_since(read.view) or (read, cut)
+
+    def _cut_since(self, view: PartitionView) -> Refusal | None:
+        """Of what was the end when the plan was made: a message may have been on its way, and is there by now."""
+        if self._row["low_watermark"] != self._row["end"]:
+            return None
+        return cut_since(self._ports, self._run.ledgers_root, view, self._low_watermark)
 
     def _look_moved(self) -> tuple[Read, Cut] | Refusal:
         """The partition once its cursors are persisted where they were moved to; a broker may do so a little later."""
@@ -256,7 +264,10 @@ class PartitionDeletion:
             if view.broker:
                 self._ports.admin.set_properties(self._topic, low_watermark.kept_by_broker(self._low_watermark))
             elif view.loaded and not self._run.writes_loaded(self._topic):
-                text = f"it counts as loaded, and no broker lists it ({view.loaded}): run again in a few minutes"
+                text = (
+                    f"it counts as loaded, and no broker lists it ({view.loaded}): run again in a few minutes; if that "
+                    f"is no help, name it in {_ANY}, or have a client read it and run again then"
+                )
                 return Refusal(RecordsError.LOADED, Why(Code.TOPIC_LOADED, text))
             else:
                 edit_topic(self._run, self._ports, self._guard, self._topic, self._change, _ANY)

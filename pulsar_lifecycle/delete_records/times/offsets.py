@@ -12,12 +12,14 @@ from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal, cursors_behi
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import Offset, Options, Timestamp, TopicPartition
 from pulsar_lifecycle.delete_records.times.publish_times import Counts
-from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
+from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, readable_ledgers
 from pulsar_lifecycle.delete_records.times.time_offsets import (
     OffsetProblem,
     Question,
     ResolvedOffset,
     count_between,
+    cut_at_once,
+    is_cut,
     resolve,
 )
 from pulsar_lifecycle.errors import LifecycleError
@@ -32,6 +34,7 @@ _ERRORS = {
     OffsetProblem.BEYOND_END: RecordsError.OUT_OF_RANGE,
     OffsetProblem.NO_SUCH_LEDGER: RecordsError.NO_SUCH_POSITION,
     OffsetProblem.NO_SUCH_BATCH_INDEX: RecordsError.NO_SUCH_POSITION,
+    OffsetProblem.INSIDE_A_MESSAGE: RecordsError.NO_SUCH_POSITION,
     OffsetProblem.NOT_A_MESSAGE: RecordsError.UNREAD,
     OffsetProblem.UNREADABLE: RecordsError.UNREAD,
     OffsetProblem.NO_OBJECT_STORE: RecordsError.UNREAD,
@@ -47,9 +50,11 @@ def read_offsets(
 ) -> dict[TopicPartition, ResolvedOffset | Refusal]:
     """What the entries of partitions say, where they are needed: all below is read then.
 
-    For a time, a batch index, cursors that are to be moved past what may be delayed, and where transactions are used.
+    For a time, a batch index, cursors that are to be moved past what may be delayed, where transactions are used, and
+    where a chunked message lies across the position.
     """
     used = _with_transactions(ports, views)
+    others: dict[TopicPartition, tuple[MessagePosition, Offset]] = {}
     asked: dict[TopicPartition, tuple[MessagePosition, Offset]] = {}
     for topic, view in views.items():
         offset = offsets[topic]
@@ -64,7 +69,10 @@ def read_offsets(
             or (topic.namespace in used and position > view.first)
         ):
             asked[topic] = position, offset
-    ledgers = _ledgers(cluster, ports, views, list(asked))
+        elif view.first < position < view.end:
+            others[topic] = position, offset
+    ledgers = _ledgers(cluster, ports, views, [*asked, *others])
+    asked |= {topic: others[topic] for topic in _across(cluster, views, ledgers, others)}
     questions: dict[TopicPartition, Question] = {}
     found: dict[TopicPartition, ResolvedOffset | Refusal] = {}
     for topic, (position, offset) in asked.items():
@@ -77,6 +85,25 @@ def read_offsets(
     for (topic, _), answer in zip(questions.items(), resolve(cluster, list(questions.values())), strict=True):
         found[topic] = _refusal(answer) or answer
     return found
+
+
+def _across(
+    cluster: Cluster,
+    views: Mapping[TopicPartition, PartitionView],
+    ledgers: Mapping[TopicPartition, tuple[ReadableLedger, ...] | LifecycleError],
+    positions: Mapping[TopicPartition, tuple[MessagePosition, Offset]],
+) -> list[TopicPartition]:
+    """Topics where a message is seen to lie across the position, or nobody can look."""
+    questions: list[Question] = []
+    found: list[TopicPartition] = []
+    for topic, (position, _) in positions.items():
+        own, start = ledgers[topic], views[topic].first
+        if isinstance(own, LifecycleError):
+            found.append(topic)
+        elif start is not None:
+            questions.append(Question(topic, own, start, position=position))
+    looks = zip(questions, cut_at_once(cluster, questions), strict=True)
+    return found + [question.topic for question, cut in looks if cut]
 
 
 def counts_between(
@@ -102,6 +129,23 @@ def _ledgers(
     return dict(zip(topics, found, strict=True))
 
 
+def cut_since(ports: Ports, root: str, view: PartitionView, end: MessagePosition) -> Refusal | None:
+    """Why what was the ``end`` of a partition is no position any more: a chunked message was on its way.
+
+    Raises what the stores and the bookies raise.
+    """
+    if view.first is None or view.end is None or not view.first < end < view.end:
+        return None
+    (own,) = readable_ledgers(ports, root, [view.info])
+    if isinstance(own, LifecycleError):
+        raise own
+    entries = TopicEntryReader(ports.reader, ports.objects)
+    if not is_cut(Question(view.topic, own, view.first, position=end), entries):
+        return None
+    text = f"a chunked message that was on its way goes on at {end} or above it, and would be lost: plan again"
+    return Refusal(_ERRORS[OffsetProblem.INSIDE_A_MESSAGE], Why(OffsetProblem.INSIDE_A_MESSAGE, text))
+
+
 def _with_transactions(ports: Ports, views: Mapping[TopicPartition, PartitionView]) -> set[object]:
     """Namespaces in which transactions were used."""
     namespaces = list(dict.fromkeys(topic.namespace for topic in views))
@@ -114,6 +158,12 @@ def _with_transactions(ports: Ports, views: Mapping[TopicPartition, PartitionVie
 def _refusal(answer: ResolvedOffset) -> Refusal | None:
     if answer.problem:
         return Refusal(_ERRORS[answer.problem], Why(answer.problem, answer.detail))
+    if answer.cut_message:
+        text = (
+            f"a chunked message that begins at {answer.cut_message} goes on at {answer.position} or above it, and "
+            f"would be lost: ask for {answer.cut_message}, or for a position behind its last part"
+        )
+        return Refusal(_ERRORS[OffsetProblem.INSIDE_A_MESSAGE], Why(OffsetProblem.INSIDE_A_MESSAGE, text))
     if answer.unfinished_transactions:
         text = (
             f"{answer.unfinished_transactions} transactions with messages below it are open: wait until they are "

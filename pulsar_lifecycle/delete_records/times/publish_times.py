@@ -58,15 +58,25 @@ class BegunMessages:
     """Chunked messages and transactions of a run of entries.
 
     ``open``: those that began in it and did not end in it, with where they began. ``ended``: those that ended in it,
-    whether they began in it or before.
+    whether they began in it or before. ``gone_on``: chunked messages with a part in it that is not their first one.
     """
 
     open: Mapping[Unit, MessagePosition] = field(default_factory=dict[Unit, MessagePosition])
     ended: frozenset[Unit] = frozenset()
+    gone_on: frozenset[Unit] = frozenset()
 
     def __add__(self, after: BegunMessages) -> BegunMessages:
         still = {unit: at for unit, at in self.open.items() if unit not in after.ended}
-        return BegunMessages({**after.open, **still}, self.ended | after.ended)
+        return BegunMessages({**after.open, **still}, self.ended | after.ended, self.gone_on | after.gone_on)
+
+    def to_come(self) -> BegunMessages:
+        """As much of it as what comes later can change."""
+        return BegunMessages(self.open, gone_on=self.gone_on & self.open.keys())
+
+    def cut_by(self, after: BegunMessages) -> list[MessagePosition]:
+        """Where chunked messages begin that are open and have a part in ``after``, which is this run and more."""
+        chunked = {unit: at for unit, at in self.open.items() if unit[1] == _CHUNKED}
+        return [at for unit, at in chunked.items() if unit not in after.open or unit in after.gone_on]
 
     @property
     def chunked(self) -> Mapping[str, MessagePosition]:
@@ -154,6 +164,7 @@ class _Tally:
         self._latest_deliver_at: int | None = None
         self._open: dict[Unit, MessagePosition] = {}
         self._ended: set[Unit] = set()
+        self._gone_on: set[Unit] = set()
         self._back, self._furthest = 0, 0
         self._first_back: MessagePosition | None = None
         self._first: Published | None = None
@@ -194,7 +205,7 @@ class _Tally:
             self._last_newer,
             self._last_below,
             self._latest_deliver_at,
-            BegunMessages(self._open, frozenset(self._ended)),
+            BegunMessages(self._open, frozenset(self._ended), frozenset(self._gone_on)),
             Steps(self._back, self._first_back, self._furthest),
             self._first,
             self._last,
@@ -227,7 +238,9 @@ class _Tally:
             return
         if begins:
             self._open.setdefault(unit, at)
-        elif ends:
+        elif found.chunk is not None and found.transaction is None:
+            self._gone_on.add(unit)
+        if ends and not begins:
             self._open.pop(unit, None)
             self._ended.add(unit)
 

@@ -26,7 +26,7 @@ from pulsar_lifecycle.delete_records.times.publish_times import (
     span,
 )
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, end_of
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy, StoreError
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.records.codes import Code
@@ -49,6 +49,8 @@ class OffsetProblem(StrEnum):
     """The topic does not list the ledger of the position, though it lists older ones."""
     NO_SUCH_BATCH_INDEX = "no_such_batch_index"
     """The entry of the position has fewer messages."""
+    INSIDE_A_MESSAGE = "inside_a_message"
+    """A chunked message begins below the position, and its last part is at or above it."""
     NOT_A_MESSAGE = "not_a_message"
     """An entry that would go, or the one at the position, is no message."""
     UNREADABLE = "unreadable"
@@ -95,7 +97,8 @@ class ResolvedOffset:
     ``position``: the first message published at or after the time, the end if there is none, or the position asked for.
     ``goes``: what is between the start and it; every entry of that was read. ``before`` and ``after``: the last message
     below, and the one at the position. ``unfinished_chunks``: chunked messages that begin below and whose last part
-    does not come below, the first at ``first_unfinished``. ``unfinished_transactions``: those with a message below and
+    does not come below, the first at ``first_unfinished``. ``cut_message``: where the first of them begins that goes on
+    at the position or above it; that of a time has none. ``unfinished_transactions``: those with a message below and
     neither commit nor abort up to the end of the topic. ``latest_deliver_at``: of what is below.
     """
 
@@ -109,6 +112,7 @@ class ResolvedOffset:
     disorder: Disorder | None = None
     unfinished_chunks: int = 0
     first_unfinished: MessagePosition | None = None
+    cut_message: MessagePosition | None = None
     unfinished_transactions: int = 0
     latest_deliver_at: int | None = None
 
@@ -117,12 +121,29 @@ def resolve(cluster: Cluster, questions: Sequence[Question]) -> list[ResolvedOff
     """The answers, in order; reads on ``cluster.tasks``, side by side. A partition's failure is in its answer."""
     if not questions:
         return []
+    answers, spans = _read_below(cluster, questions)
+    return _whole_messages(cluster, questions, _with_ends(cluster, questions, answers, spans))
+
+
+def _read_below(
+    cluster: Cluster, questions: Sequence[Question]
+) -> tuple[list[ResolvedOffset], Sequence[Span | ResolvedOffset]]:
+    """Answers from what is below alone, and that."""
     places = _places(cluster, questions)
     spans = _spans(cluster, questions, places)
-    answers = [_answer(*three) for three in zip(questions, places, spans, strict=True)]
-    changed = _with_ends(cluster, questions, answers, spans)
-    changed |= _whole_messages(cluster, questions, answers, spans)
-    return [changed.get(index, answer) for index, answer in enumerate(answers)]
+    return [_answer(*three) for three in zip(questions, places, spans, strict=True)], spans
+
+
+def cut_at_once(cluster: Cluster, questions: Sequence[Question]) -> list[bool]:
+    """Whether a chunked message is seen to be cut by each position, from the two entries that it lies between.
+
+    True where a server does not answer, too: who reads all below learns why. Where several producers take turns, a
+    message may be cut of which neither entry is a part.
+    """
+    if not questions:
+        return []
+    look = _Look(share_of(cluster.tasks, cluster.settings), cluster.connect)
+    return [one for some in cluster.tasks.map(look, _in_groups(cluster, questions)) for one in some]
 
 
 def count_between(
@@ -130,7 +151,7 @@ def count_between(
 ) -> list[Counts | OffsetProblem]:
     """How much is in each run of a topic's ledgers, from the first position up to the second; whole entries' bytes."""
     questions = [Question(topic, ledgers, start, position=end) for topic, ledgers, start, end in spans]
-    return [answer.problem or answer.goes for answer in resolve(cluster, questions)]
+    return [answer.problem or answer.goes for answer in _read_below(cluster, questions)[0]] if questions else []
 
 
 # ---------------------------------------------------------------------------------------------------------- the search
@@ -138,15 +159,11 @@ def count_between(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a question cuts: as the search found it, or as it was asked for; ``inside``: messages below in its entry.
-
-    ``chunk``: the UUID of the chunked message that the entry there is a later part of.
-    """
+    """Where a question cuts: as the search found it, or as asked for; ``inside``: messages below in its entry."""
 
     position: MessagePosition
     at: int | None = None
     inside: int = 0
-    chunk: str | None = None
     at_end: bool = False
 
 
@@ -156,9 +173,12 @@ _Found = _Place | ResolvedOffset
 def _places(cluster: Cluster, questions: Sequence[Question]) -> list[_Found]:
     """A few tasks for each that runs at once, so that a slow partition holds up few others."""
     search = _Search(share_of(cluster.tasks, cluster.settings), cluster.connect)
+    return [place for some in cluster.tasks.map(search, _in_groups(cluster, questions)) for place in some]
+
+
+def _in_groups(cluster: Cluster, questions: Sequence[Question]) -> list[Sequence[Question]]:
     size = -(-len(questions) // (cluster.tasks.at_once * 4)) or 1
-    groups = [questions[at : at + size] for at in range(0, len(questions), size)]
-    return [place for some in cluster.tasks.map(search, groups) for place in some]
+    return [questions[at : at + size] for at in range(0, len(questions), size)]
 
 
 @dataclass(frozen=True)
@@ -172,6 +192,45 @@ class _Search:
         with self.connect(self.settings, read_only=True) as ports:
             entries = TopicEntryReader(ports.reader, ports.objects if self.settings.object_store else None)
             return [_guarded(question, entries) for question in questions]
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A task: reads the entries beside the positions of some questions."""
+
+    settings: Settings
+    connect: Connect
+
+    def __call__(self, questions: Sequence[Question]) -> list[bool]:
+        with self.connect(self.settings, read_only=True) as ports:
+            entries = TopicEntryReader(ports.reader, ports.objects if self.settings.object_store else None)
+            return [self._is_cut(question, entries) for question in questions]
+
+    @staticmethod
+    def _is_cut(question: Question, entries: TopicEntryReader) -> bool:
+        try:
+            return is_cut(question, entries)
+        except LifecycleError:
+            return True
+
+
+def is_cut(question: Question, entries: TopicEntryReader) -> bool:
+    """As :func:`cut_at_once`, of one position. Raises where a server does not answer."""
+    position, end = question.position, end_of(question.ledgers)
+    if position is None:
+        raise ValueError("a position is to be looked at")
+    below = list(_runs(question.ledgers, question.start, position))[-1:]
+    above = list(_runs(question.ledgers, position, end))[:1]
+    try:
+        before = [_part(ledger, last, entries) for ledger, _, last in below]
+        after = [_part(ledger, first, entries) for ledger, first, _ in above]
+    except (CorruptFormat, StoreError):
+        return False  # no message, and so no part of one; or nobody has it, and nobody reads the message that it is of
+    return any(part and part[0] < part[1] - 1 for part in before) or any(part and part[0] for part in after)
+
+
+def _part(ledger: ReadableLedger, entry_id: int, entries: TopicEntryReader) -> tuple[int, int] | None:
+    return envelope(Position(ledger.ledger_id, entry_id), entries.one(ledger, entry_id)).chunk
 
 
 def _guarded(question: Question, entries: TopicEntryReader) -> _Found:
@@ -213,8 +272,7 @@ def _place(question: Question, entries: TopicEntryReader) -> _Found:
     if position.batch_index and position.batch_index >= (found.batch_size or 1):
         messages = f"a batch of {found.batch_size} messages" if found.batch_size is not None else "no batch"
         return ResolvedOffset(None, OffsetProblem.NO_SUCH_BATCH_INDEX, f"entry {position.entry} is {messages}")
-    chunk = found.uuid if found.chunk is not None and found.chunk[0] else None
-    return _Place(position, found.publish_time, position.batch_index, chunk)
+    return _Place(position, found.publish_time, position.batch_index)
 
 
 def _search(question: Question, time_ms: int, entries: TopicEntryReader) -> _Found:
@@ -305,7 +363,7 @@ def _spans(
 def _then(so_far: Span, one: Span) -> Span:
     """Both, as the driver needs them: what ended before matters to nobody who comes later."""
     both = so_far + one
-    return replace(both, begun=replace(both.begun, ended=frozenset()))
+    return replace(both, begun=both.begun.to_come())
 
 
 def _grouped(runs: Sequence[_Piece]) -> list[list[_Piece]]:
@@ -363,31 +421,21 @@ def _disorder(place: _Place, found: Span) -> Disorder | None:
 
 
 def _whole_messages(
-    cluster: Cluster,
-    questions: Sequence[Question],
-    answers: list[ResolvedOffset],
-    spans: Sequence[Span | ResolvedOffset],
-) -> dict[int, ResolvedOffset]:
-    """Of times: a position at a later part of a chunked message moves back to the first one. The answers that change.
+    cluster: Cluster, questions: Sequence[Question], answers: Sequence[ResolvedOffset]
+) -> list[ResolvedOffset]:
+    """Of times: a position inside a chunked message moves back to its first part, so that the message stays whole.
 
-    Whatever is between the two parts stays with them.
+    Whatever is between the two stays with it. There may be parts of another message: it moves back until there is none.
     """
-    asked: dict[int, Question] = {}
-    for index, (question, answer, found) in enumerate(zip(questions, answers, spans, strict=True)):
-        cuts = question.timestamp is not None and answer.position is not None and not answer.at_end
-        if cuts and isinstance(found, Span) and found.begun.chunked:
-            asked[index] = replace(question, timestamp=None, position=answer.position)
-    again: dict[int, Question] = {}
-    changed: dict[int, ResolvedOffset] = {}
-    for index, place in zip(asked, _places(cluster, list(asked.values())), strict=True):
-        found = spans[index]
-        if isinstance(place, ResolvedOffset):
-            changed[index] = place
-        elif place.chunk is not None and isinstance(found, Span) and place.chunk in found.begun.chunked:
-            again[index] = replace(asked[index], position=found.begun.chunked[place.chunk])
-    for index, answer in zip(again, resolve(cluster, list(again.values())), strict=True):
-        changed[index] = replace(answer, disorder=answers[index].disorder)
-    return changed
+    found = list(answers)
+    while again := {
+        index: replace(question, timestamp=None, position=answer.cut_message)
+        for index, (question, answer) in enumerate(zip(questions, found, strict=True))
+        if question.timestamp is not None and answer.cut_message is not None
+    }:
+        for index, answer in zip(again, resolve(cluster, list(again.values())), strict=True):
+            found[index] = replace(answer, disorder=answers[index].disorder)
+    return found
 
 
 def _with_ends(
@@ -395,24 +443,31 @@ def _with_ends(
     questions: Sequence[Question],
     answers: Sequence[ResolvedOffset],
     spans: Sequence[Span | ResolvedOffset],
-) -> dict[int, ResolvedOffset]:
-    """Transactions that are open below a position may end above it: there the rest of the topic is read."""
+) -> list[ResolvedOffset]:
+    """What is open below a position may end above it: there the rest of the topic is read.
+
+    A chunked message of which no part is there was abandoned by its producer: it holds up nobody.
+    """
     above: dict[int, Question] = {}
     opened: list[BegunMessages] = []
     for index, (question, answer, found) in enumerate(zip(questions, answers, spans, strict=True)):
-        if answer.position is not None and answer.unfinished_transactions and isinstance(found, Span):
+        open_below = answer.unfinished_transactions or (answer.unfinished_chunks and not answer.at_end)
+        if answer.position is not None and open_below and isinstance(found, Span):
             above[index] = Question(
                 question.topic, question.ledgers, answer.position, position=end_of(question.ledgers)
             )
-            opened.append(BegunMessages(found.begun.transactions))
+            opened.append(BegunMessages(found.begun.open))
     ends = [_Place(end_of(question.ledgers)) for question in above.values()]
-    changed: dict[int, ResolvedOffset] = {}
+    ended = list(answers)
     for (index, found), before in zip(
         zip(above, _spans(cluster, list(above.values()), ends, opened), strict=True), opened, strict=True
     ):
         if isinstance(found, ResolvedOffset):
-            changed[index] = found
+            ended[index] = found
         else:
-            still = before.open.keys() & found.begun.open.keys()
-            changed[index] = replace(answers[index], unfinished_transactions=len(still))
-    return changed
+            transactions = before.transactions.keys() & found.begun.transactions.keys()
+            cut = before.cut_by(found.begun)
+            ended[index] = replace(
+                answers[index], unfinished_transactions=len(transactions), cut_message=min(cut, default=None)
+            )
+    return ended

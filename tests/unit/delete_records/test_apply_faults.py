@@ -19,7 +19,8 @@ from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import low_watermark
 from tests.kit.fakes.broker_admin import FakeSubscription
-from tests.kit.records.records_scene import RecordsScene
+from tests.kit.records.records_scene import HOUR, RecordsScene
+from tests.kit.records.topic_times import part
 
 
 def test_a_request_that_its_broker_forbids_is_that_partitions_error() -> None:
@@ -282,3 +283,20 @@ def test_a_loaded_topic_is_written_only_if_an_unload_is_left_for_it(most: int, e
     (result,) = scene.apply()
     assert result.error is error
     assert (ids[0] in scene.listed()) == (most == 0)
+
+
+def test_the_end_of_the_plan_is_no_position_once_the_rest_of_a_chunked_message_came() -> None:
+    scene = RecordsScene()
+    last = scene.ids[scene.topic][-1]
+    scene.cluster.reader.payloads[last][-1] = part(HOUR, 0, 2)
+    scene.cluster.admin.topics[scene.topic] = {}
+    scene.cluster.admin.on_unload = lambda topic: scene.rolled(topic)
+    (row,) = scene.plan(END)
+    assert (row["error"], row["rolls"]) == (None, True)
+    scene.publish(scene.topic, 1)
+    scene.cluster.reader.payloads[last][-1] = part(HOUR, 1, 2)
+    scene.cluster.wait(1)
+    before = scene.listed()
+    (result,) = scene.apply()
+    assert (result.low_watermark, result.error) == (-1, RecordsError.NO_SUCH_POSITION)
+    assert (scene.listed(), dict(scene.properties())) == (before, {})

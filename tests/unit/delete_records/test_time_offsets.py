@@ -116,6 +116,25 @@ def test_a_position_in_a_chunked_message_moves_back_to_its_first_part():
     assert (after_it.unfinished_chunks, after_it.first_unfinished) == (1, at("1:0"))
 
 
+def test_a_chunked_message_stays_whole_although_another_producer_is_between_its_parts():
+    topic = TopicTimes()
+    topic.ledger(1, [sent(5), part(10, 0, 2, "a"), part(15, 0, 2, "b"), sent(20)])
+    topic.ledger(2, [sent(30), part(35, 1, 2, "b"), sent(40), part(45, 1, 2, "a")])
+    assert topic.at_time(40).position == at("1:1")  # `b` is whole below, and goes on after the first part of `a`
+    assert topic.at_time(30).position == at("1:1")
+    assert topic.at("2:0").cut_message == at("1:1")
+    assert topic.at("1:2").cut_message == at("1:1")
+    assert topic.at("1:1").cut_message is None
+
+
+def test_a_chunked_message_that_its_producer_abandoned_holds_up_nobody():
+    topic = TopicTimes()
+    topic.ledger(1, [part(5, 0, 2, "gone"), sent(10), part(15, 0, 3, "comes"), part(16, 1, 3, "comes"), sent(20)])
+    assert topic.at("1:2").cut_message is None
+    assert topic.at("1:3").cut_message == at("1:2")
+    assert topic.at("1:4").cut_message is None  # none of its parts is above yet
+
+
 def test_transactions_are_finished_wherever_their_end_is():
     topic = TopicTimes()
     topic.ledger(1, [in_transaction(10, 1), in_transaction(20, 2), in_transaction(25, 3), commit(26, 3)])
