@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from pulsar_lifecycle.delete_records.partition import PartitionView
-from pulsar_lifecycle.delete_records.request import END, Options
+from pulsar_lifecycle.delete_records.request import END, Options, Timestamp
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK
@@ -99,6 +100,19 @@ def misplaced(view: PartitionView, position: MessagePosition) -> Refusal | None:
         text = f"ledger {position.ledger_id} has {entries} entries: there is no message {position}"
         return Refusal.plain(RecordsError.NO_SUCH_POSITION, text)
     return None
+
+
+def not_yet(time: Timestamp, now: int) -> Refusal:
+    """Why nothing is cut at a time that is later than ``now`` (ms): messages from before it are still to come."""
+    text = (
+        f"{time} is {_moment(time.ms)}, and it is {_moment(now)}: messages before it are still to come; ask for a time "
+        "that is past, or for -1, the end"
+    )
+    return Refusal.plain(RecordsError.OUT_OF_RANGE, text)
+
+
+def _moment(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "seconds")
 
 
 def cut_at(view: PartitionView, asked: MessagePosition | int, options: Options) -> Cut:

@@ -21,10 +21,11 @@ REPLICATOR = "pulsar.repl"
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A listed ledger and how many entries it has."""
+    """A listed ledger and how many entries it has; ``written``: bytes on disk, of one that is not closed."""
 
     item: LedgerInfo
     entries: int
+    written: int = 0
 
     @property
     def ledger_id(self) -> int:

@@ -154,6 +154,8 @@ class _Planning:
             return None, read
         if isinstance(offset, MessagePosition) and (misplaced := cut_rules.misplaced(read.view, offset)):
             return None, misplaced
+        if isinstance(offset, Timestamp) and offset.ms > self._run.now:
+            return None, cut_rules.not_yet(offset, self._run.now)
         if isinstance(answer, Refusal):
             return None, answer
         asked = offset
@@ -290,4 +292,5 @@ def _copies(view: PartitionView, cut: Cut) -> list[Location]:
 def _size(view: PartitionView, ledger_id: int) -> int:
     copy = view.copies.get(ledger_id)
     listed = next((item.size for item in view.info.ledgers if item.ledger_id == ledger_id), None)
-    return max(copy.on_disk if copy else 0, listed or 0)
+    written = next((extent.written for extent in view.extents if extent.ledger_id == ledger_id), 0)
+    return max(copy.on_disk if copy else 0, listed or 0, written)

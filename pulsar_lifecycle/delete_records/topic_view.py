@@ -123,7 +123,7 @@ def _extents(
     last = dict(zip((i for i, _ in asked), ports.reader.last_entries(asked), strict=True))
     found: list[Extent] = []
     for item, row in zip(items, rows, strict=True):
-        entries = item.entries
+        entries, written = item.entries, 0
         if row and row["state"] == _CLOSED:
             entries = row["entries"]
         elif row:
@@ -131,11 +131,13 @@ def _extents(
             if isinstance(entry, LifecycleError) and not isinstance(entry, NotFound):
                 text = f"ledger {item.ledger_id}: how many entries it has cannot be known: {entry}"
                 raise RefusedBy(Code.LENGTH_UNKNOWN, text)
-            entries = 0 if entry is None or isinstance(entry, LifecycleError) else entry.entry_id + 1
+            entries = 0
+            if entry is not None and not isinstance(entry, LifecycleError):
+                entries, written = entry.entry_id + 1, (entry.length or 0) * max(row["write_quorum"] or 1, 1)
         if entries is None:
             text = f"ledger {item.ledger_id}: neither its topic nor BookKeeper says how many entries it has"
             raise RefusedBy(Code.LENGTH_UNKNOWN, text)
-        found.append(Extent(item if item.entries else replace(item, entries=entries), entries))
+        found.append(Extent(item if item.entries else replace(item, entries=entries), entries, written))
     return tuple(found)
 
 

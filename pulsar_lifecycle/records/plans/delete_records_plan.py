@@ -25,14 +25,15 @@ class RecordsError(StrEnum):
     """Its broker, or the proof that its data is gone, did not come in time: what was done is not known, so run again.
     """
     OUT_OF_RANGE = "OffsetOutOfRangeException"
-    """The position is beyond the end of the partition."""
+    """The position is beyond the end of the partition, or the time is not past."""
     NOT_AUTHORIZED = "TopicAuthorizationException"
     """The operator's role is not admin of the tenant, or may not do to the topic what is needed: the broker said so."""
     UNKNOWN_PARTITION = "UnknownTopicOrPartitionException"
     """There is no such topic or partition."""
 
     NO_SUCH_POSITION = "no_such_position"
-    """The ledger has no such entry, or the entry no such message: no message begins there."""
+    """The ledger has no such entry, or the entry no such message, or a chunked message lies across the position: no
+    message begins there."""
     PROTECTED = "protected"
     """A rule keeps everything of its topic: a legal hold, a shadow topic, a system topic, an unknown namespace."""
     CURSOR_BELOW = "cursor_below"

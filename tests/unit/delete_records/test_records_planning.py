@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Options, Timestamp, parse_offset
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp, parse_offset
+from pulsar_lifecycle.delete_records.times.time_offsets import OffsetProblem
+from pulsar_lifecycle.errors import LifecycleError, StoreError, Unavailable
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
-from tests.kit.records.topic_times import abort, batch, commit, in_transaction, sent
+from tests.kit.records.topic_times import abort, batch, commit, in_transaction, part, sent
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,26 @@ def test_a_time_after_all_is_the_end_and_before_all_deletes_nothing() -> None:
     assert (before["low_watermark"], before["ledgers"]) == (str(scene.at(0, 0, scene.topics[1])), [])
 
 
+def test_what_the_end_frees_of_the_current_ledger_counts() -> None:
+    scene = RecordsScene()
+    scene.load(broker="broker-1:8080")
+    payloads = [sent(2 * HOUR)] * 3
+    scene.cluster.reader.payloads[scene.ids[scene.topic][-1]] += payloads
+    scene.writes_loaded = True
+    (row,) = scene.plan(END)
+    assert (row["error"], row["rolls"], row["sizes"][-1]) == (None, True, sum(map(len, payloads)))
+    assert scene.summary.physical_bytes == sum(row["sizes"])
+
+
+def test_a_time_that_is_not_past_is_refused() -> None:
+    scene = RecordsScene()
+    now = scene.cluster.clock.now_ms()
+    (row,) = scene.plan(Timestamp(now + HOUR))
+    assert (row["error"], row["ledgers"]) == (RecordsError.OUT_OF_RANGE, [])
+    (row,) = scene.plan(Timestamp(now))
+    assert (row["error"], row["low_watermark"]) == (None, row["end"])
+
+
 def test_publish_times_that_go_back_are_refused_with_the_messages_at_risk() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
@@ -74,6 +96,47 @@ def test_a_batch_index_that_is_not_there_is_an_error() -> None:
     assert (row["error"], row["low_watermark"]) == (None, f"{ids[1]}:4:2")
     (row,) = scene.plan(parse_offset(f"{ids[1]}:4:3"))
     assert row["error"] == RecordsError.NO_SUCH_POSITION
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_position_inside_a_chunked_message_is_no_position(moved: bool) -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    if moved:
+        scene.cursor("s", 0, 3)
+    scene.cluster.reader.payloads[ids[0]][9] = part(HOUR + 9, 0, 2)
+    scene.cluster.reader.payloads[ids[1]][0] = part(HOUR + 10, 1, 2)
+    options = Options(move_cursors=moved)
+    (row,) = scene.plan(scene.at(1, 0), options=options)
+    assert (row["error"], row["code"]) == (RecordsError.NO_SUCH_POSITION, OffsetProblem.INSIDE_A_MESSAGE)
+    assert f"ask for {ids[0]}:9" in row["reason"]
+    for entry, ledgers in ((scene.at(0, 9), []), (scene.at(1, 1), [ids[0]])):
+        (row,) = scene.plan(entry, options=options)
+        assert (row["error"], row["ledgers"]) == (None, ledgers)
+
+
+@pytest.mark.parametrize("other", ["below", "above"])
+def test_a_chunked_message_is_found_by_either_entry_beside_a_position(other: str) -> None:
+    scene = RecordsScene()
+    first, second = (scene.cluster.reader.payloads[i] for i in scene.ids[scene.topic][:2])
+    if other == "below":
+        first[8], second[0] = part(HOUR + 8, 0, 2), part(HOUR + 10, 1, 2)
+    else:
+        first[9], second[1] = part(HOUR + 9, 0, 2), part(HOUR + 11, 1, 2)
+    (row,) = scene.plan(scene.at(1, 0))
+    assert row["code"] == OffsetProblem.INSIDE_A_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"), [(StoreError("nobody has it"), None), (Unavailable("timed out"), RecordsError.UNREAD)]
+)
+def test_a_lost_entry_beside_a_position_does_not_keep_it_and_a_silent_bookie_does(
+    failure: LifecycleError, error: RecordsError | None
+) -> None:
+    scene = RecordsScene()
+    scene.cluster.reader.failures[scene.ids[scene.topic][0]] = failure
+    (row,) = scene.plan(scene.at(1, 0))
+    assert row["error"] == error
 
 
 @pytest.mark.parametrize("name", ["snapshot", "snapshot-partition-0", "snapshot_segments", "snapshot_indexes"])
