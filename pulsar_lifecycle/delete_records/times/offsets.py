@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal, cursors_behind
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import Offset, Options, Timestamp, TopicPartition
+from pulsar_lifecycle.delete_records.times.cut_messages import cut_at_once, is_cut
 from pulsar_lifecycle.delete_records.times.publish_times import Counts
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, readable_ledgers
 from pulsar_lifecycle.delete_records.times.time_offsets import (
@@ -18,8 +19,6 @@ from pulsar_lifecycle.delete_records.times.time_offsets import (
     Question,
     ResolvedOffset,
     count_between,
-    cut_at_once,
-    is_cut,
     resolve,
 )
 from pulsar_lifecycle.errors import LifecycleError

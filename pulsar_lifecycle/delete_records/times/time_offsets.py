@@ -26,7 +26,7 @@ from pulsar_lifecycle.delete_records.times.publish_times import (
     span,
 )
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, end_of
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy, StoreError
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.records.codes import Code
@@ -134,18 +134,6 @@ def _read_below(
     return [_answer(*three) for three in zip(questions, places, spans, strict=True)], spans
 
 
-def cut_at_once(cluster: Cluster, questions: Sequence[Question]) -> list[bool]:
-    """Whether a chunked message is seen to be cut by each position, from the two entries that it lies between.
-
-    True where a server does not answer, too: who reads all below learns why. Where several producers take turns, a
-    message may be cut of which neither entry is a part.
-    """
-    if not questions:
-        return []
-    look = _Look(share_of(cluster.tasks, cluster.settings), cluster.connect)
-    return [one for some in cluster.tasks.map(look, _in_groups(cluster, questions)) for one in some]
-
-
 def count_between(
     cluster: Cluster, spans: Sequence[tuple[Topic, tuple[ReadableLedger, ...], MessagePosition, MessagePosition]]
 ) -> list[Counts | OffsetProblem]:
@@ -173,10 +161,11 @@ _Found = _Place | ResolvedOffset
 def _places(cluster: Cluster, questions: Sequence[Question]) -> list[_Found]:
     """A few tasks for each that runs at once, so that a slow partition holds up few others."""
     search = _Search(share_of(cluster.tasks, cluster.settings), cluster.connect)
-    return [place for some in cluster.tasks.map(search, _in_groups(cluster, questions)) for place in some]
+    return [place for some in cluster.tasks.map(search, in_groups(cluster, questions)) for place in some]
 
 
-def _in_groups(cluster: Cluster, questions: Sequence[Question]) -> list[Sequence[Question]]:
+def in_groups(cluster: Cluster, questions: Sequence[Question]) -> list[Sequence[Question]]:
+    """What each task gets."""
     size = -(-len(questions) // (cluster.tasks.at_once * 4)) or 1
     return [questions[at : at + size] for at in range(0, len(questions), size)]
 
@@ -192,45 +181,6 @@ class _Search:
         with self.connect(self.settings, read_only=True) as ports:
             entries = TopicEntryReader(ports.reader, ports.objects if self.settings.object_store else None)
             return [_guarded(question, entries) for question in questions]
-
-
-@dataclass(frozen=True)
-class _Look:
-    """A task: reads the entries beside the positions of some questions."""
-
-    settings: Settings
-    connect: Connect
-
-    def __call__(self, questions: Sequence[Question]) -> list[bool]:
-        with self.connect(self.settings, read_only=True) as ports:
-            entries = TopicEntryReader(ports.reader, ports.objects if self.settings.object_store else None)
-            return [self._is_cut(question, entries) for question in questions]
-
-    @staticmethod
-    def _is_cut(question: Question, entries: TopicEntryReader) -> bool:
-        try:
-            return is_cut(question, entries)
-        except LifecycleError:
-            return True
-
-
-def is_cut(question: Question, entries: TopicEntryReader) -> bool:
-    """As :func:`cut_at_once`, of one position. Raises where a server does not answer."""
-    position, end = question.position, end_of(question.ledgers)
-    if position is None:
-        raise ValueError("a position is to be looked at")
-    below = list(_runs(question.ledgers, question.start, position))[-1:]
-    above = list(_runs(question.ledgers, position, end))[:1]
-    try:
-        before = [_part(ledger, last, entries) for ledger, _, last in below]
-        after = [_part(ledger, first, entries) for ledger, first, _ in above]
-    except (CorruptFormat, StoreError):
-        return False  # no message, and so no part of one; or nobody has it, and nobody reads the message that it is of
-    return any(part and part[0] < part[1] - 1 for part in before) or any(part and part[0] for part in after)
-
-
-def _part(ledger: ReadableLedger, entry_id: int, entries: TopicEntryReader) -> tuple[int, int] | None:
-    return envelope(Position(ledger.ledger_id, entry_id), entries.one(ledger, entry_id)).chunk
 
 
 def _guarded(question: Question, entries: TopicEntryReader) -> _Found:
@@ -285,7 +235,7 @@ def _search(question: Question, time_ms: int, entries: TopicEntryReader) -> _Fou
             known[position] = envelope(position, entries.one(ledger, entry_id)).publish_time
         return known[position]
 
-    runs = list(_runs(question.ledgers, question.start, end_of(question.ledgers)))
+    runs = list(runs_between(question.ledgers, question.start, end_of(question.ledgers)))
     at = bisect_left(runs, True, key=lambda run: published(run[0], run[2]) >= time_ms)
     if at == len(runs):
         return _Place(max(question.start, end_of(question.ledgers)), at_end=True)
@@ -298,7 +248,7 @@ _Run = tuple[ReadableLedger, int, int]
 """A ledger, and its first and last entry that are meant, both inclusive."""
 
 
-def _runs(ledgers: Sequence[ReadableLedger], start: MessagePosition, end: MessagePosition) -> Iterator[_Run]:
+def runs_between(ledgers: Sequence[ReadableLedger], start: MessagePosition, end: MessagePosition) -> Iterator[_Run]:
     """The entries from ``start`` up to ``end``, which is excluded, ledger by ledger."""
     for ledger in ledgers:
         if start.ledger_id <= ledger.ledger_id <= end.ledger_id:
@@ -346,7 +296,7 @@ def _spans(
         (index, *run, question.timestamp)
         for index, (question, place) in enumerate(zip(questions, places, strict=True))
         if isinstance(place, _Place)
-        for run in _runs(question.ledgers, question.start, place.position)
+        for run in runs_between(question.ledgers, question.start, place.position)
     ]
     found: list[Span | ResolvedOffset] = [place if isinstance(place, ResolvedOffset) else Span() for place in places]
     for index, begun in enumerate(before):
