@@ -124,7 +124,7 @@ CAUGHT_BY = {
     "take what merges lost for late arrivals": 113,
     "find what a merge lost of its first bucket alone": 233,
     "repair buckets that the plan does not name": 1013,
-    "exchange buckets that another has written meanwhile": 953,
+    "exchange buckets that another has written meanwhile": 733,
     "overlook that a subscription moved": 118,
     "take one scan for a history": 118,
     "wait for less than the period": 378,

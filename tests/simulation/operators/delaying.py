@@ -94,6 +94,7 @@ class Delaying:
 
     def __init__(self, operator: Operator, *, merging: bool, throwing: bool) -> None:
         self.operator = operator
+        operator.world.unloads_exactly = True
         self.counts = Counter[str]()
         above = MERGED_ABOVE_FEW if throwing else MERGED_ABOVE if merging else {}
         broker = DelayedIndexSettings.from_broker_conf(BROKERS | above)
@@ -236,7 +237,7 @@ class Delaying:
             self._meanwhile(own, lambda: [self.brokers.act(own) for _ in range(own.randint(1, 2))])
 
         def brokers_load(call: str) -> None:
-            self._meanwhile(own, self._load_all)
+            self._meanwhile(own, self._load_all if own.random() < 0.5 else lambda: self._visit_all(own))
 
         def another(call: str) -> None:
             self.depth += 1
@@ -264,6 +265,20 @@ class Delaying:
         for topic in resting:
             self.world.load(topic)
         return [f"{topic.name} is loaded" for topic in resting]
+
+    def _visit_all(self, own: Random) -> list[str]:
+        """Brokers take topics, seal a bucket of new messages, and unload them."""
+        done: list[str] = []
+        for topic in self.brokers.topics():
+            if not topic.loaded:
+                self.brokers.load(topic)
+            for _ in range(2):
+                self.brokers.publish(own, topic, 4)
+                self.brokers.roll(topic)
+            self.brokers.publish(own, topic, 1)
+            self.world.unload(topic)
+            done.append(f"{topic.name} gets new buckets, and is unloaded")
+        return done
 
     def _meanwhile(self, own: Random, work: Callable[[], list[str]]) -> None:
         """Brokers do something amid a run, by a chance of their own."""

@@ -216,7 +216,8 @@ class Brokers(Truth):
         """A broker lets the topic go, or dies with it: what only its memory had is then a leak."""
         if graceful and topic.ledgers and not topic.shadow_of:
             self.restate(topic.ledgers[-1], LedgerState.CLOSED)
-            self.store(topic)
+            if not self.unloads_exactly:
+                self.store(topic)
         for ledger in (*sorted(topic.memory), topic.compacting):
             if ledger is not None:
                 self.restate(ledger, LedgerState.CLOSED)

@@ -93,6 +93,9 @@ class Truth(SimulatedCluster):
         self.restored_at = 0
         self.dates_ledgers = False
         """Whether topics say when their ledgers were closed."""
+        self.unloads_exactly = False
+        """Whether an unload loads first what no broker has, and writes no topic's z-node, as by brokers 4.0.7. Else it
+        writes that: more compare-and-sets fail."""
         self.closed_at: dict[int, int] = {}
         self.written_at: dict[int, int] = {}
         """Of ledgers that a load has closed, or said to be closed then: when their messages were written."""

@@ -121,6 +121,8 @@ class World(Brokers):
 
     def _unload_on_demand(self, topic: Topic) -> None:
         found = self._topic(topic)
+        if not found.loaded and self.unloads_exactly:
+            self.load(found)
         if found.loaded:
             self.unload(found)
 

@@ -166,9 +166,10 @@ class DelayedBrokers:
         return done
 
     def _under_way(self, topic: ModelTopic) -> list[MergingTracker]:
-        """Trackers of a topic that are merging."""
+        """Trackers of a topic that are merging, but for those whose subscription is gone."""
         trackers = [dispatcher.tracker for (of, _), dispatcher in self.dispatchers.items() if of == topic.name]
-        return [one for one in trackers if isinstance(one, MergingTracker) and one.merge]
+        merging = [one for one in trackers if isinstance(one, MergingTracker) and one.merge]
+        return [one for one in merging if one.stored.topic is topic and one.stored.name in topic.cursors]
 
     def _merge(self, random: Random, topic: ModelTopic) -> str:
         """Some steps of the merges that are under way."""
