@@ -126,7 +126,8 @@ class MessagePosition:
             raise CorruptFormat("position", 0, f"ledger:entry or ledger:entry:batch index, found {text!r}")
         limits = (_MAX_ID, _MAX_ID, _MAX_BATCH_INDEX)
         for group, limit in enumerate(limits, 1):
-            if int(found[group] or 0) > limit:
+            digits = found[group] or ""
+            if len(digits) > len(str(limit)) or int(digits or 0) > limit:
                 raise CorruptFormat("position", found.start(group), f"a number up to {limit}, found {found[group]}")
         return cls(int(found[1]), int(found[2]), int(found[3] or 0))
 

@@ -73,7 +73,7 @@ def parse_offset(text: str) -> Offset:
 
 
 def _time(text: str) -> int:
-    if re.fullmatch(r"0|[1-9][0-9]*", text, re.ASCII) and int(text) <= _MAX_MS:
+    if re.fullmatch(r"0|[1-9][0-9]{0,14}", text, re.ASCII) and int(text) <= _MAX_MS:
         return int(text)
     try:
         moment = datetime.fromisoformat(text)

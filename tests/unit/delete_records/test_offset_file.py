@@ -70,6 +70,8 @@ def test_a_file_of_kafkas_shape() -> None:
         (file('{"topic": "persistent://a/b/c", "offset": -1, "offset": -1}'), "partitions[0].offset: there twice"),
         (file(entry(), entry()), "line 3: partitions[1]: persistent://acme/orders/placed is asked for already"),
         (file(entry().replace("-1", "9" * 5000)), "no file of offsets"),
+        (file(entry(offset="9" * 5000 + ":0")), "line 2: partitions[0].offset: expected LEDGER:ENTRY"),
+        (file(entry(offset="@" + "9" * 5000)), "line 2: partitions[0].offset: expected @ and ms"),
     ],
 )
 def test_what_is_wrong_is_named_by_line_and_field(text: str, said: str) -> None:
