@@ -178,10 +178,11 @@ class PartitionDeletion:
         return refusal or unreplicated(read.view, self._clusters) or self._cut_since(read.view) or (read, cut)
 
     def _cut_since(self, view: PartitionView) -> Refusal | None:
-        """Of what was the end when the plan was made: a message may have been on its way, and is there by now."""
-        if self._row["low_watermark"] != self._row["end"]:
+        """A message may have been on its way across the position when the plan was made, and be there by now."""
+        end = self._row["end"]
+        if end is None:
             return None
-        return cut_since(self._ports, self._run.ledgers_root, view, self._low_watermark)
+        return cut_since(self._ports, self._run.ledgers_root, view, self._low_watermark, MessagePosition.parse(end))
 
     def _look_moved(self) -> tuple[Read, Cut] | Refusal:
         """The partition once its cursors are persisted where they were moved to; a broker may do so a little later."""

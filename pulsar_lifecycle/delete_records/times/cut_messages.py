@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pulsar_lifecycle.delete_records.times.publish_times import envelope
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, end_of
 from pulsar_lifecycle.delete_records.times.time_offsets import Question, in_groups, runs_between
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, StoreError
+from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, LifecycleError, StoreError
+from pulsar_lifecycle.formats.message import Envelope
 from pulsar_lifecycle.io.connect import Connect
-from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.model import MessagePosition, Position
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.settings import Settings
@@ -52,19 +53,49 @@ class _Look:
 
 
 def is_cut(question: Question, entries: TopicEntryReader) -> bool:
-    """As :func:`cut_at_once`, of one position. Raises where a server does not answer."""
+    """As :func:`cut_at_once`, of one position. Raises where a server does not answer, or may not be asked."""
     position, end = question.position, end_of(question.ledgers)
     if position is None:
         raise ValueError("a position is to be looked at")
-    below = list(runs_between(question.ledgers, question.start, position))[-1:]
     above = list(runs_between(question.ledgers, position, end))[:1]
+    after = [_part(ledger, first, entries) for ledger, first, _ in above]
+    return begun_below(question, entries) is not None or any(part and part.chunk and part.chunk[0] for part in after)
+
+
+def begun_below(question: Question, entries: TopicEntryReader) -> str | None:
+    """The UUID of a chunked message, if the entry below a position is a part of it, and not its last one.
+
+    Raises as :func:`is_cut`.
+    """
+    position = question.position or question.start
+    for ledger, _, last in list(runs_between(question.ledgers, question.start, position))[-1:]:
+        part = _part(ledger, last, entries)
+        if part and part.chunk and part.chunk[0] < part.chunk[1] - 1:
+            return part.uuid or ""
+    return None
+
+
+def goes_on(uuid: str, question: Question, since: MessagePosition, entries: TopicEntryReader) -> bool:
+    """Whether a chunked message has a part at ``since`` or above it. Raises as the port that they are read from.
+
+    CorruptFormat for an entry that is no message.
+    """
+    return any(
+        found.chunk is not None and (found.uuid or "") == uuid
+        for ledger, first, last in runs_between(question.ledgers, since, end_of(question.ledgers))
+        for found in (envelope(at, data) for at, data in entries.in_pieces(ledger, first, last))
+    )
+
+
+def _part(ledger: ReadableLedger, entry_id: int, entries: TopicEntryReader) -> Envelope | None:
+    """An entry; None if it is no message, or no replica has it: then nobody reads the message that it was of."""
     try:
-        before = [_part(ledger, last, entries) for ledger, _, last in below]
-        after = [_part(ledger, first, entries) for ledger, first, _ in above]
-    except (CorruptFormat, StoreError):
-        return False  # no message, and so no part of one; or nobody has it, and nobody reads the message that it is of
-    return any(part and part[0] < part[1] - 1 for part in before) or any(part and part[0] for part in after)
-
-
-def _part(ledger: ReadableLedger, entry_id: int, entries: TopicEntryReader) -> tuple[int, int] | None:
-    return envelope(Position(ledger.ledger_id, entry_id), entries.one(ledger, entry_id)).chunk
+        return envelope(Position(ledger.ledger_id, entry_id), entries.one(ledger, entry_id))
+    except CorruptFormat:
+        return None
+    except AccessDenied:
+        raise
+    except StoreError:
+        if ledger.offloaded is not None:  # what a bucket refuses may be there
+            raise
+        return None

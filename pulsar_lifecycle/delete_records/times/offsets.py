@@ -6,12 +6,13 @@ Belongs here: whose entries are read, and what a problem with them makes of a pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal, cursors_behind
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import Offset, Options, Timestamp, TopicPartition
-from pulsar_lifecycle.delete_records.times.cut_messages import cut_at_once, is_cut
+from pulsar_lifecycle.delete_records.times.cut_messages import begun_below, cut_at_once, goes_on, is_cut
 from pulsar_lifecycle.delete_records.times.publish_times import Counts
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, readable_ledgers
 from pulsar_lifecycle.delete_records.times.time_offsets import (
@@ -21,7 +22,8 @@ from pulsar_lifecycle.delete_records.times.time_offsets import (
     count_between,
     resolve,
 )
-from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused, StoreError
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Why
@@ -70,8 +72,8 @@ def read_offsets(
             asked[topic] = position, offset
         elif view.first < position < view.end:
             others[topic] = position, offset
-    ledgers = _ledgers(cluster, ports, views, [*asked, *others])
-    asked |= {topic: others[topic] for topic in _across(cluster, views, ledgers, others)}
+    asked |= {topic: others[topic] for topic in _across(cluster, ports, views, others)}
+    ledgers = _ledgers(cluster, ports, {topic: views[topic].info for topic in asked})
     questions: dict[TopicPartition, Question] = {}
     found: dict[TopicPartition, ResolvedOffset | Refusal] = {}
     for topic, (position, offset) in asked.items():
@@ -88,11 +90,12 @@ def read_offsets(
 
 def _across(
     cluster: Cluster,
+    ports: Ports,
     views: Mapping[TopicPartition, PartitionView],
-    ledgers: Mapping[TopicPartition, tuple[ReadableLedger, ...] | LifecycleError],
     positions: Mapping[TopicPartition, tuple[MessagePosition, Offset]],
 ) -> list[TopicPartition]:
     """Topics where a message is seen to lie across the position, or nobody can look."""
+    ledgers = _ledgers(cluster, ports, {topic: _beside(views[topic], at) for topic, (at, _) in positions.items()})
     questions: list[Question] = []
     found: list[TopicPartition] = []
     for topic, (position, _) in positions.items():
@@ -105,12 +108,20 @@ def _across(
     return found + [question.topic for question, cut in looks if cut]
 
 
+def _beside(view: PartitionView, position: MessagePosition) -> ManagedLedgerInfo:
+    """Of what a partition lists, the ledgers of the two entries that a position lies between: no other has a say."""
+    below = [e.ledger_id for e in view.extents if e.entries and MessagePosition(e.ledger_id, 0) < position]
+    above = [e.ledger_id for e in view.extents if MessagePosition(e.ledger_id, e.entries) > position]
+    beside = {*below[-1:], *above[:1]}
+    return replace(view.info, ledgers=tuple(item for item in view.info.ledgers if item.ledger_id in beside))
+
+
 def counts_between(
     cluster: Cluster, ports: Ports, cuts: Mapping[TopicPartition, tuple[PartitionView, Cut]]
 ) -> dict[TopicPartition, Counts]:
     """How much remains readable below each low watermark; a partition is missing where that cannot be read."""
     inexact = {topic: pair for topic, pair in cuts.items() if not pair[1].exact}
-    ledgers = _ledgers(cluster, ports, {topic: view for topic, (view, _) in inexact.items()}, list(inexact))
+    ledgers = _ledgers(cluster, ports, {topic: view.info for topic, (view, _) in inexact.items()})
     spans = [
         (topic, own, cut.first_readable, cut.low_watermark)
         for topic, (_, cut) in inexact.items()
@@ -121,27 +132,42 @@ def counts_between(
 
 
 def _ledgers(
-    cluster: Cluster, ports: Ports, views: Mapping[TopicPartition, PartitionView], topics: Sequence[TopicPartition]
+    cluster: Cluster, ports: Ports, infos: Mapping[TopicPartition, ManagedLedgerInfo]
 ) -> dict[TopicPartition, tuple[ReadableLedger, ...] | LifecycleError]:
     root = cluster.settings.bookkeeper.ledgers_root
-    found = readable_ledgers(ports, root, [views[topic].info for topic in topics]) if topics else []
-    return dict(zip(topics, found, strict=True))
+    found = readable_ledgers(ports, root, list(infos.values())) if infos else []
+    return dict(zip(infos, found, strict=True))
 
 
-def cut_since(ports: Ports, root: str, view: PartitionView, end: MessagePosition) -> Refusal | None:
-    """Why what was the ``end`` of a partition is no position any more: a chunked message was on its way.
+def cut_since(
+    ports: Ports, root: str, view: PartitionView, position: MessagePosition, end: MessagePosition
+) -> Refusal | None:
+    """Why what was a position of a partition is none any more: a chunked message was on its way.
 
-    Raises what the stores and the bookies raise.
+    ``end``: the partition's end when that was looked at. Raises what the stores and the bookies raise.
     """
-    if view.first is None or view.end is None or not view.first < end < view.end:
+    if view.first is None or view.end is None or not view.first < position < view.end or view.end <= end:
         return None
-    (own,) = readable_ledgers(ports, root, [view.info])
-    if isinstance(own, LifecycleError):
-        raise own
-    entries = TopicEntryReader(ports.reader, ports.objects)
-    if not is_cut(Question(view.topic, own, view.first, position=end), entries):
+    entries, start = TopicEntryReader(ports.reader, ports.objects), view.first
+
+    def question(info: ManagedLedgerInfo) -> Question:
+        (own,) = readable_ledgers(ports, root, [info])
+        if isinstance(own, LifecycleError):
+            raise own
+        return Question(view.topic, own, start, position=position)
+
+    try:
+        near = question(_beside(view, position))
+        if position == end:
+            cut = is_cut(near, entries)
+        else:
+            begun = begun_below(near, entries)
+            cut = begun is not None and goes_on(begun, question(view.info), end, entries)
+    except (CorruptFormat, Refused, StoreError) as error:
+        return Refusal.of(RecordsError.UNREAD, error)
+    if not cut:
         return None
-    text = f"a chunked message that was on its way goes on at {end} or above it, and would be lost: plan again"
+    text = f"a chunked message that was on its way goes on at {position} or above it, and would be lost: plan again"
     return Refusal(_ERRORS[OffsetProblem.INSIDE_A_MESSAGE], Why(OffsetProblem.INSIDE_A_MESSAGE, text))
 
 

@@ -24,7 +24,7 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.scan import stored_references
 
 OPEN_RUN = 500
-"""Entries of an open ledger that are read at once."""
+"""Entries that are read at once where they are not streamed, as of an open ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +109,24 @@ class TopicEntryReader:
         elif metadata is not None and metadata.state == LedgerState.CLOSED:
             batches = self._reader.stream(ledger_id, metadata, first, last)
         else:
-            assert metadata is not None
-            starts = [*range(first, last + 1, OPEN_RUN), last + 1]
-            for start, end in pairwise(starts):
-                for entry in self._reader.read(ledger_id, metadata, start, end - 1):
-                    yield Position(ledger_id, entry.entry_id), entry.payload
+            yield from self.in_pieces(ledger, first, last)
             return
         with closing(batches):  # pyright: ignore[reportArgumentType]  # both are generators
             for batch in batches:
                 for entry_id, payload in enumerate(batch.payloads, batch.first):
                     yield Position(ledger_id, entry_id), payload
+
+    def in_pieces(self, ledger: ReadableLedger, first: int, last: int) -> Iterator[tuple[Position, bytes]]:
+        """As :meth:`all`, without a stream: other threads may read with the same reader meanwhile."""
+        starts = [*range(first, last + 1, OPEN_RUN), last + 1]
+        for start, end in pairwise(starts):
+            if ledger.offloaded is not None:
+                some = self._copy(ledger.offloaded).read(start, end - 1)
+            else:
+                assert ledger.metadata is not None
+                some = self._reader.read(ledger.ledger_id, ledger.metadata, start, end - 1)
+            for entry in some:
+                yield Position(ledger.ledger_id, entry.entry_id), entry.payload
 
     def _copy(self, location: Location) -> OffloadedLedger:
         if location not in self._offloaded:

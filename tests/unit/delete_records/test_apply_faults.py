@@ -7,20 +7,25 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options
 from pulsar_lifecycle.errors import AccessDenied, OutcomeUnknown
-from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
+from pulsar_lifecycle.formats.ledger_path import ledger_path
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from pulsar_lifecycle.topics import low_watermark
 from tests.kit.fakes.broker_admin import FakeSubscription
-from tests.kit.records.records_scene import HOUR, RecordsScene
-from tests.kit.records.topic_times import part
+from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
+from tests.kit.records.topic_times import BUCKET, part
 
 
 def test_a_request_that_its_broker_forbids_is_that_partitions_error() -> None:
@@ -300,3 +305,49 @@ def test_the_end_of_the_plan_is_no_position_once_the_rest_of_a_chunked_message_c
     (result,) = scene.apply()
     assert (result.low_watermark, result.error) == (-1, RecordsError.NO_SUCH_POSITION)
     assert (scene.listed(), dict(scene.properties())) == (before, {})
+
+
+@pytest.mark.parametrize("uuid", ["u", "another"])
+def test_a_position_below_the_end_is_none_once_the_rest_of_a_chunked_message_came(uuid: str) -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cluster.reader.payloads[ids[-1]][-2] = part(HOUR, 0, 2)  # and another producer's message follows
+    (row,) = scene.plan(scene.at(4, ENTRIES - 1))
+    assert row["error"] is None
+    scene.publish(scene.topic, 2)
+    scene.cluster.reader.payloads[ids[-1]][-1] = part(HOUR, 1, 2, uuid)
+    scene.cluster.wait(1)
+    (result,) = scene.apply()
+    gone_on = uuid == "u"
+    assert result.error is (RecordsError.NO_SUCH_POSITION if gone_on else RecordsError.TIMEOUT)
+    assert scene.listed() == (ids if gone_on else ids[-1:])
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_last_entry_below_the_end_may_be_in_a_bucket_alone(lost: bool) -> None:
+    """A message that came since the plan has an apply look at it."""
+    scene = RecordsScene()
+    objects, ids = scene.with_bucket(), scene.ids[scene.topic]
+    path = scene.cluster.topic_path(scene.topic)
+    (node,) = scene.cluster.open_store().read([ledger_path(ids[-1])])
+    at = Location(BUCKET, UUID(int=7), ids[-1])
+    copy_ledger(scene.cluster.reader, objects, Source(ledger_metadata.decode(node.data), 7), Target(at, "c", "m", 800))
+    scene.cluster.zookeeper.delete(ledger_path(ids[-1]), -1)
+    copy = OffloadContext(at.uuid, True, True, 1, "aws-s3", {"bucket": BUCKET})
+    scene.rolled(scene.topic)
+    info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
+    ledgers = [replace(one, offload=copy) if one.ledger_id == ids[4] else one for one in info.ledgers]
+    scene.cluster.put(path, managed_ledger.encode(replace(info, ledgers=tuple(ledgers))))
+    scene.cluster.wait(1)
+    (row,) = scene.plan(END)
+    assert (row["error"], row["ledgers"]) == (None, ids[:5])
+    scene.publish(scene.topic, 1)
+    info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
+    ledgers = [replace(one, offload=copy) if one.ledger_id == ids[4] else one for one in info.ledgers]
+    scene.cluster.put(path, managed_ledger.encode(replace(info, ledgers=tuple(ledgers))))
+    scene.cluster.wait(1)
+    if lost:
+        objects.delete_many(BUCKET, [at.data_key])
+    (result,) = scene.apply()
+    assert result.error is (RecordsError.UNREAD if lost else RecordsError.TIMEOUT), result
+    assert scene.listed() == (ids if lost else ids[5:])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from uuid import UUID
+
 import pytest
 
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp, parse_offset
 from pulsar_lifecycle.delete_records.times.time_offsets import OffsetProblem
-from pulsar_lifecycle.errors import LifecycleError, StoreError, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, StoreError, Unavailable
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.ledger_path import ledger_path
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
-from tests.kit.records.topic_times import abort, batch, commit, in_transaction, part, sent
+from tests.kit.records.topic_times import BUCKET, abort, batch, commit, in_transaction, part, sent
 
 
 @pytest.mark.parametrize(
@@ -128,7 +134,12 @@ def test_a_chunked_message_is_found_by_either_entry_beside_a_position(other: str
 
 
 @pytest.mark.parametrize(
-    ("failure", "error"), [(StoreError("nobody has it"), None), (Unavailable("timed out"), RecordsError.UNREAD)]
+    ("failure", "error"),
+    [
+        (StoreError("nobody has it"), None),
+        (Unavailable("timed out"), RecordsError.UNREAD),
+        (AccessDenied("who are you"), RecordsError.UNREAD),
+    ],
 )
 def test_a_lost_entry_beside_a_position_does_not_keep_it_and_a_silent_bookie_does(
     failure: LifecycleError, error: RecordsError | None
@@ -137,6 +148,41 @@ def test_a_lost_entry_beside_a_position_does_not_keep_it_and_a_silent_bookie_doe
     scene.cluster.reader.failures[scene.ids[scene.topic][0]] = failure
     (row,) = scene.plan(scene.at(1, 0))
     assert row["error"] == error
+
+
+def test_an_entry_that_is_no_message_does_not_hide_what_is_cut() -> None:
+    scene = RecordsScene()
+    first, second = (scene.cluster.reader.payloads[i] for i in scene.ids[scene.topic][:2])
+    first[8], first[9], second[0] = part(HOUR + 8, 0, 2), b"no message", part(HOUR + 10, 1, 2)
+    (row,) = scene.plan(scene.at(1, 0))
+    assert row["error"] == RecordsError.UNREAD
+    second[0] = sent(HOUR + 10)
+    (row,) = scene.plan(scene.at(1, 0))
+    assert row["error"] is None
+
+
+def test_what_a_bucket_does_not_give_keeps_a_position_beside_it() -> None:
+    scene = RecordsScene()
+    scene.with_bucket()
+    path, first = scene.cluster.topic_path(scene.topic), scene.ids[scene.topic][0]
+    info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
+    copy = OffloadContext(UUID(int=7), True, True, 1, "aws-s3", {"bucket": BUCKET})
+    ledgers = (replace(info.ledgers[0], offload=copy), *info.ledgers[1:])
+    scene.cluster.put(path, managed_ledger.encode(replace(info, ledgers=ledgers)))
+    scene.cluster.zookeeper.delete(ledger_path(first), -1)
+    scene.cluster.wait(1)
+    (row,) = scene.plan(scene.at(1, 0))
+    assert row["error"] == RecordsError.UNREAD
+    (row,) = scene.plan(scene.at(1, 1))
+    assert (row["error"], row["ledgers"]) == (None, [first])
+
+
+def test_a_lost_ledger_that_is_not_beside_a_position_has_no_say() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cluster.zookeeper.delete(ledger_path(ids[3]), -1)
+    (row,) = scene.plan(scene.at(2, 3))
+    assert (row["error"], row["ledgers"]) == (None, ids[:2]), row
 
 
 @pytest.mark.parametrize("name", ["snapshot", "snapshot-partition-0", "snapshot_segments", "snapshot_indexes"])
