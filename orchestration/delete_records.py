@@ -11,6 +11,7 @@ from assets.pages.failures import refusals_fail
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.named import CapsConfig, parsed
 from pulsar_lifecycle.delete_records.apply_run import FINISHED_WITHIN, Patience, apply_delete_records
+from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.offset_file import RequestedOffset
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
 from pulsar_lifecycle.delete_records.request import (
@@ -22,6 +23,8 @@ from pulsar_lifecycle.delete_records.request import (
 )
 from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
 from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -105,7 +108,7 @@ class DeleteRecordsConfig(CapsConfig):
 )
 @refusals_fail()
 def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig, lifecycle: LifecycleResource) -> None:
-    """A partition with an error fails the run; the metadata has every partition's result."""
+    """A partition with an error fails the run (:func:`failing`); the metadata has every partition's result."""
     where, asked = lifecycle.cluster(), config.asked()
     if asked:
         options = Options(config.move_cursors, config.exact, config.any_order, config.no_undo)
@@ -115,10 +118,13 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
     wait = config.wait or (FINISHED_WITHIN if config.finish else 0.0)
     patience = Patience(config.timeout, wait, config.wait_for_bookies, config.finish, config.collect)
     check_may_begin(context, where, config.plan_id)
+    refused: dict[TopicPartition, Refusal | None] = {}
     with lineage.noted(context, where, config.plan_id, dry_run=config.dry_run):
-        results = apply_delete_records(where, context.run_id, order, dry_run=config.dry_run, patience=patience)
+        results = apply_delete_records(
+            where, context.run_id, order, dry_run=config.dry_run, patience=patience, report=refused.__setitem__
+        )
     metadata = answered(results, config.dry_run)
-    failed = [topic for topic, result in results.items() if result.error]
+    failed = failing(config.plan_id, results, refused, waited=wait > 0)
     if failed and not config.dry_run:
         first = results[failed[0]]
         raise dg.Failure(
@@ -127,6 +133,26 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
             metadata=metadata,
         )
     context.add_output_metadata(metadata)
+
+
+def failing(
+    plan_id: str,
+    results: Mapping[TopicPartition, DeleteRecordsResult],
+    refused: Mapping[TopicPartition, Refusal | None],
+    *,
+    waited: bool,
+) -> list[TopicPartition]:
+    """Partitions whose errors fail a run that applies a plan; ``refused``: what the apply itself found.
+
+    All errors do, but for a plan of policy ``consumed_records``, which may be applied every hour. What its rules keep
+    is as it should be, and nobody waits for the deletion of what left its topics, unless the run was to (``waited``).
+    """
+    errors = [topic for topic, result in results.items() if result.error]
+    if kind_of(plan_id) is not PlanKind.CONSUMED_RECORDS:
+        return errors
+    return [
+        topic for topic in errors if refused.get(topic) or (waited and results[topic].error is RecordsError.TIMEOUT)
+    ]
 
 
 def _plan(where: Cluster, asked: Sequence[RequestedOffset], options: Options) -> dict[str, Any]:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from orchestration.delete_records import failing
+from pulsar_lifecycle.delete_records.apply_run import apply_delete_records
 from pulsar_lifecycle.delete_records.consumed import consumed_offsets, plan_consumed_records
+from pulsar_lifecycle.delete_records.cut_rules import Refusal
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.runs.caps import Order
 from tests.kit.records.records_scene import RecordsScene
 
 
@@ -95,6 +100,30 @@ def test_a_plan_goes_no_further_once_a_named_subscription_is_gone() -> None:
     assert "no subscription billing" in second.reason
     assert scene.listed(scene.topics[0]) == scene.ids[scene.topics[0]][3:]
     assert scene.listed(scene.topics[1]) == scene.ids[scene.topics[1]]
+
+
+def test_what_the_policy_keeps_or_has_deleted_later_fails_no_run() -> None:
+    scene = scene_with({"acme/orders": ("billing",)}, 4)
+    for topic in scene.topics:
+        scene.cursor("billing", 3, 4, topic)
+    kept, going, stopped, changed = scene.topics
+    scene.cursor("other", 1, 0, kept)
+    summary, _, _ = plan_consumed_records(scene.where)
+    assert summary is not None
+    scene.cluster.zookeeper.delete(f"{scene.cluster.topic_path(stopped)}/billing", -1)
+    scene.cursor("new", 1, 0, changed)
+    refused: dict[Topic, Refusal | None] = {}
+    order = Order(summary.plan_id, summary.digest)
+    results = apply_delete_records(scene.where, "run", order, dry_run=False, report=refused.__setitem__)
+    assert [results[topic].error for topic in scene.topics] == [
+        RecordsError.CURSOR_BELOW,
+        RecordsError.TIMEOUT,
+        RecordsError.CHANGED,
+        RecordsError.CURSOR_BELOW,
+    ]
+    assert failing(summary.plan_id, results, refused, waited=False) == [changed]
+    assert failing(summary.plan_id, results, refused, waited=True) == [going, changed]
+    assert failing("delete-records-of-somebody", results, refused, waited=False) == scene.topics
 
 
 def test_without_a_policy_there_is_no_plan() -> None:
