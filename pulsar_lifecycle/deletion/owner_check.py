@@ -170,7 +170,8 @@ def memory_of(
     state = load_state.ledger_states(ports.store, [last], run.ledgers_root)[0]
     if state != "OPEN" and info.terminated is None:
         now = state or "not there"
-        return _not_known_yet(f"its topic is listed by {broker}, and its last ledger is {now}: being unloaded")
+        text = f"its topic is listed by {broker}, and its last ledger is {now}: being unloaded"
+        return _not_known_yet(f"{text}; if that lasts, unload it, or have a client publish to it")
     return BrokerMemory(internals=ports.admin.internal_stats(topic))
 
 

@@ -169,6 +169,7 @@ def test_a_listed_topic_that_looks_unloaded_is_not_asked_because_asking_loads_it
     (decision,) = scene.delete()
     assert (decision.outcome, scene.cluster.admin.touched) == (Outcome.RETRYING, [])
     assert decision.code is Code.NOT_KNOWN_YET
+    assert "unload it, or have a client publish to it" in decision.reason
 
 
 def test_a_topic_written_just_now_may_be_loading(scene: Scene) -> None:
