@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pulsar_lifecycle.delayed_index.stored.index_reading import IndexPorts, opened_copy
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import message
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo, PositionInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
 from pulsar_lifecycle.scan.stored_references import last_entries_of, metadata_of, never_written
@@ -71,30 +73,33 @@ def _holds(state: ManagedCursorInfo | PositionInfo, info: ManagedCursorInfo) -> 
 
 
 def pinned_until(
-    store: MetadataStore,
-    reader: LedgerReader,
-    ledgers: Sequence[int],
-    at: Mapping[str, int | None],
-    root: str,
-    now: int,
+    ports: IndexPorts, ledgers: Sequence[LedgerInfo], at: Mapping[str, int | None], root: str, now: int
 ) -> int | None:
     """Until when (ms) the first message that a cursor has not acknowledged is delayed, if it is at ``now``.
 
-    ``ledgers``: of its topic, sorted; ``at``: ``ledger_id`` and ``entry_id`` of its position. None also where the
-    message is not in BookKeeper, or cannot be read. Writes nothing.
+    ``ledgers``: of its topic, by id; ``at``: ``ledger_id`` and ``entry_id`` of its position. None also where the
+    message cannot be read: one that only a bucket has can be where there is an object store. Writes nothing.
     """
     ledger, entry = at["ledger_id"], at["entry_id"]
     if ledger is None or entry is None:
         return None
     with contextlib.suppress(LifecycleError):
-        for one in (i for i in ledgers if i >= ledger):
-            (metadata,) = metadata_of(store, [one], root)
-            first = entry + 1 if one == ledger else 0
-            if isinstance(metadata, LifecycleError):
-                return None
-            if metadata.state is LedgerState.CLOSED and first > metadata.last_entry_id:
-                continue
-            (found,) = reader.read(one, metadata, first, first)
-            due = message.deliver_at(found.payload)
-            return due if due is not None and due > now else None
+        for one in (info for info in ledgers if info.ledger_id >= ledger):
+            payload = _payload(ports, one, entry + 1 if one.ledger_id == ledger else 0, root)
+            if payload is not None:
+                due = message.deliver_at(payload)
+                return due if due is not None and due > now else None
     return None
+
+
+def _payload(ports: IndexPorts, info: LedgerInfo, entry_id: int, root: str) -> bytes | None:
+    """An entry of a ledger, from BookKeeper or its offloaded copy; None if the ledger ended before it."""
+    (metadata,) = metadata_of(ports.store, [info.ledger_id], root)
+    if isinstance(metadata, LifecycleError):
+        copy = opened_copy(ports, info, metadata)
+        entries = copy.read(entry_id, entry_id) if entry_id <= copy.index.ledger.last_entry_id else ()
+    elif metadata.state is LedgerState.CLOSED and entry_id > metadata.last_entry_id:
+        entries = ()
+    else:
+        entries = ports.reader.read(info.ledger_id, metadata, entry_id, entry_id)
+    return next((one.payload for one in entries), None)

@@ -9,16 +9,20 @@ Not here: the rule (``lifecycle/retention.py``), one ledger's explanation (``ins
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
+from pulsar_lifecycle.delayed_index.stored.index_reading import IndexPorts, index_ports
 from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.inspect.cursor_holds import CursorHold, CursorHolds, cursor_holds, pinned_until
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
 from pulsar_lifecycle.lifecycle.load.monitors import COMPACTION, DEDUPLICATION, REPLICATOR
 from pulsar_lifecycle.lifecycle.retention import judge
@@ -173,7 +177,8 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         rows = snapshot.ledger_rows(store, ids, root)
         holds = cursor_holds(store, ports.reader, path, root)
         opened = _opened(store, ports.reader, rows, root)
-        pins = [pinned_until(store, ports.reader, ids, one, root, now) for one in positions.to_pylist()]
+        by_id, reading = sorted(info.ledgers, key=lambda item: item.ledger_id), _reading(ports, info)
+        pins = [pinned_until(reading, by_id, one, root, now) for one in positions.to_pylist()]
     load = _load(node, info, rows.get(ids[-1]) if ids else None, brokers, str(subject), now)
     bookkeeper = pa.Table.from_pylist([row for row in rows.values() if row], tables.BOOKKEEPER_LEDGERS)
     inputs = retention_topics(listed, positions, bookkeeper, policies, context)
@@ -224,6 +229,14 @@ def _layers(cluster: Cluster, namespace: str) -> tuple[Layers, tuple[str, ...]]:
     except LifecycleError as error:
         return Layers({}, {}), (str(error),)
     return layers, (*differing, *(f"what broker {name} is set to is not known: {why}" for name, why in silent.items()))
+
+
+def _reading(ports: Connections, info: ManagedLedgerInfo) -> IndexPorts:
+    """What a topic's messages are read by; without the object store where it cannot be opened, or has none of them."""
+    if any(item.offload for item in info.ledgers):
+        with contextlib.suppress(LifecycleError):
+            return index_ports(ports)
+    return IndexPorts(ports.store, ports.reader)
 
 
 def _opened(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsar_lifecycle.copies.offloaded_ledger import Location, open_offloaded
+from pulsar_lifecycle.copies.offloaded_ledger import Location, OffloadedLedger, open_offloaded
 from pulsar_lifecycle.delayed_index.keys import parse_bucket_key
 from pulsar_lifecycle.delayed_index.stored.index_codes import BucketProblem
 from pulsar_lifecycle.delayed_index.stored.subscription import (
@@ -255,7 +255,7 @@ def _batches(
     ports: IndexPorts, info: LedgerInfo, metadata: LedgerMetadata | LifecycleError, first: int
 ) -> tuple[int, Iterable[EntryBatch]]:
     """How many entries a ledger has, and those from ``first`` on."""
-    ledger_id, offload = info.ledger_id, info.offload
+    ledger_id = info.ledger_id
     if isinstance(metadata, LedgerMetadata) and metadata.state is LedgerState.CLOSED:
         count = metadata.last_entry_id + 1
         if first >= count:
@@ -272,13 +272,23 @@ def _batches(
         if first >= count:
             return count, ()
         return count, _of_open(ports, ledger_id, metadata, first, count)
-    if not isinstance(metadata, NotFound) or offload is None or not offload.complete or offload.uuid is None:
-        raise metadata
-    if ports.objects is None:
-        raise RefusedBy(Code.NO_OBJECT_STORE, "only its offloaded copy is left, and object_store is not set")
-    opened = open_offloaded(ports.objects, Location(offload.driver_metadata.get("bucket", ""), offload.uuid, ledger_id))
+    opened = opened_copy(ports, info, metadata)
     count = opened.index.ledger.last_entry_id + 1
     return count, opened.stream(first, count - 1) if first < count else ()
+
+
+def opened_copy(ports: IndexPorts, info: LedgerInfo, missing: LifecycleError) -> OffloadedLedger:
+    """The offloaded copy of a ledger that BookKeeper has no more; raises ``missing``, why its metadata was not read.
+
+    That where it may be there, or has no copy; Refused without an object store; as ``open_offloaded``.
+    """
+    offload = info.offload
+    if not isinstance(missing, NotFound) or offload is None or not offload.complete or offload.uuid is None:
+        raise missing
+    if ports.objects is None:
+        raise RefusedBy(Code.NO_OBJECT_STORE, "only its offloaded copy is left, and object_store is not set")
+    bucket = offload.driver_metadata.get("bucket", "")
+    return open_offloaded(ports.objects, Location(bucket, offload.uuid, info.ledger_id))
 
 
 def _of_open(

@@ -61,12 +61,15 @@ class RetentionScene:
             queue_reader=lambda: FakeQueueReader(servers.deletion_topics),
             journal=lambda: servers.journal,
             journal_reader=lambda: servers.journal,
+            objects=lambda: self.objects,
             clock=lambda: servers.clock,
         )
         self.cluster = Cluster(self.settings, connect=connect, given=LocalTasks())
         servers.put(control.SANDBOX, b"")
         self.writer = FakeLedgerWriter(servers.open_store(), servers.reader)
         self.open_queue: Callable[[], Any] = servers.open_queue
+        self.objects: Any = None
+        """The object store, where the settings have one."""
         self.before: Callable[[Operation], None] = lambda operation: None
         """Called before each operation of a session that is opened."""
         self.retention(60, -1)

@@ -1,25 +1,32 @@
 """What keeps each ledger of a topic, and what would free it; over fakes."""
 
+from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from pulsar_lifecycle.errors import NotFound, Unavailable
-from pulsar_lifecycle.formats import cursor, ledger_path
+from pulsar_lifecycle.formats import cursor, ledger_path, managed_ledger
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo, MessageRange
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.offload_object import data_key
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.inspect.cursor_holds import CursorHold
 from pulsar_lifecycle.inspect.explain_topic import FREED_BY, TopicExplanation, explain_topic
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OpenCause
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.topic_load import LoadState
+from pulsar_lifecycle.setting_types import SecretRef
+from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
 from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import bucket_tags, data_tags, deleted_copy
+from tests.kit.simulated.offloaded import BUCKET, Offloading, attempt
 
 
 @pytest.fixture
@@ -211,6 +218,43 @@ def test_a_delayed_message_that_pins_a_cursor_says_until_when(tmp_path: Path, mo
     scene.servers.reader.failures.clear()
     scene.servers.wait(24 * 30)
     assert pinned(Position(first, 4)) is None  # it is due
+
+
+def test_a_delayed_message_that_only_a_bucket_has_pins_a_cursor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = DelayedScene(tmp_path, monkeypatch)
+    first, second, _ = scene.backlog("a")
+    offloading, topic = Offloading(scene.servers), scene.named("a")
+    path = scene.servers.topic_path(topic)
+    info = managed_ledger.decode(scene.servers.zookeeper.data(path))
+    uuids = {ledger: UUID(int=ledger) for ledger in (first, second)}
+    ledgers = [
+        replace(one, offload=attempt(uuids[one.ledger_id], bookkeeper_deleted=True)) if one.ledger_id in uuids else one
+        for one in info.ledgers
+    ]
+    scene.servers.put(path, managed_ledger.encode(replace(info, ledgers=tuple(ledgers))))
+    for ledger, uuid in uuids.items():
+        offloading.put(uuid, ledger, topic, entries=scene.servers.reader.payloads[ledger])
+        scene.lose(ledger)
+    scene.scan()
+
+    def pinned(at: Position) -> int | None:
+        scene.servers.put(f"{path}/s", cursor.encode(ManagedCursorInfo(-1, at)))
+        (one,) = explained(scene, "a").cursors
+        return one.pinned_until
+
+    assert pinned(Position(first, 4)) is None  # no object store is set
+    scene.set(object_store=ObjectStoreSettings(buckets=(BUCKET,)))
+    scene.objects = offloading.store
+    assert pinned(Position(first, 4)) == scene.due(first, 5)
+    assert pinned(Position(first, COUNT - 1)) == scene.due(second, 0)
+    offloading.store.delete_many(BUCKET, [data_key(uuids[first], first)])
+    assert pinned(Position(first, 4)) is None
+    unset = SecretRef(env="PULSAR_LIFECYCLE_UNSET")
+    scene.set(object_store=ObjectStoreSettings(buckets=(BUCKET,), access_key=unset, secret_key=unset))
+    monkeypatch.setattr(scene.cluster.connect, "objects", Connections.objects)
+    assert pinned(Position(second, 4)) is None  # the rest of the explanation needs no object store
 
 
 def test_what_leaves_the_last_ledger_open_is_named(scene: RetentionScene) -> None:
