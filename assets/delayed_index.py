@@ -17,7 +17,7 @@ from assets.names import EPOCH, key
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read, fingerprint_of
 from assets.pages.growth import growth_result, growth_spec
-from assets.pages.plots import messages_due
+from assets.pages.plots import due_as_text, messages_due
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan, run_config
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair
@@ -299,6 +299,7 @@ def due_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
     return {
         "dagster/row_count": messages,
         "messages due": messages,
+        "by subscription": due_as_text(hours),
         "by hour": messages_due(hours),
         "pinned the longest": dg.MetadataValue.md(
             show.markdown(["topic", "subscription", "last due", "keeps its topic's ledgers from"], cells)

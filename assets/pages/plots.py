@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DAY_MS = 86_400_000
+_HOUR_MS = 3_600_000
 SHOWN = 14 * DAY_MS
 """Milliseconds back."""
 STEP = 6 * 3_600_000
@@ -34,8 +35,8 @@ STEP = 6 * 3_600_000
 
 _HEIGHTS = ".▁▂▃▄▅▆▇█"
 """A bar of text by its height; the first is that of nothing."""
-_REPORTS, _REASONS = 30, 8
-"""How many reports, and reasons, bars of text show: what fits."""
+_REPORTS, _REASONS, _HOURS = 30, 8, 24
+"""How many reports, reasons and hours bars of text show: what fits."""
 
 _BARS = {
     "deleted": ("deleted", "#2a78b8"),
@@ -181,6 +182,24 @@ def messages_due(due: Mapping[tuple[str, str], Mapping[int, int]]) -> dg.Metadat
     _dated(axes)
     _quiet(axes)
     return _picture(figure, "delayed messages by the hour that they are due in, and by subscription")
+
+
+def due_as_text(due: Mapping[tuple[str, str], Mapping[int, int]]) -> dg.MetadataValue:
+    """The subscriptions with the most messages, and bars of text for the first :data:`_HOURS` hours that have any."""
+    if not due:
+        return dg.MetadataValue.md("nothing")
+    first = min(min(hours) for hours in due.values())
+    shown = sorted(due, key=lambda names: (-sum(due[names].values()), names))[: len(_SUBSCRIPTIONS)]
+    cells = [
+        (
+            *names,
+            f"{sum(due[names].values()):,}",
+            bars_of([due[names].get(first + n * _HOUR_MS, 0) for n in range(_HOURS)]),
+        )
+        for names in shown
+    ]
+    headers = ["topic", "subscription", "messages", f"each hour from {show.at(first)}, by its row's most"]
+    return dg.MetadataValue.md(show.markdown(headers, cells))
 
 
 def _short(topic: str, subscription: str) -> str:

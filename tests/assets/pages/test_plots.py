@@ -58,6 +58,16 @@ def test_what_is_due_in_more_than_a_year_is_out_of_the_picture(late: int) -> Non
     assert "image/png" in (value.md_str or "")
 
 
+def test_what_is_due_is_read_without_a_click() -> None:
+    hour, late = 3_600_000, (1 << 63) - 1
+    few, many = ("persistent://t/n/a", "few"), ("persistent://t/n/a", "many")
+    text = read_at_once(plots.due_as_text({few: {hour: 1}, many: {2 * hour: 1_000, 3 * hour: 500, late: 1}}))
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
+    assert [row[1:3] for row in rows] == [["many", "1,501"], ["few", "1"]]
+    assert [row[3][:4] for row in rows] == [".█▄.", "█..."]
+    assert read_at_once(plots.due_as_text({})) == "nothing"
+
+
 def test_where_nothing_is_due_that_a_date_can_say_there_are_words() -> None:
     value = plots.messages_due({("persistent://t/n/a", "s"): {(1 << 63) - 1: 3}})
     assert isinstance(value, dg.MarkdownMetadataValue)
