@@ -74,9 +74,12 @@ class BegunMessages:
         return BegunMessages(self.open, gone_on=self.gone_on & self.open.keys())
 
     def cut_by(self, after: BegunMessages) -> list[MessagePosition]:
-        """Where chunked messages begin that are open and have a part in ``after``, which is this run and more."""
+        """Where chunked messages begin that are open and have a part in ``after``, which is this run and more.
+
+        A producer that begins to count again gives its UUIDs again: what is open in ``after`` may be another message.
+        """
         chunked = {unit: at for unit, at in self.open.items() if unit[1] == _CHUNKED}
-        return [at for unit, at in chunked.items() if unit not in after.open or unit in after.gone_on]
+        return [at for unit, at in chunked.items() if after.open.get(unit) != at or unit in after.gone_on]
 
     @property
     def chunked(self) -> Mapping[str, MessagePosition]:
@@ -227,20 +230,20 @@ class _Tally:
         self._last = published
 
     def _take_part(self, found: Envelope, at: MessagePosition) -> None:
-        unit: Unit
+        """A part of a chunked message may be in a transaction, too."""
         if found.transaction is not None:
-            unit = ("", *found.transaction)
             begins, ends = found.marker_type is None, found.marker_type in message.TRANSACTION_ENDS
-        elif found.chunk is not None:
-            unit = (found.uuid or "", _CHUNKED, _CHUNKED)
-            begins, ends = found.chunk[0] == 0, found.chunk[0] == found.chunk[1] - 1
-        else:
-            return
+            self._take(("", *found.transaction), at, begins=begins, ends=ends)
+        if found.chunk is not None:
+            unit, (number, count) = (found.uuid or "", _CHUNKED, _CHUNKED), found.chunk
+            if number > 0:
+                self._gone_on.add(unit)
+            self._take(unit, at, begins=number == 0, ends=number == count - 1)
+
+    def _take(self, unit: Unit, at: MessagePosition, *, begins: bool, ends: bool) -> None:
         if begins:
             self._open.setdefault(unit, at)
-        elif found.chunk is not None and found.transaction is None:
-            self._gone_on.add(unit)
-        if ends and not begins:
+        elif ends:
             self._open.pop(unit, None)
             self._ended.add(unit)
 

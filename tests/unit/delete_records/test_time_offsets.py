@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pulsar_lifecycle.delete_records.times import time_offsets
 from pulsar_lifecycle.delete_records.times.publish_times import Counts, Published
 from pulsar_lifecycle.delete_records.times.readable_ledgers import end_of, readable_ledgers
 from pulsar_lifecycle.delete_records.times.time_offsets import OffsetProblem, Question, count_between, resolve
@@ -133,6 +134,25 @@ def test_a_chunked_message_that_its_producer_abandoned_holds_up_nobody():
     assert topic.at("1:2").cut_message is None
     assert topic.at("1:3").cut_message == at("1:2")
     assert topic.at("1:4").cut_message is None  # none of its parts is above yet
+
+
+def test_a_chunked_message_of_a_transaction_stays_whole_too():
+    topic = TopicTimes()
+    chunk = {"num_chunks_from_msg": 2, "uuid": "u"}
+    topic.ledger(1, [sent(10), in_transaction(20, 1, chunk_id=0, **chunk)])
+    topic.ledger(2, [in_transaction(30, 1, chunk_id=1, **chunk), commit(40, 1)])
+    found = topic.at("2:0")
+    assert (found.cut_message, found.unfinished_transactions) == (at("1:1"), 0)
+    assert topic.at("2:1").cut_message is None
+    assert topic.at_time(30).position == at("1:1")
+
+
+def test_a_uuid_that_a_producer_gave_again_is_of_another_message(monkeypatch):
+    monkeypatch.setattr(time_offsets, "TASK_BYTES", 1)
+    topic = TopicTimes()
+    topic.ledger(1, [sent(5), part(10, 0, 2), part(20, 1, 2), sent(25), part(30, 0, 2)])
+    assert topic.at("1:2").cut_message == at("1:1")
+    assert topic.at("1:3").cut_message is None
 
 
 def test_transactions_are_finished_wherever_their_end_is():
