@@ -179,10 +179,10 @@ class PartitionDeletion:
 
     def _cut_since(self, view: PartitionView) -> Refusal | None:
         """A message may have been on its way across the position when the plan was made, and be there by now."""
-        end = self._row["end"]
-        if end is None:
+        if self._row["end"] is None:
             return None
-        return cut_since(self._ports, self._run.ledgers_root, view, self._low_watermark, MessagePosition.parse(end))
+        end, unfinished = MessagePosition.parse(self._row["end"]), self._row["unfinished"]
+        return cut_since(self._ports, self._run.ledgers_root, view, self._low_watermark, end, unfinished)
 
     def _look_moved(self) -> tuple[Read, Cut] | Refusal:
         """The partition once its cursors are persisted where they were moved to; a broker may do so a little later."""

@@ -186,6 +186,7 @@ def _read(answer: ResolvedOffset) -> Row:
         "published_before": answer.before.at if answer.before else None,
         "published_at": answer.after.at if answer.after else None,
         "at_risk": answer.disorder.at_risk.messages if answer.disorder else 0,
+        "unfinished": list(answer.unfinished_chunks),
     }
 
 
@@ -266,6 +267,7 @@ def row_of(
         "published_before": None,
         "published_at": None,
         "at_risk": None,
+        "unfinished": [],
         "moved_cursors": [{"cursor": name, "position": str(at)} for name, at in cut.moved] if cut else [],
         "readers": list(view.readers) if view else [],
         "broker": (view.broker or None) if view else None,

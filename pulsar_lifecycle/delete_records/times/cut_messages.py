@@ -5,7 +5,7 @@ Belongs here: the look that costs little. Not here: reading all below (``time_of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pulsar_lifecycle.delete_records.times.publish_times import envelope
@@ -75,13 +75,13 @@ def begun_below(question: Question, entries: TopicEntryReader) -> str | None:
     return None
 
 
-def goes_on(uuid: str, question: Question, since: MessagePosition, entries: TopicEntryReader) -> bool:
+def goes_on(uuids: Collection[str], question: Question, since: MessagePosition, entries: TopicEntryReader) -> bool:
     """Whether a chunked message has a part at ``since`` or above it. Raises as the port that they are read from.
 
     CorruptFormat for an entry that is no message.
     """
     return any(
-        found.chunk is not None and (found.uuid or "") == uuid
+        found.chunk is not None and (found.uuid or "") in uuids
         for ledger, first, last in runs_between(question.ledgers, since, end_of(question.ledgers))
         for found in (envelope(at, data) for at, data in entries.in_pieces(ledger, first, last))
     )

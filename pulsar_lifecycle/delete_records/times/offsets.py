@@ -6,7 +6,7 @@ Belongs here: whose entries are read, and what a problem with them makes of a pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal, cursors_behind
@@ -140,11 +140,17 @@ def _ledgers(
 
 
 def cut_since(
-    ports: Ports, root: str, view: PartitionView, position: MessagePosition, end: MessagePosition
+    ports: Ports,
+    root: str,
+    view: PartitionView,
+    position: MessagePosition,
+    end: MessagePosition,
+    unfinished: Collection[str] = (),
 ) -> Refusal | None:
     """Why what was a position of a partition is none any more: a chunked message was on its way.
 
-    ``end``: the partition's end when that was looked at. Raises what the stores and the bookies raise.
+    ``end``: the partition's end when that was looked at; ``unfinished``: UUIDs of messages that had begun below the
+    position then, and had not ended, as far as anybody read. Raises what the stores and the bookies raise.
     """
     if view.first is None or view.end is None or not view.first < position < view.end or view.end <= end:
         return None
@@ -158,11 +164,10 @@ def cut_since(
 
     try:
         near = question(_beside(view, position))
-        if position == end:
-            cut = is_cut(near, entries)
-        else:
-            begun = begun_below(near, entries)
-            cut = begun is not None and goes_on(begun, question(view.info), end, entries)
+        begun = begun_below(near, entries)
+        uuids = {*unfinished} if begun is None else {*unfinished, begun}
+        cut = position == end and is_cut(near, entries)
+        cut = cut or (bool(uuids) and goes_on(uuids, question(view.info), end, entries))
     except (CorruptFormat, Refused, StoreError) as error:
         return Refusal.of(RecordsError.UNREAD, error)
     if not cut:

@@ -96,10 +96,10 @@ class ResolvedOffset:
 
     ``position``: the first message published at or after the time, the end if there is none, or the position asked for.
     ``goes``: what is between the start and it; every entry of that was read. ``before`` and ``after``: the last message
-    below, and the one at the position. ``unfinished_chunks``: chunked messages that begin below and whose last part
-    does not come below, the first at ``first_unfinished``. ``cut_message``: where the first of them begins that goes on
-    at the position or above it; that of a time has none. ``unfinished_transactions``: those with a message below and
-    neither commit nor abort up to the end of the topic. ``latest_deliver_at``: of what is below.
+    below, and the one at the position. ``unfinished_chunks``: UUIDs of chunked messages that begin below and whose
+    last part does not come below, the first at ``first_unfinished``. ``cut_message``: where the first of them begins
+    that goes on at the position or above it; that of a time has none. ``unfinished_transactions``: those with a message
+    below and neither commit nor abort up to the end of the topic. ``latest_deliver_at``: of what is below.
     """
 
     position: MessagePosition | None
@@ -110,7 +110,7 @@ class ResolvedOffset:
     after: Published | None = None
     goes: Counts = field(default_factory=Counts)
     disorder: Disorder | None = None
-    unfinished_chunks: int = 0
+    unfinished_chunks: tuple[str, ...] = ()
     first_unfinished: MessagePosition | None = None
     cut_message: MessagePosition | None = None
     unfinished_transactions: int = 0
@@ -355,7 +355,7 @@ def _answer(question: Question, place: _Found, found: Span | ResolvedOffset) -> 
         after=after,
         goes=replace(found.below, messages=max(0, messages)),
         disorder=_disorder(place, found),
-        unfinished_chunks=len(chunked),
+        unfinished_chunks=tuple(sorted(chunked)),
         first_unfinished=min(chunked.values(), default=None),
         unfinished_transactions=len(found.begun.transactions),
         latest_deliver_at=found.latest_deliver_at,

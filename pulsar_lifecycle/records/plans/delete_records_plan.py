@@ -101,6 +101,7 @@ RECORDS = pa.schema(
         pa.field("published_before", pa.int64()),
         pa.field("published_at", pa.int64()),
         pa.field("at_risk", pa.int64()),
+        pa.field("unfinished", pa.list_(pa.string())),
         pa.field("moved_cursors", pa.list_(MOVED)),
         pa.field("readers", pa.list_(pa.string())),
         pa.field("broker", pa.string()),
@@ -120,6 +121,7 @@ lists no more, and that, or whose offloaded copies, were not deleted yet. ``copi
 and of the ledger that the low watermark lies in. ``messages`` go with ``ledgers`` (null: not counted); ``no_undo``: no
 undo brings them back. ``published_before`` and ``published_at`` (ms): of the last message below the low watermark, and
 of the one at it. ``at_risk``: messages published at or after the time that lie below the low watermark.
+``unfinished``: UUIDs of chunked messages that began below it, and had not ended, where all below was read.
 ``moved_cursors``: subscriptions that are moved, and where they stood. ``readers``: non-durable subscriptions.
 ``error``: a ``RecordsError``, ``code`` the code of the rule behind it, ``reason`` their
 sentence; null for what goes."""

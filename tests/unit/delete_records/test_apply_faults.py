@@ -13,7 +13,7 @@ import pytest
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.apply_run import Patience
-from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp
 from pulsar_lifecycle.errors import AccessDenied, OutcomeUnknown
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -321,6 +321,22 @@ def test_a_position_below_the_end_is_none_once_the_rest_of_a_chunked_message_cam
     gone_on = uuid == "u"
     assert result.error is (RecordsError.NO_SUCH_POSITION if gone_on else RecordsError.TIMEOUT)
     assert scene.listed() == (ids if gone_on else ids[-1:])
+
+
+@pytest.mark.parametrize("below", [4, 0])
+def test_what_was_on_its_way_is_known_behind_another_producer_where_all_was_read(below: int) -> None:
+    """By a time, some entries below the end or at it."""
+    scene = RecordsScene()
+    ids, newest = scene.ids[scene.topic], HOUR + scene.published
+    scene.cluster.reader.payloads[ids[-1]][3] = part(newest - ENTRIES + 3, 0, 2)
+    (row,) = scene.plan(Timestamp(newest - below))
+    assert (row["error"], row["low_watermark"]) == (None, f"{ids[-1]}:{ENTRIES - below}")
+    assert row["unfinished"] == ["u"]
+    scene.publish(scene.topic, 2)
+    scene.cluster.reader.payloads[ids[-1]][-1] = part(2 * HOUR, 1, 2)
+    scene.cluster.wait(1)
+    (result,) = scene.apply()
+    assert (result.error, scene.listed()) == (RecordsError.NO_SUCH_POSITION, ids)
 
 
 @pytest.mark.parametrize("lost", [False, True])

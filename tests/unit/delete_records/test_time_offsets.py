@@ -111,10 +111,10 @@ def test_a_position_in_a_chunked_message_moves_back_to_its_first_part():
     topic.ledger(1, [part(5, 0, 2, "v"), part(10, 0, 3), sent(20), part(30, 1, 3), part(40, 2, 3), sent(50)])
     found = topic.at_time(30)
     assert (found.position, found.goes.messages) == (at("1:1"), 0)
-    assert (found.unfinished_chunks, found.first_unfinished) == (1, at("1:0"))
+    assert (found.unfinished_chunks, found.first_unfinished) == (("v",), at("1:0"))
     after_it = topic.at_time(50)
     assert (after_it.position, after_it.goes.messages) == (at("1:5"), 2)
-    assert (after_it.unfinished_chunks, after_it.first_unfinished) == (1, at("1:0"))
+    assert (after_it.unfinished_chunks, after_it.first_unfinished) == (("v",), at("1:0"))
 
 
 def test_a_chunked_message_stays_whole_although_another_producer_is_between_its_parts():
