@@ -111,7 +111,7 @@ def _across(
 def _beside(view: PartitionView, position: MessagePosition) -> ManagedLedgerInfo:
     """Of what a partition lists, the ledgers of the two entries that a position lies between: no other has a say."""
     below = [e.ledger_id for e in view.extents if e.entries and MessagePosition(e.ledger_id, 0) < position]
-    above = [e.ledger_id for e in view.extents if MessagePosition(e.ledger_id, e.entries) > position]
+    above = [e.ledger_id for e in view.extents if e.entries and MessagePosition(e.ledger_id, e.entries) > position]
     beside = {*below[-1:], *above[:1]}
     return replace(view.info, ledgers=tuple(item for item in view.info.ledgers if item.ledger_id in beside))
 

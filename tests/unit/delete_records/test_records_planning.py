@@ -133,6 +133,20 @@ def test_a_chunked_message_is_found_by_either_entry_beside_a_position(other: str
     assert row["code"] == OffsetProblem.INSIDE_A_MESSAGE
 
 
+def test_a_ledger_without_entries_hides_no_part_above_a_position() -> None:
+    scene = RecordsScene()
+    first, last = (scene.cluster.reader.payloads[scene.ids[scene.topic][i]] for i in (0, 4))
+    scene.rolled(scene.topic)
+    ids = scene.ids[scene.topic]
+    first[3], last[8] = part(HOUR + 3, 0, 2, "gone"), part(HOUR + 48, 0, 2)
+    ids.append(scene._ledger(scene.topic))
+    scene.cluster.reader.payloads[ids[-1]][0] = part(HOUR + 50, 1, 2)
+    scene.cluster.topic(scene.topic, ids, counts=dict.fromkeys(ids, ENTRIES) | {ids[5]: 0})
+    scene.cluster.wait(1)
+    (row,) = scene.plan(scene.at(4, ENTRIES))
+    assert row["code"] == OffsetProblem.INSIDE_A_MESSAGE
+
+
 @pytest.mark.parametrize(
     ("failure", "error"),
     [
