@@ -258,9 +258,14 @@ def _left_before(cluster: Cluster, rows: Sequence[Row]) -> dict[str, Ledgers]:
 
 
 def _with_metadata(cluster: Cluster, ledgers: Ledgers) -> Ledgers:
-    """The same ledgers with their last metadata, as the archive has it: it names their bookies."""
-    found = dict(ledgers)
-    for node in last_archived(cluster.journal_reader, cluster.settings.cluster, ledger_ids=list(ledgers)):
+    """The same ledgers with their last metadata, as the archive has it: it names their bookies.
+
+    Another cluster's ledger of the same id says nothing of ours, and its bookies may have the names of ours.
+    """
+    found, name = dict(ledgers), cluster.settings.cluster
+    for node in last_archived(cluster.journal_reader, name, ledger_ids=list(ledgers)):
+        if node.cluster != name:
+            continue
         try:
             metadata = ledger_metadata.decode(node.data)
         except LifecycleError:

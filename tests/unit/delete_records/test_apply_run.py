@@ -13,11 +13,13 @@ from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, parse_offset
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
 from pulsar_lifecycle.errors import Unavailable
-from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
+from pulsar_lifecycle.formats.ledger_metadata import Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports import Archived
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
@@ -111,6 +113,26 @@ def test_asking_again_waits_for_the_bookies_of_what_was_deleted_before() -> None
     for i in ids[:2]:
         del scene.cluster.reader.payloads[i]
     assert scene.apply(asked) == [DeleteRecordsResult(scene.at(2, 0))]
+
+
+def test_another_clusters_ledger_of_the_same_id_does_not_tell_which_bookies_to_ask() -> None:
+    scene = RecordsScene()
+    first, path = scene.ids[scene.topic][0], scene.cluster.path(scene.ids[scene.topic][0])
+    (node,) = scene.cluster.open_store().read([path])
+    there = replace(ledger_metadata.decode(node.data), segments=(Segment(0, ("bookie-9:3181",)),))
+    theirs = Archived("a-run", "another", first, path, ledger_metadata.encode(there), 0, 1, 1, 1)
+    scene.cluster.journal.archive([theirs])
+    scene.cluster.reader.collected["bookie-9:3181"] = {first}
+    for cookie in ("/ledgers/cookies", f"/ledgers/cookies/{BOOKIE}"):
+        scene.cluster.put(cookie, b"")
+    scene.plan(scene.at(1, 0))
+    scene.apply()
+    scene.cluster.remove(path)  # its broker deleted it
+    (result,) = scene.apply(Patience(bookies=True))
+    assert result.error is RecordsError.TIMEOUT
+    assert f"{first}, on_bookie ({BOOKIE})" in result.reason
+    del scene.cluster.reader.payloads[first]
+    assert scene.apply(Patience(bookies=True)) == [DeleteRecordsResult(scene.at(1, 0))]
 
 
 def test_asking_again_waits_for_offloaded_copies_that_left_the_list_before() -> None:
