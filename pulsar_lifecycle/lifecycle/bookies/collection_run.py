@@ -2,19 +2,22 @@
 
 Belongs here: the order of telling and watching, and the journal. Not here: which bookies, and what stops a run
 (``collection.py``). A run that dies leaves nothing behind: what a bookie has begun it ends, and the next run
-finds it at it. It never suspends anything (``suspension.py``).
+finds it at it, and tells no other rack until it is through. It never suspends anything (``suspension.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, RefusedBy
 from pulsar_lifecycle.formats import bookie_racks
+from pulsar_lifecycle.formats.bookie_racks import DEFAULT_RACK
 from pulsar_lifecycle.formats.bookie_status import BookieStatus
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, to_compact
 from pulsar_lifecycle.lifecycle.bookies.collection import (
+    CollectionChoice,
     PlannedCollection,
     Progress,
     StopReason,
@@ -139,13 +142,18 @@ class CollectionRun:
     say: Callable[[str], None]
     _done: list[Collected] = field(default_factory=list[Collected])
     _registered: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    _beside: dict[str, _Watched] = field(default_factory=dict[str, "_Watched"])
+    """Bookies that were at it without this run's word: no other rack may begin until they are through."""
 
     def all(self) -> list[Collected]:
         """Wave after wave, until all are through or something stops the run."""
         self._registered = self.bookies.bookies()
+        for row in self.plan:
+            if row.choice is CollectionChoice.AT_IT:
+                self._watch_beside(row.bookie)
         why = None
         for wave in waves(self.plan, self.settings.at_once):
-            why = why or self._may_not_start()
+            why = why or self._may_not_start(self._rack(wave[0]))
             if why:
                 for bookie in wave:
                     self._end(bookie, Outcome.NOT_STARTED, why)
@@ -153,15 +161,53 @@ class CollectionRun:
                 why = self._collect(wave)
         return self._done
 
-    def _may_not_start(self) -> Why | None:
-        """Why no bookie may be told now; waits while a run deletes or restores ledgers."""
-        said = False
-        while not (why := self._forbidden()) and (held := self._held()):
-            if not said:
-                self.say(f"waits: {held}: what bookies collect cannot be undone")
-            said = True
+    def _may_not_start(self, rack: str) -> Why | None:
+        """Why no bookie of a rack may be told now.
+
+        Waits while a run deletes or restores ledgers, and while a bookie of another rack is at it.
+        """
+        said = ""
+        while not (why := self._forbidden()):
+            if held := self._held():
+                waits = f"{held}: what bookies collect cannot be undone"
+            elif other := self._other_rack(rack):
+                if why := self._stalled(other, self._beside[other], True):
+                    return why
+                waits = f"{other}, of another rack, collects or compacts already"
+            else:
+                break
+            if waits != said:
+                self.say(f"waits: {waits}")
+            said = waits
             self.clock.sleep(POLL)
         return why or self._trouble()
+
+    def _rack(self, bookie: str) -> str:
+        return next((row.rack for row in self.plan if row.bookie == bookie), DEFAULT_RACK)
+
+    def _watch_beside(self, bookie: str) -> None:
+        with suppress(LifecycleError):
+            said = self.bookies.status(bookie)
+            major = any(one.major for one in said.compactions)
+            self._beside[bookie] = _Watched(said, said, major, self.clock.now_ms())
+
+    def _other_rack(self, rack: str) -> str:
+        """A bookie that may hold copies of what a rack's have, and is at it without this run's word; empty if none."""
+        for bookie, one in list(self._beside.items()):
+            if self._rack(bookie) == rack != DEFAULT_RACK:
+                continue
+            try:
+                said = self.bookies.status(bookie)
+            except LifecycleError:  # it is away, and no reason to wait; the list of bookies says so
+                said = None
+            if said is None or not is_at_it(said):
+                del self._beside[bookie]
+                continue
+            if Progress.of(said) != Progress.of(one.said):
+                one.moved_at = self.clock.now_ms()
+            one.said = said
+            return bookie
+        return ""
 
     def _held(self) -> Why | None:
         """Whether a run may delete or restore ledgers now."""
@@ -202,6 +248,7 @@ class CollectionRun:
                 continue
             one = _Watched(said, said, False, self.clock.now_ms())
             if is_at_it(said):
+                self._beside[bookie] = one
                 self._end(bookie, Outcome.LEFT_AT_IT, Why(Outcome.LEFT_AT_IT, "it was at it already"), one)
             elif why := self._tell(bookie, one):
                 self._end(bookie, Outcome.NOT_ANSWERING, why)
@@ -293,10 +340,9 @@ class CollectionRun:
     # ------------------------------------------------------------------------------------------------------ journal
 
     def _end(self, bookie: str, outcome: Outcome, why: Why, one: _Watched | None = None) -> None:
-        rack = next((row.rack for row in self.plan if row.bookie == bookie), "")
         freed = max(0, one.said.free - one.before.free) if one else 0
         self._note(bookie, outcome, why, one)
-        self._done.append(Collected(bookie, rack, outcome, why, freed))
+        self._done.append(Collected(bookie, self._rack(bookie), outcome, why, freed))
 
     def _note(self, bookie: str, outcome: Outcome, why: Why, one: _Watched | None = None) -> None:
         detail = BookieTold(bookie)

@@ -330,6 +330,44 @@ def test_one_that_collects_already_is_left_at_it():
     assert not [one for one in scene.bookies.collections if one[0] == "b"]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_no_rack_begins_while_a_bookie_of_another_one_is_at_it(known):
+    """As a run that stopped leaves one; the plan knows, or it began since."""
+    scene = Scene()
+    if known:
+        scene.begin("a", major=True)
+        scene.left["a"] = (40, True)
+    else:
+        begin = scene.bookies.on_collect
+
+        def both(bookie, major):
+            begin(bookie, major)
+            if bookie == "a" and major:
+                Scene.begin(scene, "b", major=True)
+                scene.left["b"] = (40, True)
+
+        scene.bookies.on_collect = both
+    racks = []
+    begins = scene.bookies.on_collect
+
+    def told(bookie, major):
+        racks.append({"/2" if one == "c" else "/1" for one in (*scene.left, bookie)})
+        begins(bookie, major)
+
+    scene.bookies.on_collect = told
+    found = scene.run()
+    assert found["c"].outcome is Outcome.COLLECTED
+    assert all(len(one) == 1 for one in racks), racks
+
+
+def test_one_of_another_rack_that_stands_still_ends_the_run():
+    scene = Scene(stalled_after=60.0)
+    scene.set("a", collecting=True)
+    found = scene.run()
+    assert outcomes(found) == {"b": Outcome.COLLECTED, "c": Outcome.NOT_STARTED}
+    assert found["c"].why.code is StopReason.STALLED
+
+
 @pytest.mark.parametrize(
     ("how", "code"),
     [
