@@ -18,6 +18,7 @@ from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import LedgerShape, Node
 from pulsar_lifecycle.settings import BookKeeperSettings
 from sandbox.cluster import Cluster
+from sandbox.servers.processes import port_is_free
 from tests.integration.contracts.zk_nodes import settings
 
 pytestmark = pytest.mark.integration
@@ -34,7 +35,7 @@ def three(three_bookies: Cluster) -> Iterator[Cluster]:
 
 
 class Killing(BookieWriter):
-    """Kills a bookie of the ensemble amid the entries."""
+    """Kills a bookie of the ensemble, one that lives, amid the entries."""
 
     cluster: Cluster
     store: KazooStore
@@ -46,7 +47,8 @@ class Killing(BookieWriter):
     def _struck(self, ledger_id: int, payloads: Iterable[bytes]) -> Iterator[bytes]:
         for number, payload in enumerate(payloads):
             if number == AFTER:
-                self.lost = stored(self.store, ledger_id).segments[-1].bookies[0]
+                bookies = stored(self.store, ledger_id).segments[-1].bookies  # one may be dead, and not yet replaced
+                self.lost = next(one for one in bookies if not port_is_free(int(one.rpartition(":")[2])))
                 self.cluster.kill(f"bookie-{self.cluster.bookies.index(self.lost) + 1}")
             yield payload
 
