@@ -11,7 +11,6 @@ from pulsar_lifecycle.lifecycle.bookies.collection import (
     CollectionChoice,
     StopReason,
     plan_collection,
-    standing_on,
     waves,
 )
 from pulsar_lifecycle.lifecycle.bookies.collection_run import POLL, CollectionRun
@@ -117,18 +116,8 @@ class Scene:
         said = {bookie: self.bookies.statuses[bookie] for bookie in "abc"}
         rows = plan(said, {"a": "/1", "b": "/1", "c": "/2"})
         self.lease = control.take_lease(self.store, "collection", self.clock, 0, control.COLLECTION_LEASE)
-        run = CollectionRun(
-            "r",
-            "test",
-            self.settings,
-            rows,
-            self.lease.guard,
-            self.store,
-            self.bookies,
-            self.journal,
-            self.clock,
-            lambda _: None,
-        )
+        ports = self.store, self.bookies, self.journal, self.clock
+        run = CollectionRun("r", "test", self.settings, rows, self.lease.guard, *ports, lambda _: None)
         return {one.bookie: one for one in run.all()}
 
     @property
@@ -218,24 +207,6 @@ def test_one_that_shows_no_progress_stops_the_run_and_is_named():
     assert "ledger directory 1" in found["a"].why.text
     assert "It stands on one of entry logs 0, 1, 2" in found["a"].why.text
     assert scene.clock.now_ms() < 200_000 + FakeClock().now_ms()
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "expected"),
-    [
-        (range(4), range(4), "It stands on one of entry logs 0, 1, 2"),
-        (range(13), [0, 11, 12, 13], "It stands on one of entry logs 0, b; it is through with 1, 2, 3, 4"),
-        ([9, 10, 11, 12], [10, 12, 13], "It stands on entry log a; it is through with 9, b"),
-        ([9, 10], [10, 11], ""),
-        (range(20), range(20), "7, 8, 9 and 9 more"),
-    ],
-)
-def test_a_run_says_on_which_entry_logs_a_compaction_may_stand(before, now, expected):
-    """Those that were there before it and are there still, but for the one that was written."""
-    said = status("a", entry_log_ids=tuple(before)), status("a", entry_log_ids=tuple(now))
-    found = standing_on(*said)
-    assert expected in found
-    assert bool(found) == bool(expected)
 
 
 def test_progress_of_any_kind_lets_it_go_on():

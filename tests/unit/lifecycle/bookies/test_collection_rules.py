@@ -4,7 +4,7 @@ import pytest
 
 from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
-from pulsar_lifecycle.lifecycle.bookies.collection import StopReason, cluster_trouble, remedies
+from pulsar_lifecycle.lifecycle.bookies.collection import StopReason, cluster_trouble, remedies, standing_on
 from pulsar_lifecycle.lifecycle.bookies.placement import Placement
 from pulsar_lifecycle.records.codes import Why
 from tests.kit.fakes.bookie_admin import status
@@ -42,3 +42,21 @@ def test_settings_that_keep_a_disk_full_are_named_with_what_to_set(configuration
     found = remedies(one)
     assert len(found) == len(expected)
     assert all(text in line for text, line in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (range(4), range(4), "It stands on one of entry logs 0, 1, 2"),
+        (range(13), [0, 11, 12, 13], "It stands on one of entry logs 0, b; it is through with 1, 2, 3, 4"),
+        ([9, 10, 11, 12], [10, 12, 13], "It stands on entry log a; it is through with 9, b"),
+        ([9, 10], [10, 11], ""),
+        (range(20), range(20), "7, 8, 9 and 9 more"),
+    ],
+)
+def test_a_run_says_on_which_entry_logs_a_compaction_may_stand(before, now, expected):
+    """Those that were there before it and are there still, but for the one that was written."""
+    said = status("a", entry_log_ids=tuple(before)), status("a", entry_log_ids=tuple(now))
+    found = standing_on(*said)
+    assert expected in found
+    assert bool(found) == bool(expected)
