@@ -140,9 +140,18 @@ def apply_delete_records(
     wait_ms = int(patience.answers * 1000)
     if patience.finish and not dry_run:
         return finish(
-            cluster, run_id, rows, refused, wait_ms=wait_ms, bookies=patience.bookies, collect=patience.collect
+            cluster,
+            run_id,
+            rows,
+            refused,
+            planned_at=summary.created_at,
+            wait_ms=wait_ms,
+            bookies=patience.bookies,
+            collect=patience.collect,
         )
-    return partition_answers.answers(cluster, rows, refused, wait_ms=wait_ms, bookies=patience.bookies)
+    return partition_answers.answers(
+        cluster, rows, refused, planned_at=summary.created_at, wait_ms=wait_ms, bookies=patience.bookies
+    )
 
 
 @contextmanager

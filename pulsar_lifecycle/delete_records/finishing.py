@@ -38,14 +38,15 @@ def finish(
     rows: Sequence[Mapping[str, Any]],
     refused: Mapping[TopicPartition, Refusal | None],
     *,
+    planned_at: int,
     wait_ms: int,
     bookies: bool = False,
     collect: bool = False,
 ) -> dict[TopicPartition, DeleteRecordsResult]:
     """Have everything deleted that left its topic, within ``wait_ms``, and answer as :func:`answers` does.
 
-    ``collect``: once nothing else has anything, those bookies collect that have entries. What hinders a deletion run or
-    a collection is said with each partition that waits for it.
+    ``planned_at``: when (ms) the plan was made. ``collect``: once nothing else has anything, those bookies collect that
+    have entries. What hinders a deletion run or a collection is said with each partition that waits for it.
     """
     clock, trouble, runs = cluster.clock, "", count(1)
     deadline = clock.now_ms() + wait_ms
@@ -63,9 +64,9 @@ def finish(
         due = clock.now_ms() + _comes_again_after(cluster)
     gone = not not_deleted(cluster, rows, refused)
     if gone and collect and bookies:
-        trouble = _collect(cluster, run_id, bookies_holding(cluster, rows, refused))
+        trouble = _collect(cluster, run_id, bookies_holding(cluster, rows, refused, planned_at))
     left = max(0, min(deadline - clock.now_ms(), wait_ms if gone else BY_ITSELF_MS))
-    found = answers(cluster, rows, refused, wait_ms=left, bookies=bookies)
+    found = answers(cluster, rows, refused, planned_at=planned_at, wait_ms=left, bookies=bookies)
     if trouble:
         waited_for = {Topic.parse(row["topic"]) for row in rows if row["error"] is None}
         for topic, result in found.items():

@@ -19,7 +19,7 @@ from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedge
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.journal.archive import last_archived
+from pulsar_lifecycle.journal.archive import as_deleted, last_archived
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports import Node, Unread
@@ -38,10 +38,13 @@ def answers(
     rows: Sequence[Row],
     refused: Mapping[TopicPartition, Refusal | None],
     *,
+    planned_at: int,
     wait_ms: int = 0,
     bookies: bool = False,
 ) -> dict[TopicPartition, DeleteRecordsResult]:
-    """The result of every partition of a plan; what is not proven after ``wait_ms`` has error ``TIMEOUT``. Read-only.
+    """The result of every partition of a plan made at ``planned_at`` (ms). Read-only.
+
+    What is not proven after ``wait_ms`` has error ``TIMEOUT``.
 
     ``refused``: what an apply found, None for a partition that became what the plan says. ``bookies``: every bookie
     that had a replica must say that it has no entry of what must be gone.
@@ -57,7 +60,7 @@ def answers(
             if not ledgers:
                 break
             if bookies:
-                ledgers = _with_metadata(cluster, ledgers)
+                ledgers = _with_metadata(cluster, rows, planned_at, ledgers)
             ordered = [ledgers[i] for i in sorted(ledgers)]
             absent = wait_until_gone(ports, root, ordered, bookies=bookies, deadline_ms=deadline)
             where |= {one.ledger_id: one for one in absent}
@@ -73,28 +76,31 @@ def not_deleted(
     cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
 ) -> frozenset[int]:
     """Ledgers that left their topics and are there still, in BookKeeper's metadata or in a bucket. Read-only."""
-    return frozenset(one.ledger_id for one in _looked(cluster, rows, refused, bookies=False) if not one.gone)
+    return frozenset(one.ledger_id for one in _looked(cluster, rows, refused) if not one.gone)
 
 
 def bookies_holding(
-    cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
+    cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None], planned_at: int
 ) -> frozenset[str]:
     """Bookies that say that they have entries of ledgers that left their topics and are deleted. Read-only."""
-    found = _looked(cluster, rows, refused, bookies=True)
+    found = _looked(cluster, rows, refused, planned_at)
     return frozenset(bookie for one in found if one.presence is Presence.ON_BOOKIE for bookie in one.where)
 
 
 def _looked(
-    cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None], *, bookies: bool
+    cluster: Cluster,
+    rows: Sequence[Row],
+    refused: Mapping[TopicPartition, Refusal | None],
+    planned_at: int | None = None,
 ) -> list[Absence]:
-    """Where what must be gone is, of topics that lack nothing else."""
+    """Where what must be gone is, of topics that lack nothing else; bookies are asked if ``planned_at`` is given."""
     with topic_ports(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
         _, _, going = _asked(ports, root, rows, refused, _left_before(cluster, rows))
         ledgers = {i: one for own in going.values() for i, one in own.items()}
-        if bookies:
-            ledgers = _with_metadata(cluster, ledgers)
-        return look(ports, root, [ledgers[i] for i in sorted(ledgers)], bookies=bookies)
+        if planned_at is not None:
+            ledgers = _with_metadata(cluster, rows, planned_at, ledgers)
+        return look(ports, root, [ledgers[i] for i in sorted(ledgers)], bookies=planned_at is not None)
 
 
 def sent_at(cluster: Cluster, ledgers: Collection[int]) -> dict[int, int]:
@@ -257,15 +263,18 @@ def _left_before(cluster: Cluster, rows: Sequence[Row]) -> dict[str, Ledgers]:
     return left_lists(cluster, [row for row in rows if row["error"] is None])
 
 
-def _with_metadata(cluster: Cluster, ledgers: Ledgers) -> Ledgers:
+def _with_metadata(cluster: Cluster, rows: Sequence[Row], planned_at: int, ledgers: Ledgers) -> Ledgers:
     """The same ledgers with their last metadata, as the archive has it: it names their bookies.
 
-    Another cluster's ledger of the same id says nothing of ours, and its bookies may have the names of ours.
+    It counts only if the ledger was deleted as it was archived, and has not come back since. What the plan names must
+    have been archived later: it may have come back before, and have been replicated to others. Another cluster's ledger
+    of the same id says nothing of ours, and its bookies may have the names of ours.
     """
     found, name = dict(ledgers), cluster.settings.cluster
-    for node in last_archived(cluster.journal_reader, name, ledger_ids=list(ledgers)):
-        if node.cluster != name:
-            continue
+    nodes = [n for n in last_archived(cluster.journal_reader, name, ledger_ids=list(ledgers)) if n.cluster == name]
+    then = {i for row in rows for i in (row["ledger_id"], *row["ledgers"], *row["leftovers"])}
+    nodes = [node for node in nodes if node.at >= planned_at or node.ledger_id not in then]
+    for node in as_deleted(cluster.journal_reader, name, nodes):
         try:
             metadata = ledger_metadata.decode(node.data)
         except LifecycleError:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +13,7 @@ from pulsar_lifecycle.journal.in_doubt import ARCHIVE as ARCHIVED
 from pulsar_lifecycle.journal.in_doubt import JOURNAL_COLUMNS, deletions_in_doubt
 from pulsar_lifecycle.journal.queries import filed_since, having
 from pulsar_lifecycle.ports import Archived, JournalReader
-from pulsar_lifecycle.records.outcomes import Phase
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 
 
 def archived_nodes(journal: JournalReader, *, ledger_id: int | None = None, run_id: str | None = None) -> pa.Table:
@@ -40,6 +40,25 @@ def last_archived(
         if known is None or (known.cluster != cluster, -known.at) > (node.cluster != cluster, -node.at):
             newest[node.ledger_id] = node
     return [node for _, node in sorted(newest.items()) if run_id in ("", node.run_id)]
+
+
+def as_deleted(journal: JournalReader, cluster: str, nodes: Sequence[Archived]) -> list[Archived]:
+    """Those of a ``cluster``'s ``nodes`` that their runs deleted, by the journal, and no undo has touched since."""
+    if not nodes:
+        return []
+    ids = pa.array(sorted({node.ledger_id for node in nodes}), pa.int64())
+    deleted = (pc.field("action") == Action.DELETE_LEDGER) & (pc.field("outcome") == Outcome.DELETED)
+    mine = (pc.field("cluster") == cluster) & pc.is_in(pc.field("ledger_id"), ids)
+    condition = mine & filed_since(min(node.at for node in nodes)) & (deleted | (pc.field("phase") == Phase.UNDO))
+    by_run: dict[tuple[str, int], int] = {}
+    undone: dict[int, int] = {}
+    for row in journal.find(condition, ["run_id", "ledger_id", "phase", "at"]).to_pylist():
+        ledger_id, at = row["ledger_id"], row["at"]
+        if row["phase"] == Phase.UNDO:
+            undone[ledger_id] = max(at, undone.get(ledger_id, at))
+        else:
+            by_run[row["run_id"], ledger_id] = max(at, by_run.get((row["run_id"], ledger_id), at))
+    return [n for n in nodes if by_run.get((n.run_id, n.ledger_id), -1) >= n.at > undone.get(n.ledger_id, -1)]
 
 
 def nodes_in_doubt(journal: JournalReader, cluster: str, since: int) -> list[Archived]:

@@ -135,6 +135,36 @@ def test_another_clusters_ledger_of_the_same_id_does_not_tell_which_bookies_to_a
     assert scene.apply(Patience(bookies=True)) == [DeleteRecordsResult(scene.at(1, 0))]
 
 
+@pytest.mark.parametrize("undone", [True, False])
+def test_what_was_archived_before_a_ledger_came_back_does_not_tell_which_bookies_to_ask(undone: bool) -> None:
+    """It came back after the plan by an undo, or before it with all else that was restored; its broker deleted it."""
+    scene = RecordsScene()
+    first, cluster, topic = scene.ids[scene.topic][0], scene.cluster, scene.cluster.topic_path(scene.topic)
+    before = {path: cluster.zookeeper.data(path) for path in (cluster.path(first), topic)}
+    scene.plan(scene.at(1, 0))
+    scene.apply()
+    scene.delete()
+    assert not cluster.exists(first)
+    if undone:
+        request = UndoRequest(ledger_ids=(first,), dry_run=False)
+        (one,) = undo_deletions(scene.where, "undo", request, lambda _: None).ledgers
+        assert one.outcome is Outcome.RESTORED, one.reason
+    else:
+        for path, data in before.items():
+            cluster.put(path, data)
+        cluster.wait(1)
+        scene.plan(scene.at(1, 0))
+        scene.apply()
+    cluster.remove(cluster.path(first))
+    for cookie in ("/ledgers/cookies", f"/ledgers/cookies/{BOOKIE}", "/ledgers/cookies/bookie-9:3181"):
+        cluster.put(cookie, b"")
+    cluster.reader.collected[BOOKIE] = {first}
+    (result,) = scene.apply(Patience(bookies=True))
+    assert f"{first}, on_bookie (bookie-9:3181)" in result.reason
+    cluster.reader.collected["bookie-9:3181"] = {first}
+    assert scene.apply(Patience(bookies=True)) == [DeleteRecordsResult(scene.at(1, 0))]
+
+
 def test_asking_again_waits_for_offloaded_copies_that_left_the_list_before() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
