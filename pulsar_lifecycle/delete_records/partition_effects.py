@@ -156,7 +156,7 @@ class PartitionDeletion:
                 return looked
             read, cut = looked
         if self._row["no_undo"]:
-            self._forbid_undo(cut)
+            self._forbid_undo(read.view, cut)
         return self._trim(read, cut) or self._raise()
 
     def _look(self) -> tuple[Read, Cut] | Refusal:
@@ -224,9 +224,13 @@ class PartitionDeletion:
         _, info = snapshot.topic_node(self._ports.store, self._topic)
         return any(item.ledger_id > last for item in info.ledgers)
 
-    def _forbid_undo(self, cut: Cut) -> None:
-        """Before anything goes: whoever undoes a deletion reads these rows, and leaves their ledgers alone."""
-        going = {*self._row["ledgers"]}.intersection(cut.ledgers).union(self._row["leftovers"])
+    def _forbid_undo(self, view: PartitionView, cut: Cut) -> None:
+        """Before anything goes: whoever undoes a deletion reads these rows, and leaves their ledgers alone.
+
+        Of the plan's ledgers another run may have taken some off the list, and an undo could bring them back.
+        """
+        stay = {extent.ledger_id for extent in view.extents}.difference(cut.ledgers)
+        going = {*self._row["ledgers"]}.difference(stay).union(self._row["leftovers"])
         writer, now = Writer(self._run.run_id, self._run.cluster, self._run.plan_id), self._ports.clock.now_ms()
         step, why = Step(Action.DELETE_RECORDS, Phase.NO_UNDO), Why(Code.NO_UNDO, "its plan forbids to undo it")
         topic = str(self._topic)

@@ -225,6 +225,28 @@ def test_what_must_not_come_back_is_journalled_before_it_goes() -> None:
     assert not any(scene.cluster.exists(i) for i in ids[:2])
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+def test_what_another_plan_took_first_must_not_come_back_either(deleted: bool) -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(2, 0))
+    other = scene.summary
+    scene.plan(scene.at(2, 0), options=Options(no_undo=True))
+    own, scene.summary = scene.summary, other
+    scene.apply()
+    if deleted:
+        scene.delete()
+    scene.summary = own
+    scene.apply()
+    if not deleted:
+        scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
+    request = UndoRequest(ledger_ids=tuple(ids[:2]), dry_run=False)
+    found = undo_deletions(scene.where, "undo", request, lambda _: None).ledgers
+    assert [one.why and one.why.code for one in found] == [Code.NO_UNDO] * 2
+    assert not any(scene.cluster.exists(i) for i in ids[:2])
+
+
 def test_what_left_the_list_before_may_be_forbidden_to_come_back_as_long_as_it_is_there() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
