@@ -248,9 +248,14 @@ def _named(view: PartitionView, cut: Cut, names: Sequence[str]) -> str:
     return f"below {cut.low_watermark} stand {', '.join(shown)}{more}"
 
 
+def _raises(view: PartitionView, cut: Cut) -> bool:
+    return view.watermark is None or cut.low_watermark > view.watermark
+
+
 def _compacted(view: PartitionView, cut: Cut) -> Refusal | None:
-    if view.compacted is None or not cut.ledgers:
-        return None
+    """It may hold messages whose own ledgers the broker trimmed long ago, whether or not a ledger goes now."""
+    if view.compacted is None or not (cut.ledgers or _raises(view, cut)):
+        return None  # what is below was deleted on request before the view was made
     text = (
         f"its compacted view, ledger {view.compacted}, holds the last message of each key, those below the position "
         f"too: send a tombstone for each key, have it compacted, delete subscription {COMPACTION}, plan again"
@@ -292,8 +297,7 @@ def _ledgers_stay(view: PartitionView, cut: Cut, context: Context) -> Refusal | 
 
 def _attempt(view: PartitionView, cut: Cut) -> Refusal | None:
     """A broker's open offload attempt, which any write of ours would end; the low watermark alone a broker writes."""
-    raises = view.watermark is None or cut.low_watermark > view.watermark
-    if not (cut.ledgers or cut.rolls or (raises and not view.broker)):
+    if not (cut.ledgers or cut.rolls or (_raises(view, cut) and not view.broker)):
         return None
     attempt = open_attempt(view.info)
     return Refusal(RecordsError.LEDGER_STAYS, attempt) if attempt else None

@@ -126,6 +126,22 @@ def test_each_rule_has_its_code(planted: Callable[[RecordsScene], None], options
     assert not scene.cluster.deletion_topics.waiting
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_compacted_view_holds_messages_below_where_no_ledger_goes_too(begun: bool) -> None:
+    """Brokers trim the ledgers behind it: then it alone has what is below the first position that is listed."""
+    scene = RecordsScene()
+    path = scene.cluster.topic_path(scene.topic)
+    info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
+    scene.cluster.put(path, managed_ledger.encode(replace(info, ledgers=info.ledgers[1:])))
+    scene.cluster.wait(1)
+    compacted(scene)
+    (row,) = scene.plan(scene.at(1, 3 if begun else 0))
+    assert (row["error"], row["ledgers"]) == (RecordsError.COMPACTED_VIEW, []), row
+    (result,) = scene.apply()
+    assert (result.low_watermark, result.error) == (-1, RecordsError.COMPACTED_VIEW)
+    assert not scene.properties()
+
+
 def test_a_low_watermark_that_is_copied_after_the_plan_lets_nothing_go() -> None:
     scene = RecordsScene()
     scene.plan(scene.at(2, 3))
