@@ -57,10 +57,15 @@ def copies_of(row: Row) -> Mapping[int, tuple[Location, ...]]:
 
 
 def add_leftovers(cluster: Cluster, epoch: Epoch, ports: Ports, rows: Sequence[dict[str, Any]]) -> None:
-    """Fill column ``leftovers`` of rows of a plan that have no error and ``listed``, and add to their ``copies``."""
+    """Fill column ``leftovers`` of rows of a plan that have no error, and add to their ``copies``.
+
+    They have ``listed`` and ``compacted``: the ledgers of the topic's list, and of its compacted view, if it has one.
+    """
     going = [row for row in rows if row["error"] is None]
     since = epoch.started_at - _DAY_MS  # clocks may differ
     found = left_lists(cluster, going, since, epoch)
+    for topic, ledger_id in _compacted(cluster, epoch, [row["topic"] for row in going if row["compacted"] is None]):
+        found.setdefault(topic, {})[ledger_id] = DeletedLedger(ledger_id, None)
     listed = {row["topic"]: {*row["ledgers"], *row["listed"]} for row in going}
     asked = [(topic, i) for topic, own in found.items() for i in sorted(own.keys() - listed[topic])]
     root = cluster.settings.bookkeeper.ledgers_root
@@ -112,6 +117,17 @@ def _tagged(cluster: Cluster, epoch: Epoch, topics: Collection[str]) -> list[tup
     for batch in cluster.lake.batches(parts, ["managed_ledger", "ledger_id"], where):
         found += [(names[row["managed_ledger"]], row["ledger_id"]) for row in batch.to_pylist()]
     return found
+
+
+def _compacted(cluster: Cluster, epoch: Epoch, topics: Sequence[str]) -> list[tuple[str, int]]:
+    """By the same tags: compacted views of topics that have none now. A broker that ends meanwhile leaves one behind.
+
+    Nobody reads it any more; it has messages of whatever keys there were, from ledgers that are gone.
+    """
+    where = pc.field("compacted_topic").isin(sorted(topics)) & (pc.field("component") == "compacted-ledger")
+    parts = cluster.parts(epoch.epoch_id, "bookkeeper_ledgers") if topics else []
+    batches = cluster.lake.batches(parts, ["compacted_topic", "ledger_id"], where)
+    return [(row["compacted_topic"], row["ledger_id"]) for batch in batches for row in batch.to_pylist()]
 
 
 def _taken_off(cluster: Cluster, topics: Collection[str], since: int) -> list[tuple[str, int]]:

@@ -241,7 +241,7 @@ def row_of(
     refusal: Refusal | None,
     options: Options,
 ) -> Row:
-    """A row of ``RECORDS``, with ``listed``; what is not known of the partition is null."""
+    """A row of ``RECORDS``, with what ``add_leftovers`` needs beside; what is not known of the partition is null."""
     sizes = [_size(view, i) for i in cut.ledgers] if view and cut else []
     return {
         "ledger_id": cut.low_watermark.ledger_id if cut else -1,
@@ -260,6 +260,7 @@ def row_of(
         "copies": copies_stored(_copies(view, cut)) if view and cut else [],
         "leftovers": [],
         "listed": [item.ledger_id for item in view.info.ledgers] if view else [],
+        "compacted": view.compacted if view else None,
         "bytes": 0 if refusal else sum(sizes),
         "messages": None,
         "messages_between": 0 if cut and cut.exact else None,

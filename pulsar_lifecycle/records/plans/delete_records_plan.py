@@ -117,10 +117,10 @@ applied; ``old_low_watermark``: null where nothing was deleted before. ``first_r
 still show messages, as ledgers go whole; ``messages_between`` and ``bytes_between`` lie from there up to the low
 watermark (null: not counted). ``rolls``: its current ledger is closed first, so that it can go. ``ledgers`` go, of so
 many bytes on disk (``sizes``); ``bytes`` is their sum. ``leftovers``: ledgers below the low watermark that the topic
-lists no more, and that, or whose offloaded copies, were not deleted yet. ``copies``: the offloaded ones of both,
-and of the ledger that the low watermark lies in. ``messages`` go with ``ledgers`` (null: not counted); ``no_undo``: no
-undo brings them back. ``published_before`` and ``published_at`` (ms): of the last message below the low watermark, and
-of the one at it. ``at_risk``: messages published at or after the time that lie below the low watermark.
+lists no more, and that, or whose offloaded copies, were not deleted yet, and compacted views that it had. ``copies``:
+the offloaded ones of both, and of the ledger that the low watermark lies in. ``messages`` go with ``ledgers`` (null:
+not counted); ``no_undo``: no undo brings them back. ``published_before`` and ``published_at`` (ms): of the last message
+below the low watermark, and of the one at it. ``at_risk``: messages published at or after the time that lie below it.
 ``unfinished``: UUIDs of chunked messages that began below it, and had not ended, where all below was read.
 ``moved_cursors``: subscriptions that are moved, and where they stood. ``readers``: non-durable subscriptions.
 ``error``: a ``RecordsError``, ``code`` the code of the rule behind it, ``reason`` their

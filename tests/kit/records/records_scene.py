@@ -54,7 +54,7 @@ class RecordsScene:
         for topic in self.topics:
             self.cluster.topic(topic, self.ids[topic], entries=ENTRIES)
         self.cluster.wait(8 * 24)
-        self._scan_twice()
+        self.scan()
         self.consumed: dict[str, tuple[str, ...]] = {}
         self.writes_loaded = False
         self.max_unloads = 500
@@ -73,9 +73,10 @@ class RecordsScene:
     def lose_lake(self) -> None:
         """Plans, journal and scans are gone; there are new scans."""
         self.cluster.journal = FakeJournal()
-        self._scan_twice()
+        self.scan()
 
-    def _scan_twice(self) -> None:
+    def scan(self) -> None:
+        """Two scans, the later of which the earlier confirms."""
         self.scans = [pipeline.scan(self.cluster, self.policy)]
         self.cluster.wait(25)
         self.scans.append(pipeline.scan(self.cluster, self.policy, self.scans))

@@ -28,6 +28,7 @@ from tests.kit.builders import ROW
 from tests.kit.fakes.bookie_admin import status
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
 from tests.kit.records.topic_times import BUCKET
+from tests.kit.simulated.cluster import compacted_tags
 
 
 def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
@@ -96,6 +97,22 @@ def test_asking_again_waits_for_what_left_the_list_before() -> None:
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
     (row,) = scene.plan(scene.at(2, 0))
     assert row["leftovers"] == []
+
+
+def test_a_compacted_view_that_a_broker_left_behind_must_be_gone_too() -> None:
+    scene = RecordsScene()
+    view = scene.cluster.ledger(compacted_tags(scene.topic))
+    scene.cluster.ledger(compacted_tags(Topic.parse("persistent://acme/orders/other")))
+    scene.scan()
+    (row,) = scene.plan(scene.at(2, 0))
+    assert (row["error"], row["leftovers"]) == (None, [view])
+    scene.apply()
+    scene.delete()
+    (result,) = scene.apply()
+    assert (result.low_watermark, result.error) == (-1, RecordsError.TIMEOUT)
+    assert f"the first: {view}: apply a plan of leaked ledgers" in result.reason
+    scene.cluster.remove(scene.cluster.path(view))
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
 
 
 def test_asking_again_waits_for_the_bookies_of_what_was_deleted_before() -> None:
