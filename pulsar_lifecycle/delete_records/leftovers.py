@@ -83,16 +83,16 @@ def left_lists(cluster: Cluster, rows: Sequence[Row], since: int = 0, epoch: Epo
     """By topic, what left its list below the low watermark that a row plans, with the copies that wait for a deletion.
 
     By our journal, at ``since`` (ms) or later, or was about to; what waits, whenever it left. With ``epoch`` also by
-    the tags that this scan read.
+    the tags that this scan read. The ledger that the low watermark lies in is among them, if it left.
     """
-    below = {row["topic"]: MessagePosition.parse(row["low_watermark"]).ledger_id for row in rows}
+    below = {row["topic"]: MessagePosition.parse(row["low_watermark"]) for row in rows}
     if not below:
         return {}
     left = _taken_off(cluster, below, since) + (_tagged(cluster, epoch, below) if epoch else [])
     copies = _waiting_copies(cluster, below) if cluster.settings.object_store else []
     found: dict[str, Ledgers] = {}
     for topic, one in [*((topic, DeletedLedger(i, None)) for topic, i in left), *copies]:
-        if one.ledger_id < below[topic]:
+        if MessagePosition(one.ledger_id, 0) < below[topic]:
             own = found.setdefault(topic, {})
             own[one.ledger_id] = _joined(own.get(one.ledger_id, one), one)
     return found

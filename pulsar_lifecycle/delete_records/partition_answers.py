@@ -253,9 +253,14 @@ def _kept_by(
 
 
 def _ledgers(row: Row, kept: _Kept, earlier: Ledgers) -> Ledgers:
-    """What must be gone: what is planned but for one ledger, and what left the list in ``earlier`` runs or since."""
+    """What must be gone: what is planned but for one ledger, and what left the list in ``earlier`` runs or since.
+
+    The ledger that the low watermark lies in may have been taken off the list, and put back by a restore.
+    """
     left = {kept.left: DeletedLedger(kept.left, None, copies_of(row).get(kept.left, ()))} if kept.left >= 0 else {}
-    return {i: one for i, one in both(left | earlier, planned(row)).items() if i != kept.stays}
+    own = planned(row) | left
+    before = {i: one for i, one in earlier.items() if i != kept.asked.ledger_id or i in own}
+    return {i: one for i, one in both(both(left, before), planned(row)).items() if i != kept.stays}
 
 
 def _left_before(cluster: Cluster, rows: Sequence[Row]) -> dict[str, Ledgers]:

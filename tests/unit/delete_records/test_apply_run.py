@@ -224,6 +224,39 @@ def test_a_copy_that_was_offloaded_after_the_plan_must_be_gone_too() -> None:
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
 
 
+@pytest.mark.parametrize("asked", ["the end", "inside"])
+def test_a_later_copy_of_the_ledger_that_the_low_watermark_is_in_must_be_gone_too(asked: str) -> None:
+    """It was offloaded after the plan, and left the list with a message for its copy."""
+    scene = RecordsScene()
+    objects, last = scene.with_bucket(), scene.ids[scene.topic][4]
+    data = f"{UUID(int=7)}-ledger-{last}"
+
+    def rolled(topic: Topic) -> None:
+        scene.rolled(topic)
+        _offloaded(scene, len(scene.listed()) - 2)
+        objects.put(BUCKET, data, b"", {})
+
+    scene.cluster.admin.topics[scene.topic] = {}
+    scene.cluster.admin.on_unload = rolled
+    scene.plan(END if asked == "the end" else scene.at(4, 3))
+    ours = scene.summary
+    scene.apply()
+    if asked == "inside":
+        scene.cluster.wait(1)
+        assert scene.apply()[0].error is RecordsError.TIMEOUT
+        scene.plan(END)
+        scene.apply()
+    assert last not in scene.listed()
+    for i in scene.ids[scene.topic][:5]:
+        scene.cluster.zookeeper.delete(ledger_path(i), -1)
+    scene.summary = ours
+    (result,) = scene.apply(dry_run=True)
+    assert result.error is RecordsError.TIMEOUT
+    assert f"{last}, object (s3://{BUCKET}/{data})" in result.reason
+    objects.delete_many(BUCKET, [data])
+    assert scene.apply(dry_run=True)[0].error is None
+
+
 def test_what_must_not_come_back_is_journalled_before_it_goes() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
