@@ -14,13 +14,14 @@ import pytest
 
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.lake.journal import ARCHIVE_SCHEMA, JOURNAL_SCHEMA, SNAPSHOT_SCHEMA, FileJournal
-from pulsar_lifecycle.journal.archive import archived_nodes, last_archived, nodes_in_doubt
+from pulsar_lifecycle.journal.archive import archived_nodes, as_deleted, last_archived, nodes_in_doubt
 from pulsar_lifecycle.journal.queries import (
     journal_rows,
     rows_of_phase,
 )
 from pulsar_lifecycle.ports import Archived, ArchivedSnapshot, JournalRow
 from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from tests.kit.builders import NODE, NOON, ROW
 from tests.kit.fakes.journal import FakeJournal
 
@@ -192,6 +193,28 @@ def test_the_newest_archived_z_node_of_each_ledger_counts(journal):
     assert last_archived(journal, "sandbox", ledger_ids=[2, 1, 3]) == [new, alone]
     assert last_archived(journal, "sandbox", ledger_ids=[3]) == []
     assert last_archived(journal, "sandbox", run_id="no such run") == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{}], True),
+        ([], False),
+        ([{"at": NOON - 1}], False),  # of an earlier z-node
+        ([{"run_id": "run-2"}], False),
+        ([{"cluster": "other"}], False),
+        ([{"outcome": Outcome.RETRYING}], False),
+        ([{"action": Action.DELETE_OFFLOADED}], False),
+        ([{}, {"phase": Phase.UNDO, "outcome": Outcome.RECREATED, "at": NOON + 1}], False),
+        ([{"phase": Phase.UNDO, "outcome": Outcome.RESTORED, "at": NOON - 1}, {}], True),
+    ],
+)
+def test_an_archived_z_node_tells_of_a_ledger_that_was_deleted_as_it_was_then(journal, rows, told):
+    deleted = replace(
+        ROW, action=Action.DELETE_LEDGER, phase=Phase.DELETE, outcome=Outcome.DELETED, ledger_id=NODE.ledger_id
+    )
+    journal.record([replace(deleted, **row) for row in rows])
+    assert as_deleted(journal, "sandbox", [replace(NODE, at=NOON)]) == ([replace(NODE, at=NOON)] if told else [])
 
 
 def test_rows_of_one_phase(journal):
