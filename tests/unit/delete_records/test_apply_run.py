@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -13,22 +12,17 @@ from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, parse_offset
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
 from pulsar_lifecycle.errors import Unavailable
-from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
+from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
-from pulsar_lifecycle.formats.ledger_metadata import Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports import Archived
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
+from pulsar_lifecycle.records.outcomes import Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs import control
-from tests.kit.builders import ROW
 from tests.kit.fakes.bookie_admin import status
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
-from tests.kit.records.topic_times import BUCKET
-from tests.kit.simulated.cluster import compacted_tags
 
 
 def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
@@ -48,213 +42,6 @@ def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
     scene.delete()
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 3))]
     assert not scene.cluster.exists(ids[0])
-
-
-@pytest.mark.parametrize("offloaded", [False, True])
-def test_a_ledger_that_is_cut_and_that_its_broker_trims_must_be_gone_too(offloaded: bool) -> None:
-    scene = RecordsScene()
-    ids, objects = scene.ids[scene.topic], scene.with_bucket()
-    path = scene.cluster.topic_path(scene.topic)
-    data = f"{UUID(int=7)}-ledger-{ids[2]}"
-    if offloaded:
-        _offloaded(scene, 2)
-        objects.put(BUCKET, data, b"", {})
-    scene.plan(scene.at(2, 3))
-    scene.apply()
-    scene.delete()
-    info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
-    scene.cluster.put(path, managed_ledger.encode(replace(info, ledgers=info.ledgers[1:])))
-    (result,) = scene.apply()
-    assert result.error is RecordsError.TIMEOUT
-    assert str(ids[2]) in result.reason
-    scene.cluster.zookeeper.delete(ledger_path(ids[2]), -1)
-    if offloaded:
-        (result,) = scene.apply()
-        assert f"{ids[2]}, object (s3://{BUCKET}/{data})" in result.reason
-        objects.delete_many(BUCKET, [data])
-    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 3))]
-
-
-def _offloaded(scene: RecordsScene, ledger: int) -> None:
-    """The ledger at an index has an offloaded copy."""
-    path = scene.cluster.topic_path(scene.topic)
-    info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
-    copy = OffloadContext(UUID(int=7), True, False, 1, "aws-s3", {"bucket": BUCKET})
-    ledgers = (*info.ledgers[:ledger], replace(info.ledgers[ledger], offload=copy), *info.ledgers[ledger + 1 :])
-    scene.cluster.put(path, managed_ledger.encode(replace(info, ledgers=ledgers)))
-    scene.cluster.wait(1)
-
-
-def test_asking_again_waits_for_what_left_the_list_before() -> None:
-    scene = RecordsScene()
-    ids = scene.ids[scene.topic]
-    scene.plan(scene.at(2, 0))
-    scene.apply()
-    (row,) = scene.plan(scene.at(2, 0))
-    assert (row["ledgers"], row["leftovers"], row["old_low_watermark"]) == ([], ids[:2], f"{ids[2]}:0")
-    assert scene.apply()[0].error is RecordsError.TIMEOUT
-    scene.delete()
-    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
-    (row,) = scene.plan(scene.at(2, 0))
-    assert row["leftovers"] == []
-
-
-def test_a_compacted_view_that_a_broker_left_behind_must_be_gone_too() -> None:
-    scene = RecordsScene()
-    view = scene.cluster.ledger(compacted_tags(scene.topic))
-    scene.cluster.ledger(compacted_tags(Topic.parse("persistent://acme/orders/other")))
-    scene.scan()
-    (row,) = scene.plan(scene.at(2, 0))
-    assert (row["error"], row["leftovers"]) == (None, [view])
-    scene.apply()
-    scene.delete()
-    (result,) = scene.apply()
-    assert (result.low_watermark, result.error) == (-1, RecordsError.TIMEOUT)
-    assert f"the first: {view}: apply a plan of leaked ledgers" in result.reason
-    scene.cluster.remove(scene.cluster.path(view))
-    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
-
-
-def test_asking_again_waits_for_the_bookies_of_what_was_deleted_before() -> None:
-    scene = RecordsScene()
-    ids, asked = scene.ids[scene.topic], Patience(bookies=True)
-    scene.plan(scene.at(2, 0))
-    scene.apply()
-    scene.delete()
-    (row,) = scene.plan(scene.at(2, 0))
-    assert (row["ledgers"], row["leftovers"]) == ([], [])
-    (result,) = scene.apply(asked)
-    assert result.error is RecordsError.TIMEOUT
-    assert f"{ids[0]}, on_bookie" in result.reason
-    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]  # bookies were not asked for
-    for i in ids[:2]:
-        del scene.cluster.reader.payloads[i]
-    assert scene.apply(asked) == [DeleteRecordsResult(scene.at(2, 0))]
-
-
-def test_another_clusters_ledger_of_the_same_id_does_not_tell_which_bookies_to_ask() -> None:
-    scene = RecordsScene()
-    first, path = scene.ids[scene.topic][0], scene.cluster.path(scene.ids[scene.topic][0])
-    (node,) = scene.cluster.open_store().read([path])
-    there = replace(ledger_metadata.decode(node.data), segments=(Segment(0, ("bookie-9:3181",)),))
-    theirs = Archived("a-run", "another", first, path, ledger_metadata.encode(there), 0, 1, 1, 1)
-    scene.cluster.journal.archive([theirs])
-    scene.cluster.reader.collected["bookie-9:3181"] = {first}
-    for cookie in ("/ledgers/cookies", f"/ledgers/cookies/{BOOKIE}"):
-        scene.cluster.put(cookie, b"")
-    scene.plan(scene.at(1, 0))
-    scene.apply()
-    scene.cluster.remove(path)  # its broker deleted it
-    (result,) = scene.apply(Patience(bookies=True))
-    assert result.error is RecordsError.TIMEOUT
-    assert f"{first}, on_bookie ({BOOKIE})" in result.reason
-    del scene.cluster.reader.payloads[first]
-    assert scene.apply(Patience(bookies=True)) == [DeleteRecordsResult(scene.at(1, 0))]
-
-
-@pytest.mark.parametrize("undone", [True, False])
-def test_what_was_archived_before_a_ledger_came_back_does_not_tell_which_bookies_to_ask(undone: bool) -> None:
-    """It came back after the plan by an undo, or before it with all else that was restored; its broker deleted it."""
-    scene = RecordsScene()
-    first, cluster, topic = scene.ids[scene.topic][0], scene.cluster, scene.cluster.topic_path(scene.topic)
-    before = {path: cluster.zookeeper.data(path) for path in (cluster.path(first), topic)}
-    scene.plan(scene.at(1, 0))
-    scene.apply()
-    scene.delete()
-    assert not cluster.exists(first)
-    if undone:
-        request = UndoRequest(ledger_ids=(first,), dry_run=False)
-        (one,) = undo_deletions(scene.where, "undo", request, lambda _: None).ledgers
-        assert one.outcome is Outcome.RESTORED, one.reason
-    else:
-        for path, data in before.items():
-            cluster.put(path, data)
-        cluster.wait(1)
-        scene.plan(scene.at(1, 0))
-        scene.apply()
-    cluster.remove(cluster.path(first))
-    for cookie in ("/ledgers/cookies", f"/ledgers/cookies/{BOOKIE}", "/ledgers/cookies/bookie-9:3181"):
-        cluster.put(cookie, b"")
-    cluster.reader.collected[BOOKIE] = {first}
-    (result,) = scene.apply(Patience(bookies=True))
-    assert f"{first}, on_bookie (bookie-9:3181)" in result.reason
-    cluster.reader.collected["bookie-9:3181"] = {first}
-    assert scene.apply(Patience(bookies=True)) == [DeleteRecordsResult(scene.at(1, 0))]
-
-
-def test_asking_again_waits_for_offloaded_copies_that_left_the_list_before() -> None:
-    scene = RecordsScene()
-    ids = scene.ids[scene.topic]
-    scene.plan(scene.at(2, 0))
-    scene.apply()
-    scene.delete()
-    objects = scene.with_bucket()
-    copy = {"czxid": 1, "uuid": str(UUID(int=7)), "bucket": BUCKET}
-    mark = replace(
-        ROW, cluster=scene.where.settings.cluster, topic=str(scene.topic), phase=Phase.MARK, outcome=Outcome.MARKED
-    )
-    scene.cluster.journal.record([replace(mark, ledger_id=ids[0], detail=json.dumps(copy))])
-    data = f"{UUID(int=7)}-ledger-{ids[0]}"
-    objects.put(BUCKET, data, b"", {})
-    (row,) = scene.plan(scene.at(2, 0))
-    assert (row["ledgers"], row["leftovers"]) == ([], ids[:1])
-    assert row["copies"] == [{"ledger_id": ids[0], "bucket": BUCKET, "uuid": str(UUID(int=7))}]
-    (result,) = scene.apply()
-    assert (result.low_watermark, result.error) == (-1, RecordsError.TIMEOUT)
-    assert f"{ids[0]}, object (s3://{BUCKET}/{data})" in result.reason
-    objects.delete_many(BUCKET, [data])
-    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
-
-
-def test_a_copy_that_was_offloaded_after_the_plan_must_be_gone_too() -> None:
-    scene = RecordsScene()
-    ids, objects = scene.ids[scene.topic], scene.with_bucket()
-    scene.plan(scene.at(2, 0))
-    _offloaded(scene, 0)
-    data = f"{UUID(int=7)}-ledger-{ids[0]}"
-    objects.put(BUCKET, data, b"", {})
-    scene.apply()
-    assert scene.listed() == ids[2:]
-    for i in ids[:2]:
-        scene.cluster.zookeeper.delete(ledger_path(i), -1)
-    (result,) = scene.apply(dry_run=True)
-    assert result.error is RecordsError.TIMEOUT
-    assert f"{ids[0]}, object (s3://{BUCKET}/{data})" in result.reason
-    objects.delete_many(BUCKET, [data])
-    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
-
-
-@pytest.mark.parametrize("asked", ["the end", "inside"])
-def test_a_later_copy_of_the_ledger_that_the_low_watermark_is_in_must_be_gone_too(asked: str) -> None:
-    """It was offloaded after the plan, and left the list with a message for its copy."""
-    scene = RecordsScene()
-    objects, last = scene.with_bucket(), scene.ids[scene.topic][4]
-    data = f"{UUID(int=7)}-ledger-{last}"
-
-    def rolled(topic: Topic) -> None:
-        scene.rolled(topic)
-        _offloaded(scene, len(scene.listed()) - 2)
-        objects.put(BUCKET, data, b"", {})
-
-    scene.cluster.admin.topics[scene.topic] = {}
-    scene.cluster.admin.on_unload = rolled
-    scene.plan(END if asked == "the end" else scene.at(4, 3))
-    ours = scene.summary
-    scene.apply()
-    if asked == "inside":
-        scene.cluster.wait(1)
-        assert scene.apply()[0].error is RecordsError.TIMEOUT
-        scene.plan(END)
-        scene.apply()
-    assert last not in scene.listed()
-    for i in scene.ids[scene.topic][:5]:
-        scene.cluster.zookeeper.delete(ledger_path(i), -1)
-    scene.summary = ours
-    (result,) = scene.apply(dry_run=True)
-    assert result.error is RecordsError.TIMEOUT
-    assert f"{last}, object (s3://{BUCKET}/{data})" in result.reason
-    objects.delete_many(BUCKET, [data])
-    assert scene.apply(dry_run=True)[0].error is None
 
 
 def test_what_must_not_come_back_is_journalled_before_it_goes() -> None:
