@@ -53,7 +53,7 @@ def as_deleted(journal: JournalReader, cluster: str, nodes: Sequence[Archived]) 
     by_run: dict[tuple[str, int], int] = {}
     undone: dict[int, int] = {}
     for row in journal.find(condition, ["run_id", "ledger_id", "phase", "at"]).to_pylist():
-        ledger_id, at = row["ledger_id"], row["at"]
+        ledger_id, at = int(row["ledger_id"]), int(row["at"])
         if row["phase"] == Phase.UNDO:
             undone[ledger_id] = max(at, undone.get(ledger_id, at))
         else:
