@@ -7,14 +7,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from pulsar_lifecycle.delayed_index.repair.edit import Edit, Edited, write_keys
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
+from pulsar_lifecycle.delayed_index.repair.repair_run import repair
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
+from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.runs.caps import Order
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.planting import znodes
@@ -68,6 +73,34 @@ def test_a_repair_that_is_killed_anywhere_leaves_the_old_buckets_or_the_new_ones
     assert found[topic] == {
         IndexFinding.LEDGER_WITHOUT_KEY: 4
     }  # the old ones: later runs settled what killed ones left
+
+
+def test_of_two_repairs_at_once_one_is_refused_or_finds_it_done(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    namespace = new_namespace(sandbox, "twice")
+    topic = f"persistent://{namespace}/t"
+    pipeline = pipelines({"delayed_index": {"namespaces": [namespace], "brokers": BROKERS}})
+    with pulsar_client(sandbox.service_url) as client:
+        planted(sandbox, client, topic)
+    unloaded(sandbox, [topic])
+    key, value = sorted(keys_of(sandbox, topic).items())[0]
+    set_key(sandbox, topic, key, forged(sandbox, topic, key, int(value)))
+    summary, _ = make_repair_plan(pipeline.where, checked(pipeline, namespace)[0])
+    order, together = Order(summary.plan_id, summary.digest), threading.Barrier(2)
+
+    def one(run_id: str) -> list[Outcome] | LifecycleError:
+        together.wait()
+        try:
+            return [done.outcome for done in repair(pipeline.where, run_id, order, dry_run=False)]
+        except LifecycleError as refused:
+            return refused
+
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(one, ("one", "other")))
+    assert said.count([Outcome.DONE]) == 1, said
+    assert all(isinstance(one, Refused) or one in ([Outcome.DONE], [Outcome.LEFT]) for one in said), said
+    assert not checked(pipeline, namespace)[1][topic].keys() - {IndexFinding.LEDGER_WITHOUT_KEY}
 
 
 def test_a_broker_that_loads_the_topic_meanwhile_has_the_buckets_that_the_cursor_names(sandbox: Cluster) -> None:
