@@ -44,10 +44,9 @@ def answers(
 ) -> dict[TopicPartition, DeleteRecordsResult]:
     """The result of every partition of a plan made at ``planned_at`` (ms). Read-only.
 
-    What is not proven after ``wait_ms`` has error ``TIMEOUT``.
-
-    ``refused``: what an apply found, None for a partition that became what the plan says. ``bookies``: every bookie
-    that had a replica must say that it has no entry of what must be gone.
+    What is not proven after ``wait_ms`` has error ``TIMEOUT``. ``refused``: what an apply found, None for a partition
+    that became what the plan says. ``bookies``: every bookie that had a replica must say that it has no entry of what
+    must be gone.
     """
     earlier = _left_before(cluster, rows)
     with topic_ports(cluster, read_only=True, buckets=cluster.settings.object_store is not None) as ports:

@@ -6,18 +6,14 @@ Belongs here: the look that costs little. Not here: reading all below (``time_of
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from pulsar_lifecycle.delete_records.times.publish_times import envelope
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, end_of
-from pulsar_lifecycle.delete_records.times.time_offsets import Question, in_groups, runs_between
+from pulsar_lifecycle.delete_records.times.time_offsets import Question, ask_each, runs_between
 from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, LifecycleError, StoreError
 from pulsar_lifecycle.formats.message import Envelope
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.model import MessagePosition, Position
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.tasks import share_of
-from pulsar_lifecycle.settings import Settings
 
 
 def cut_at_once(cluster: Cluster, questions: Sequence[Question]) -> list[bool]:
@@ -26,46 +22,31 @@ def cut_at_once(cluster: Cluster, questions: Sequence[Question]) -> list[bool]:
     True where a server does not answer, too: who reads all below learns why. Where several producers take turns, a
     message may be cut of which neither entry is a part.
     """
-    if not questions:
-        return []
-    look = _Look(share_of(cluster.tasks, cluster.settings), cluster.connect)
-    return [one for some in cluster.tasks.map(look, in_groups(cluster, questions)) for one in some]
+    return ask_each(cluster, questions, _cut_or_unread)
 
 
-@dataclass(frozen=True)
-class _Look:
-    """A task: reads the entries beside the positions of some questions."""
-
-    settings: Settings
-    connect: Connect
-
-    def __call__(self, questions: Sequence[Question]) -> list[bool]:
-        with self.connect(self.settings, read_only=True) as ports:
-            entries = TopicEntryReader(ports.reader, ports.objects if self.settings.object_store else None)
-            return [self._is_cut(question, entries) for question in questions]
-
-    @staticmethod
-    def _is_cut(question: Question, entries: TopicEntryReader) -> bool:
-        try:
-            return is_cut(question, entries)
-        except LifecycleError:
-            return True
+def _cut_or_unread(question: Question, entries: TopicEntryReader) -> bool:
+    try:
+        return goes_on_at(question, entries) or begun_below(question, entries) is not None
+    except LifecycleError:
+        return True
 
 
-def is_cut(question: Question, entries: TopicEntryReader) -> bool:
-    """As :func:`cut_at_once`, of one position. Raises where a server does not answer, or may not be asked."""
-    position, end = question.position, end_of(question.ledgers)
-    if position is None:
-        raise ValueError("a position is to be looked at")
-    above = list(runs_between(question.ledgers, position, end))[:1]
-    after = [_part(ledger, first, entries) for ledger, first, _ in above]
-    return begun_below(question, entries) is not None or any(part and part.chunk and part.chunk[0] for part in after)
+def goes_on_at(question: Question, entries: TopicEntryReader) -> bool:
+    """Whether the entry at a position is a part of a chunked message, and not its first one.
+
+    Raises where a server does not answer, or may not be asked.
+    """
+    position = question.position or question.start
+    above = list(runs_between(question.ledgers, position, end_of(question.ledgers)))[:1]
+    parts = [_part(ledger, first, entries) for ledger, first, _ in above]
+    return any(part and part.chunk and part.chunk[0] for part in parts)
 
 
 def begun_below(question: Question, entries: TopicEntryReader) -> str | None:
     """The UUID of a chunked message, if the entry below a position is a part of it, and not its last one.
 
-    Raises as :func:`is_cut`.
+    Raises as :func:`goes_on_at`.
     """
     position = question.position or question.start
     for ledger, _, last in list(runs_between(question.ledgers, question.start, position))[-1:]:

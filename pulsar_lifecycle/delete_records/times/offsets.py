@@ -12,7 +12,7 @@ from dataclasses import replace
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal, cursors_behind
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import Offset, Options, Timestamp, TopicPartition
-from pulsar_lifecycle.delete_records.times.cut_messages import begun_below, cut_at_once, goes_on, is_cut
+from pulsar_lifecycle.delete_records.times.cut_messages import begun_below, cut_at_once, goes_on, goes_on_at
 from pulsar_lifecycle.delete_records.times.publish_times import Counts
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, readable_ledgers
 from pulsar_lifecycle.delete_records.times.time_offsets import (
@@ -145,7 +145,7 @@ def cut_since(
     view: PartitionView,
     position: MessagePosition,
     end: MessagePosition,
-    unfinished: Collection[str] = (),
+    unfinished: Collection[str],
 ) -> Refusal | None:
     """Why what was a position of a partition is none any more: a chunked message was on its way.
 
@@ -166,7 +166,7 @@ def cut_since(
         near = question(_beside(view, position))
         begun = begun_below(near, entries)
         uuids = {*unfinished} if begun is None else {*unfinished, begun}
-        cut = position == end and is_cut(near, entries)
+        cut = position == end and (goes_on_at(near, entries) or begun is not None)
         cut = cut or (bool(uuids) and goes_on(uuids, question(view.info), end, entries))
     except (CorruptFormat, Refused, StoreError) as error:
         return Refusal.of(RecordsError.UNREAD, error)

@@ -12,9 +12,10 @@ that it found is read, too: the position is the first message published at or af
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from pulsar_lifecycle.delete_records.times.publish_times import (
     BegunMessages,
@@ -34,6 +35,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.settings import Settings
 
+T = TypeVar("T")
 TASK_BYTES = 64 << 20
 """Bytes of entries that one task reads; small ledgers share one."""
 OPEN_LEDGER_ENTRY = 1 << 10
@@ -159,28 +161,37 @@ _Found = _Place | ResolvedOffset
 
 
 def _places(cluster: Cluster, questions: Sequence[Question]) -> list[_Found]:
-    """A few tasks for each that runs at once, so that a slow partition holds up few others."""
-    search = _Search(share_of(cluster.tasks, cluster.settings), cluster.connect)
-    return [place for some in cluster.tasks.map(search, in_groups(cluster, questions)) for place in some]
+    """By few reads of single entries."""
+    return ask_each(cluster, questions, _guarded)
 
 
-def in_groups(cluster: Cluster, questions: Sequence[Question]) -> list[Sequence[Question]]:
-    """What each task gets."""
-    size = -(-len(questions) // (cluster.tasks.at_once * 4)) or 1
-    return [questions[at : at + size] for at in range(0, len(questions), size)]
+def ask_each(
+    cluster: Cluster, questions: Sequence[Question], answer: Callable[[Question, TopicEntryReader], T]
+) -> list[T]:
+    """What a function at the top of its module answers to each question, in order; it is called in tasks.
+
+    A few tasks for each that runs at once, so that a slow partition holds up few others.
+    """
+    if not questions:
+        return []
+    size = -(-len(questions) // (cluster.tasks.at_once * 4))
+    groups = [questions[at : at + size] for at in range(0, len(questions), size)]
+    task = _Answering(share_of(cluster.tasks, cluster.settings), cluster.connect, answer)
+    return [one for some in cluster.tasks.map(task, groups) for one in some]
 
 
 @dataclass(frozen=True)
-class _Search:
-    """A task: finds the places of some questions by few reads of single entries."""
+class _Answering(Generic[T]):
+    """A task: answers some questions, one after the other."""
 
     settings: Settings
     connect: Connect
+    answer: Callable[[Question, TopicEntryReader], T]
 
-    def __call__(self, questions: Sequence[Question]) -> list[_Found]:
+    def __call__(self, questions: Sequence[Question]) -> list[T]:
         with self.connect(self.settings, read_only=True) as ports:
             entries = TopicEntryReader(ports.reader, ports.objects if self.settings.object_store else None)
-            return [_guarded(question, entries) for question in questions]
+            return [self.answer(question, entries) for question in questions]
 
 
 def _guarded(question: Question, entries: TopicEntryReader) -> _Found:
