@@ -30,7 +30,7 @@ DAY_MS = 86_400_000
 _HOUR_MS = 3_600_000
 SHOWN = 14 * DAY_MS
 """Milliseconds back."""
-STEP = 6 * 3_600_000
+STEP = 6 * _HOUR_MS
 """Milliseconds per bar; whole hours."""
 
 _HEIGHTS = ".▁▂▃▄▅▆▇█"
@@ -162,7 +162,7 @@ def messages_due(due: Mapping[tuple[str, str], Mapping[int, int]]) -> dg.Metadat
     later = sum(count for hour, count in hours.items() if hour > last)
     if not shown:
         return dg.MetadataValue.md(f"{later:,} delayed messages, all of them due after the year 9998")
-    most = sorted(due, key=lambda names: (-sum(due[names].values()), names))
+    most = _by_messages(due)
     named, rest = most[: len(_SUBSCRIPTIONS)], most[len(_SUBSCRIPTIONS) :]
     layers = [(_short(*names), due[names]) for names in named]
     if rest:
@@ -189,27 +189,29 @@ def due_as_text(due: Mapping[tuple[str, str], Mapping[int, int]]) -> dg.Metadata
     if not due:
         return dg.MetadataValue.md("nothing")
     first = min(min(hours) for hours in due.values())
-    shown = sorted(due, key=lambda names: (-sum(due[names].values()), names))[: len(_SUBSCRIPTIONS)]
     cells = [
         (
             *names,
             f"{sum(due[names].values()):,}",
             bars_of([due[names].get(first + n * _HOUR_MS, 0) for n in range(_HOURS)]),
         )
-        for names in shown
+        for names in _by_messages(due)[: len(_SUBSCRIPTIONS)]
     ]
     headers = ["topic", "subscription", "messages", f"each hour from {show.at(first)}, by its row's most"]
     return dg.MetadataValue.md(show.markdown(headers, cells))
 
 
+def _by_messages(due: Mapping[tuple[str, str], Mapping[int, int]]) -> list[tuple[str, str]]:
+    """Subscriptions, those with the most messages first."""
+    return sorted(due, key=lambda names: (-sum(due[names].values()), names))
+
+
 def _short(topic: str, subscription: str) -> str:
     """A name that fits beside a picture; matplotlib hides labels that begin with an underscore, and reads dollars."""
-    text = f"{topic.rpartition('/')[2]}: {subscription}".replace("$", r"\$")
-    return (
-        f"\N{ZERO WIDTH SPACE}{text}"
-        if len(text) <= _NAME
-        else f"\N{ZERO WIDTH SPACE}{text[: _NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
-    )
+    name = f"{topic.rpartition('/')[2]}: {subscription}"
+    if len(name) > _NAME:
+        name = f"{name[: _NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return "\N{ZERO WIDTH SPACE}" + name.replace("$", r"\$")
 
 
 def _figure(height: float, dpi: int = 72) -> Figure:
@@ -241,7 +243,7 @@ def _picture(figure: Figure, title: str) -> dg.MetadataValue:
 
 
 _HOUR = timedelta(hours=1)
-_FORECAST_MS = 366 * 86_400_000
+_FORECAST_MS = 366 * DAY_MS
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
