@@ -125,6 +125,12 @@ class _Watched:
     moved_at: int
     began: bool = False
 
+    def take(self, said: BookieStatus, now: int) -> None:
+        """What it says at ``now`` (ms)."""
+        if Progress.of(said) != Progress.of(self.said):
+            self.moved_at = now
+        self.said = said
+
 
 @dataclass
 class CollectionRun:
@@ -203,9 +209,7 @@ class CollectionRun:
             if said is None or not is_at_it(said):
                 del self._beside[bookie]
                 continue
-            if Progress.of(said) != Progress.of(one.said):
-                one.moved_at = self.clock.now_ms()
-            one.said = said
+            one.take(said, self.clock.now_ms())
             return bookie
         return ""
 
@@ -273,9 +277,7 @@ class CollectionRun:
             if said is not None:
                 anew = restarted(one.before, one.said, said)
                 one.began |= is_at_it(said)
-                if Progress.of(said) != Progress.of(one.said):
-                    one.moved_at = self.clock.now_ms()
-                one.said = said
+                one.take(said, self.clock.now_ms())
                 if anew:
                     why = Why(Outcome.RESTARTED, "launch the job again")
                     self._end(bookie, Outcome.RESTARTED, why, watched.pop(bookie))
