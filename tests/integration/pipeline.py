@@ -167,6 +167,18 @@ class Pipeline:
         self.scan()
         return self.delete_pending(run_id)
 
+    def delete_until(self, done: Callable[[], bool], seconds: float = 300) -> list[list[OutcomeCount]]:
+        """:meth:`scan_and_delete`, at least once, until ``done`` or that much time is up: what each run found.
+
+        One run need not do: what a broker may be loading is retried, and waits for a later scan.
+        """
+        end = time.monotonic() + seconds
+        found = [self.scan_and_delete()]
+        while not done() and time.monotonic() < end:
+            time.sleep(2)
+            found.append(self.scan_and_delete())
+        return found
+
     # ----------------------------------------------------------------------------------------------------- the outcome
 
     def findings(self, epoch: Epoch) -> dict[int, dict[str, Any]]:

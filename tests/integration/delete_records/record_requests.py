@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -56,12 +55,21 @@ class Records:
 
     def answered(self, patience: Patience = NO_PATIENCE) -> dict[str, DeleteRecordsResult]:
         """Scans and deletion runs until nothing of the plan is to be waited for, or for good."""
-        for _ in range(6):
-            self.pipeline.scan_and_delete()
-            results = self.apply(patience, dry_run=True)
-            if not any(one.error for one in results.values()):
-                return results
-            time.sleep(2)
+        return self.delete_until(lambda results: not any(one.error for one in results.values()), patience)
+
+    def delete_until(
+        self, done: Callable[[dict[str, DeleteRecordsResult]], bool], patience: Patience = NO_PATIENCE
+    ) -> dict[str, DeleteRecordsResult]:
+        """Scans and deletion runs until what the plan would answer now is ``done``, or in vain for five minutes."""
+        results: dict[str, DeleteRecordsResult] = {}
+
+        def answer() -> bool:
+            results.update(self.apply(patience, dry_run=True))
+            return done(results)
+
+        found = self.pipeline.delete_until(answer)
+        if not done(results):
+            print(*found, *told(results), sep="\n")  # a test that fails on them shows why
         return results
 
 

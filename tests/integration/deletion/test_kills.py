@@ -211,11 +211,8 @@ class Scene:
 
     def finish(self) -> None:
         """Rerun until the queue is empty, and look at what became of every intent."""
-        for _ in range(4):
-            self.pipeline.scan_and_delete()
-            if not waiting(self.cluster):
-                break
-        assert emptied(self.cluster)
+        runs = self.pipeline.delete_until(lambda: not waiting(self.cluster))
+        assert emptied(self.cluster), runs
         assert not existing(self.cluster, self.orphans), "the rerun did not finish the work"
         outcomes = self.outcomes()
         assert all(said.count("deleted") <= 1 for said in outcomes.values()), "a ledger was deleted twice"
@@ -305,11 +302,8 @@ def test_a_trim_killed_after_its_write_is_finished_by_the_next_run(
 
     pipeline.scan_and_delete()  # settles the pending unload first
     traffic.check()
-    for _ in range(8):
-        if not existing(cluster, set(asked)):
-            break
-        pipeline.scan_and_delete()
-    assert not existing(cluster, set(asked))
+    runs = pipeline.delete_until(lambda: not existing(cluster, set(asked)))
+    assert not existing(cluster, set(asked)), runs
     assert {pipeline.journal(ledger)[-1]["outcome"] for ledger in asked} == {"deleted"}
 
 

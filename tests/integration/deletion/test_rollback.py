@@ -135,8 +135,8 @@ def test_intents_that_the_queue_lost_are_derived_again_for_the_chosen_namespaces
     lost = reconciled(pipeline, [chosen, other], apply=True)
     assert lost.applied is not None
     assert (lost.applied.sent, waiting(sandbox)) == (6, 6)
-    pipeline.scan_and_delete()
-    assert not existing(sandbox, ours | theirs)
+    runs = pipeline.delete_until(lambda: not existing(sandbox, ours | theirs))
+    assert not existing(sandbox, ours | theirs), runs
     after = reconciled(pipeline, [chosen, other], apply=True)
     assert after.applied is None
     assert [(s.orphans, s.in_flight, s.settled) for s in after.namespace_intents] == [(0, 0, 4), (0, 0, 2)]

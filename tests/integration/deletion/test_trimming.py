@@ -72,17 +72,13 @@ def left_pending(pipeline: Pipeline) -> list[control.PendingUnload | control.Bro
 
 
 def deleted(pipeline: Pipeline, ledgers: set[int], final: frozenset[str] = frozenset({"deleted"})) -> None:
-    """Scan and delete until all of the ledgers are ``final``.
+    """Scan and delete until all of the ledgers are ``final``."""
 
-    What a broker was just loading is retried, and waits for the next scan if it comes back within the same run.
-    """
-    for _ in range(5):
-        pipeline.scan_and_delete()
-        last = {ledger: pipeline.journal(ledger)[-1]["outcome"] for ledger in ledgers}
-        if not {"retrying", "waiting"} & set(last.values()):
-            break
-        time.sleep(2)
-    assert set(last.values()) <= final, last
+    def last() -> set[str]:
+        return {pipeline.journal(ledger)[-1]["outcome"] for ledger in ledgers}
+
+    runs = pipeline.delete_until(lambda: not {"retrying", "waiting"} & last())
+    assert last() <= final, runs
 
 
 def trimmed(pipeline: Pipeline, topic: str, ids: list[int]) -> None:

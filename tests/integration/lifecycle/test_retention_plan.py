@@ -154,11 +154,8 @@ def test_what_expired_while_unloaded_goes_and_no_topic_is_loaded(
         assert not loaded(sandbox) & set(ids)
 
         gone = {*ids[read][:2], *ids[alone][:-1]}
-        for _ in range(5):
-            pipeline.scan_and_delete()
-            if not existing(sandbox, gone):
-                break
-        assert not existing(sandbox, gone)
+        runs = pipeline.delete_until(lambda: not existing(sandbox, gone))
+        assert not existing(sandbox, gone), runs
         assert not loaded(sandbox) & set(ids)
         producer.close()
         assert read_all(client, live, 230) == contents

@@ -198,12 +198,8 @@ def test_a_deletion_run_that_is_under_way_deletes_nothing_where_a_broker_cannot_
     finally:
         offloading.restart("broker-1", {})
     offload(pipeline, planned(pipeline, *namespaces)[0], "mended")
-
-    def gone() -> bool:
-        pipeline.scan_and_delete()
-        return not existing(offloading, released)
-
-    wait_for("the deletion of what waited", gone, 300)
+    runs = pipeline.delete_until(lambda: not existing(offloading, released))
+    assert not existing(offloading, released), runs
 
 
 # ------------------------------------------------------------------------------------- 11: a broker's offload that runs
