@@ -95,11 +95,11 @@ def by_itself(plan_id: str, digest: str, mode: Automation) -> str:
     if mode is Automation.APPLY:
         return "Sensor `automation` applies it by itself, as far as the settings let it: `pulsar-lifecycle automation`."
     if mode is Automation.APPROVE:
-        config = json.dumps({"ops": {"approve": {"config": {"plan_id": plan_id, "digest": digest, "by": "YOU"}}}})
-        launch = f"or launch job `approve_plan` with `{config}`"
+        config = {"ops": {"approve": {"config": {"plan_id": plan_id, "digest": digest, "by": "YOU"}}}}
+        launch = f"or job `approve_plan` with `{json.dumps(config)}`"
         return (
-            f"Sensor `automation` applies it once it is approved: `pulsar-lifecycle approve {plan_id} {digest}`, "
-            f"{launch}."
+            f"Sensor `automation` applies it once approved, within its caps: "
+            f"`pulsar-lifecycle approve {plan_id} {digest}`, {launch}."
         )
     return ""
 

@@ -15,6 +15,7 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 
 from assets.deletion import DELETING
 from assets.names import CLUSTER, EPOCH, PLAN, READER
+from assets.pages import show
 from assets.pages.failures import refusals_fail
 from orchestration.automatic.at_work import BY_ITSELF, DELETION, lease_of_job, without_dead
 from orchestration.automatic.doorbell import Watch, rung
@@ -22,7 +23,14 @@ from orchestration.automatic.launches import COLLECT, LAUNCHES
 from orchestration.automatic.may_begin import BOOKIES, bookies_wait
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.inspect.automation import KINDS, AutomatedKind, approve_plan, decision_of, settings_of
+from pulsar_lifecycle.inspect.automation import (
+    KINDS,
+    AutomatedKind,
+    after_approval,
+    approve_plan,
+    decision_of,
+    settings_of,
+)
 from pulsar_lifecycle.inspect.kept_plans import Plan
 from pulsar_lifecycle.records.plans import epoch_of
 from pulsar_lifecycle.runs.automation_rule import PlanDecision
@@ -177,16 +185,16 @@ class ApprovalConfig(dg.Config):
 @refusals_fail()
 def approve_op(context: dg.OpExecutionContext, config: ApprovalConfig, lifecycle: LifecycleResource) -> None:
     """Refused for another digest than the plan's, and for a plan that is report-only, expired or of another cluster."""
-    done = approve_plan(
-        lifecycle.without_spark(), context.run_id, config.plan_id, config.digest, config.by, withdraw=config.withdraw
-    )
-    context.add_output_metadata(
-        {
-            "plan id": config.plan_id,
-            "withdrawn" if config.withdraw else "approved": f"by {done.by}",
-            "until": dg.MetadataValue.timestamp(done.until / 1000),
-        }
-    )
+    where = lifecycle.without_spark()
+    done = approve_plan(where, context.run_id, config.plan_id, config.digest, config.by, withdraw=config.withdraw)
+    found: dict[str, str | dg.MetadataValue] = {"plan id": config.plan_id}
+    if config.withdraw:
+        found["withdrawn"] = f"by {done.by}"
+    else:
+        found["approved"] = f"by {done.by}"
+        found["until"] = dg.MetadataValue.timestamp(done.until / 1000)
+        found["by itself"] = show.bullets(after_approval(where, config.plan_id))
+    context.add_output_metadata(found)
 
 
 @dg.job(

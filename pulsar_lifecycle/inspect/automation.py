@@ -29,7 +29,7 @@ from pulsar_lifecycle.journal.approvals import (
 )
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.outcomes import Action
-from pulsar_lifecycle.records.plans import delete_records_plan
+from pulsar_lifecycle.records.plans import check_digest, delete_records_plan
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
@@ -223,12 +223,7 @@ def approve_plan(
         )  # fmt: skip
     plan, rows = stored_plan(where.lake, plan_id)
     now, cluster = where.clock.now_ms(), where.settings.cluster
-    found = KEPT[kind].digest(rows, plan.to_json())
-    if not digest == plan.digest == found:
-        raise RefusedBy(
-            RefusalCode.PLAN_DIFFERS,
-            f"plan {plan_id}: its files have digest {found}, its summary {plan.digest}, you gave {digest}",
-        )
+    check_digest(plan_id, digest, plan.digest, KEPT[kind].digest(rows, plan.to_json()))
     if plan.cluster != cluster:
         raise RefusedBy(RefusalCode.OTHER_CLUSTER, f"plan {plan_id} is of another cluster: {plan.cluster}")
     expires = plan.created_at + int(where.settings.orphans.plan_valid_for * 1000)
@@ -242,6 +237,18 @@ def approve_plan(
     at = max(now, plan.created_at)  # a word about a plan is looked for from there on, whoever's clock is behind
     where.journal.record([approval_row(run_id, cluster, plan_id, approved, at, withdrawn=withdraw)])
     return approved
+
+
+def after_approval(where: Cluster, plan_id: str) -> list[str]:
+    """What becomes of an approved plan by itself, a sentence for each of its kinds. Raises what the lake raises."""
+    said: list[str] = []
+    for kind in (one for one in KINDS if one.kind is kind_of(plan_id)):
+        decision, _ = decision_of(where, kind)
+        text = f"{decision.code}: {decision.text}"
+        if decision.plan_id not in ("", plan_id):
+            text = f"plan {decision.plan_id} is newer: only the newest goes by itself, approve that one"
+        said.append(f"{kind.name}: {text}")
+    return said
 
 
 def _approval(where: Cluster, plan: Plan) -> Approval | None:

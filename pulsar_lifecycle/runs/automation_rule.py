@@ -121,14 +121,14 @@ def _against(
         return AutomationCode.TOO_SMALL, f"{plan.ledgers} ledgers, {plan.bytes} bytes: it waits for more ({least})"
     if kind.mode is Automation.PLAN:
         return AutomationCode.PLAN_ONLY, "the mode is plan: apply it with its job"
+    if over := _over(kind, plan):  # before the approval, which would not help
+        return AutomationCode.OVER_CAP, f"{over}: look at it, then apply it with its job"
     if kind.mode is Automation.APPROVE:
         if approval is None or approval.digest != plan.digest:
             how = f"pulsar-lifecycle approve {plan.plan_id} {plan.digest}"
             return AutomationCode.NOT_APPROVED, f"it waits for `{how}`, or job approve_plan"
         if now >= approval.until:
             return AutomationCode.APPROVAL_EXPIRED, f"the approval by {approval.by} has expired: approve it again"
-    if over := _over(kind, plan):
-        return AutomationCode.OVER_CAP, f"{over}: look at it, then apply it with its job"
     if grew_too_much(kind, plan.ledgers, largest) and kind.mode is Automation.APPLY:
         than = f"more than {kind.max_growth:g} times any plan that was applied in 30 days"
         return AutomationCode.GREW, f"{plan.ledgers} ledgers, {than}: look at it, then apply it with its job"

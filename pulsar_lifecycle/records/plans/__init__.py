@@ -98,16 +98,25 @@ def old_version(plan_id: str) -> RefusedBy:
     return RefusedBy(RefusalCode.OLD_VERSION, f"plan {plan_id}: an earlier version made it; make a new one")
 
 
+def check_digest(plan_id: str, given: str, stored: str, found: str) -> None:
+    """Raise Refused unless the digest that was given is the one of a plan's summary and of its files, ``found``."""
+    if found != stored:
+        raise RefusedBy(
+            RefusalCode.PLAN_DIFFERS,
+            f"plan {plan_id}: its files have digest {found}, its summary {stored}: they were changed; make a new plan",
+        )
+    if given != stored:
+        raise RefusedBy(
+            RefusalCode.PLAN_DIFFERS,
+            f"plan {plan_id}: its digest is {stored}, you gave {given}: look at the plan, then give its digest",
+        )
+
+
 def check_applicable(
     summary: Summary, found: str, *, digest_given: str, fingerprint: str, now: int, valid_for_ms: int
 ) -> None:
     """Raise Refused unless the plan is whole, actionable, fresh, and of this cluster; ``found``: its files' digest."""
-    if digest_given != summary.digest or found != summary.digest:
-        raise RefusedBy(
-            RefusalCode.PLAN_DIFFERS,
-            f"plan {summary.plan_id}: its files have digest {found}, its summary {summary.digest}, "
-            f"you gave {digest_given}",
-        )
+    check_digest(summary.plan_id, digest_given, summary.digest, found)
     if summary.fingerprint != fingerprint:
         raise RefusedBy(
             RefusalCode.OTHER_CLUSTER,

@@ -14,6 +14,7 @@ from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.inspect.automation import (
     CLOCKS_APART_MS,
     KINDS,
+    after_approval,
     approve_plan,
     decision_of,
     growth_of,
@@ -48,6 +49,21 @@ def test_an_approval_expires(scene: RetentionScene, monkeypatch: pytest.MonkeyPa
     approve_plan(where, "run-1", plan.plan_id, plan.digest, "ann")
     scene.servers.clock.advance(43_200)
     assert decision_of(where, RETENTION)[0].code is AutomationCode.APPROVAL_EXPIRED
+
+
+def test_who_approves_is_told_what_becomes_of_the_plan(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(scene)
+    for section, code in (({"mode": "approve"}, "goes"), ({"mode": "plan"}, "plan_only"), ({"mode": "off"}, "off")):
+        where = automated(scene, monkeypatch, **section)
+        approve_plan(where, "run-1", plan.plan_id, plan.digest, "ann")
+        assert after_approval(where, plan.plan_id)[0].startswith(f"retention: {code}: ")
+    where = automated(scene, monkeypatch, mode="approve", max_ledgers=1)
+    assert after_approval(where, plan.plan_id)[0].startswith("retention: over_cap: max_ledgers: ")
+    scene.servers.clock.advance(60)
+    newer = planned(scene)
+    assert after_approval(where, plan.plan_id) == [
+        f"retention: plan {newer.plan_id} is newer: only the newest goes by itself, approve that one"
+    ]
 
 
 def test_what_cannot_be_approved_is_refused(scene: RetentionScene) -> None:

@@ -85,6 +85,7 @@ def test_an_approval_holds_for_its_digest_and_its_time() -> None:
     assert code(mode="approve", approval=replace(given, until=NOW)) == AutomationCode.APPROVAL_EXPIRED
     assert code(mode="approve", approval=given, growth_from=0) == AutomationCode.GOES
     assert code(mode="approve", approval=given, max_ledgers=1) == AutomationCode.OVER_CAP
+    assert code(mode="approve", max_ledgers=1) == AutomationCode.OVER_CAP, "nobody is asked for what would not help"
 
 
 def at(text: str) -> int:
