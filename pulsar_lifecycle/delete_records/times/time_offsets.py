@@ -190,7 +190,7 @@ class _Answering(Generic[T]):
 
     def __call__(self, questions: Sequence[Question]) -> list[T]:
         with self.connect(self.settings, read_only=True) as ports:
-            entries = TopicEntryReader(ports.reader, ports.objects if self.settings.object_store else None)
+            entries = TopicEntryReader(ports.reader, ports.objects_if_set)
             return [self.answer(question, entries) for question in questions]
 
 
@@ -287,7 +287,7 @@ class _Read:
     def __call__(self, pieces: Sequence[_Piece]) -> list[tuple[int, Span | ResolvedOffset]]:
         found: list[tuple[int, Span | ResolvedOffset]] = []
         with self.connect(self.settings, read_only=True) as ports:
-            entries = TopicEntryReader(ports.reader, ports.objects if self.settings.object_store else None)
+            entries = TopicEntryReader(ports.reader, ports.objects_if_set)
             for index, ledger, first, last, time_ms in pieces:
                 try:
                     found.append((index, span(entries.all(ledger, first, last), time_ms)))
