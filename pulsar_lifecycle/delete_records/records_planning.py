@@ -25,7 +25,7 @@ from pulsar_lifecycle.delete_records.request import END, PLAIN, Offset, Options,
 from pulsar_lifecycle.delete_records.times.offsets import counts_between, out_of_order, read_offsets
 from pulsar_lifecycle.delete_records.times.time_offsets import ResolvedOffset
 from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, read_partition, replication_of, unreplicated
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers, Brokers
 from pulsar_lifecycle.model import MessagePosition, Namespace
@@ -201,13 +201,18 @@ def ask_brokers(ports: Ports) -> BrokerAnswers:
 def denials(ports: Ports, brokers: BrokerAnswers, topics: Iterable[TopicPartition]) -> dict[TopicPartition, Refusal]:
     """Topics whose records our role may not delete. The others, too, where it may not ask ``brokers`` what they have.
 
-    A broker knows the tenant and the role alone: one question answers for all topics of a namespace.
+    A broker knows the tenant and the role alone: one question answers for all topics of a namespace. One whose name
+    the broker's HTTP server refuses, as it does a NUL, is alone with that.
     """
     by_namespace: dict[Namespace, Refusal | None] = {}
     found: dict[TopicPartition, Refusal] = {}
     for topic in topics:
         if topic.namespace not in by_namespace:
-            by_namespace[topic.namespace] = _denial(ports, topic) or _unknown(brokers)
+            refusal = _denial(ports, topic) or _unknown(brokers)
+            if refusal and refusal.error is RecordsError.BROKER_FAILED:
+                found[topic] = refusal
+                continue
+            by_namespace[topic.namespace] = refusal
         if refusal := by_namespace[topic.namespace]:
             found[topic] = refusal
     return found
@@ -222,7 +227,9 @@ def _denial(ports: Ports, topic: TopicPartition) -> Refusal | None:
     except NotFound:
         return None  # what there is, its z-nodes say
     except LifecycleError as error:
-        return Refusal.plain(RecordsError.TIMEOUT, f"whether our role may delete its data is not known: {error}")
+        answered = isinstance(error, StoreError)
+        text = f"whether our role may delete its data is not known: {error}"
+        return Refusal.plain(RecordsError.BROKER_FAILED if answered else RecordsError.TIMEOUT, text)
     return None
 
 

@@ -41,6 +41,10 @@ Offset = MessagePosition | Timestamp | Literal[-1]
 
 _MAX_MS = 253_402_300_799_999
 """The last millisecond of the year 9999."""
+_OWNER = re.compile(r"[-=:.\w]+", re.ASCII)
+"""A tenant, a cluster or a namespace (NamedEntity.checkName)."""
+_FOLDERS = (".", "..")
+"""Names that mean another place in a path: no z-node has them."""
 
 
 def parse_topic(text: str) -> Topic:
@@ -52,6 +56,11 @@ def parse_topic(text: str) -> Topic:
         raise UsageError(str(error)) from error
     if topic.domain != "persistent":
         raise UsageError(f"{topic} stores nothing: only persistent topics do")
+    for name in str(topic.namespace).split("/"):
+        if name in _FOLDERS or not _OWNER.fullmatch(name):
+            raise UsageError(f"topic name: {name!r} is no name of a tenant or a namespace: {text!r}")
+    if topic.local in _FOLDERS or "\0" in topic.local:
+        raise UsageError(f"topic name: {topic.local!r} is none that a broker can be asked about by HTTP: {text!r}")
     return topic
 
 

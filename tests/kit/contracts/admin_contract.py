@@ -2,7 +2,7 @@
 
 import pytest
 
-from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound
+from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.records.topic_load import CompactionStatus
 
@@ -92,6 +92,8 @@ class BrokerAdminContract:
     def test_a_role_that_may_do_anything_is_admin(self, admin, topic):
         admin.create_topic(topic)
         admin.check_admin(topic)
+        with pytest.raises(StoreError):
+            admin.check_admin(Topic(topic.namespace, "a\0b"))
 
     def test_properties_are_set_any_number_of_times(self, admin, topic):
         admin.create_topic(topic)

@@ -105,6 +105,8 @@ class FakeBrokerAdmin:
         self._answer()
         if topic.namespace.tenant in self.denied:
             raise AccessDenied(f"{topic}: 403")
+        if "\0" in topic.local:
+            raise StoreError(f"{topic}: 400")
 
     def set_properties(self, topic: Topic, properties: Mapping[str, str]) -> None:
         self._load(topic)

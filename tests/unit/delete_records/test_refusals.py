@@ -193,6 +193,16 @@ def test_a_tenant_that_denies_us_is_that_partitions_error() -> None:
     assert (row["error"], row["low_watermark"]) == (RecordsError.NOT_AUTHORIZED, None)
 
 
+def test_a_name_that_no_broker_can_be_asked_about_keeps_no_other_topic() -> None:
+    """Clients can publish to it; consumed_records.subscriptions may name its namespace."""
+    odd = Topic.parse("persistent://acme/orders/a\0b")
+    scene = RecordsScene()
+    scene.topics.insert(0, odd)
+    row, other = scene.plan(END, scene.at(2, 3, scene.topics[1]))
+    assert (row["error"], "400" in row["reason"]) == (RecordsError.BROKER_FAILED, True)
+    assert other["error"] is None
+
+
 def test_a_role_of_one_tenant_alone_is_an_error_of_each_partition() -> None:
     """Its broker tells such a role nothing of what is loaded."""
     other = Topic.parse("persistent://other/orders/placed")
