@@ -179,6 +179,11 @@ def _result(kept: _Kept, there: Sequence[Absence], unsent: Collection[int]) -> D
         text += "run `delete_pending`, or wait for it, then ask again"
     else:
         text += "wait, then ask again"
+        if any(one.presence is Presence.BOOKIE_UNANSWERED for one in there):
+            text += (
+                "; a bookie that was decommissioned never answers: have its disks wiped, and ask without "
+                "`--wait-for-bookies`"
+            )
     return failed(RecordsError.TIMEOUT, text)
 
 

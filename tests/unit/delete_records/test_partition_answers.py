@@ -107,6 +107,19 @@ def test_asking_again_waits_for_the_bookies_of_what_was_deleted_before() -> None
     assert scene.apply(asked) == [DeleteRecordsResult(scene.at(2, 0))]
 
 
+def test_a_bookie_that_does_not_answer_proves_nothing_and_there_is_a_way_out() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    scene.delete()
+    scene.cluster.reader.unanswered = {BOOKIE}
+    (result,) = scene.apply(Patience(bookies=True))
+    assert result.error is RecordsError.TIMEOUT
+    assert f"bookie_unanswered ({BOOKIE})" in result.reason
+    assert "decommissioned never answers" in result.reason
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
+
+
 def test_another_clusters_ledger_of_the_same_id_does_not_tell_which_bookies_to_ask() -> None:
     scene = RecordsScene()
     first, path = scene.ids[scene.topic][0], scene.cluster.path(scene.ids[scene.topic][0])
