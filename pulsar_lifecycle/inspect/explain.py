@@ -384,11 +384,14 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, found: OwnersNow,
         lost = False
         for row in history.journal:
             lost = (row["phase"], row["outcome"]) == (Phase.UNDO, Outcome.LOST) or (lost and row not in deletions)
-        notes.append(
-            "the job undo_deletions found it lost since: the bookies have collected its entries"
-            if lost
-            else "until the bookies' next garbage collection, the job undo_deletions restores it from the archive"
-        )
+        if lost:
+            notes.append("the job undo_deletions found it lost since: the bookies have collected its entries")
+        elif any(row["phase"] == Phase.NO_UNDO for row in history.journal):
+            notes.append("its records were deleted with --no-undo: the job undo_deletions does not restore it")
+        else:
+            notes.append(
+                "until the bookies' next garbage collection, the job undo_deletions restores it from the archive"
+            )
     return notes
 
 

@@ -118,3 +118,11 @@ def test_a_deleted_ledger_names_the_job_that_restores_it_until_that_found_it_los
     assert not any("restores" in note for note in notes)
     world.history = replace(world.history, journal=(*world.history.journal, journalled("deleted", 4)))
     assert any("undo_deletions restores it" in note for note in world.explain(7).notes)
+
+
+def test_a_ledger_whose_records_were_deleted_for_good_names_no_job_that_restores_it(world: World) -> None:
+    forbidden = journalled("done") | {"phase": "no-undo"}
+    world.history = replace(world.history, journal=(forbidden, journalled("deleted", 2)))
+    notes = world.explain(7).notes
+    assert any("--no-undo" in note for note in notes)
+    assert not any("restores it from" in note for note in notes)
