@@ -45,12 +45,14 @@ class DeletedLedger:
     """A ledger to look for.
 
     ``metadata`` is its last, from the archive; None where nobody knows it, as of one that brokers deleted: then every
-    bookie that the cluster has is asked. ``copies``: its offloaded ones, those of aborted attempts too.
+    bookie that the cluster has is asked. So it is where ``others`` than those that the metadata names may have had it.
+    ``copies``: its offloaded ones, those of aborted attempts too.
     """
 
     ledger_id: int
     metadata: LedgerMetadata | None
     copies: tuple[Location, ...] = ()
+    others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +138,22 @@ def _on_bookies(
     """Of those whose z-node is gone: the others may be given entries, and what a bookie says of them tells nothing."""
     found: dict[int, Absence] = {}
     asked: list[tuple[int, int, LedgerMetadata]] = []
-    anywhere = _on_any_bookie(ports, root) if any(ledgers[index].metadata is None for index in deleted) else None
+    anywhere = {index for index in deleted if ledgers[index].metadata is None or ledgers[index].others}
+    any_bookie = _on_any_bookie(ports, root) if anywhere else None
     for index in deleted:
         one = ledgers[index]
-        metadata = one.metadata or anywhere
-        if metadata is None:
+        if index in anywhere and any_bookie is None:
             found[index] = Absence(one.ledger_id, Presence.BOOKIES_UNKNOWN)
-        else:
+        for metadata in filter(None, (one.metadata, any_bookie if index in anywhere else None)):
             asked.append((index, one.ledger_id, metadata))
     answers = ports.reader.find_traces([(ledger_id, metadata) for _, ledger_id, metadata in asked])
     for (index, ledger_id, _), traces in zip(asked, answers, strict=True):
+        before = found.get(index)
         if traces.holding:
-            found[index] = Absence(ledger_id, Presence.ON_BOOKIE, traces.holding)
-        elif traces.unanswered:
+            known = before.where if before and before.presence is Presence.ON_BOOKIE else ()
+            where = tuple(dict.fromkeys((*known, *traces.holding)))
+            found[index] = Absence(ledger_id, Presence.ON_BOOKIE, where)
+        elif traces.unanswered and before is None:
             found[index] = Absence(ledger_id, Presence.BOOKIE_UNANSWERED, tuple(traces.unanswered))
     return found
 

@@ -18,11 +18,12 @@ from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPa
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.journal.archive import as_deleted, last_archived
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
-from pulsar_lifecycle.ports import Node, Unread
+from pulsar_lifecycle.ports import Archived, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -289,5 +290,14 @@ def _with_metadata(cluster: Cluster, rows: Sequence[Row], planned_at: int, ledge
         except LifecycleError:
             continue
         one = found[node.ledger_id]
-        found[node.ledger_id] = DeletedLedger(one.ledger_id, metadata, one.copies)
+        found[node.ledger_id] = DeletedLedger(one.ledger_id, metadata, one.copies, _had_others(node, metadata))
     return found
+
+
+def _had_others(node: Archived, metadata: LedgerMetadata) -> bool:
+    """Whether bookies that the metadata of a ledger does not name may have had it, by how often it was written.
+
+    After it was created it is written once for each further segment, and once to close it. Where another bookie took
+    the place of one within a segment, as by replication, that was a write more. So is a recovery, which changes none.
+    """
+    return node.version > len(metadata.segments)

@@ -170,6 +170,29 @@ def test_what_was_archived_before_a_ledger_came_back_does_not_tell_which_bookies
     assert scene.apply(Patience(bookies=True)) == [DeleteRecordsResult(scene.at(1, 0))]
 
 
+def test_a_bookie_whose_place_another_took_is_asked_too() -> None:
+    """It was away while others replicated the ledger, and came back with its entries."""
+    scene = RecordsScene()
+    first, cluster, away = scene.ids[scene.topic][0], scene.cluster, "bookie-9:3181"
+    for cookie in ("/ledgers/cookies", f"/ledgers/cookies/{BOOKIE}", f"/ledgers/cookies/{away}"):
+        cluster.put(cookie, b"")
+    path = cluster.path(first)
+    for _ in ("closed", "replicated"):
+        cluster.put(path, cluster.zookeeper.data(path))
+    scene.plan(scene.at(1, 0))
+    scene.apply()
+    scene.delete()
+    cluster.reader.collected[BOOKIE] = {first}
+    (result,) = scene.apply(Patience(bookies=True))
+    assert f"{first}, on_bookie ({away})" in result.reason
+    cluster.reader.collected[away] = {first}
+    cluster.reader.unanswered = {away}
+    (result,) = scene.apply(Patience(bookies=True))
+    assert f"{first}, bookie_unanswered ({away})" in result.reason
+    cluster.reader.unanswered = set()
+    assert scene.apply(Patience(bookies=True)) == [DeleteRecordsResult(scene.at(1, 0))]
+
+
 def test_asking_again_waits_for_offloaded_copies_that_left_the_list_before() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
