@@ -161,6 +161,12 @@ class _Kept:
 
 _DELETABLE = (Presence.Z_NODE, Presence.OBJECT)
 """Where a ledger is that a deletion run has yet to delete."""
+_WAYS_OUT = {
+    Presence.BOOKIE_UNANSWERED: "a bookie that was decommissioned never answers: have its disks wiped, and ask without "
+    "`--wait-for-bookies`",
+    Presence.OBJECT_UNREAD: "the bucket must answer, and be one of object_store.buckets in these settings",
+}
+"""What may be wrong where waiting is no help."""
 
 
 def _result(kept: _Kept, there: Sequence[Absence], unsent: Collection[int]) -> DeleteRecordsResult:
@@ -180,11 +186,9 @@ def _result(kept: _Kept, there: Sequence[Absence], unsent: Collection[int]) -> D
         text += "run `delete_pending`, or wait for it, then ask again"
     else:
         text += "wait, then ask again"
-        if any(one.presence is Presence.BOOKIE_UNANSWERED for one in there):
-            text += (
-                "; a bookie that was decommissioned never answers: have its disks wiped, and ask without "
-                "`--wait-for-bookies`"
-            )
+        text += "".join(
+            f"; {way}" for presence, way in _WAYS_OUT.items() if any(one.presence is presence for one in there)
+        )
     return failed(RecordsError.TIMEOUT, text)
 
 

@@ -46,6 +46,11 @@ def test_a_ledger_that_is_cut_and_that_its_broker_trims_must_be_gone_too(offload
     if offloaded:
         (result,) = scene.apply()
         assert f"{ids[2]}, object (s3://{BUCKET}/{data})" in result.reason
+        named, scene.object_store = scene.object_store, None
+        (result,) = scene.apply(dry_run=True)
+        assert f"{ids[2]}, object_unread" in result.reason
+        assert "one of object_store.buckets in these settings" in result.reason
+        scene.object_store = named
         objects.delete_many(BUCKET, [data])
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 3))]
 
