@@ -121,7 +121,13 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
     refused: dict[TopicPartition, Refusal | None] = {}
     with lineage.noted(context, where, config.plan_id, dry_run=config.dry_run):
         results = apply_delete_records(
-            where, context.run_id, order, dry_run=config.dry_run, patience=patience, report=refused.__setitem__
+            where,
+            context.run_id,
+            order,
+            dry_run=config.dry_run,
+            patience=patience,
+            report=refused.__setitem__,
+            progress=context.log.info,
         )
     metadata = answered(results, config.dry_run)
     failed = failing(config.plan_id, results, refused, waited=wait > 0)

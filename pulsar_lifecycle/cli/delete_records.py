@@ -6,6 +6,7 @@ Belongs here: options to a request, and the pages. Not here: what is done (``del
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -206,7 +207,9 @@ def _apply(where: Cluster, plan_id: str, digest: str, patience: Any, *, as_json:
     from pulsar_lifecycle.runs.caps import Order
 
     run_id = f"delete-records-{where.ids.token(4)}"
-    results = apply_delete_records(where, run_id, Order(plan_id, digest), dry_run=False, patience=patience)
+    results = apply_delete_records(
+        where, run_id, Order(plan_id, digest), dry_run=False, patience=patience, progress=_say
+    )
     if as_json:
         document = [_document(topic, result) for topic, result in results.items()]
         show.json_document({"plan_id": plan_id, "run_id": run_id, "partitions": document})
@@ -214,6 +217,10 @@ def _apply(where: Cluster, plan_id: str, digest: str, patience: Any, *, as_json:
         _print_results(results)
     if any(result.error for result in results.values()):
         raise typer.Exit(1)
+
+
+def _say(text: str) -> None:
+    print(f"pulsar-lifecycle: {show.printable(text)}", file=sys.stderr, flush=True)
 
 
 def _document(topic: TopicPartition, result: DeleteRecordsResult) -> dict[str, Any]:

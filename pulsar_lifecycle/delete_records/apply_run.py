@@ -37,6 +37,7 @@ from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.progress import reporting, unsaid
 from pulsar_lifecycle.runs.side_by_side import shared
 from pulsar_lifecycle.runs.tasks import in_waves, share_of
 from pulsar_lifecycle.scan import evidence
@@ -111,9 +112,11 @@ def apply_delete_records(
     dry_run: bool,
     patience: Patience = NO_PATIENCE,
     report: Report = no_report,
+    progress: Callable[[str], None] = unsaid,
 ) -> dict[TopicPartition, DeleteRecordsResult]:
     """Apply a plan and answer for each of its partitions; a dry run answers as things stand, and writes nothing.
 
+    ``progress`` is told now and then how far it is.
     Raises Refused for a plan that is stale, report-only, of another cluster or beyond the caps, and when another run
     acts; NotFound, UsageError, Paused, LeaseLost, Overloaded.
     """
@@ -134,9 +137,11 @@ def apply_delete_records(
             going = [row for row in going if Topic.parse(row["topic"]) not in refused]
         with _acting(cluster, run_id, summary.plan_id) as (run, ports, guard, brokers):
             launch = _Launch(cluster, run, ports, guard, brokers, patience.per_broker)
-            for topic, refusal in launch.all(going):
-                refused[topic] = refusal
-                report(topic, refusal)
+            count = len(refused) + len(going)
+            with reporting(progress, lambda: f"{len(refused)} of {count} partitions done or refused", at_end=True):
+                for topic, refusal in launch.all(going):
+                    refused[topic] = refusal
+                    report(topic, refusal)
     wait_ms = int(patience.answers * 1000)
     if patience.finish and not dry_run:
         return finish(
@@ -148,7 +153,10 @@ def apply_delete_records(
             wait_ms=wait_ms,
             bookies=patience.bookies,
             collect=patience.collect,
+            progress=progress,
         )
+    if wait_ms:
+        progress(f"waiting for at most {wait_ms // 1000} s until everything is proven gone")
     return partition_answers.answers(
         cluster, rows, refused, planned_at=summary.created_at, wait_ms=wait_ms, bookies=patience.bookies
     )

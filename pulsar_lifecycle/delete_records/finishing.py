@@ -7,7 +7,7 @@ all that waits in the queue, whoever sent it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -24,6 +24,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.progress import unsaid
 from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of
 
 AT_LEAST_MS = 5_000
@@ -42,6 +43,7 @@ def finish(
     wait_ms: int,
     bookies: bool = False,
     collect: bool = False,
+    progress: Callable[[str], None] = unsaid,
 ) -> dict[TopicPartition, DeleteRecordsResult]:
     """Have everything deleted that left its topic, within ``wait_ms``, and answer as :func:`answers` does.
 
@@ -57,15 +59,20 @@ def finish(
             break  # no message asks for them: no deletion run will take them
         if due is None:
             due = max(sent.values()) + _delivered_after(cluster)
-        if due > clock.now_ms():
+        if (early := due - clock.now_ms()) > 0:
+            progress(f"{len(waiting)} ledgers are to be deleted: a deletion run begins in {early // 1000} s")
             clock.sleep(min(due - clock.now_ms(), left) / 1000)
             continue
+        progress(f"{len(waiting)} ledgers are to be deleted: a scan and a deletion run begin")
         trouble = _delete(cluster, f"{run_id}-{next(runs)}")  # a run leaves what itself has sent back
         due = clock.now_ms() + _comes_again_after(cluster)
     gone = not not_deleted(cluster, rows, refused)
     if gone and collect and bookies:
-        trouble = _collect(cluster, run_id, bookies_holding(cluster, rows, refused, planned_at))
+        holding = bookies_holding(cluster, rows, refused, planned_at)
+        progress(f"{len(holding)} bookies that have entries of it are to collect")
+        trouble = _collect(cluster, run_id, holding)
     left = max(0, min(deadline - clock.now_ms(), wait_ms if gone else BY_ITSELF_MS))
+    progress(f"waiting for at most {left // 1000} s until everything is proven gone")
     found = answers(cluster, rows, refused, planned_at=planned_at, wait_ms=left, bookies=bookies)
     if trouble:
         waited_for = {Topic.parse(row["topic"]) for row in rows if row["error"] is None}

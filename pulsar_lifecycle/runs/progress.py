@@ -19,6 +19,10 @@ REPORT_SECONDS = 15.0
 """Seconds between two progress reports."""
 
 
+def unsaid(text: str) -> None:
+    """Progress that nobody wants to hear of."""
+
+
 @contextmanager
 def reporting(say: Callable[[str], None], how_far: Callable[[], str], *, at_end: bool = False) -> Iterator[None]:
     """Say every :data:`REPORT_SECONDS` what ``how_far`` gives; with ``at_end`` once more when the work is done.

@@ -168,9 +168,11 @@ class RecordsScene:
         return sorted(rows.to_pylist(), key=lambda row: row["topic"])
 
     def apply(self, patience: Patience = NO_PATIENCE, *, dry_run: bool = False) -> list[DeleteRecordsResult]:
-        """Apply the newest plan; results by partition."""
-        order = Order(self.summary.plan_id, self.summary.digest)
-        found = apply_delete_records(self.where, "records-run", order, dry_run=dry_run, patience=patience)
+        """Apply the newest plan; results by partition. ``said``: what it said of how far it is."""
+        order, self.said = Order(self.summary.plan_id, self.summary.digest), list[str]()
+        found = apply_delete_records(
+            self.where, "records-run", order, dry_run=dry_run, patience=patience, progress=self.said.append
+        )
         return [found[topic] for topic in sorted(found)]
 
     def delete(self) -> Sequence[Any]:

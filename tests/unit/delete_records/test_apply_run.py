@@ -237,6 +237,10 @@ def test_one_command_ends_with_the_answer() -> None:
     scene.plan(scene.at(2, 3))
     assert scene.apply(Patience(answers=7200, finish=True)) == [DeleteRecordsResult(scene.at(2, 3))]
     assert not any(map(scene.cluster.exists, ids[:2]))
+    first, *_, deleting, last = scene.said
+    assert first == "1 of 1 partitions done or refused"
+    assert deleting == "2 ledgers are to be deleted: a scan and a deletion run begin"
+    assert "until everything is proven gone" in last
 
 
 COLLECTED = Patience(answers=7200, bookies=True, finish=True, collect=True)
