@@ -20,7 +20,8 @@ class LedgerDirectory:
 
     All is as of the last collection: ``entry_logs`` that are written to no more, ``live_bytes`` in them of ledgers that
     existed then, and the ``ledgers`` of the index. ``usage``: share of its disk in use now, 0 to 1; None where the
-    bookie does not say. Source: ``GarbageCollectorThread.doGcEntryLogs``, which adds up remaining sizes.
+    bookie does not say. ``collected``: whether there was a collection since the bookie's start; before it all those
+    are 0. Source: ``GarbageCollectorThread.doGcEntryLogs``, which adds up remaining sizes.
     """
 
     path: str
@@ -28,6 +29,7 @@ class LedgerDirectory:
     live_bytes: int
     ledgers: int
     usage: float | None = None
+    collected: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +79,26 @@ class BookieStatus:
         """How many entry logs there are."""
         return len(self.entry_log_ids)
 
+    @property
+    def collected(self) -> bool:
+        """Whether all its ledger directories say what their entry logs held at a collection."""
+        return self.directories is not None and all(one.collected for one in self.directories)
+
 
 def directories_and_latency(
     samples: Iterable[tuple[str, Mapping[str, str], float]],
 ) -> tuple[tuple[LedgerDirectory, ...] | None, float | None]:
     """Of samples (name, labels, value): ledger directories, None without any, and the 99th percentile of adds (ms)."""
     active: dict[str, dict[str, int]] = {}
+    runs: dict[str, int] = {}
     usage: dict[str, float] = {}
     latency: float | None = None
     for name, labels, value in samples:
-        if name.startswith("bookie_ACTIVE_") and "ledgerDir" in labels:
-            path = labels["ledgerDir"].removesuffix("/current")
+        path = labels.get("ledgerDir", "").removesuffix("/current")
+        if name.startswith("bookie_ACTIVE_") and path:
             active.setdefault(path, {})[name.removeprefix("bookie_ACTIVE_")] = int(value)
+        elif name == "bookie_THREAD_RUNTIME_count" and path and labels.get("success") == "true":
+            runs[path] = int(value)  # of GarbageCollectorThread
         elif name.startswith("bookie_ledger_dir_") and name.endswith("_usage"):
             usage[name.removeprefix("bookie_ledger_dir_").removesuffix("_usage")] = value / 100
         elif name == "bookie_BOOKIE_ADD_ENTRY" and labels.get("success") == "true" and labels.get("quantile") == "0.99":
@@ -102,6 +112,7 @@ def directories_and_latency(
             values["ENTRY_LOG_SPACE_BYTES"],
             values["LEDGER_TOTAL"],
             usage.get(re.sub(r"[^A-Za-z0-9_]", "_", path)),
+            any((runs.get(path, 1), *values.values())),
         )
         for path, values in sorted(active.items())
     ]

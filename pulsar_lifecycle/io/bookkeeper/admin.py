@@ -31,7 +31,7 @@ from pulsar_lifecycle.settings import BookieAdminSettings
 _API = "/api/v1"
 _ENTRY_LOG = re.compile(r"(0|[1-9a-f][0-9a-f]*)\.log")
 """``Long.toHexString(logId)``; the list also has RocksDB's logs, which are padded with zeros."""
-_WANTED = ("bookie_ACTIVE_", "bookie_ledger_dir_", "bookie_BOOKIE_ADD_ENTRY")
+_WANTED = ("bookie_ACTIVE_", "bookie_THREAD_RUNTIME_count", "bookie_ledger_dir_", "bookie_BOOKIE_ADD_ENTRY")
 
 
 class HttpBookieAdmin:

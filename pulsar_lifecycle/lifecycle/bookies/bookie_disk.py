@@ -51,6 +51,9 @@ class DiskVerdict(StrEnum):
     """It has no Prometheus metrics (statsProviderClass), or another ledgerStorageClass than DbLedgerStorage, whose
     metrics do not tell by ledger directory: so what its entry logs hold is not known."""
 
+    NOT_COLLECTED = "not_collected_yet"
+    """It has not collected since its start, so what its entry logs hold is not known. It does after `gcWaitTime`."""
+
     READ_ONLY = "read_only"
     """It takes no writes: a ledger disk is over diskUsageThreshold, or an operator made it so."""
     SUSPENDED = "compaction_suspended"
@@ -80,6 +83,7 @@ UNKNOWN = frozenset(
         DiskVerdict.DENIED,
         DiskVerdict.UNANSWERED,
         DiskVerdict.NO_METRICS,
+        DiskVerdict.NOT_COLLECTED,
     }
 )
 """Verdicts that leave open what can be freed."""
@@ -141,17 +145,15 @@ class BookieDisk:
 
     @property
     def live_bytes(self) -> int | None:
-        """Bytes in its entry logs of ledgers that existed at its last collection."""
-        directories = self.said.directories if self.said else None
-        return None if directories is None else sum(one.live_bytes for one in directories)
+        """Bytes in its entry logs of ledgers that existed at its last collection; None where there was none yet."""
+        if self.said is None or self.said.directories is None or not self.said.collected:
+            return None
+        return sum(one.live_bytes for one in self.said.directories)
 
     @property
     def log_bytes(self) -> int | None:
         """Bytes of its entry logs that are written to no more, at most: a log is closed at ``logSizeLimit``."""
-        if self.said is None or self.said.directories is None:
-            return None
-        full = sum(one.entry_logs for one in self.said.directories) * int(number(self.said, "logSizeLimit"))
-        return min(full, self.said.total - self.said.free)
+        return None if self.said is None or self.said.directories is None else log_bytes(self.said)
 
     @property
     def bytes_to_collect(self) -> int | None:
@@ -166,6 +168,7 @@ class BookieDisk:
     def row(self) -> dict[str, object]:
         """A row of ``BOOKIE_DISK``."""
         said, directories = self.said, (self.said.directories if self.said else None)
+        known = directories if said and said.collected else None
         return {
             "bookie": self.bookie,
             "verdict": self.verdict.value,
@@ -175,10 +178,10 @@ class BookieDisk:
             "fullest": said and fullest(said),
             "directories": None if directories is None else [_directory(one) for one in directories],
             "entry_log_ids": said and list(said.entry_log_ids),
-            "entry_logs": None if directories is None else sum(one.entry_logs for one in directories),
+            "entry_logs": None if said is None or directories is None else closed_logs(said),
             "log_bytes": self.log_bytes,
             "live_bytes": self.live_bytes,
-            "ledgers_stored": None if directories is None else sum(one.ledgers for one in directories),
+            "ledgers_stored": None if known is None else sum(one.ledgers for one in known),
             "ledgers_placed": self.placed.ledgers,
             "ledgers_unsized": self.placed.unsized,
             "ledgers_under_replicated": self.placed.under_replicated,
@@ -190,8 +193,8 @@ class BookieDisk:
 
 
 def _directory(one: LedgerDirectory) -> dict[str, object]:
-    names = ("path", "usage", "entry_logs", "live_bytes", "ledgers")
-    return {name: getattr(one, name) for name in names}
+    counted = ("entry_logs", "live_bytes", "ledgers") if one.collected else ()
+    return {name: getattr(one, name) for name in ("path", "usage", *counted)}
 
 
 def judge(
@@ -222,6 +225,17 @@ def fullest(said: BookieStatus) -> float | None:
     if usages:
         return max(usages)
     return (said.total - said.free) / said.total if said.total > 0 else None
+
+
+def closed_logs(said: BookieStatus) -> int:
+    """Its entry logs that are written to no more: as of its last collection, less what it has deleted since."""
+    now = max(0, said.entry_log_files - len(said.directories or ()))  # one of each directory is being written
+    return min(now, sum(one.entry_logs for one in said.directories or ())) if said.collected else now
+
+
+def log_bytes(said: BookieStatus) -> int:
+    """What :func:`closed_logs` take, at most."""
+    return min(closed_logs(said) * int(number(said, "logSizeLimit")), said.total - said.free)
 
 
 def configured(said: BookieStatus, name: str) -> str:
@@ -270,6 +284,8 @@ def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
                 f"its ledgerStorageClass is {storage}: only DbLedgerStorage has metrics by ledger directory",
             )
         return DiskVerdict.NO_METRICS, "set statsProviderClass in its configuration"
+    if not said.collected:
+        return DiskVerdict.NOT_COLLECTED, f"it collects every {number(said, 'gcWaitTime') / 60_000:g} min"
     stored = sum(one.ledgers for one in said.directories)
     if stored > disk.placed.ledgers:
         wait = number(said, "gcWaitTime") / 60_000
@@ -292,11 +308,9 @@ def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
 
 def to_compact(said: BookieStatus) -> int:
     """Bytes that a major compaction could free, at most; 0 where its logs are too live on the whole, or not known."""
-    if said.directories is None:
+    if said.directories is None or not said.collected:
         return 0
-    live = sum(one.live_bytes for one in said.directories)
-    full = sum(one.entry_logs for one in said.directories) * int(number(said, "logSizeLimit"))
-    held = min(full, said.total - said.free)
+    live, held = sum(one.live_bytes for one in said.directories), log_bytes(said)
     enough = held - live > number(said, "logSizeLimit") and live < number(said, "majorCompactionThreshold") * held
     return held - live if enough else 0
 

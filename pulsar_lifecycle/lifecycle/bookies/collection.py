@@ -226,11 +226,16 @@ def remedies(one: BookieDisk) -> list[str]:
 
 
 def _choice(one: BookieDisk, min_bytes: int) -> tuple[CollectionChoice, int | None, DiskVerdict]:
-    """Open ledgers have no size in metadata; where their bytes may be those of deleted ones, a collection finds out."""
-    if one.said is None or one.said.directories is None or one.bytes_to_collect is None:
+    """Open ledgers have no size in metadata; where their bytes may be those of deleted ones, a collection finds out.
+
+    So it does where a bookie has not collected since its start: it could free at most what is not placed there.
+    """
+    if one.said is None or one.log_bytes is None:
         return CollectionChoice.UNKNOWN_DISK, None, one.verdict
     gone = waits_for(one, one.said)[0] in (DiskVerdict.WAITS_FOR_GC, DiskVerdict.MAY_WAIT_FOR_GC)
-    free = to_compact(one.said) + (one.bytes_to_collect if gone else 0)
+    free = to_compact(one.said) + (one.bytes_to_collect or 0 if gone else 0)
+    if not one.said.collected:
+        free = max(0, one.log_bytes - one.placed.bytes)
     if is_at_it(one.said):
         return CollectionChoice.AT_IT, free, one.verdict
     return CollectionChoice.COLLECT if free >= min_bytes else CollectionChoice.LITTLE_TO_FREE, free, one.verdict

@@ -42,7 +42,7 @@ class Suspended:
     why: str
 
 
-_SILENT = UNKNOWN - {DiskVerdict.NO_METRICS} | {DiskVerdict.READ_ONLY}
+_SILENT = UNKNOWN - {DiskVerdict.NO_METRICS, DiskVerdict.NOT_COLLECTED} | {DiskVerdict.READ_ONLY}
 """Verdicts that leave open whether compaction is suspended."""
 
 

@@ -147,4 +147,5 @@ def test_a_bookie_whose_disk_counts_as_full_is_read_only_and_told_what_to_set(
         assert list(HttpBookieAdmin(store, "/ledgers", BookieAdminSettings()).bookies().values()) == [True]
     seldom.restart("bookie-1", {})
     wait_for("the bookie to take entries", lambda: disk().verdict is not DiskVerdict.READ_ONLY)
+    assert disk().verdict is DiskVerdict.NOT_COLLECTED  # since its start
     assert not remedies(disk())

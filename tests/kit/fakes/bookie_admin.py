@@ -12,13 +12,16 @@ IDLE = Compaction(False, False, False, last_minor=0, last_major=0, minors=0, maj
 
 
 def status(bookie: str, **changes: object) -> BookieStatus:
-    """An idle bookie with one ledger directory, of which the disk is half full."""
+    """An idle bookie with one ledger directory, of which the disk is half full, and the entry logs that it counts."""
     directory = LedgerDirectory("/ledgers", entry_logs=10, live_bytes=10 << 30, ledgers=100, usage=0.5)
     found = BookieStatus(
         bookie, False, 100 << 30, 50 << 30, False, False, False, (IDLE,), tuple(range(11)), (directory,), 1.0,
         {"diskUsageThreshold": "0.95", "forceAllowCompaction": "true"},
     )  # fmt: skip
-    return replace(found, **changes)  # type: ignore[arg-type]
+    changed = replace(found, **changes)  # type: ignore[arg-type]
+    directories = changed.directories or ()
+    logs = sum(one.entry_logs + 1 for one in directories)  # one of each directory is being written
+    return replace(changed, entry_log_ids=tuple(range(logs))) if {"entry_log_ids"}.isdisjoint(changes) else changed
 
 
 class FakeBookieAdmin:

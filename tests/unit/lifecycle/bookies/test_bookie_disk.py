@@ -18,6 +18,9 @@ def directory(live_bytes=10 * GB, ledgers=100, usage=0.5, logs=10):
     return LedgerDirectory("/ledgers", logs, live_bytes, ledgers, usage)
 
 
+UNCOLLECTED = replace(directory(0, 0, logs=0), collected=False)
+
+
 def verdict(said, placed=PLACED, *, registered=True, read_only=False):
     (found,) = judge({"b": read_only} if registered else {}, {"b": said}, Placement({"b": placed}), 5)
     return found
@@ -36,6 +39,9 @@ def verdict(said, placed=PLACED, *, registered=True, read_only=False):
         ({"compactions": (IDLE, replace(IDLE, minor=True))}, DiskVerdict.COMPACTING),
         ({"directories": None}, DiskVerdict.NO_METRICS),
         ({"directories": None, "free": 5 * GB}, DiskVerdict.SUSPENDED),
+        ({"directories": (UNCOLLECTED,)}, DiskVerdict.NOT_COLLECTED),
+        ({"directories": (directory(), UNCOLLECTED)}, DiskVerdict.NOT_COLLECTED),
+        ({"directories": (UNCOLLECTED,), "collecting": True}, DiskVerdict.COMPACTING),
         ({"directories": (directory(ledgers=101),)}, DiskVerdict.WAITS_FOR_GC),
         ({"directories": (directory(logs=20),)}, DiskVerdict.WAITS_FOR_COMPACTION),
         ({"directories": (directory(logs=12),)}, DiskVerdict.NOTHING_TO_FREE),
@@ -103,6 +109,22 @@ def test_what_waits_for_a_collection_and_for_a_compaction():
     assert (found.live_bytes, found.log_bytes) == (15 * GB, 25 * GB)
     assert found.bytes_to_collect == 5 * GB  # 10 GiB are placed
     assert found.bytes_to_compact == 10 * GB
+
+
+def test_what_entry_logs_held_before_a_bookies_start_is_not_known_until_it_has_collected():
+    found = verdict(status("b", directories=(UNCOLLECTED,), entry_log_ids=tuple(range(31))))
+    assert (found.live_bytes, found.bytes_to_collect, found.bytes_to_compact) == (None, None, None)
+    assert not found.verdict.known
+    row = found.row()
+    assert (row["entry_logs"], row["log_bytes"], row["ledgers_stored"]) == (30, 30 * GB, None)
+    assert row["directories"] == [{"path": "/ledgers", "usage": 0.5}]
+    assert pa.Table.from_pylist([row], BOOKIE_DISK).num_rows == 1
+
+
+def test_entry_logs_that_a_compaction_has_deleted_since_the_collection_take_nothing():
+    found = verdict(status("b", directories=(directory(logs=30),), entry_log_ids=tuple(range(11))))
+    assert (found.row()["entry_logs"], found.log_bytes, found.bytes_to_compact) == (10, 10 * GB, 0)
+    assert found.verdict is DiskVerdict.NOTHING_TO_FREE
 
 
 def test_entry_logs_take_no_more_than_what_is_used():

@@ -1,11 +1,18 @@
-"""What stops a collection run, and which settings of a bookie keep its disk full."""
+"""Who collects that has not done so yet, what stops a run, and which settings of a bookie keep its disk full."""
 
 import pytest
 
 from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
-from pulsar_lifecycle.lifecycle.bookies.collection import StopReason, cluster_trouble, remedies, standing_on
-from pulsar_lifecycle.lifecycle.bookies.placement import Placement
+from pulsar_lifecycle.lifecycle.bookies.collection import (
+    CollectionChoice,
+    StopReason,
+    cluster_trouble,
+    plan_collection,
+    remedies,
+    standing_on,
+)
+from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
 from pulsar_lifecycle.records.codes import Why
 from tests.kit.fakes.bookie_admin import status
 
@@ -60,3 +67,14 @@ def test_a_run_says_on_which_entry_logs_a_compaction_may_stand(before, now, expe
     found = standing_on(*said)
     assert expected in found
     assert bool(found) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("logs", "expected"), [(41, (CollectionChoice.COLLECT, 35 * GB)), (6, (CollectionChoice.LITTLE_TO_FREE, 0))]
+)
+def test_one_that_has_not_collected_since_its_start_collects_for_what_is_not_placed_there(logs, expected):
+    directory = LedgerDirectory("/l", 0, 0, 0, 0.5, collected=False)
+    said = status("b", free=10 * GB, directories=(directory,), entry_log_ids=tuple(range(logs)))
+    disks = judge({"b": False}, {"b": said}, Placement({"b": Placed(5 * GB, 100)}), 5)
+    (row,) = plan_collection(disks, {}, GB)
+    assert (row.choice, row.bytes) == expected

@@ -111,6 +111,7 @@ def test_status_names_the_bookies_whose_compaction_an_operator_suspended(
         (DiskVerdict.SUSPENDED, -1, "peak hour"),
         (DiskVerdict.NOTHING_TO_FREE, 1, None),
         (DiskVerdict.NOTHING_TO_FREE, -1, "peak hour"),
+        (DiskVerdict.NOT_COLLECTED, 1, None),
         (DiskVerdict.READ_ONLY, 1, "peak hour"),
         (DiskVerdict.UNANSWERED, 1, "peak hour"),
     ],
