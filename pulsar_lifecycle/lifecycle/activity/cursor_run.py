@@ -80,11 +80,12 @@ def delete_subscriptions(
         cluster, order, cluster.lake.inactive_plan, inactive_plan.digest, inactive_plan.as_capped, dry_run=dry_run
     )
     rows = some.to_pylist()
+    begins = cluster.lake.epoch(summary.epoch_id).started_at - int(cluster.settings.inactivity.period * 1000)
     whole = Counter(map(_everywhere, cluster.lake.inactive_plan(order.plan_id)[1].to_pylist()))
     if dry_run:
         with topic_ports(cluster, read_only=True) as ports:
             run = _topic_run(cluster, run_id, ports, evidence.check_store(cluster, ports.store))
-            return _Deletion(cluster, run, ports, summary.plan_id, whole, None).all(rows, report)
+            return _Deletion(cluster, run, ports, summary.plan_id, whole, begins, None).all(rows, report)
     with published(cluster), topic_ports(cluster) as ports:
         fingerprint = evidence.check_may_act(cluster, ports.store)
         with control.held_lease(cluster.settings, ports.store, ports.clock, f"subscriptions run {run_id}") as lease:
@@ -92,7 +93,7 @@ def delete_subscriptions(
             operator_words.note_words(cluster, run_id)
             run = _topic_run(cluster, run_id, ports, fingerprint)
             guard = RunGuard(lease.guard, unloads_of(cluster.settings, ports.clock))
-            return _Deletion(cluster, run, ports, summary.plan_id, whole, guard).all(rows, report)
+            return _Deletion(cluster, run, ports, summary.plan_id, whole, begins, guard).all(rows, report)
 
 
 def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) -> TopicRun:
@@ -111,6 +112,7 @@ def _everywhere(row: Mapping[str, Any]) -> tuple[str, str]:
 class _Deletion:
     """One launch. ``whole``: on how many partitions the plan has a subscription.
 
+    ``begins``: when (ms) the period did of which the plan says that nobody used them.
     Without a ``guard`` a dry run, of which ``_going`` are the subscriptions that a run had deleted.
     """
 
@@ -119,6 +121,7 @@ class _Deletion:
     ports: Ports
     plan_id: str
     whole: Mapping[tuple[str, str], int]
+    begins: int
     guard: RunGuard | None
     _seen: dict[str, tuple[int, Mapping[str, str], Monitors | None]] = field(default_factory=dict)
     _going: dict[Topic, set[str]] = field(default_factory=dict[Topic, set[str]])
@@ -266,7 +269,7 @@ class _Deletion:
         used = admin.last_use(topic, row["cursor"])
         if used is None:
             return Why(InactiveKept.USED_LATELY, "consumers are connected")
-        if used > row["inactive_since"]:
+        if used > self.begins:
             return Why(InactiveKept.USED_LATELY, f"its broker says that it was used at {used} (ms)")
         return None
 

@@ -87,6 +87,17 @@ def test_inactive_subscriptions_of_a_plan_are_deleted_and_journalled(scene: Acti
     assert set(apply(scene, made).values()) == {(Outcome.NOTHING, Code.NOT_THERE)}
 
 
+@pytest.mark.parametrize(("sooner", "expected"), [(0, GONE), (1, (Outcome.LEFT, InactiveKept.USED_LATELY))])
+def test_a_use_that_its_broker_remembers_keeps_a_subscription_for_the_period(
+    scene: ActivityScene, sooner: int, expected: Any
+) -> None:
+    """It was used long after its creation, before our history begins."""
+    made = plan(scene)
+    assert scene.epoch
+    scene.servers.admin.used_at[scene.named("a"), "s"] = scene.epoch.started_at - 86_400_000 + sooner
+    assert apply(scene, made) == {"s": expected, "t": GONE}
+
+
 def test_the_cap_of_bytes_counts_every_replica_and_each_topic_once(scene: ActivityScene) -> None:
     scene.servers.replicate(scene.listed("a")[:-1], 3, MB)
     made = plan(scene)
