@@ -220,8 +220,11 @@ def judge(
 
 
 def fullest(said: BookieStatus) -> float | None:
-    """The share in use of its fullest ledger disk, of all of them where it does not say more."""
-    usages = [one.usage for one in said.directories or () if one.usage is not None]
+    """The share in use of its fullest ledger disk, of all of them where it does not say more.
+
+    It says 0 of a disk until it has looked at it, each ``diskCheckInterval``.
+    """
+    usages = [one.usage for one in said.directories or () if one.usage]
     if usages:
         return max(usages)
     return (said.total - said.free) / said.total if said.total > 0 else None

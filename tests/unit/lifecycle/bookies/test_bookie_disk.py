@@ -99,6 +99,12 @@ def test_a_full_bookie_says_what_it_waits_for_as_well():
     assert "waits_for_gc: 3 ledgers" in found.detail
 
 
+def test_a_disk_that_a_bookie_has_not_looked_at_yet_is_as_full_as_all_of_them():
+    found = verdict(status("b", read_only=True, free=3 * GB, directories=(directory(usage=0.0),)))
+    assert "its fullest disk is at 97.0%" in found.detail
+    assert found.row()["fullest"] == 0.97
+
+
 def test_a_registered_bookie_without_ledgers_has_a_row_too():
     (found,) = judge({"b": False}, {"b": status("b", directories=(directory(0, 0, logs=0),))}, Placement({}), 5)
     assert (found.verdict, found.placed) == (DiskVerdict.NOTHING_TO_FREE, Placed())
