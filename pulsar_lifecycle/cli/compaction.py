@@ -58,5 +58,5 @@ def _show(done: list[Told]) -> None:
     from pulsar_lifecycle.records.outcomes import Outcome
 
     show.table(["bookie", "compaction", "why"], ((one.bookie, one.outcome.value, one.text) for one in done))
-    if any(one.outcome is Outcome.NOT_TOLD for one in done):
+    if any(one.outcome in (Outcome.NOT_TOLD, Outcome.TELLING) for one in done):
         raise typer.Exit(1)

@@ -277,7 +277,8 @@ def _holder(lease: dict[str, Any] | None, what: str) -> str:
 def _suspended(one: dict[str, Any]) -> str:
     """A bookie whose disk fills up until somebody resumes its compaction."""
     why = f": {one['why']}" if one["why"] else ""
-    return f"{one['bookie']} has compaction suspended, as of {show.moment(one['since'])}{why}"
+    has = "has" if one["sure"] else "may have"
+    return f"{one['bookie']} {has} compaction suspended, as of {show.moment(one['since'])}{why}"
 
 
 def _offloading(document: dict[str, Any]) -> list[str]:

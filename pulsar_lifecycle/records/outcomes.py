@@ -232,15 +232,14 @@ class Outcome(StrEnum):
     """Action ``collect-bookie``: the run stopped before its turn."""
 
     TELLING = "telling"
-    """Actions ``suspend-compaction``, ``resume-compaction``: the bookie is about to be told; without a later row of the
-    same run it may have been."""
+    """Actions ``suspend-compaction``, ``resume-compaction``: the bookie is about to be told, or did not say whether it
+    heard; without another outcome of the same run it may have been told."""
     SUSPENDED = "suspended"
     """Action ``suspend-compaction``: it compacts nothing more by itself until it is resumed, or restarts."""
     RESUMED = "resumed"
     """Action ``resume-compaction``: it compacts by itself again."""
     NOT_TOLD = "not-told"
-    """Actions ``suspend-compaction``, ``resume-compaction``: it did not answer, or refused; whether it was told is not
-    known. Say it again."""
+    """Actions ``suspend-compaction``, ``resume-compaction``: it could not be reached, or refused. Say it again."""
 
     BEGUN = "begun"
     """Actions ``load-topic``, ``delete-topic``, ``delete-subscription``, and ``delete-records`` of cursors and ledgers:

@@ -8,12 +8,13 @@ own heeds no suspension (``GarbageCollectorThread``, ``TriggerGCService``).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.errors import LifecycleError, NotFound, UsageError
+from pulsar_lifecycle.errors import LifecycleError, NotFound, OutcomeUnknown, UsageError
 from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import UNKNOWN, DiskVerdict
 from pulsar_lifecycle.lifecycle.bookies.disk_run import newest_disks
@@ -35,11 +36,15 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """A bookie whose compaction is suspended; ``since`` (ms): when it was told, or was found so."""
+    """A bookie whose compaction is suspended; ``since`` (ms): when it was told, or was found so.
+
+    Not ``sure``: it was told, and whether it heard is not known.
+    """
 
     bookie: str
     since: int
     why: str
+    sure: bool = True
 
 
 _SILENT = UNKNOWN - {DiskVerdict.NO_METRICS, DiskVerdict.NOT_COLLECTED} | {DiskVerdict.READ_ONLY}
@@ -58,19 +63,35 @@ def suspended_bookies(cluster: Cluster) -> list[Suspended]:
     said = {row["bookie"]: row for row in disks if row["verdict"] not in _SILENT}
     since = min((row["asked_at"] for row in disks), default=0) if len(said) == len(disks) else 0
     mine = pc.field("cluster") == cluster.settings.cluster
-    outcome = pc.field("outcome").isin([Outcome.SUSPENDED, Outcome.RESUMED])
-    columns = ["detail", "outcome", "at"]
-    words = cluster.journal_reader.find(mine & outcome & filed_since(since), columns).sort_by("at").to_pylist()
-    told = {(detail := json.loads(row["detail"]))["bookie"]: {**row, "why": detail.get("why", "")} for row in words}
+    told = _words(cluster.journal_reader.find(mine & _SAID & filed_since(since), _WORDS).sort_by("at").to_pylist())
     found: list[Suspended] = []
     for bookie in sorted({*said, *told}):
         word, seen = told.get(bookie), said.get(bookie)
         if word and (seen is None or word["at"] > seen["asked_at"]):
-            if word["outcome"] == Outcome.SUSPENDED:
-                found.append(Suspended(bookie, word["at"], word["why"]))
+            if word["outcome"] != Outcome.RESUMED:
+                found.append(Suspended(bookie, word["at"], word["why"], word["outcome"] == Outcome.SUSPENDED))
         elif seen and seen["verdict"] == DiskVerdict.SUSPENDED:
             found.append(Suspended(bookie, seen["asked_at"], seen["detail"]))
     return found
+
+
+_WORDS = ["run_id", "action", "detail", "outcome", "at"]
+_SAID = pc.field("outcome").isin([Outcome.TELLING, Outcome.SUSPENDED, Outcome.RESUMED, Outcome.NOT_TOLD])
+
+
+def _words(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By bookie, the last word of these rows of the journal (:data:`_WORDS`) that it heard, with its ``why``.
+
+    One that it may have heard counts if it suspends.
+    """
+    said = [{**row, **json.loads(row["detail"])} for row in rows]
+    unheard = {(row["run_id"], row["bookie"]) for row in said if row["outcome"] == Outcome.NOT_TOLD}
+    return {
+        row["bookie"]: {**row, "why": row.get("why") or ""}
+        for row in said
+        if (row["run_id"], row["bookie"]) not in unheard
+        and (row["outcome"] != Outcome.TELLING or row["action"] == Action.SUSPEND_COMPACTION)
+    }
 
 
 def suspend(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str) -> list[Told]:
@@ -111,6 +132,8 @@ def _tell(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str, *, su
             told = Told(bookie, end, why)
             try:
                 (ports.bookies.suspend_compaction if suspended else ports.bookies.resume_compaction)(bookie)
+            except OutcomeUnknown as error:
+                told = Told(bookie, Outcome.TELLING, f"whether it heard is not known, say it again: {error}")
             except LifecycleError as error:
                 told = Told(bookie, Outcome.NOT_TOLD, str(error))
             note(bookie, told.outcome, told.text)

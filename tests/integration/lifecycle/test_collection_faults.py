@@ -130,6 +130,6 @@ def test_compaction_is_suspended_and_resumed_on_bookies_one_of_which_is_gone(
         two.kill("bookie-1", signal.SIGSTOP)
         told = {one.outcome for one in resume(where, "r", [], "")}
         two.kill("bookie-1", signal.SIGCONT)
-        assert told == {Outcome.RESUMED, Outcome.NOT_TOLD}
+        assert told == {Outcome.RESUMED, Outcome.TELLING}
         assert {one.outcome for one in resume(where, "r", [], "")} == {Outcome.RESUMED}
         assert both() == {first: False, second: False}

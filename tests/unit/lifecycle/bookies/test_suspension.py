@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Unavailable
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK, BookieDisk, DiskVerdict
 from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE
 from pulsar_lifecycle.lifecycle.bookies.placement import Placed
@@ -102,6 +102,44 @@ def test_status_names_the_bookies_whose_compaction_an_operator_suspended(
     assert "b has compaction suspended" in out
     assert "peak hour" in out
     assert "a has compaction" not in out
+
+
+def test_one_that_may_have_heard_may_be_suspended_until_it_is_resumed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = SimulatedCluster()
+    command = command_over(
+        stores=lambda *_, **__: cluster.open_store(),
+        bookies=lambda: scene.bookies,
+        journal=lambda: scene.journal,
+        journal_reader=lambda: scene.journal,
+    )
+    errors: dict[str, LifecycleError] = {"a": OutcomeUnknown("timed out")}
+
+    def tell(bookie: str) -> None:
+        if bookie in errors:
+            raise errors[bookie]
+
+    def suspended() -> list[str]:
+        capsys.readouterr()
+        command("status")
+        words = " ".join(capsys.readouterr().out.split())
+        said = [f"{bookie} {has}" for bookie in "ab" for has in ("has", "may have")]
+        return [one for one in said if f"{one} compaction suspended" in words]
+
+    for name in ("suspend_compaction", "resume_compaction"):
+        monkeypatch.setattr(scene.bookies, name, tell)
+    assert command("compaction", "suspend", "--all") == 1
+    assert [row.outcome for row in scene.journal.rows] == ["telling", "telling", "telling", "suspended"]
+    assert suspended() == ["a may have", "b has"]
+    assert command("compaction", "resume", "a") == 1
+    errors["a"] = Unavailable("no connection")
+    for word in ("suspend", "resume"):
+        assert command("compaction", word, "a") == 1
+    assert suspended() == ["a may have", "b has"]
+    errors.clear()
+    assert command("compaction", "resume", "a") == 0
+    assert suspended() == ["b has"]
 
 
 @pytest.mark.parametrize(
