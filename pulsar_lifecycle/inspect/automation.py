@@ -114,7 +114,7 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     """
     settings, now = settings_of(where, kind), where.clock.now_ms()
     valid = int(where.settings.orphans.plan_valid_for * 1000)
-    mine = _plans(where, kind, now - valid - CLOCKS_APART_MS) or _plans(where, kind, 0)
+    mine = _by_policy(where, kind, now - valid - CLOCKS_APART_MS) or _by_policy(where, kind, 0)
     asked = [plan for plan in mine if plan.plan_id == plan_id] if plan_id else mine
     newest = asked[-1] if asked else None
     early = decide(settings, _bare(newest) if newest else None, now, valid_for_ms=valid)
@@ -197,6 +197,16 @@ def _plans(where: Cluster, kind: AutomatedKind, since: int) -> list[Plan]:
     return [plan for plan in plans_of(where.lake, kind.kind, since) if plan.cluster == cluster]
 
 
+def _by_policy(where: Cluster, kind: AutomatedKind, since: int) -> list[Plan]:
+    """Those of :func:`_plans` that may go by themselves: nobody ordered them, whatever the thresholds say."""
+    return [plan for plan in _plans(where, kind, since) if not is_ordered(plan)]
+
+
+def is_ordered(plan: Plan) -> bool:
+    """Whether an operator asked for a plan, whatever the thresholds: it is applied by its job alone."""
+    return isinstance(plan, OffloadPlan) and plan.ordered
+
+
 def _sized(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str]) -> tuple[int, int]:
     """Ledgers, as caps count them, and bytes of what of a plan may go by itself. Its rows are read only for a part."""
     if isinstance(plan, PlanSummary) and not names and kind.capped is None:
@@ -222,6 +232,8 @@ def approve_plan(
             else f"{plan_id!r} is no id of a plan"
         )  # fmt: skip
     plan, rows = stored_plan(where.lake, plan_id)
+    if is_ordered(plan):
+        raise UsageError(f"plan {plan_id}: it is by order, whatever the thresholds: apply it with its job")
     now, cluster = where.clock.now_ms(), where.settings.cluster
     check_digest(plan_id, digest, plan.digest, KEPT[kind].digest(rows, plan.to_json()))
     if plan.cluster != cluster:

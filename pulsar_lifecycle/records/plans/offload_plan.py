@@ -119,7 +119,8 @@ class OffloadPlan:
 
     The rows are those of :data:`CANDIDATES` that are to be offloaded or released. ``actionable`` is false for a
     report-only plan; ``gaps`` then says what was missing. ``warnings`` stop nothing. ``left_to_broker`` of the rows are
-    left if their topics stay loaded; ``brokers_release`` ledgers are not among the rows.
+    left if their topics stay loaded; ``brokers_release`` ledgers are not among the rows. ``ordered``: an operator asked
+    for it, whatever the thresholds.
     """
 
     plan_id: str
@@ -139,6 +140,7 @@ class OffloadPlan:
     brokers_release: int
     brokers_release_bytes: int
     digest: str
+    ordered: bool = False
 
     @property
     def rows(self) -> int:

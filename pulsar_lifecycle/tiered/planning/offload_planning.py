@@ -168,6 +168,7 @@ def make_offload_plan(
         gaps=tuple(gaps),
         warnings=(*policies.warnings, *warned),
         digest="",
+        ordered=everything,
         **totals(rows, brokers_release),
     )
     plan = replace(plan, digest=offload_plan.digest(rows, plan.to_json()))

@@ -15,6 +15,7 @@ import pytest
 
 from assets.pages import lineage, show
 from assets.tiered import plan_shown
+from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
 from pulsar_lifecycle.cli.plan_pages import PAGES
 from pulsar_lifecycle.inspect.kept_plans import KEPT, Plan
 from pulsar_lifecycle.inspect.settled import settled_ledgers
@@ -144,6 +145,18 @@ def test_the_page_of_an_offload_plan_names_the_command(lake: FileLake) -> None:
     settings = load_settings()
     shown = plan_shown(plan, lake.offload_plan(plan.plan_id)[1], settings)
     assert f"`pulsar-lifecycle plan {plan.plan_id} --json`" in shown["how to apply"].md_str
+
+
+def test_the_page_of_an_offload_plan_says_that_the_sensor_applies_it_unless_it_is_by_order(lake: FileLake) -> None:
+    plan, settings = stored(lake, PlanKind.OFFLOAD), load_settings()
+    assert isinstance(plan, OffloadPlan)
+    automation = AutomationSettings(offload=KindAutomation(mode=Automation.APPLY))
+    settings, rows = settings.model_copy(update={"automation": automation}), lake.offload_plan(plan.plan_id)[1]
+    by_itself = [
+        "Sensor `automation`" in plan_shown(one, rows, settings)["how to apply"].md_str
+        for one in (plan, replace(plan, ordered=True))
+    ]
+    assert by_itself == [True, False]
 
 
 ENDED = {

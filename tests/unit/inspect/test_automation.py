@@ -92,7 +92,7 @@ def test_only_named_namespaces_go(scene: RetentionScene, monkeypatch: pytest.Mon
 OFFLOAD = {kind.name: kind for kind in KINDS if kind.kind is PlanKind.OFFLOAD}
 
 
-def offload_planned(scene: RetentionScene, offloaded: int, released: int) -> OffloadPlan:
+def offload_planned(scene: RetentionScene, offloaded: int, released: int, *, ordered: bool = False) -> OffloadPlan:
     """A stored plan of so many ledgers, of a scan that listed a thousand."""
     actions = [OffloadChoice.OFFLOAD] * offloaded + [OffloadChoice.RELEASE] * released
     rows = pa.Table.from_pylist(
@@ -100,8 +100,8 @@ def offload_planned(scene: RetentionScene, offloaded: int, released: int) -> Off
     )
     epoch = scene.scan()
     plan = OffloadPlan(
-        f"offload-{epoch.epoch_id}-1", epoch.cluster, epoch.fingerprint, epoch.epoch_id, scene.now, True, (), (),
-        offloaded, offloaded, released, released, 0, 0, 0, 0, "d",
+        f"offload-{epoch.epoch_id}-{int(ordered)}", epoch.cluster, epoch.fingerprint, epoch.epoch_id,
+        scene.servers.clock.now_ms(), True, (), (), offloaded, offloaded, released, released, 0, 0, 0, 0, "d", ordered,
     )  # fmt: skip
     scene.lake.store_offload_plan(plan, rows)
     return plan
@@ -120,6 +120,24 @@ def test_offloads_and_releases_are_held_to_their_share_of_the_clusters_ledgers(
     assert {name: one.code for name, one in found.items()} == {"offload": code, "bookkeeper_copies": code}
     if code is AutomationCode.OVER_CAP:
         assert "max_share: 2.00%" in found["offload"].text
+
+
+def test_a_plan_by_order_is_applied_by_its_job_alone(scene: RetentionScene) -> None:
+    kind = KindAutomation(mode=Automation.APPLY, max_share=1.0)
+    automation = AutomationSettings(offload=kind, bookkeeper_copies=kind)
+    settings = scene.settings.model_copy(update={"automation": automation})
+    where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
+    ordered = offload_planned(scene, 3, 2, ordered=True)
+    for one in OFFLOAD.values():
+        assert decision_of(where, one)[0].code is AutomationCode.NO_PLAN
+        assert decision_of(where, one, ordered.plan_id)[0].code is AutomationCode.NO_PLAN
+    with pytest.raises(UsageError, match="by order"):
+        approve_plan(where, "r", ordered.plan_id, ordered.digest, "ann")
+    wanted = offload_planned(scene, 2, 0)
+    scene.servers.clock.advance(60)
+    offload_planned(scene, 3, 2, ordered=True)
+    decision, _ = decision_of(where, OFFLOAD["offload"])
+    assert (decision.code, decision.plan_id) == (AutomationCode.GOES, wanted.plan_id)
 
 
 def test_what_a_plan_offloads_and_what_it_releases_grow_apart(scene: RetentionScene) -> None:

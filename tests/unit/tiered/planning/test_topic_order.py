@@ -48,6 +48,7 @@ class Offloading:
         self.epoch_id = epoch.epoch_id
         plan, rows = make_offload_plan(self.cluster, epoch, **order)
         assert rows.num_rows == plan.ledgers + plan.released
+        assert plan.ordered == bool(order.get("topics") or order.get("everything"))
         return [row["ledger_id"] for row in rows.to_pylist() if row["action"] == OffloadChoice.OFFLOAD]
 
     def codes(self) -> dict[int, str]:
