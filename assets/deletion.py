@@ -15,6 +15,7 @@ from assets.pages import lineage, plots, show
 from assets.pages.epochs import epoch_to_read
 from assets.pages.failures import refusals_fail
 from assets.pages.growth import growth_result, growth_spec
+from assets.switch import switched_off
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
@@ -131,6 +132,8 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         if context.run.job_name != DELETING:
             context.log.warning(f"nothing was deleted: launch job {DELETING} for that")
             return
+        if why := switched_off(context.instance, context.run):
+            raise dg.Failure(f"launched by itself, it may not begin any more: {why}", allow_retries=False)
         with refusals_fail():
             where = lifecycle.cluster()
             with (

@@ -17,6 +17,7 @@ from assets.deletion import DELETING
 from assets.names import CLUSTER, EPOCH, PLAN, READER
 from assets.pages import show
 from assets.pages.failures import refusals_fail
+from assets.switch import SWITCH
 from orchestration.automatic.at_work import BY_ITSELF, DELETION, lease_of_job, without_dead
 from orchestration.automatic.doorbell import Watch, rung
 from orchestration.automatic.launches import COLLECT, LAUNCHES
@@ -47,7 +48,7 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
     launched = sorted({COLLECT, DELETING, *(launch.job for launch in LAUNCHES.values())})
 
     @dg.sensor(
-        name="automation",
+        name=SWITCH,
         jobs=[jobs[name] for name in launched],
         minimum_interval_seconds=int(look_every),
         default_status=dg.DefaultSensorStatus.STOPPED,

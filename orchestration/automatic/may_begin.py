@@ -9,6 +9,7 @@ from typing import Any
 
 import dagster as dg
 
+from assets.switch import by_a_person, switched_off
 from orchestration.automatic.at_work import BY_ITSELF
 from orchestration.automatic.launches import LAUNCHES
 from pulsar_lifecycle.automation_settings import Automation
@@ -19,14 +20,14 @@ BOOKIES = "bookies"
 
 
 def check_may_begin(context: dg.OpExecutionContext, where: Cluster, plan_id: str = "") -> None:
-    """Raise dagster.Failure where the settings, the window or an approval do not let this run go any more, as it is.
+    """Raise dagster.Failure where switch, settings, window or an approval do not let this run go any more, as it is.
 
     What was launched by itself, and is executed again by a person, goes.
     """
     name = context.run.tags.get(BY_ITSELF, "")
-    if not name or context.run.parent_run_id:
+    if not name or by_a_person(context.run):
         return
-    why = (
+    why = switched_off(context.instance, context.run) or (
         bookies_wait(where, where.clock.now_ms())
         if name == BOOKIES
         else _against(where, name, plan_id, context.run.run_config)

@@ -78,6 +78,22 @@ def test_a_paused_deletion_run_is_refused_as_a_job_is(tmp_path: Path, monkeypatc
     assert str(failure.description).startswith("refused: paused: ")
 
 
+def test_a_deletion_run_that_waited_does_not_begin_once_the_switch_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = RetentionScene(tmp_path, monkeypatch)
+    monkeypatch.setattr(LifecycleResource, "cluster", lambda self: scene.cluster)
+    monkeypatch.setattr("assets.deletion.switched_off", lambda instance, run: "sensor automation is switched off")
+    deletions = deletion_assets("test")[2]
+    alone = dg.define_asset_job(DELETING, selection=[deletions])
+    defs = dg.Definitions([deletions], jobs=[alone], resources={"lifecycle": LifecycleResource()})
+    job = defs.resolve_job_def(DELETING)
+    (event,) = (e for e in job.execute_in_process(raise_on_error=False).all_events if e.is_step_failure)
+    failure = event.step_failure_data.user_failure_data
+    assert failure is not None
+    assert str(failure.description).endswith("may not begin any more: sensor automation is switched off")
+
+
 def test_what_a_server_did_not_do_stays_an_error_of_its_own() -> None:
     with pytest.raises(Unavailable), refusals_fail():
         raise Unavailable("no answer")
