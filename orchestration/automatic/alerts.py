@@ -27,6 +27,15 @@ def failure_document(cluster: str, run: dg.DagsterRun, message: str) -> dict[str
     return {"text": text, "cluster": cluster, "job": run.job_name, "run_id": run.run_id, "error": error, **tags}
 
 
+def cause_of(event: dg.DagsterEvent) -> str:
+    """Why a step failed: the words of its Failure, or its error without Dagster's own around it."""
+    failure = event.step_failure_data
+    if failure.user_failure_data and failure.user_failure_data.description:
+        return failure.user_failure_data.description
+    error = failure.error
+    return ((error.cause or error).message if error else "").strip()
+
+
 def failed_runs_sensor(cluster: str) -> dg.SensorDefinition:
     """Posts every failed run of this code location to ``automation.alert_webhook``."""
 
@@ -40,7 +49,9 @@ def failed_runs_sensor(cluster: str) -> dg.SensorDefinition:
         with lifecycle.without_spark().ports(read_only=True) as ports:
             if ports.alerts is None:
                 return dg.SkipReason("automation.alert_webhook is not set")
-            ports.alerts.send(failure_document(cluster, context.dagster_run, context.failure_event.message or ""))
+            causes = [cause_of(event) for event in context.get_step_failure_events()]
+            message = next(filter(None, causes), context.failure_event.message or "")
+            ports.alerts.send(failure_document(cluster, context.dagster_run, message))
         return None
 
     return alarm
