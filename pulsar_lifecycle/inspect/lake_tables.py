@@ -46,6 +46,8 @@ def read(
 
 def whole_table(where: Cluster, table: str, epoch: str = NEWEST, columns: Sequence[str] | None = None) -> pa.Table:
     """:func:`read` in Arrow's form, of a cluster."""
+    if table in KEPT and epoch != NEWEST:
+        raise UsageError(f"the {table} belongs to no scan: leave epoch out")
     if table == "journal":
         return where.journal_reader.find(columns=columns)
     if table == "archive":
