@@ -15,7 +15,7 @@ from assets.pages import lineage, plots, show
 from assets.pages.epochs import epoch_to_read
 from assets.pages.failures import refusals_fail
 from assets.pages.growth import growth_result, growth_spec
-from assets.switch import switched_off
+from assets.pages.switch import switched_off
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config

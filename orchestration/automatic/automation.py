@@ -17,7 +17,7 @@ from assets.deletion import DELETING
 from assets.names import CLUSTER, EPOCH, PLAN, READER
 from assets.pages import show
 from assets.pages.failures import refusals_fail
-from assets.switch import SWITCH
+from assets.pages.switch import SWITCH
 from orchestration.automatic.at_work import BY_ITSELF, DELETION, lease_of_job, without_dead
 from orchestration.automatic.doorbell import Watch, rung
 from orchestration.automatic.launches import COLLECT, LAUNCHES

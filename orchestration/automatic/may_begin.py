@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.switch import by_a_person, switched_off
+from assets.pages.switch import by_a_person, switched_off
 from orchestration.automatic.at_work import BY_ITSELF
 from orchestration.automatic.launches import LAUNCHES
 from pulsar_lifecycle.automation_settings import Automation

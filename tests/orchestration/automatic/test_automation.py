@@ -18,7 +18,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from assets.deletion import queue_age
 from assets.names import CLUSTER, PLAN, READER
 from assets.pages.growth import GROWTH, growth_shown
-from assets.switch import SWITCH
+from assets.pages.switch import SWITCH
 from orchestration.automatic.alerts import failure_document
 from orchestration.automatic.at_work import DEAD_AFTER_SECONDS
 from orchestration.automatic.automation import TRIES, follows_scan

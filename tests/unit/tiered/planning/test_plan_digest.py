@@ -130,7 +130,13 @@ def test_a_plan_survives_its_json() -> None:
     assert set(SUMMARY.to_json()) == {field.name for field in fields(OffloadPlan)}
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(OffloadPlan)])
+def test_a_document_that_does_not_say_so_is_of_no_plan_by_order() -> None:
+    document = SUMMARY.to_json()
+    del document["ordered"]
+    assert not OffloadPlan.from_json(document).ordered
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(OffloadPlan) if field.name != "ordered"])
 def test_a_document_that_lacks_a_fact_is_no_plan(name: str) -> None:
     document = SUMMARY.to_json()
     del document[name]
