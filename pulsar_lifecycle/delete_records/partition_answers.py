@@ -20,7 +20,7 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.journal.archive import as_deleted, last_archived
+from pulsar_lifecycle.journal.archive import as_deleted, last_archived, restored_ever
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports import Archived, Node, Unread
@@ -288,13 +288,16 @@ def _with_metadata(cluster: Cluster, rows: Sequence[Row], planned_at: int, ledge
     nodes = [n for n in last_archived(cluster.journal_reader, name, ledger_ids=list(ledgers)) if n.cluster == name]
     then = {i for row in rows for i in (row["ledger_id"], *row["ledgers"], *row["leftovers"])}
     nodes = [node for node in nodes if node.at >= planned_at or node.ledger_id not in then]
-    for node in as_deleted(cluster.journal_reader, name, nodes):
+    nodes = as_deleted(cluster.journal_reader, name, nodes)
+    restored = restored_ever(cluster.journal_reader, name, nodes)
+    for node in nodes:
         try:
             metadata = ledger_metadata.decode(node.data)
         except LifecycleError:
             continue
         one = found[node.ledger_id]
-        found[node.ledger_id] = DeletedLedger(one.ledger_id, metadata, one.copies, _had_others(node, metadata))
+        others = node.ledger_id in restored or _had_others(node, metadata)
+        found[node.ledger_id] = DeletedLedger(one.ledger_id, metadata, one.copies, others)
     return found
 
 
@@ -303,5 +306,6 @@ def _had_others(node: Archived, metadata: LedgerMetadata) -> bool:
 
     After it was created it is written once for each further segment, and once to close it. Where another bookie took
     the place of one within a segment, as by replication, that was a write more. So is a recovery, which changes none.
+    A z-node that an undo created counts anew: it does not tell.
     """
     return node.version > len(metadata.segments)

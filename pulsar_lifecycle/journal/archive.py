@@ -61,6 +61,16 @@ def as_deleted(journal: JournalReader, cluster: str, nodes: Sequence[Archived]) 
     return [n for n in nodes if by_run.get((n.run_id, n.ledger_id), -1) >= n.at > undone.get(n.ledger_id, -1)]
 
 
+def restored_ever(journal: JournalReader, cluster: str, nodes: Sequence[Archived]) -> frozenset[int]:
+    """Ledgers of a ``cluster``'s ``nodes`` that an undo has ever touched: their z-nodes may have been created anew."""
+    if not nodes:
+        return frozenset()
+    ids = pa.array(sorted({node.ledger_id for node in nodes}), pa.int64())
+    mine = (pc.field("cluster") == cluster) & pc.is_in(pc.field("ledger_id"), ids)
+    found = journal.find(mine & (pc.field("phase") == Phase.UNDO), ["ledger_id"])
+    return frozenset(found.column("ledger_id").to_pylist())
+
+
 def nodes_in_doubt(journal: JournalReader, cluster: str, since: int) -> list[Archived]:
     """What a cluster's runs archived at ``since`` (ms) or later, and did not say what became of it."""
     recent = filed_since(since) & (pc.field("cluster") == cluster)

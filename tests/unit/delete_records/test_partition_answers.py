@@ -22,6 +22,7 @@ from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.builders import ROW
 from tests.kit.records.records_scene import BOOKIE, RecordsScene
 from tests.kit.records.topic_times import BUCKET
+from tests.kit.simulated import pipeline
 from tests.kit.simulated.cluster import compacted_tags
 
 
@@ -195,6 +196,30 @@ def test_a_bookie_whose_place_another_took_is_asked_too() -> None:
     (result,) = scene.apply(Patience(bookies=True))
     assert f"{first}, bookie_unanswered ({away})" in result.reason
     cluster.reader.unanswered = set()
+    assert scene.apply(Patience(bookies=True)) == [DeleteRecordsResult(scene.at(1, 0))]
+
+
+def test_a_ledger_that_was_restored_before_its_deletion_may_have_been_on_any_bookie() -> None:
+    """Its z-node counts writes from the restore on: it does not say whether another took a bookie's place before."""
+    scene = RecordsScene()
+    first, cluster, away = scene.ids[scene.topic][0], scene.cluster, "bookie-9:3181"
+    for cookie in ("/ledgers/cookies", f"/ledgers/cookies/{BOOKIE}", f"/ledgers/cookies/{away}"):
+        cluster.put(cookie, b"")
+    scene.plan(scene.at(1, 0))
+    scene.apply()
+    scene.delete()
+    request = UndoRequest(ledger_ids=(first,), dry_run=False)
+    (one,) = undo_deletions(scene.where, "undo", request, lambda _: None).ledgers
+    assert one.outcome is Outcome.RESTORED, one.reason
+    cluster.wait(8 * 24)
+    pipeline.whole_round(cluster, scene.policy)
+    scene.scan()
+    scene.plan(scene.at(1, 0))
+    assert not cluster.exists(first)
+    cluster.reader.collected[BOOKIE] = {first}
+    (result,) = scene.apply(Patience(bookies=True))
+    assert f"{first}, on_bookie ({away})" in result.reason
+    cluster.reader.collected[away] = {first}
     assert scene.apply(Patience(bookies=True)) == [DeleteRecordsResult(scene.at(1, 0))]
 
 
