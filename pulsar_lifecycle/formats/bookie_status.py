@@ -112,7 +112,8 @@ def directories_and_latency(
             values["ENTRY_LOG_SPACE_BYTES"],
             values["LEDGER_TOTAL"],
             usage.get(re.sub(r"[^A-Za-z0-9_]", "_", path)),
-            any((runs.get(path, 1), *values.values())),
+            # its first collection counts ledgers before it has read what its entry logs hold
+            any((runs.get(path, 1), values["ENTRY_LOG_TOTAL"], values["ENTRY_LOG_SPACE_BYTES"])),
         )
         for path, values in sorted(active.items())
     ]

@@ -120,13 +120,15 @@ def test_a_server_that_listens_everywhere_is_asked_at_the_bookies_own_host(host)
     assert {request.url.host for request in bookie.requests} == {"bookie-1"}
 
 
-@pytest.mark.parametrize(("runs", "logs", "collected"), [(0, 0, False), (1, 0, True), (0, 3, True)])
-def test_a_bookie_says_whether_it_has_collected_since_its_start(runs, logs, collected):
-    """Its first collection counts entry logs before it compacts, and as a run when it ends."""
+@pytest.mark.parametrize(
+    ("runs", "ledgers", "logs", "collected"), [(0, 0, 0, False), (0, 5, 0, False), (1, 0, 0, True), (0, 5, 3, True)]
+)
+def test_a_bookie_says_whether_it_has_collected_since_its_start(runs, ledgers, logs, collected):
+    """Its first collection counts ledgers, then entry logs before it compacts, and as a run when it ends."""
     directory = '{indexDir="/i/current",ledgerDir="/d/current"}'
     bookie = Bookie()
     bookie.answers["/metrics"] = f"""
-bookie_ACTIVE_LEDGER_TOTAL{directory} 0
+bookie_ACTIVE_LEDGER_TOTAL{directory} {ledgers}
 bookie_ACTIVE_ENTRY_LOG_TOTAL{directory} {logs}
 bookie_ACTIVE_ENTRY_LOG_SPACE_BYTES{directory} 0
 bookie_THREAD_RUNTIME_count{{success="false", indexDir="/i/current",ledgerDir="/d/current"}} 2
