@@ -166,7 +166,7 @@ def apply_delete_records(
 def _acting(cluster: Cluster, run_id: str, plan_id: str) -> Iterator[tuple[TopicRun, Ports, RunGuard, BrokerAnswers]]:
     """Check that we may act, and hold the lease of those who take ledgers off topics for as long as the work lasts."""
     settings = cluster.settings
-    with published(cluster), topic_ports(cluster) as own:
+    with published(cluster), topic_ports(cluster, buckets=True) as own:
         ports = shared(own)
         context = trim_run.context_of(cluster, evidence.check_may_act(cluster, ports.store))
         with control.held_lease(settings, ports.store, ports.clock, f"run {run_id}") as lease:
@@ -313,7 +313,7 @@ class _Task:
         """Or the error that stops the run: raised in a task, it would only begin that again."""
         cluster = Cluster(self.settings, connect=self.connect)
         try:
-            with topic_ports(cluster) as own:
+            with topic_ports(cluster, buckets=True) as own:
                 ports = shared(own)
                 loaded = self.settings.trimming.loaded_topics
                 run = topic_run(cluster, self.run_id, ports, self.context, self.now, loaded, self.brokers.brokers)

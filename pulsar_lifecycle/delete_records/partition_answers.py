@@ -50,7 +50,7 @@ def answers(
     must be gone.
     """
     earlier = _left_before(cluster, rows)
-    with topic_ports(cluster, read_only=True) as ports:
+    with topic_ports(cluster, read_only=True, buckets=True) as ports:
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
         where: dict[int, Absence] = {}
@@ -94,7 +94,7 @@ def _looked(
     planned_at: int | None = None,
 ) -> list[Absence]:
     """Where what must be gone is, of topics that lack nothing else; bookies are asked if ``planned_at`` is given."""
-    with topic_ports(cluster, read_only=True) as ports:
+    with topic_ports(cluster, read_only=True, buckets=True) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
         _, _, going = _asked(ports, root, rows, refused, _left_before(cluster, rows))
         ledgers = {i: one for own in going.values() for i, one in own.items()}

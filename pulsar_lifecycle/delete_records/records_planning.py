@@ -63,7 +63,7 @@ def plan_delete_records(
 
     Raises Refused and NotFound where there is no scan to rest on, and what the servers raise that all partitions need.
     """
-    with topic_ports(cluster, read_only=True) as ports:
+    with topic_ports(cluster, read_only=True, buckets=True) as ports:
         fingerprint = evidence.check_store(cluster, ports.store)
         epoch = evidence.newest_epoch(cluster, fingerprint)
         context, now = trim_run.context_of(cluster, fingerprint), ports.clock.now_ms()

@@ -130,7 +130,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
     check_limit(order.limit)
     if settings.object_store is None:
         raise RefusedBy(RefusalCode.NO_OBJECT_STORE, "object_store is not set: there is nowhere to offload to")
-    with topic_ports(cluster) as ports:
+    with topic_ports(cluster, buckets=True) as ports:
         control.check_not_paused(ports.store)
         fingerprint = evidence.check_store(cluster, ports.store)
         now = ports.clock.now_ms()
@@ -225,7 +225,7 @@ def revert_offloads(
             )
             run = topic_run(cluster, run_id, ports, context, now, settings.offload.loaded_topics)
             return revert.plan_revert(run, ports, topic, ledger_ids)
-    with topic_ports(cluster) as ports:
+    with topic_ports(cluster, buckets=True) as ports:
         store = ports.store
         control.check_not_paused(store)
         epoch = evidence.newest_epoch(cluster, evidence.check_store(cluster, store))

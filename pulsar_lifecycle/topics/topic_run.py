@@ -96,10 +96,9 @@ def topic_run(
 
 
 @contextmanager
-def topic_ports(cluster: Cluster, *, read_only: bool = False) -> Iterator[Ports]:
-    """The ports of one run on the driver; the object store, too, where the settings have one."""
+def topic_ports(cluster: Cluster, *, read_only: bool = False, buckets: bool = False) -> Iterator[Ports]:
+    """The ports of one run on the driver; with ``buckets`` the object store, too, where the settings have one."""
     pace = RateBudget(cluster.settings.offload.read_bytes_per_second, cluster.clock).take
     with cluster.ports(read_only=read_only, pace=pace) as ports:
-        yield Ports(
-            ports.store, ports.reader, ports.admin, ports.queue, ports.journal, ports.clock, ports.objects_if_set
-        )
+        objects = ports.objects_if_set if buckets else None
+        yield Ports(ports.store, ports.reader, ports.admin, ports.queue, ports.journal, ports.clock, objects)
