@@ -10,7 +10,7 @@ the launch, which is Dagster's (``orchestration/automatic/automation.py``). Look
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -22,10 +22,12 @@ from pulsar_lifecycle.inspect.kept_plans import KEPT, Plan, plans_of, stored_pla
 from pulsar_lifecycle.journal.approvals import (
     APPLIED_WITHIN_MS,
     Approved,
+    Word,
     applied_plans,
-    approval_of,
+    approval_in,
     approval_row,
     withdrawals,
+    words_about,
 )
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.outcomes import Action
@@ -47,6 +49,8 @@ from pulsar_lifecycle.runs.plan_checks import within
 
 LATELY_MS = 3 * 86_400_000
 """Where a plan of the usual size was applied, if plans are applied regularly."""
+SOON = (AutomationCode.GOES, AutomationCode.WINDOW_SHUT)
+"""What becomes of a plan that nothing is in the way of but time."""
 CLOCKS_APART_MS = 86_400_000
 """How far the clocks of hosts and of the lake may be apart, for what dates plans and rows of the journal."""
 
@@ -108,34 +112,57 @@ def settings_of(where: Cluster, kind: AutomatedKind) -> KindAutomation:
 
 
 def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[PlanDecision, Plan | None]:
-    """What becomes of the newest plan of a kind by itself, or of the one named, and that plan.
+    """What becomes by itself of the plan named, or of a kind's newest, and that plan.
 
-    Raises what the lake raises.
+    The newest that is approved comes before newer ones that are not, if it goes, or waits only for its window. Raises
+    what the lake raises.
     """
     settings, now = settings_of(where, kind), where.clock.now_ms()
-    valid = int(where.settings.orphans.plan_valid_for * 1000)
+    valid = _valid_ms(where)
     mine = _by_policy(where, kind, now - valid - CLOCKS_APART_MS) or _by_policy(where, kind, 0)
     asked = [plan for plan in mine if plan.plan_id == plan_id] if plan_id else mine
-    newest = asked[-1] if asked else None
-    early = decide(settings, _bare(newest) if newest else None, now, valid_for_ms=valid)
-    if newest is None or early.code in (AutomationCode.OFF, AutomationCode.REPORT_ONLY, AutomationCode.EXPIRED):
-        return early, newest
-    ledgers, size = _sized(where, kind, newest, settings.namespaces)
-    begun = max(now - APPLIED_WITHIN_MS, newest.created_at - CLOCKS_APART_MS)
-    taken = applied_plans(where.journal_reader, where.settings.cluster, [newest.plan_id], begun, kind.effects)
+    if not asked:
+        return decide(settings, None, now, valid_for_ms=valid), None
+    said: dict[str, list[Word]] = {}
+    if settings.mode is Automation.APPROVE:
+        ids, since = [plan.plan_id for plan in asked], min(plan.created_at for plan in asked)
+        said = words_about(where.journal_reader, where.settings.cluster, ids, since)
+    approved = next((plan for plan in reversed(asked) if _holds(_approval(plan, said), plan, now)), None)
+    if approved and approved is not asked[-1]:
+        decision = _decided(where, kind, approved, _approval(approved, said))
+        if decision.code in SOON:
+            return decision, approved
+    return _decided(where, kind, asked[-1], _approval(asked[-1], said)), asked[-1]
+
+
+def _valid_ms(where: Cluster) -> int:
+    return int(where.settings.orphans.plan_valid_for * 1000)
+
+
+def _holds(approval: Approval | None, plan: Plan, now: int) -> bool:
+    return approval is not None and approval.digest == plan.digest and now < approval.until
+
+
+def _decided(where: Cluster, kind: AutomatedKind, plan: Plan, approval: Approval | None) -> PlanDecision:
+    settings, now, valid = settings_of(where, kind), where.clock.now_ms(), _valid_ms(where)
+    early = decide(settings, _bare(plan), now, valid_for_ms=valid)
+    if early.code in (AutomationCode.OFF, AutomationCode.REPORT_ONLY, AutomationCode.EXPIRED):
+        return early
+    ledgers, size = _sized(where, kind, plan, settings.namespaces)
+    begun = max(now - APPLIED_WITHIN_MS, plan.created_at - CLOCKS_APART_MS)
+    taken = applied_plans(where.journal_reader, where.settings.cluster, [plan.plan_id], begun, kind.effects)
     candidate = Candidate(
-        newest.plan_id, newest.digest, newest.created_at, newest.actionable, ledgers, size,
-        _cluster_ledgers(where.lake, newest), taken=bool(taken),
+        plan.plan_id, plan.digest, plan.created_at, plan.actionable, ledgers, size,
+        _cluster_ledgers(where.lake, plan), taken=bool(taken),
     )  # fmt: skip
-    approval = _approval(where, newest) if settings.mode is Automation.APPROVE else None
 
     def decided(largest: int) -> PlanDecision:
         return decide(settings, candidate, now, valid_for_ms=valid, approval=approval, largest_applied=largest)
 
     found = decided(ledgers)  # as if as much had been applied
-    if found.code in (AutomationCode.GOES, AutomationCode.WINDOW_SHUT) and grew_too_much(settings, ledgers, 0):
-        found = decided(_largest_applied(where, kind, newest, now, ledgers / settings.max_growth))
-    return found, newest
+    if found.code in SOON and grew_too_much(settings, ledgers, 0):
+        found = decided(_largest_applied(where, kind, plan, now, ledgers / settings.max_growth))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,17 +282,17 @@ def after_approval(where: Cluster, plan_id: str) -> list[str]:
     """What becomes of an approved plan by itself, a sentence for each of its kinds. Raises what the lake raises."""
     said: list[str] = []
     for kind in (one for one in KINDS if one.kind is kind_of(plan_id)):
-        decision, _ = decision_of(where, kind)
+        decision, first = decision_of(where, kind, plan_id)[0], decision_of(where, kind)[0]
         text = f"{decision.code}: {decision.text}"
-        if decision.plan_id not in ("", plan_id):
-            text = f"plan {decision.plan_id} is newer: only the newest goes by itself, approve that one"
+        if decision.code in SOON and first.plan_id != plan_id:
+            text = f"plan {first.plan_id} is newer, and approved, too: it goes instead"
         said.append(f"{kind.name}: {text}")
     return said
 
 
-def _approval(where: Cluster, plan: Plan) -> Approval | None:
+def _approval(plan: Plan, said: Mapping[str, Sequence[Word]]) -> Approval | None:
     try:
-        return approval_of(where.journal_reader, where.settings.cluster, plan.plan_id, plan.created_at)
+        return approval_in(said.get(plan.plan_id, ()))
     except (ValueError, KeyError, TypeError) as error:  # a row of another program approves nothing
         raise NotFound(f"plan {plan.plan_id}: its approval cannot be read: {error}") from error
 

@@ -59,11 +59,42 @@ def test_who_approves_is_told_what_becomes_of_the_plan(scene: RetentionScene, mo
         assert after_approval(where, plan.plan_id)[0].startswith(f"retention: {code}: ")
     where = automated(scene, monkeypatch, mode="approve", max_ledgers=1)
     assert after_approval(where, plan.plan_id)[0].startswith("retention: over_cap: max_ledgers: ")
+    where = automated(scene, monkeypatch, mode="approve")
     scene.servers.clock.advance(60)
     newer = planned(scene)
+    assert after_approval(where, plan.plan_id)[0].startswith("retention: goes: ")
+    approve_plan(where, "run-2", newer.plan_id, newer.digest, "ann")
     assert after_approval(where, plan.plan_id) == [
-        f"retention: plan {newer.plan_id} is newer: only the newest goes by itself, approve that one"
+        f"retention: plan {newer.plan_id} is newer, and approved, too: it goes instead"
     ]
+
+
+def test_an_approved_plan_waits_for_its_window_though_newer_ones_come(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut = {"window": {"cron": "0 0 30 2 *", "duration": "1h"}}  # February 30
+    where, plan = automated(scene, monkeypatch, mode="approve", **shut), planned(scene)
+    approve_plan(where, "run-1", plan.plan_id, plan.digest, "ann")
+    scene.servers.clock.advance(3_600)
+    newer, _ = make_retention_plan(scene.cluster, scene.scan())
+
+    def decided(at: Cluster) -> tuple[str, str]:
+        decision, found = decision_of(at, RETENTION)
+        assert found
+        assert found.plan_id == decision.plan_id
+        return decision.plan_id, decision.code
+
+    assert decided(where) == (plan.plan_id, "window_shut")
+    where = automated(scene, monkeypatch, mode="approve")
+    assert decided(where) == (plan.plan_id, "goes")
+    assert decision_of(where, RETENTION, newer.plan_id)[0].code is AutomationCode.NOT_APPROVED
+    apply_retention(where, "applied", Order(plan.plan_id, plan.digest), dry_run=False)
+    assert decided(where) == (newer.plan_id, "not_approved")
+    approve_plan(where, "run-2", newer.plan_id, newer.digest, "ann")
+    assert decided(where) == (newer.plan_id, "goes")
+    approve_plan(where, "run-3", newer.plan_id, newer.digest, "bob", withdraw=True)
+    assert decided(where) == (newer.plan_id, "not_approved")
+    assert decided(automated(scene, monkeypatch, mode="apply")) == (newer.plan_id, "goes")
 
 
 def test_what_cannot_be_approved_is_refused(scene: RetentionScene) -> None:
