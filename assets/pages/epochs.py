@@ -41,10 +41,11 @@ def epoch_to_write(context: dg.AssetExecutionContext, where: Cluster) -> tuple[s
 def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster) -> str:
     """The scan to judge: finished, and of this cluster. Raises dagster.Failure if it is not, NotFound.
 
-    A run that follows a scan by itself takes the newest finished one: another may have begun meanwhile.
+    A run that follows a scan by itself takes the newest finished one of its cluster: another may have begun meanwhile,
+    or another cluster, which shares the lake, have scanned.
     """
     epoch_id, _ = where.lake.open_epoch(context.run.run_id)
-    if READER in context.run.tags and not where.lake.finished(epoch_id):
+    if READER in context.run.tags and where.lake.begun_by(epoch_id) != context.run.run_id:
         finished = where.lake.epochs(fingerprint_of(where))
         epoch_id = finished[-1].epoch_id if finished else epoch_id
     if not where.lake.finished(epoch_id):

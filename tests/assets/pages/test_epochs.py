@@ -53,9 +53,9 @@ def begun(instance: dg.DagsterInstance, lake: FileLake, status: dg.DagsterRunSta
     return run_id
 
 
-def finish(lake: FileLake) -> None:
+def finish(lake: FileLake, epoch_id: str = "e1", fingerprint: str = HERE) -> None:
     lake.store_epoch(
-        Epoch("e1", "c", HERE, 5, 6, (), 1, 1, ()),
+        Epoch(epoch_id, "c", fingerprint, 5, 6, (), 1, 1, ()),
         Referenced(BitMap64(), BitMap64()),
         Context(now=5, grace=1, namespaces=frozenset()),
     )
@@ -105,6 +105,17 @@ def test_what_follows_a_scan_by_itself_reads_the_newest_finished_one(instance: d
     finish(where.lake)
     where.lake.begin_epoch("e2", 9, str(uuid4()), StoreCounters(HERE, 1))
     with refused(RefusalCode.SCAN_UNFINISHED):
+        epochs.epoch_to_read(run(instance, "another"), where)
+    assert epochs.epoch_to_read(run(instance, "another", **{READER: "c"}), where) == "e1"
+
+
+def test_what_follows_a_scan_by_itself_reads_its_own_clusters(instance: dg.DagsterInstance, where: Any) -> None:
+    """Scans of clusters that share a lake follow each other at any time."""
+    begun(instance, where.lake, dg.DagsterRunStatus.SUCCESS)
+    finish(where.lake)
+    where.lake.begin_epoch("e2", 9, str(uuid4()), StoreCounters("elsewhere", 1))
+    finish(where.lake, "e2", "elsewhere")
+    with refused(RefusalCode.OTHER_CLUSTER):
         epochs.epoch_to_read(run(instance, "another"), where)
     assert epochs.epoch_to_read(run(instance, "another", **{READER: "c"}), where) == "e1"
 
