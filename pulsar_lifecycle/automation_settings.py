@@ -182,7 +182,8 @@ class AutomationSettings(Section):
     delayed_index: KindAutomation = KindAutomation()
     """Repairs of delayed indexes: job ``repair_delayed_index``. Each plan of it reads the delayed messages of all
     topics that have buckets: plans follow scans only where the mode is ``approve`` or ``apply``; schedule
-    ``nightly_delayed_index`` makes them in any mode. Its ledgers are subscriptions."""
+    ``nightly_delayed_index`` makes them in any mode. Its ledgers are subscriptions. No plan of chosen namespaces goes
+    by itself."""
     consumed_records: KindAutomation = KindAutomation()
     """Plans of what the subscriptions of ``consumed_records.subscriptions`` have consumed: job ``delete_records``."""
     bookies: KindAutomation = KindAutomation()

@@ -225,13 +225,13 @@ def _plans(where: Cluster, kind: AutomatedKind, since: int) -> list[Plan]:
 
 
 def _by_policy(where: Cluster, kind: AutomatedKind, since: int) -> list[Plan]:
-    """Those of :func:`_plans` that may go by themselves: nobody ordered them, whatever the thresholds say."""
+    """Those of :func:`_plans` that may go by themselves: nobody ordered them."""
     return [plan for plan in _plans(where, kind, since) if not is_ordered(plan)]
 
 
 def is_ordered(plan: Plan) -> bool:
-    """Whether an operator asked for a plan, whatever the thresholds: it is applied by its job alone."""
-    return isinstance(plan, OffloadPlan) and plan.ordered
+    """Whether an operator asked for a plan, beyond what thresholds and settings want: its job alone applies it."""
+    return plan.ordered
 
 
 def _sized(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str]) -> tuple[int, int]:
@@ -260,7 +260,7 @@ def approve_plan(
         )  # fmt: skip
     plan, rows = stored_plan(where.lake, plan_id)
     if is_ordered(plan):
-        raise UsageError(f"plan {plan_id}: it is by order, whatever the thresholds: apply it with its job")
+        raise UsageError(f"plan {plan_id}: it is by order: apply it with its job")
     now, cluster = where.clock.now_ms(), where.settings.cluster
     check_digest(plan_id, digest, plan.digest, KEPT[kind].digest(rows, plan.to_json()))
     if plan.cluster != cluster:

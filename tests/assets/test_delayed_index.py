@@ -18,9 +18,12 @@ from assets.names import namespace_partitions
 from assets.pages.growth import GROWTH
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
+from pulsar_lifecycle.delayed_index.broker_settings import BUCKET_FACTORY
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
-from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.errors import Unavailable, UsageError
+from pulsar_lifecycle.inspect.automation import KINDS, approve_plan, decision_of
 from pulsar_lifecycle.journal.index_metrics import PREFIX
+from pulsar_lifecycle.runs.automation_rule import AutomationCode
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
 from tests.kit.builders import entry
@@ -305,3 +308,24 @@ def test_a_chosen_namespace_is_checked_whole_and_repaired_once_that_is_asked_for
     page = of_namespace(scene, instance, dry_run=False)
     assert "| rebuild | done | 1 |" in page["by outcome"]
     assert set(scene.keys("a").values()).isdisjoint(broken.values())
+
+
+def test_no_plan_of_chosen_namespaces_goes_by_itself(scene: DelayedScene, instance: dg.DagsterInstance) -> None:
+    """It has every subscription of them, also those without buckets, and its backfill may have been a dry run."""
+    first, *_ = scene.backlog("bare", cursors=())
+    scene.servers.cursor(scene.named("bare"), "s", at=first)
+    kind = KindAutomation(mode=Automation.APPLY, max_share=1.0)
+    scene.set(automation=AutomationSettings(delayed_index=kind))
+    brokers = {**scene.settings.delayed_index.brokers, "delayedDeliveryTrackerFactoryClassName": BUCKET_FACTORY}
+    scene.change(brokers=brokers)
+    epoch = scene.checked()
+    mine = next(one for one in KINDS if one.name == "delayed_index")
+    made, rows = make_repair_plan(scene.cluster, epoch)
+    assert rows.num_rows == 0
+    page = of_namespace(scene, instance, dry_run=True)
+    assert page["repairs planned"] == 1
+    decision, plan = decision_of(scene.cluster, mine)
+    assert (decision.code, plan) == (AutomationCode.EMPTY, made)
+    assert decision_of(scene.cluster, mine, page["plan id"])[0].code is AutomationCode.NO_PLAN
+    with pytest.raises(UsageError, match="by order"):
+        approve_plan(scene.cluster, "r", page["plan id"], scene.lake.repair_plan(page["plan id"])[0].digest, "ann")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +36,8 @@ def make_repair_plan(
 ) -> tuple[PlanSummary, pa.Table]:
     """The plan of an epoch that was checked (``check_delayed_indexes``); NotFound where it was not. Stored.
 
-    With ``namespaces`` of what was checked of them alone, and only of them.
+    With ``namespaces`` of what was checked of them alone, and only of them: a plan by order, as that was every
+    subscription, whatever ``delayed_index.whole_backlogs`` names.
     """
     now, lake, epoch_id = cluster.clock.now_ms(), cluster.lake, epoch.epoch_id
     settings = cluster.settings.delayed_index
@@ -83,6 +85,7 @@ def make_repair_plan(
     summary = summary_of(
         PlanKind.DELAYED_INDEX, cluster.ids.token(2), epoch, gaps, now, rows, delayed_index_plan.digest
     )
+    summary = replace(summary, ordered=namespaces is not None)
     lake.store_repair_plan(summary, rows)
     return summary, rows
 

@@ -26,7 +26,8 @@ from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 class PlanSummary:
     """What is stored beside a plan's rows and covered by nothing but itself; ``digest`` covers the rows.
 
-    ``actionable`` is false for a report-only plan; ``gaps`` then says what was missing.
+    ``actionable`` is false for a report-only plan; ``gaps`` then says what was missing. ``ordered``: an operator asked
+    for it, and it may have what no plan has that is made by itself.
     """
 
     plan_id: str
@@ -42,6 +43,7 @@ class PlanSummary:
     physical_bytes: int
     cluster_ledgers: int
     digest: str
+    ordered: bool = False
 
     @property
     def rows(self) -> int:
