@@ -15,7 +15,7 @@ from assets.pages import lineage, plots, show
 from assets.pages.epochs import epoch_to_read
 from assets.pages.failures import refusals_fail
 from assets.pages.growth import growth_result, growth_spec
-from assets.pages.switch import switched_off
+from assets.pages.switch import by_the_switch, switched_off
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
@@ -35,7 +35,8 @@ from resources.lifecycle import LifecycleResource
 
 DELETING = "delete_pending"
 """The job that deletes; no other run of its asset does anything."""
-
+LEFT_ALONE = "automation.delete_pending is false"
+"""Why the queue is not worked off by itself."""
 
 QUEUE_AGE = "queue_age"
 WAITS_LONG_MS = 86_400_000
@@ -132,10 +133,13 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         if context.run.job_name != DELETING:
             context.log.warning(f"nothing was deleted: launch job {DELETING} for that")
             return
-        if why := switched_off(context.instance, context.run):
-            raise dg.Failure(f"launched by itself, it may not begin any more: {why}", allow_retries=False)
+        why = switched_off(context.instance, context.run)
         with refusals_fail():
             where = lifecycle.cluster()
+            if not why and by_the_switch(context.run) and not where.settings.automation.delete_pending:
+                why = LEFT_ALONE
+            if why:
+                raise dg.Failure(f"launched by itself, it may not begin any more: {why}", allow_retries=False)
             with (
                 where.ports(read_only=True) as ports,
                 lineage.noted(context, where),

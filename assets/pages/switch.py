@@ -20,9 +20,14 @@ def by_a_person(run: dg.DagsterRun) -> bool:
     return run.parent_run_id is not None and RETRY_NUMBER_TAG not in run.tags
 
 
+def by_the_switch(run: dg.DagsterRun) -> bool:
+    """Whether the switch launched a run, and no person executes it again."""
+    return run.tags.get(SENSOR_NAME_TAG) == SWITCH and not by_a_person(run)
+
+
 def switched_off(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
     """Why a run that the switch launched may not begin any more; empty where it may, or a person launched it."""
-    if run.tags.get(SENSOR_NAME_TAG) != SWITCH or run.remote_job_origin is None or by_a_person(run):
+    if not by_the_switch(run) or run.remote_job_origin is None:
         return ""
     location = run.remote_job_origin.repository_origin.get_selector_id()
     states = instance.all_instigator_state(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from assets.dead_letters import open_reader
-from assets.deletion import DELETING
+from assets.deletion import DELETING, LEFT_ALONE
 from assets.names import CLUSTER
 from orchestration.automatic.at_work import ACTIVE, BY_ITSELF, DELETION, at_work, end_dead, lease_of, may_be_dead
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC
@@ -47,7 +47,7 @@ def rung(
     failed before it rings, if nobody has the lease.
     """
     if not where.settings.automation.delete_pending:
-        return "automation.delete_pending is false"
+        return LEFT_ALONE
     mine = dg.RunsFilter(job_name=DELETING, statuses=list(ACTIVE), tags={CLUSTER: cluster})
     active = context.instance.get_runs(mine)
     if not all(may_be_dead(context.instance, run, now) for run in active):

@@ -7,10 +7,13 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.storage.tags import SENSOR_NAME_TAG
 
-from assets.deletion import DELETING, deletion_assets
+from assets.deletion import DELETING, LEFT_ALONE, deletion_assets
 from assets.pages.failures import refusals_fail
+from assets.pages.switch import SWITCH
 from orchestration.definitions import build_defs
+from pulsar_lifecycle.automation_settings import AutomationSettings
 from pulsar_lifecycle.errors import LifecycleError, Paused, RefusedBy, Unavailable, UsageError
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
@@ -92,6 +95,36 @@ def test_a_deletion_run_that_waited_does_not_begin_once_the_switch_is_off(
     failure = event.step_failure_data.user_failure_data
     assert failure is not None
     assert str(failure.description).endswith("may not begin any more: sensor automation is switched off")
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_deletion_run_that_waited_does_not_begin_where_the_settings_forbid_it_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    scene = RetentionScene(tmp_path, monkeypatch)
+    scene.scan()
+    control.pause(scene.servers.open_store(), "look first")
+    automation = AutomationSettings(delete_pending=wanted)
+    settings = scene.settings.model_copy(update={"automation": automation})
+    where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
+    monkeypatch.setattr(LifecycleResource, "cluster", lambda self: where)
+    monkeypatch.setattr(Cluster, "spark", None)
+    deletions = deletion_assets("test")[2]
+    alone = dg.define_asset_job(DELETING, selection=[deletions])
+    defs = dg.Definitions([deletions], jobs=[alone], resources={"lifecycle": LifecycleResource()})
+    job = defs.resolve_job_def(DELETING)
+
+    def said(**tags: str) -> str:
+        done = job.execute_in_process(raise_on_error=False, tags=tags)
+        (event,) = (e for e in done.all_events if e.is_step_failure)
+        failure = event.step_failure_data.user_failure_data
+        assert failure is not None
+        return str(failure.description)
+
+    paused = "refused: paused: "
+    forbidden = f"launched by itself, it may not begin any more: {LEFT_ALONE}"
+    assert said(**{SENSOR_NAME_TAG: SWITCH}).startswith(paused if wanted else forbidden)
+    assert said().startswith(paused)
 
 
 def test_what_a_server_did_not_do_stays_an_error_of_its_own() -> None:
