@@ -26,14 +26,14 @@ DEAD_AFTER_SECONDS = 6 * 3600
 
 BY_ITSELF = "lifecycle/automation"
 """Tag of runs that were launched by the sensor ``automation``: which kind."""
-DELETION, OFFLOADED = "deletion", Changed.OFFLOADED.value
+DELETION, COLLECTION, OFFLOADED = "deletion", "collection", Changed.OFFLOADED.value
 LEASES: Mapping[str, str] = {
     DELETION: control.LEASE,
     "offload": control.OFFLOAD_LEASE,
-    "collection": control.COLLECTION_LEASE,
+    COLLECTION: control.COLLECTION_LEASE,
 }
 """What runs compete for: name -> z-node."""
-_OF_JOB = {"offload": "offload", "revert_offloads": "offload", "collect_bookies": "collection"}
+_OF_JOB = {"offload": "offload", "revert_offloads": "offload", "collect_bookies": COLLECTION}
 
 
 def lease_of_job(name: str) -> str:

@@ -18,7 +18,7 @@ from assets.names import CLUSTER, EPOCH, PLAN, READER
 from assets.pages import show
 from assets.pages.failures import refusals_fail
 from assets.pages.switch import SWITCH
-from orchestration.automatic.at_work import BY_ITSELF, DELETION, lease_of_job, without_dead
+from orchestration.automatic.at_work import BY_ITSELF, COLLECTION, DELETION, lease_of_job, without_dead
 from orchestration.automatic.doorbell import Watch, rung
 from orchestration.automatic.launches import COLLECT, LAUNCHES
 from orchestration.automatic.may_begin import BOOKIES, bookies_wait
@@ -36,7 +36,7 @@ from pulsar_lifecycle.inspect.kept_plans import Plan
 from pulsar_lifecycle.records.plans import epoch_of
 from pulsar_lifecycle.runs.automation_rule import PlanDecision
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.control import check_not_paused
+from pulsar_lifecycle.runs.control import LEASE, check_not_paused, is_held
 from resources.lifecycle import LifecycleResource
 
 TRIES, AGAIN_AFTER_LOOKS = 3, 5
@@ -54,8 +54,8 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
         default_status=dg.DefaultSensorStatus.STOPPED,
         description="The one switch of what changes the cluster by itself. Applies plans as far as `[automation]` of "
         f"the settings file lets it, and starts `{DELETING}` when an intent of the deletion or retry topic is due. "
-        "Each tick says what becomes of the newest plan of each kind, by a code, and of the queue. Silent while the "
-        "cluster is paused.",
+        "Each tick says what becomes of the newest plan of each kind, by a code, of the bookies, and of the queue. "
+        "Silent while the cluster is paused.",
     )
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
         where = lifecycle.without_spark()
@@ -84,8 +84,12 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
             else:
                 asked[lease] = kind.name
                 requests.append(_request(where, cluster, kind, attempt, decided[1]))
-        if "collection" not in busy:
-            requests += _collection(context.instance, where, cluster, now, look_every)
+        bookies = (
+            f"once run {busy[COLLECTION]} is over"
+            if COLLECTION in busy
+            else _collection(context.instance, where, cluster, now, look_every)
+        )
+        requests += [bookies] if isinstance(bookies, dg.RunRequest) else []
         watch = Watch.parse(context.cursor)
         queue = (
             f"once {asked[DELETION]} has gone"
@@ -93,7 +97,8 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
             else rung(context, where, watch, cluster, now, int(look_every))
         )
         requests += [queue] if isinstance(queue, dg.RunRequest) else []
-        text = "; ".join([*(f"{kind.name}: {said[kind.name]}" for kind in KINDS), f"queue: {queue}"])
+        kinds = (f"{kind.name}: {said[kind.name]}" for kind in KINDS)
+        text = "; ".join([*kinds, f"{BOOKIES}: {bookies}", f"queue: {queue}"])
         return dg.SensorResult(requests, skip_reason=None if requests else text, cursor=watch.dump())
 
     return ring
@@ -141,7 +146,7 @@ def next_attempt(instance: dg.DagsterInstance, cluster: str, key: str, now: int,
             return Spent(f"its run {last.run_id} is {last.status.value.lower()}")
         if 0 <= now / 1000 - ended < AGAIN_AFTER_LOOKS * look_every:
             return Spent(f"its run {last.run_id} failed: it is launched again in a while")
-    return Spent(f"its runs failed {TRIES} times, the last is {last.run_id if last else ''}: the next plan goes")
+    return Spent(f"its runs failed {TRIES} times, the last is {last.run_id if last else ''}: that was the last try")
 
 
 def _request(where: Cluster, cluster: str, kind: AutomatedKind, run_key: str, plan: Plan) -> dg.RunRequest:
@@ -157,17 +162,26 @@ def _request(where: Cluster, cluster: str, kind: AutomatedKind, run_key: str, pl
 
 def _collection(
     instance: dg.DagsterInstance, where: Cluster, cluster: str, now: int, look_every: float
-) -> list[dg.RunRequest]:
-    """Bookies collect once in each window: which of them, the run finds out."""
+) -> dg.RunRequest | str:
+    """Bookies collect once in each window, or why they do not now: which of them, the run finds out.
+
+    A collection is refused while a run deletes or restores ledgers, so it waits: its attempts would be spent before.
+    """
     window = where.settings.automation.bookies.window
     opened = window.opened_at(now) if window else None
-    if opened is None or bookies_wait(where, now):
-        return []
-    attempt = next_attempt(instance, cluster, f"bookies-{opened}", now, look_every)
+    if why := bookies_wait(where, now):
+        return why
+    attempt = next_attempt(instance, cluster, f"{BOOKIES}-{opened}", now, look_every)
     if isinstance(attempt, Spent):
-        return []
+        return attempt.text
+    try:
+        with where.ports(read_only=True) as ports:
+            if is_held(ports.store, LEASE):
+                return "once the run that deletes or restores ledgers is over"
+    except LifecycleError as error:
+        return str(error)
     config = {"ops": {"collect": {"config": {"dry_run": False}}}}
-    return [dg.RunRequest(attempt, config, {CLUSTER: cluster, BY_ITSELF: BOOKIES}, job_name=COLLECT)]
+    return dg.RunRequest(attempt, config, {CLUSTER: cluster, BY_ITSELF: BOOKIES}, job_name=COLLECT)
 
 
 class ApprovalConfig(dg.Config):

@@ -20,12 +20,12 @@ from assets.names import CLUSTER, PLAN, READER
 from assets.pages.growth import GROWTH, growth_shown
 from assets.pages.switch import SWITCH
 from orchestration.automatic.alerts import failure_document
-from orchestration.automatic.at_work import DEAD_AFTER_SECONDS
+from orchestration.automatic.at_work import BY_ITSELF, DEAD_AFTER_SECONDS
 from orchestration.automatic.automation import TRIES, follows_scan
 from orchestration.automatic.launches import LAUNCHES
-from orchestration.automatic.may_begin import check_may_begin
+from orchestration.automatic.may_begin import BOOKIES, check_may_begin
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.automation_settings import AutomationSettings
+from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation, Window
 from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.inspect.automation import (
@@ -418,6 +418,28 @@ def test_only_a_person_executes_a_run_again_that_may_not_begin_any_more(
         retried = waiting(request, again=True, **{RETRY_NUMBER_TAG: "1"})
         assert "plan_only" in refusal(instance, where, retried, plan.plan_id)
         assert not refusal(instance, where, waiting(request, again=True), plan.plan_id)
+
+
+def test_bookies_collect_once_in_a_window_when_nothing_is_deleted(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection is refused while a run deletes: launched all the same, it would fail until its tries are spent."""
+    yearly = Window(cron="0 0 1 1 *", duration=7 * 86_400)
+    bookies = KindAutomation(mode=Automation.APPLY, window=yearly)
+    settings = scene.settings.model_copy(update={"automation": AutomationSettings(bookies=bookies)})
+    where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
+    monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert "bookies: its window is not open" in rung(instance).skip_message
+        monkeypatch.setattr(Window, "opened_at", lambda self, now: 5)
+        store = scene.servers.open_store()
+        lease = control.take_lease(store, "deletion run r", scene.servers.clock, 0)
+        assert "bookies: once the run that deletes" in rung(instance).skip_message
+        control.release_lease(store, lease)
+        (request,) = rung(instance).run_requests
+        assert (request.job_name, request.run_key, request.tags[BY_ITSELF]) == ("collect_bookies", "bookies-5", BOOKIES)
+        run = ended(instance, request, dg.DagsterRunStatus.CANCELED)
+        assert f"bookies: its run {run.run_id} is canceled" in rung(instance).skip_message
 
 
 def test_a_run_whose_host_died_does_not_hold_up_automation(
