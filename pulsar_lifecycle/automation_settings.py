@@ -40,7 +40,7 @@ class Window(Section):
     duration: Seconds = Field(gt=0, le=LONGEST_WINDOW)
     """How long it is open; at most seven days."""
     timezone: str = "UTC"
-    """Such as ``Europe/Zurich``."""
+    """Such as ``Europe/Zurich``. A window in the hour that summer time leaves out opens as summer time begins."""
 
     @field_validator("cron")
     @classmethod
@@ -65,14 +65,25 @@ class Window(Section):
         for _ in range(int(self.duration // 60) + 1):
             if now / 1000 - at.timestamp() >= self.duration:
                 return None
-            local = at.astimezone(zone)
-            again = local.fold and not self.cron.split()[1].startswith("*")  # the hour that summer time's end repeats
-            days = local.day in day, local.isoweekday() % 7 in weekday
-            dated = any(days) if either else all(days)
-            if not again and local.minute in minute and local.hour in hour and local.month in month and dated:
-                return int(at.timestamp() * 1000)
+            for local in _local_minutes(at, zone, fixed=not self.cron.split()[1].startswith("*")):
+                days = local.day in day, local.isoweekday() % 7 in weekday
+                dated = any(days) if either else all(days)
+                if local.minute in minute and local.hour in hour and local.month in month and dated:
+                    return int(at.timestamp() * 1000)
             at -= timedelta(minutes=1)
         return None
+
+
+def _local_minutes(at: datetime, zone: ZoneInfo, *, fixed: bool) -> list[datetime]:
+    """The minutes that clocks of a zone have at a moment.
+
+    With ``fixed`` hours as cron has them: none twice, as summer time ends, and all that its begin leaves out then.
+    """
+    local, minute = at.astimezone(zone), timedelta(minutes=1)
+    if not fixed:
+        return [local]
+    wall, before = local.replace(tzinfo=None), (at - minute).astimezone(zone).replace(tzinfo=None)
+    return [] if local.fold else [wall - minute * back for back in range(max(1, (wall - before) // minute))]
 
 
 def parse_cron(text: str) -> list[frozenset[int]]:

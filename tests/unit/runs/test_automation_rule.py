@@ -125,6 +125,26 @@ def test_a_window_opens_once_in_the_hour_that_the_end_of_summer_time_repeats() -
     assert hourly.opened_at(at("2026-10-25T01:05:00")) == at("2026-10-25T01:00:00")
 
 
+@pytest.mark.parametrize(
+    ("timezone", "cron", "opened"),
+    [
+        ("Europe/Zurich", "30 2 * * 0", "2027-03-28T01:00:00"),
+        ("Europe/Zurich", "0 2 * * 0", "2027-03-28T01:00:00"),
+        ("Europe/London", "59 1 * * 0", "2027-03-28T01:00:00"),
+        ("Europe/Zurich", "0 3 * * 0", "2027-03-28T01:00:00"),
+        ("Europe/Zurich", "0 1 * * 0", "2027-03-28T00:00:00"),
+    ],
+)
+def test_a_window_in_the_hour_that_summer_time_leaves_out_opens_as_that_begins(
+    timezone: str, cron: str, opened: str
+) -> None:
+    window = Window(cron=cron, duration="2h", timezone=timezone)
+    assert window.opened_at(at("2027-03-28T01:30:00")) == at(opened)
+    assert window.opened_at(at("2027-03-28T04:00:00")) is None
+    often = Window(cron="30 * * * *", duration="10m", timezone=timezone)
+    assert often.opened_at(at("2027-03-28T01:05:00")) is None
+
+
 @pytest.mark.parametrize("cron", ["", "* * * *", "60 * * * *", "a * * * *", "5-1 * * * *", "*/0 * * * *"])
 def test_what_is_no_cron_is_refused(cron: str) -> None:
     with pytest.raises(ValidationError):
