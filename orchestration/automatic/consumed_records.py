@@ -7,6 +7,7 @@ import dagster as dg
 from assets.pages import show
 from assets.pages.failures import refusals_fail
 from assets.pages.growth import growth_text
+from orchestration.automatic.schedules import unless_at_it
 from orchestration.delete_records import planned
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.delete_records.consumed import plan_consumed_records
@@ -67,11 +68,15 @@ def plan_consumed_records_job() -> None:
     cron_schedule="37 * * * *",
     default_status=dg.DefaultScheduleStatus.STOPPED,
     description="Starts `plan_consumed_records`, if `consumed_records.subscriptions` names anything and "
-    "`automation.consumed_records` is not off.",
+    "`automation.consumed_records` is not off. Leaves a time out while the run before it is not over.",
 )
-def consumed_records_schedule(lifecycle: LifecycleResource) -> dg.RunRequest | dg.SkipReason:
+def consumed_records_schedule(
+    context: dg.ScheduleEvaluationContext, lifecycle: LifecycleResource
+) -> dg.RunRequest | dg.SkipReason:
     """Half an hour after a scan."""
     settings = lifecycle.without_spark().settings
     if settings.automation.consumed_records.mode is Automation.OFF:
         return dg.SkipReason(OFF)
-    return dg.RunRequest() if settings.consumed_records.subscriptions else dg.SkipReason(NOTHING_NAMED)
+    if not settings.consumed_records.subscriptions:
+        return dg.SkipReason(NOTHING_NAMED)
+    return unless_at_it(context.instance, settings.cluster, plan_consumed_records_job.name)

@@ -41,8 +41,7 @@ def looking_schedules(
 
 
 def _looking(cluster: str, name: str, job: Any, cron: str, text: str) -> dg.ScheduleDefinition:
-    """A schedule that leaves a time out while the run that it started before waits or works: runs would pile up."""
-    active = dg.RunsFilter(job_name=job.name, statuses=list(ACTIVE), tags={READER: cluster})
+    """A schedule of a job that :func:`unless_at_it` starts."""
 
     @dg.schedule(
         name=name,
@@ -52,12 +51,21 @@ def _looking(cluster: str, name: str, job: Any, cron: str, text: str) -> dg.Sche
         description=f"{text} Leaves a time out while the run before it is not over.",
     )
     def ring(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        before = context.instance.get_runs(active, limit=1)
-        if before:
-            return dg.SkipReason(f"run {before[0].run_id}, which it started before, is not over")
-        return dg.RunRequest(tags={READER: cluster})
+        return unless_at_it(context.instance, cluster, job.name)
 
     return ring
+
+
+def unless_at_it(instance: dg.DagsterInstance, cluster: str, job: str) -> dg.RunRequest | dg.SkipReason:
+    """A run of a job, unless the one that was so started before waits or works: runs would pile up.
+
+    After an outage Dagster makes up for several times at once.
+    """
+    active = dg.RunsFilter(job_name=job, statuses=list(ACTIVE), tags={READER: cluster})
+    before = instance.get_runs(active, limit=1)
+    if before:
+        return dg.SkipReason(f"run {before[0].run_id}, which it started before, is not over")
+    return dg.RunRequest(tags={READER: cluster})
 
 
 def dead_letter_sensor(cluster: str) -> dg.SensorDefinition:

@@ -16,7 +16,7 @@ from dagster._core.storage.tags import RETRY_NUMBER_TAG, RUN_KEY_TAG, SENSOR_NAM
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from assets.deletion import queue_age
-from assets.names import CLUSTER, PLAN, READER
+from assets.names import CLUSTER, PLAN
 from assets.pages.growth import GROWTH, growth_shown
 from assets.pages.switch import SWITCH
 from orchestration.automatic.alerts import failure_document
@@ -185,29 +185,6 @@ def test_intents_that_wait_for_long_turn_the_queues_check() -> None:
     assert (late.passed, late.severity) == (False, dg.AssetCheckSeverity.WARN)
     lost = queue_age(QueueState((PartitionState("t", False, None),), (), ()), day)
     assert (lost.passed, lost.severity) == (False, dg.AssetCheckSeverity.ERROR)
-
-
-def test_a_schedule_leaves_a_time_out_while_its_run_is_not_over(tmp_path: Path) -> None:
-    schedule = build_defs().get_repository_def().get_schedule_def("hourly_scan")
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-
-        def rings() -> bool:
-            return isinstance(schedule(dg.build_schedule_context(instance)), dg.RunRequest)
-
-        def started(cluster: str, job: str = "scan") -> str:
-            run = dg.DagsterRun(job, status=dg.DagsterRunStatus.STARTED, tags={READER: cluster})
-            return instance.add_run(run).run_id
-
-        assert rings()
-        started("another")
-        started("pulsar", "watch_queue")
-        assert rings()
-        before = started("pulsar")
-        assert not rings()
-        run = instance.get_run_by_id(before)
-        assert run is not None
-        instance.report_run_failed(run, "test")
-        assert rings()
 
 
 NAMES = [kind.name for kind in KINDS]
