@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -54,6 +55,12 @@ class Struck(HttpBookieAdmin):
                 self.cluster.start_server(self.victim)
 
 
+def _both(bookies: HttpBookieAdmin) -> bool:
+    """Whether both are registered, a moment apart: one that was stopped may lose its session once it goes on."""
+    time.sleep(1)
+    return len(bookies.bookies()) == 2
+
+
 def collect(
     cluster: Cluster, number: int | None, settings: CollectionSettings, *, back: bool = False
 ) -> tuple[str, list[Collected]]:
@@ -64,7 +71,7 @@ def collect(
         closing(Struck(store, "/ledgers", BookieAdminSettings(request_timeout=2.0))) as bookies,
     ):
         bookies.cluster, bookies.number, bookies.back = cluster, number, back
-        wait_for("both bookies", lambda: len(bookies.bookies()) == 2)
+        wait_for("both bookies, for good", lambda: all(_both(bookies) for _ in range(5)))
         wait_for("what is begun to end", lambda: not any(is_at_it(bookies.status(one)) for one in bookies.bookies()))
         plan = [
             PlannedCollection(bookie, "/default-rack", CollectionChoice.COLLECT, 1, DiskVerdict.WAITS_FOR_GC)
