@@ -46,10 +46,11 @@ def test_plans_of_consumed_records_do_not_pile_up(tmp_path: Path, monkeypatch: p
     where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
     monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)
     schedule = build_defs().get_repository_def().get_schedule_def("hourly_consumed_records")
-    with dg.DagsterInstance.local_temp() as instance:
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
 
         def rung() -> Any:
-            return schedule(dg.build_schedule_context(instance, resources={"lifecycle": LifecycleResource()}))
+            with dg.build_schedule_context(instance, resources={"lifecycle": LifecycleResource()}) as context:
+                return schedule(context)
 
         first = rung()
         assert isinstance(first, dg.RunRequest)
