@@ -242,8 +242,8 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
     """A plan's page: what it would do, whether it may, and how to apply it."""
     some = chosen(rows, 0, settings.offload.max_ledgers, settings.offload.max_bytes)
     config = json.dumps(run_config(plan), indent=1)
-    modes = set() if plan.ordered else {settings.automation.offload.mode, settings.automation.bookkeeper_copies.mode}
-    alone = [text for mode in Automation if mode in modes and (text := show.by_itself(plan.plan_id, plan.digest, mode))]
+    modes = {settings.automation.offload.mode, settings.automation.bookkeeper_copies.mode}
+    alone = [text for mode in Automation if mode in modes and (text := show.by_itself(plan, mode))]
     how = (
         "\n\n".join([*alone, f"Launch job `offload` with this run configuration:\n\n```json\n{config}\n```"])
         if plan.actionable

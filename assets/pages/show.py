@@ -14,6 +14,7 @@ from assets.names import EPOCH, PLAN
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.inspect.catalog import OF_A_SCAN
 from pulsar_lifecycle.model import YEAR_10000
+from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 
@@ -90,16 +91,18 @@ def whole_plan(plan_id: str) -> str:
     return f"Whole plan: `pulsar-lifecycle plan {plan_id} --json`"
 
 
-def by_itself(plan_id: str, digest: str, mode: Automation) -> str:
+def by_itself(plan: PlanSummary | OffloadPlan, mode: Automation) -> str:
     """What a plan of a kind with that mode waits for, as Markdown; empty where only a person applies it."""
+    if plan.ordered:
+        return ""
     if mode is Automation.APPLY:
         return "Sensor `automation` applies it by itself, as far as the settings let it: `pulsar-lifecycle automation`."
     if mode is Automation.APPROVE:
-        config = {"ops": {"approve": {"config": {"plan_id": plan_id, "digest": digest, "by": "YOU"}}}}
+        config = {"ops": {"approve": {"config": {"plan_id": plan.plan_id, "digest": plan.digest, "by": "YOU"}}}}
         launch = f"or job `approve_plan` with `{json.dumps(config)}`"
         return (
             f"Sensor `automation` applies it once approved, within its caps: "
-            f"`pulsar-lifecycle approve {plan_id} {digest}`, {launch}."
+            f"`pulsar-lifecycle approve {plan.plan_id} {plan.digest}`, {launch}."
         )
     return ""
 
@@ -125,7 +128,7 @@ def how_to_apply(
     if not plan.ledgers:
         return dg.MetadataValue.md(nothing)
     config = json.dumps(run_config, indent=1)
-    alone = by_itself(plan.plan_id, plan.digest, mode)
+    alone = by_itself(plan, mode)
     launch = f"{alone}\n\nBy hand: " if alone else ""
     launch += f"Launch job `{job}` with this run configuration:\n\n```json\n{config}\n```"
     launch += f"\n\n{applied_by(plan.plan_id, 'it')}\n\n{whole_plan(plan.plan_id)}"

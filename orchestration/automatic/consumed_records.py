@@ -31,7 +31,7 @@ def plan_consumed(where: Cluster) -> dict[str, Any]:
     if summary is None or rows is None:
         return shown | {"partitions": 0}
     mode = where.settings.automation.consumed_records.mode
-    alone = show.by_itself(summary.plan_id, summary.digest, mode)
+    alone = show.by_itself(summary, mode)
     growth = {"growth": growth_text(growth_of(where, "consumed_records", summary))}
     return (
         shown

@@ -124,8 +124,9 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     if not asked:
         return decide(settings, None, now, valid_for_ms=valid), None
     said: dict[str, list[Word]] = {}
-    if settings.mode is Automation.APPROVE:
-        ids, since = [plan.plan_id for plan in asked], min(plan.created_at for plan in asked)
+    fresh = [plan for plan in asked if 0 <= now - plan.created_at <= valid]
+    if fresh and settings.mode is Automation.APPROVE:
+        ids, since = [plan.plan_id for plan in fresh], min(plan.created_at for plan in fresh)
         said = words_about(where.journal_reader, where.settings.cluster, ids, since)
     approved = next((plan for plan in reversed(asked) if _holds(_approval(plan, said), plan, now)), None)
     if approved and approved is not asked[-1]:
@@ -225,13 +226,8 @@ def _plans(where: Cluster, kind: AutomatedKind, since: int) -> list[Plan]:
 
 
 def _by_policy(where: Cluster, kind: AutomatedKind, since: int) -> list[Plan]:
-    """Those of :func:`_plans` that may go by themselves: nobody ordered them."""
-    return [plan for plan in _plans(where, kind, since) if not is_ordered(plan)]
-
-
-def is_ordered(plan: Plan) -> bool:
-    """Whether an operator asked for a plan, beyond what thresholds and settings want: its job alone applies it."""
-    return plan.ordered
+    """Those of :func:`_plans` that may go by themselves. What an operator ordered, its job alone applies."""
+    return [plan for plan in _plans(where, kind, since) if not plan.ordered]
 
 
 def _sized(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str]) -> tuple[int, int]:
@@ -259,7 +255,7 @@ def approve_plan(
             else f"{plan_id!r} is no id of a plan"
         )  # fmt: skip
     plan, rows = stored_plan(where.lake, plan_id)
-    if is_ordered(plan):
+    if plan.ordered:
         raise UsageError(f"plan {plan_id}: it is by order: apply it with its job")
     now, cluster = where.clock.now_ms(), where.settings.cluster
     check_digest(plan_id, digest, plan.digest, KEPT[kind].digest(rows, plan.to_json()))
@@ -282,7 +278,8 @@ def after_approval(where: Cluster, plan_id: str) -> list[str]:
     """What becomes of an approved plan by itself, a sentence for each of its kinds. Raises what the lake raises."""
     said: list[str] = []
     for kind in (one for one in KINDS if one.kind is kind_of(plan_id)):
-        decision, first = decision_of(where, kind, plan_id)[0], decision_of(where, kind)[0]
+        first, _ = decision_of(where, kind)
+        decision = first if first.plan_id == plan_id else decision_of(where, kind, plan_id)[0]
         text = f"{decision.code}: {decision.text}"
         if decision.code in SOON and first.plan_id != plan_id:
             text = f"plan {first.plan_id} is newer, and approved, too: it goes instead"

@@ -65,20 +65,25 @@ def test_what_is_refused_is_a_dagster_failure_that_says_its_code_first(error: Li
     assert failed.value.description == words
 
 
+def deletion_failed(**tags: str) -> str:
+    """Run the deletion job with these tags: the words of its failure."""
+    deletions = deletion_assets("test")[2]
+    alone = dg.define_asset_job(DELETING, selection=[deletions])
+    defs = dg.Definitions([deletions], jobs=[alone], resources={"lifecycle": LifecycleResource()})
+    done = defs.resolve_job_def(DELETING).execute_in_process(raise_on_error=False, tags=tags)
+    (event,) = (e for e in done.all_events if e.is_step_failure)
+    failure = event.step_failure_data.user_failure_data
+    assert failure is not None
+    return str(failure.description)
+
+
 def test_a_paused_deletion_run_is_refused_as_a_job_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = RetentionScene(tmp_path, monkeypatch)
     scene.scan()
     control.pause(scene.servers.open_store(), "look first")
     monkeypatch.setattr(LifecycleResource, "cluster", lambda self: scene.cluster)
     monkeypatch.setattr(Cluster, "spark", None)
-    deletions = deletion_assets("test")[2]
-    alone = dg.define_asset_job(DELETING, selection=[deletions])
-    defs = dg.Definitions([deletions], jobs=[alone], resources={"lifecycle": LifecycleResource()})
-    job = defs.resolve_job_def(DELETING)
-    (event,) = (e for e in job.execute_in_process(raise_on_error=False).all_events if e.is_step_failure)
-    failure = event.step_failure_data.user_failure_data
-    assert failure is not None
-    assert str(failure.description).startswith("refused: paused: ")
+    assert deletion_failed().startswith("refused: paused: ")
 
 
 def test_a_deletion_run_that_waited_does_not_begin_once_the_switch_is_off(
@@ -87,14 +92,7 @@ def test_a_deletion_run_that_waited_does_not_begin_once_the_switch_is_off(
     scene = RetentionScene(tmp_path, monkeypatch)
     monkeypatch.setattr(LifecycleResource, "cluster", lambda self: scene.cluster)
     monkeypatch.setattr("assets.deletion.switched_off", lambda instance, run: "sensor automation is switched off")
-    deletions = deletion_assets("test")[2]
-    alone = dg.define_asset_job(DELETING, selection=[deletions])
-    defs = dg.Definitions([deletions], jobs=[alone], resources={"lifecycle": LifecycleResource()})
-    job = defs.resolve_job_def(DELETING)
-    (event,) = (e for e in job.execute_in_process(raise_on_error=False).all_events if e.is_step_failure)
-    failure = event.step_failure_data.user_failure_data
-    assert failure is not None
-    assert str(failure.description).endswith("may not begin any more: sensor automation is switched off")
+    assert deletion_failed().endswith("may not begin any more: sensor automation is switched off")
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -109,22 +107,10 @@ def test_a_deletion_run_that_waited_does_not_begin_where_the_settings_forbid_it_
     where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
     monkeypatch.setattr(LifecycleResource, "cluster", lambda self: where)
     monkeypatch.setattr(Cluster, "spark", None)
-    deletions = deletion_assets("test")[2]
-    alone = dg.define_asset_job(DELETING, selection=[deletions])
-    defs = dg.Definitions([deletions], jobs=[alone], resources={"lifecycle": LifecycleResource()})
-    job = defs.resolve_job_def(DELETING)
-
-    def said(**tags: str) -> str:
-        done = job.execute_in_process(raise_on_error=False, tags=tags)
-        (event,) = (e for e in done.all_events if e.is_step_failure)
-        failure = event.step_failure_data.user_failure_data
-        assert failure is not None
-        return str(failure.description)
-
     paused = "refused: paused: "
     forbidden = f"launched by itself, it may not begin any more: {LEFT_ALONE}"
-    assert said(**{SENSOR_NAME_TAG: SWITCH}).startswith(paused if wanted else forbidden)
-    assert said().startswith(paused)
+    assert deletion_failed(**{SENSOR_NAME_TAG: SWITCH}).startswith(paused if wanted else forbidden)
+    assert deletion_failed().startswith(paused)
 
 
 def test_what_a_server_did_not_do_stays_an_error_of_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ class Scene:
 
     def run(self, *words: str) -> int:
         return run("compaction", *words, connect=self.connect)
+
+    def command(self) -> Callable[..., int]:
+        """Any command, over a whole cluster's metadata."""
+        cluster = SimulatedCluster()
+        return command_over(
+            stores=lambda *_, **__: cluster.open_store(),
+            bookies=lambda: self.bookies,
+            journal=lambda: self.journal,
+            journal_reader=lambda: self.journal,
+        )
 
     def rows(self) -> list[tuple[str, str]]:
         return [(row.action, row.outcome) for row in self.journal.rows]
@@ -87,13 +98,7 @@ def test_nobody_is_told_where_it_is_not_clear_who(scene: Scene, words: tuple[str
 def test_status_names_the_bookies_whose_compaction_an_operator_suspended(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = SimulatedCluster()
-    command = command_over(
-        stores=lambda *_, **__: cluster.open_store(),
-        bookies=lambda: scene.bookies,
-        journal=lambda: scene.journal,
-        journal_reader=lambda: scene.journal,
-    )
+    command = scene.command()
     command("compaction", "suspend", "--all", "--why", "peak hour")
     command("compaction", "resume", "a")
     capsys.readouterr()
@@ -107,13 +112,7 @@ def test_status_names_the_bookies_whose_compaction_an_operator_suspended(
 def test_one_that_may_have_heard_may_be_suspended_until_it_is_resumed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = SimulatedCluster()
-    command = command_over(
-        stores=lambda *_, **__: cluster.open_store(),
-        bookies=lambda: scene.bookies,
-        journal=lambda: scene.journal,
-        journal_reader=lambda: scene.journal,
-    )
+    command = scene.command()
     errors: dict[str, LifecycleError] = {"a": OutcomeUnknown("timed out")}
 
     def tell(bookie: str) -> None:
