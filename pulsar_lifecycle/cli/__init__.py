@@ -15,10 +15,9 @@ from typing import Annotated
 
 import typer
 
-from pulsar_lifecycle.cli import automation, compaction, control, delete_records, offload, plans, queue
+from pulsar_lifecycle.cli import automation, compaction, control, delete_records, offload, plans, queue, show
 from pulsar_lifecycle.cli.look import disk, explain, inactive, inspect, table
 from pulsar_lifecycle.cli.options import GlobalOptions
-from pulsar_lifecycle.cli.show import printable
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, RefusedBy, UsageError
 from pulsar_lifecycle.io.connect import Connect, Connections
 from sandbox.cli import app as sandbox_app
@@ -85,5 +84,5 @@ def main(arguments: Sequence[str] | None = None, connect: Connect = Connections)
         if given.verbose:
             raise
         code = f"refused ({error.code.value}): " if isinstance(error, RefusedBy) else ""
-        print(f"pulsar-lifecycle: {code}{printable(str(error))}", file=sys.stderr)
+        show.aside(f"{code}{error}")
         sys.exit(2 if isinstance(error, ConfigError | UsageError) else 1)

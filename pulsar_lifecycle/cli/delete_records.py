@@ -6,7 +6,6 @@ Belongs here: options to a request, and the pages. Not here: what is done (``del
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -208,7 +207,7 @@ def _apply(where: Cluster, plan_id: str, digest: str, patience: Any, *, as_json:
 
     run_id = f"delete-records-{where.ids.token(4)}"
     results = apply_delete_records(
-        where, run_id, Order(plan_id, digest), dry_run=False, patience=patience, progress=_say
+        where, run_id, Order(plan_id, digest), dry_run=False, patience=patience, progress=show.aside
     )
     if as_json:
         document = [_document(topic, result) for topic, result in results.items()]
@@ -217,10 +216,6 @@ def _apply(where: Cluster, plan_id: str, digest: str, patience: Any, *, as_json:
         _print_results(results)
     if any(result.error for result in results.values()):
         raise typer.Exit(1)
-
-
-def _say(text: str) -> None:
-    print(f"pulsar-lifecycle: {show.printable(text)}", file=sys.stderr, flush=True)
 
 
 def _document(topic: TopicPartition, result: DeleteRecordsResult) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Belongs here: the pages. Not here: applying a plan, which is a Dagster job for e
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,9 +37,11 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
 
     where = cluster_of(context)
     settings, lake = where.settings, where.lake
-    found = every_plan(lake)
+    found, unknown = every_plan(lake)
     for broken in lake.broken_plans():
-        print(f"pulsar-lifecycle: left out: {show.printable(str(broken))}", file=sys.stderr)
+        show.aside(f"left out: {broken}")
+    for one in unknown:
+        show.aside(f"left out: plan {one.plan_id}: of a kind that this version does not know")
     if as_json:
         show.json_document([plan.to_json() for plan in found])
         return
@@ -103,7 +104,7 @@ def plan(
         _print_plan(page, summary, rows, refusal, done, settled, settings, now)
     if refusal:
         if run_config:
-            print(f"pulsar-lifecycle: applying it would be refused: {show.printable(refusal.text)}", file=sys.stderr)
+            show.aside(f"applying it would be refused: {refusal.text}")
         raise typer.Exit(1)
 
 
@@ -134,7 +135,7 @@ def journal(
     rows = every.filter(pc.field("cluster") == settings.cluster)
     if rows.num_rows < every.num_rows:
         others = show.counted(every.num_rows - rows.num_rows, "row")
-        print(f"pulsar-lifecycle: {others} of other clusters in this lake left out", file=sys.stderr)
+        show.aside(f"{others} of other clusters in this lake left out")
     if as_json:
         show.json_document(rows.to_pylist())
         return

@@ -33,6 +33,11 @@ def json_document(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
+def aside(line: str) -> None:
+    """One line to stderr, at once: how far a command is, or what it leaves out."""
+    print(f"pulsar-lifecycle: {printable(line)}", file=sys.stderr, flush=True)
+
+
 def ago(at: int) -> str:
     """How long ago ``at`` (ms) was, by the clock of this machine."""
     return f"{span(time.time_ns() // 1_000_000 - at)} ago"

@@ -92,7 +92,8 @@ def plans_of(lake: Lake, kind: PlanKind, since: int = 0) -> list[Plan]:
     return [plan for plan in KEPT[kind].listed(lake, since) if kind_of(plan.plan_id) is kind]
 
 
-def every_plan(lake: Lake) -> list[Plan]:
-    """Plans of all kinds that can be read, newest first."""
+def every_plan(lake: Lake) -> tuple[list[Plan], list[Plan]]:
+    """Plans of all kinds that can be read, newest first; then those of kinds that this version does not know."""
     found = [plan for kept in dict.fromkeys(KEPT.values()) for plan in kept.listed(lake, 0)]
-    return sorted((plan for plan in found if kind_of(plan.plan_id)), key=lambda plan: plan.created_at, reverse=True)
+    found.sort(key=lambda plan: plan.created_at, reverse=True)
+    return [plan for plan in found if kind_of(plan.plan_id)], [plan for plan in found if not kind_of(plan.plan_id)]

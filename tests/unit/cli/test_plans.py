@@ -41,6 +41,18 @@ def test_plans_lists_what_can_be_applied(plan: PlanSummary, capsys: pytest.Captu
     assert [p["plan_id"] for p in json.loads(capsys.readouterr().out)] == ["orphans-1"]
 
 
+def test_plans_names_those_of_kinds_that_it_does_not_know(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = FileLake(load_settings(settings_file).lake.path)
+    lake.store_plan(replace(plan, plan_id="unheard-of-1"), pa.Table.from_pylist([], FINDINGS))
+    assert run("plans") == 0
+    printed = capsys.readouterr()
+    assert "orphans-1" in printed.out
+    assert "unheard-of-1" not in printed.out
+    assert "left out: plan unheard-of-1" in printed.err
+
+
 @pytest.mark.parametrize(("outcome", "left"), [("deleted", False), ("kept", False), ("retrying", True)])
 def test_plans_says_of_which_nothing_is_left_to_apply(
     plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str], outcome: Outcome, left: bool
