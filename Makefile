@@ -52,7 +52,7 @@ check: setup ## Linters, types and import rules
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/lint-imports --no-logo 2>&1 | tail -n 30; test $${PIPESTATUS[0]} -eq 0
-	@$(BIN)/pyright
+	@$(BIN)/pyrefly check --min-severity error --summary=none
 
 docs: setup ## The documentation, in site/; a broken link or anchor fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "open site/index.html; to search it without the internet: $(BIN)/python -m http.server -d site"

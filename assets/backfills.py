@@ -16,7 +16,7 @@ from dagster._core.storage.tags import BACKFILL_ID_TAG
 
 from assets.names import key, namespace_partitions
 
-NO_MORE: tuple[dg.MaterializeResult, ...] = ()  # type: ignore[type-arg]
+NO_MORE: tuple[dg.MaterializeResult, ...] = ()
 """What the body of such an asset yields: it wrote the events of its partitions itself, for those of other runs too."""
 
 

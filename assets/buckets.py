@@ -69,7 +69,7 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
             growth_spec(orphans, "objects"),
         ],
     )
-    def objects(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    def objects(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):

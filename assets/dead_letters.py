@@ -71,7 +71,7 @@ def dead_letters_asset(cluster: str) -> dg.AssetsDefinition:
         ],
         kinds={"pulsar"},
     )
-    def dead_letters(lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    def dead_letters(lifecycle: LifecycleResource) -> dg.MaterializeResult:
         where = lifecycle.without_spark()
         with open_reader(where) as (_, reader):
             picture = take_picture(reader, where)

@@ -78,7 +78,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         kinds={"parquet"},
         check_specs=[growth_spec(key(cluster, "deletion_plan"), "orphans")],
     )
-    def deletion_plan(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    def deletion_plan(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         summary, rows = deletion_run.make_plan(where, where.lake.epoch(epoch_id))
@@ -108,7 +108,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             )
         ],
     )
-    def pending_deletions(lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    def pending_deletions(lifecycle: LifecycleResource) -> dg.MaterializeResult:
         with lifecycle.without_spark().ports(read_only=True) as ports:
             now = ports.clock.now_ms()
             state = look(ports.admin, ports.queue_reader, now)
@@ -129,7 +129,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     )
     def ledger_deletions(
         context: dg.AssetExecutionContext, lifecycle: LifecycleResource
-    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    ) -> Iterator[dg.MaterializeResult]:
         if context.run.job_name != DELETING:
             context.log.warning(f"nothing was deleted: launch job {DELETING} for that")
             return

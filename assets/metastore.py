@@ -45,7 +45,7 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
         kinds={"pyspark", "parquet"},
         pool=pool(cluster, "zookeeper"),
     )
-    def body(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    def body(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:
         where = lifecycle.cluster()
         if first:
             epoch_id, now = judged_scan.begin(where, context.run.run_id)

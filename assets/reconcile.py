@@ -42,7 +42,7 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
     )
     def namespace_reconciliation(
         context: dg.AssetExecutionContext, config: SendConfig, lifecycle: LifecycleResource
-    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    ) -> Iterator[dg.MaterializeResult]:
         names = partitions_to_do(context)
         if not names:
             return

@@ -45,7 +45,7 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
     )
     def ledger_references(
         context: dg.AssetExecutionContext, lifecycle: LifecycleResource
-    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    ) -> Iterator[dg.MaterializeResult]:
         where = lifecycle.cluster()
         epoch_id, started_at = epoch_to_write(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
@@ -104,7 +104,7 @@ def coverage_asset(cluster: str) -> dg.AssetsDefinition:
             )
         ],
     )
-    def scan_coverage(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    def scan_coverage(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:
         where = lifecycle.without_spark()
         epoch = where.lake.epoch(epoch_to_read(context, where))
         return dg.MaterializeResult(
@@ -130,5 +130,5 @@ def _by_kind(where: Cluster, epoch_id: str) -> tuple[Counter[str], int]:
     parts = where.parts(epoch_id, "references")
     for batch in where.lake.batches(parts, ["kind", "ledger_id"], pc.field("ledger_id").is_valid()):
         counts.update({c["values"]: c["counts"] for c in batch.column("kind").value_counts().to_pylist()})
-        ids += int(pc.sum(batch.column("ledger_id")).as_py() or 0)  # pyright: ignore[reportAttributeAccessIssue]
+        ids += int(pc.sum(batch.column("ledger_id")).as_py() or 0)
     return counts, ids

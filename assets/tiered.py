@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """Which ledgers are to go to tiered storage and why, the plan, and what was offloaded.
 
 Source of truth: the topics' metadata and the offload policies; of what was done, the journal. Job ``offload`` applies
@@ -111,7 +109,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
     )
     def offload_plan(
         context: dg.AssetExecutionContext, config: OffloadPlanConfig, lifecycle: LifecycleResource
-    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    ) -> Iterator[dg.MaterializeResult]:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
@@ -161,7 +159,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
     )
     def offloaded_ledgers(
         context: dg.AssetExecutionContext, config: OffloadConfig, lifecycle: LifecycleResource
-    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    ) -> Iterator[dg.MaterializeResult]:
         names = partitions_to_do(context)
         if not names:
             return
@@ -182,7 +180,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
                 with lineage.noted(context, where, plan.plan_id):
                     outcomes += offload_now(where, context.run.run_id, order, context.log.info)
                 alarm = proofs_evaluated(where, epoch.epoch_id)
-                context.log_event(alarm)  # pyright: ignore[reportArgumentType]  # it is one of those that it takes
+                context.log_event(alarm)
             check_done(outcomes)
         yield from NO_MORE
 

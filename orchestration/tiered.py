@@ -60,7 +60,7 @@ def offload_ledgers(
         outcomes = offload_now(where, context.run_id, order, context.log.info)
     plan, _ = where.lake.offload_plan(config.plan_id)
     alarm = proofs_evaluated(where, plan.epoch_id)
-    context.log_event(alarm)  # pyright: ignore[reportArgumentType]  # it is one of those that it takes
+    context.log_event(alarm)  # pyrefly: ignore[bad-argument-type]  # it is one of those that it takes
     context.log.info(said(outcomes))
     check_done(outcomes)
     context.add_output_metadata(outcomes_shown(outcomes))

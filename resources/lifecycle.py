@@ -39,7 +39,7 @@ def spark_config(settings: Settings) -> dict[str, Any]:
     }
 
 
-class LifecycleResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+class LifecycleResource(dg.ConfigurableResource):
     """A cluster by its settings file; an empty path stands for ``$PULSAR_LIFECYCLE_CONFIG``."""
 
     config_file: str = ""

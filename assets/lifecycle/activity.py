@@ -104,7 +104,7 @@ def activity_assets(cluster: str) -> dg.AssetsDefinition:
     )
     def topic_activity(
         context: dg.AssetExecutionContext, lifecycle: LifecycleResource
-    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    ) -> Iterator[dg.MaterializeResult]:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):

@@ -56,7 +56,7 @@ def bookie_disk_asset(cluster: str) -> dg.AssetsDefinition:
         ],
         kinds={"bookkeeper", "parquet"},
     )
-    def bookie_disk(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    def bookie_disk(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):

@@ -66,7 +66,7 @@ def held_assets(cluster: str) -> dg.AssetsDefinition:
             ),
         ],
     )
-    def held(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    def held(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):

@@ -45,7 +45,7 @@ def namespace_retention_asset(cluster: str) -> dg.AssetsDefinition:
     )
     def namespace_retention(
         context: dg.AssetExecutionContext, config: RetainConfig, lifecycle: LifecycleResource
-    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    ) -> Iterator[dg.MaterializeResult]:
         names = partitions_to_do(context)
         if not names:
             return
@@ -73,7 +73,7 @@ def check_trimmed(done: Sequence[LedgerOutcome]) -> None:
 def _shown(
     summary: PlanSummary, rows: pa.Table, done: list[LedgerOutcome], name: str, *, dry_run: bool
 ) -> dict[str, Any]:
-    own = rows.filter(pc.equal(rows.column("namespace"), name))  # pyright: ignore[reportAttributeAccessIssue]
+    own = rows.filter(pc.equal(rows.column("namespace"), name))
     mine = [one for one in done if f"://{name}/" in one.topic]
     gone = [one for one in mine if one.outcome == Outcome.REMOVED]
     outcomes = Counter((one.outcome.value, one.why.code.value) for one in mine)

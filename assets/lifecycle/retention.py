@@ -116,7 +116,7 @@ def plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[s
         "actionable": summary.actionable,
         "bytes": summary.logical_bytes,
         "bytes on disk": summary.physical_bytes,
-        "topics": pc.count_distinct(rows.column("topic")).as_py(),  # pyright: ignore[reportAttributeAccessIssue]
+        "topics": pc.count_distinct(rows.column("topic")).as_py(),
         "share": f"{summary.ledgers / max(summary.cluster_ledgers, 1):.2%} of the cluster's {summary.cluster_ledgers}",
         "how to apply": how,
         "by namespace": dg.MetadataValue.md(_by(rows, "namespace")),

@@ -55,7 +55,7 @@ def storage_report_asset(cluster: str) -> dg.AssetsDefinition:
         ],
         kinds={"pyspark", "parquet"},
     )
-    def storage_report(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    def storage_report(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):

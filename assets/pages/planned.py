@@ -37,7 +37,7 @@ def table_and_plan(
     kinds = (automated,) if automated else ()
 
     @dg.multi_asset(name=name, specs=[table, plan], check_specs=[growth_spec(plan.key, kind) for kind in kinds])
-    def judged(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    def judged(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):

@@ -11,9 +11,9 @@ from __future__ import annotations
 import base64
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -51,13 +51,13 @@ def deletions_over_time(intervals: Sequence[Interval]) -> dg.MetadataValue:
         return dg.MetadataValue.md("nothing was deleted, retried or dead-lettered in this time")
     figure = _figure(4.4, 80)
     counts, sizes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    starts = [datetime.fromtimestamp(i.start / 1000, UTC) for i in intervals]
-    step = starts[1] - starts[0] if len(starts) > 1 else datetime.fromtimestamp(STEP / 1000, UTC) - _EPOCH
+    starts = _moments(i.start for i in intervals)
+    step = starts[1] - starts[0] if len(starts) > 1 else timedelta(milliseconds=STEP)
     below = [0] * len(intervals)
     for name, (label, color) in _BARS.items():
         heights = [getattr(i, name) for i in intervals]
         total = sum(heights)
-        counts.bar(starts, heights, step * 0.9, below, align="edge", color=color, label=f"{label}: {total:,}")  # type: ignore[arg-type]
+        counts.bar(starts, heights, step * 0.9, below, align="edge", color=color, label=f"{label}: {total:,}")
         below = [a + b for a, b in zip(below, heights, strict=True)]
     _ticks(counts, 5, integer=True)
     counts.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -65,11 +65,11 @@ def deletions_over_time(intervals: Sequence[Interval]) -> dg.MetadataValue:
     counts.legend(loc="upper left", ncols=3, frameon=False, fontsize="small", bbox_to_anchor=(0, 1.18))
     unit, factor = _unit(max(i.deleted_bytes for i in intervals))
     freed = [i.deleted_bytes / factor for i in intervals]
-    sizes.bar(starts, freed, step * 0.9, align="edge", color=_BARS["deleted"][1])  # type: ignore[arg-type]
+    sizes.bar(starts, freed, step * 0.9, align="edge", color=_BARS["deleted"][1])
     _ticks(sizes, 4)
     sizes.set_ylabel(f"{unit} deleted")
     _dated(sizes)
-    sizes.set_xlim(starts[0], starts[-1] + step)  # type: ignore[arg-type]
+    sizes.set_xlim(starts[0], starts[-1] + step)
     for axes in (counts, sizes):
         _quiet(axes)
     return _picture(figure, "deletions, retries and dead letters over time")
@@ -122,19 +122,19 @@ def storage_over_time(reports: Sequence[tuple[int, Mapping[str, int]]]) -> dg.Me
         return dg.MetadataValue.md("no report has any bytes yet")
     shown = [reason for reason in _LAYERS if any(sizes.get(reason, 0) for _, sizes in reports)]
     unit, factor = _unit(max(sum(sizes.values()) for _, sizes in reports))
-    times = [datetime.fromtimestamp(at / 1000, UTC) for at, _ in reports]
+    times = _moments(at for at, _ in reports)
     layers = [[sizes.get(reason, 0) / factor for _, sizes in reports] for reason in shown]
     if len(times) == 1:  # an area needs two points
         times, layers = [times[0], times[0] + _HOUR], [[*layer, *layer] for layer in layers]
     figure = _figure(4)
     axes = figure.subplots()
     colors = [_LAYERS[reason] for reason in shown]
-    axes.stackplot(times, *layers, labels=shown, colors=colors, antialiased=False)  # type: ignore[arg-type]
+    axes.stackplot(times, *layers, labels=shown, colors=colors, antialiased=False)
     _ticks(axes, 5)
     axes.set_ylabel(f"{unit} on disk")
     axes.legend(loc="center left", frameon=False, fontsize="small", bbox_to_anchor=(1, 0.5), reverse=True)
     _dated(axes)
-    axes.set_xlim(times[0], times[-1])  # type: ignore[arg-type]
+    axes.set_xlim(times[0], times[-1])
     _quiet(axes)
     return _picture(figure, "bytes on disk by reason over time")
 
@@ -169,10 +169,11 @@ def messages_due(due: Mapping[tuple[str, str], Mapping[int, int]]) -> dg.Metadat
         layers.append((f"{len(rest):,} more", sum((Counter(due[names]) for names in rest), Counter[int]())))
     figure = _figure(3)
     axes = figure.subplots()
-    starts, below = [datetime.fromtimestamp(hour / 1000, UTC) for hour in shown], [0] * len(shown)
+    starts, below = _moments(shown), [0] * len(shown)
+    width: Any = _HOUR * 0.9
     for (label, counts), color in zip(layers, (*_SUBSCRIPTIONS, _OTHERS), strict=False):
         heights = [counts.get(hour, 0) for hour in shown]
-        axes.bar(starts, heights, _HOUR * 0.9, below, align="edge", color=color, label=label)  # type: ignore[arg-type]
+        axes.bar(starts, heights, width, below, align="edge", color=color, label=label)
         below = [a + b for a, b in zip(below, heights, strict=True)]
     if later:
         axes.set_title(f"{later:,} messages are due later", loc="right", fontsize="small")
@@ -244,7 +245,11 @@ def _picture(figure: Figure, title: str) -> dg.MetadataValue:
 
 _HOUR = timedelta(hours=1)
 _FORECAST_MS = 366 * DAY_MS
-_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+def _moments(times: Iterable[int]) -> list[Any]:
+    """Times (ms) as Matplotlib takes them, though its types want numbers."""
+    return [datetime.fromtimestamp(at / 1000, UTC) for at in times]
 
 
 def _unit(largest: int) -> tuple[str, int]:

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyarrow.compute makes its functions at import.
 """Data versions of tables: equal content has an equal version, so that Dagster's "Unsynced" means something.
 
 What we order ourselves is no change: a plan is in order while its own ledgers go. Not here: versions of plans, which

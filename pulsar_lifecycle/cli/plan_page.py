@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
-# pyarrow has no types.
 """What the page of a plan of any kind has: its protocol, and what pages of several kinds share.
 
 Not here: the kinds (``cli/plan_pages.py``).

@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
-# pyarrow has no types.
 """Plans of each kind: what ``plans`` and ``plan`` must know of it to show it.
 
 Not here: what they have in common (``cli/plan_page.py``, ``cli/plans.py``). Imported by a command that needs it:

@@ -29,7 +29,7 @@ AHEAD = 2
 MAX_BLOCK = 256 << 20
 """Bytes of the largest block that is read at once, where there is no index to read it in pieces by."""
 
-Checksums = Generator["array[int]", None, None]
+Checksums = Generator[array, None, None]
 """CRC32C of a copy's entries from entry 0 on, some at a time; ends only after the last byte of the copy was proven."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from pulsar_lifecycle.errors import ConfigError
 
@@ -74,12 +75,12 @@ class DelayedIndexSettings:
 
         What is not there has the broker's default. Raises ConfigError, which names the setting.
         """
-        found: dict[str, bool | int | str] = {"delayed_delivery_tracker_factory_class_name": IN_MEMORY_FACTORY}
+        found: dict[str, Any] = {"delayed_delivery_tracker_factory_class_name": IN_MEMORY_FACTORY}
         for one in fields(cls):
             text = properties.get(broker_name(one.name))
             if text is not None:
                 found[one.name] = _value(one.name, str(one.type), text.strip())
-        return cls(**found)  # type: ignore[arg-type]
+        return cls(**found)
 
     @classmethod
     def from_settings(cls, properties: Mapping[str, str]) -> DelayedIndexSettings:

@@ -1,5 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyarrow has no types.
 """Applying a plan to delete records: every broker's partitions side by side, each broker with a time-out of its own.
 
 Belongs here: whether the plan may be applied, who is asked for which partition, time-outs. Not here: what is done to

@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyarrow.compute makes its functions at import.
 """What an answer must find gone, as values: what goes by a plan, and what left its topic's list before.
 
 Whoever asks again must not be told that all is gone while what an earlier run took off the list waits in the queue.

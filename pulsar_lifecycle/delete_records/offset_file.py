@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from json.decoder import scanstring  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
+from json.decoder import scanstring  # pyrefly: ignore[missing-module-attribute]
 from typing import Any, NamedTuple, NoReturn
 
 from pulsar_lifecycle.delete_records.request import Offset, parse_offset, parse_topic
@@ -143,10 +143,10 @@ class _File:
         """The members of the object that begins there."""
         at = self._skip(at + 1)
         while self._text[at] != "}":
-            key, at = scanstring(self._text, at + 1)  # pyright: ignore[reportUnknownVariableType]
+            key, at = scanstring(self._text, at + 1)
             at = self._skip(self._skip(at) + 1)
             value, end = self._decoder.raw_decode(self._text, at)
-            yield _Member(str(key), at, value)  # pyright: ignore[reportUnknownArgumentType]
+            yield _Member(str(key), at, value)
             at = self._next(end)
 
     def _items(self, at: int) -> Iterator[tuple[int, Any]]:

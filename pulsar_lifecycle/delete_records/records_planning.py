@@ -1,5 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyarrow has no types.
 """What deleting records of some partitions comes to: their low watermarks, what goes, or why nothing does.
 
 Belongs here: what brokers let our role do, the order of steps, the rows of the plan. Not here: the rules

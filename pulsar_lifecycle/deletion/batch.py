@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """The second phase: decide every message of the deletion queue afresh, archive, delete, confirm, journal, acknowledge.
 
 Belongs here: the order of these steps for one batch. Not here: what may go (``deciding.py``).

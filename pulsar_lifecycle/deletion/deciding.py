@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """What of a batch of the deletion queue may go now: every message is decided afresh.
 
 Belongs here: which questions are asked, in which order. The rule itself is ``planning/orphans.py``, the same one that

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """The driver's side of plans and deletion runs: what the jobs and the command line call.
 
 Belongs here: composing lake, lease, engine and Spark for one run. Not here: the rules and the effects themselves.
@@ -234,6 +232,6 @@ def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], no
 
 def _declared_buckets(settings: Settings) -> DeclaredBuckets | None:
     declared = settings.object_store
-    return declared and DeclaredBuckets(
-        frozenset(declared.buckets), declared.pulsar_cluster or settings.cluster, declared.exclusive
-    )
+    if declared is None:
+        return None
+    return DeclaredBuckets(frozenset(declared.buckets), declared.pulsar_cluster or settings.cluster, declared.exclusive)

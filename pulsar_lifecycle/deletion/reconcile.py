@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """Deriving intents again for some namespaces: after a rollback of brokers or a restore of ZooKeeper.
 
 Belongs here: choosing rows for a plan like any other, and applying it. Not here: the rules

@@ -80,13 +80,13 @@ class Assembler:
             return
         number, count = entry.chunk
         uuid = entry.uuid or ""
-        before = self._pending.get(uuid, [])
+        before = self._pending.get(uuid) or list[Chunk]()
         if number and number < len(before):
             yield LoosePart(part, Loose.AGAIN)
             return
         if before and (not number or number != len(before) or before[0].entry.chunk != (0, count)):
             yield from self._abandon(uuid, Loose.INCOMPLETE)
-            before = []
+            before.clear()
         if number != len(before):
             yield LoosePart(part, Loose.INCOMPLETE)
             return

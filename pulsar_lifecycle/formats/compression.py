@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Any, cast
 
 import cramjam
-import lz4.block  # pyright: ignore[reportMissingTypeStubs]
+import lz4.block
 import zstandard
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -75,7 +75,7 @@ def wrap(data: bytes, compression: Compression) -> bytes:
     """``data`` as a z-node's bytes; NONE writes it plain, as the broker does."""
     if compression is Compression.NONE:
         return data
-    metadata = pb.CompressionMetadata(compressionType=compression.value, uncompressedSize=len(data)).SerializeToString()  # pyright: ignore[reportArgumentType]
+    metadata = pb.CompressionMetadata(compressionType=compression.name, uncompressedSize=len(data)).SerializeToString()
     return _HEADER.pack(MAGIC, len(metadata)) + metadata + compress(compression, data)
 
 

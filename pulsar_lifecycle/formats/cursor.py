@@ -281,7 +281,7 @@ def _fill_batch_deletion(message: pb.BatchedEntryDeletionIndexInfo, value: Batch
 
 
 def _bits(message: pb.LongListMap) -> LedgerBits:
-    return LedgerBits(message.key, tuple(message.values))  # pyright: ignore[reportArgumentType]
+    return LedgerBits(message.key, tuple(message.values))
 
 
 def _fill_bits(message: pb.LongListMap, value: LedgerBits) -> None:

@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
-# pyarrow has no types.
 """What would be applied by itself now, kind by kind, and approving a plan.
 
 Belongs here: the newest plan of each kind and what is known of it. Not here: the rule (``runs/automation_rule.py``),

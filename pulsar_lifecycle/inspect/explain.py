@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """Why one ledger is kept or may go: what its owners say now, joined with what the lake remembers of it.
 
 Belongs here: looking one ledger up afresh through the ports, and the answer. Not here: the rule, which is that of
@@ -301,8 +299,9 @@ def _present(ledger_id: int, rows: pa.Table, found: OwnersNow, history: History,
         return _kept(ExplainCode.NEWER_THAN_SCAN, "made after the last scan began: the next scan tells")
     if uncovered := history.uncovered():
         return LedgerVerdict(Verdict.KEPT, uncovered)
-    unconfirmed = history.evidence and history.evidence.unconfirmed(ledger_id, ledger["czxid"], ledger["ctime"])
-    return LedgerVerdict(Verdict.KEPT, unconfirmed) if unconfirmed else LedgerVerdict(Verdict.MAY_GO, why)
+    if history.evidence and (unconfirmed := history.evidence.unconfirmed(ledger_id, ledger["czxid"], ledger["ctime"])):
+        return LedgerVerdict(Verdict.KEPT, unconfirmed)
+    return LedgerVerdict(Verdict.MAY_GO, why)
 
 
 def _kept(code: StrEnum, text: str) -> LedgerVerdict:

@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# pyright: reportMissingTypeStubs=false
-# pyarrow has no types.
 """Why the ledgers of a topic are still there, and what would free each: ``explain TOPIC``.
 
 Belongs here: reading one topic afresh, judging it by the rule of the retention plan, and the sentence that a code gets.

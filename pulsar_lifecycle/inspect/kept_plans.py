@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """Plans of every kind as the lake keeps them: which there are, one with its rows, what its files' digest is.
 
 Not here: what a kind is called and where it lies (``records/plans/plan_kind.py``).

@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
-# pyarrow has no types.
 """Which plans have nothing left to apply: the journal says so of every ledger of theirs.
 
 Belongs here: what settles a ledger of each kind of plan. Not here: whether a plan may be applied

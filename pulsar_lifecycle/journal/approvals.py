@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """Approvals of plans, and which plans were applied, as the journal has them.
 
 Not here: what an approval is worth (``runs/automation_rule.py``), who may give one.

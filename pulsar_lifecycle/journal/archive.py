@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """The archived z-nodes of what runs deleted."""
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyarrow.compute makes its functions at import.
 """What one run did, as the journal has it, and which table or queue each effect changed.
 
 Belongs here: counting a run's rows, naming what they changed. Not here: telling anybody (``assets/pages/lineage.py``).

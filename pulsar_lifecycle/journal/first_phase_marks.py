@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """What our own runs took off lists: ledgers of topics, by marks that stand, and snapshots that cursors named."""
 
 from __future__ import annotations

@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """Deletions that were archived and never journalled, because their run ended in between: whose they were.
 
 Belongs here: telling which they are from archive and journal, and writing the missing rows. Of offloaded copies, which

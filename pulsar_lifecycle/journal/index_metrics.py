@@ -1,6 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
-# pyarrow has no types.
 """PIP-195's five metrics by their names, from what is stored: the newest checked scan, and the journal.
 
 Belongs here: what counts for what. Not here: writing the file (``prometheus.py``). Brokers have metrics of the same

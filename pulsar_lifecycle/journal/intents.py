@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """What became of each intent by the journal, and where each namespace stands: for what is derived again.
 
 Belongs here: the rules over journal rows and plan rows. Not here: reading the journal, making the plan.

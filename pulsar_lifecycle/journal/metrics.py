@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """PIP-186's nine metrics and what a deletion run did, counted from the journal alone.
 
 Belongs here: which journal row counts for what. Not here: reading the journal (``io/lake/journal.py``), showing the

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """What the journal says of offloaded copies: begun, proven, unproven, released in BookKeeper, deleted."""
 
 from __future__ import annotations
@@ -153,10 +151,12 @@ def failed_proofs(journal: JournalReader, cluster: str) -> dict[tuple[int, UUID]
     )
     for row in journal.find(whole & pc.is_in(pc.field("ledger_id"), ids)).to_pylist():
         uuid_of = _uuid_in(row["detail"])
-        known = uuid_of and found.get((row["ledger_id"], uuid_of))
+        known = found.get((row["ledger_id"], uuid_of)) if uuid_of else None
+        if uuid_of is None or known is None:
+            continue
         # A run proves no copy again that it disproved: its own proof was before, whatever its executors' clocks say.
-        before = known and row["outcome"] == Outcome.VERIFIED and row["run_id"] == known.run_id
-        if uuid_of and known and not before and known.at < row["at"]:
+        before = row["outcome"] == Outcome.VERIFIED and row["run_id"] == known.run_id
+        if not before and known.at < row["at"]:
             del found[row["ledger_id"], uuid_of]
     return found
 

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """Questions to the journal that every capability asks."""
 
 from __future__ import annotations

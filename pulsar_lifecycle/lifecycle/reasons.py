@@ -1,7 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
-# pyarrow has no types.
 """Why a ledger is on the bookies' disks: what topics, references and findings of a scan say of it.
 
 Belongs here: the codes, and the rule that gives them, over whole tables. Pure. Not here: which of several reasons

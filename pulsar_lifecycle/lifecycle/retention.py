@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Which ledgers of unloaded topics a broker would trim, had it loaded them: retention, as a rule over whole tables.
 
 Belongs here: the rule. Pure: policies, cursors and ledgers come in (``verdicts.RETENTION_TOPICS``), a verdict per

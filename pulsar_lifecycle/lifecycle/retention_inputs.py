@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """What the retention rule needs of each topic, out of the tables of a scan, cursor ledgers and policies.
 
 Belongs here: where each number of ``verdicts.RETENTION_TOPICS`` comes from, in bulk. Not here: the rule

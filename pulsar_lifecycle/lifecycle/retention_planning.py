@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Which ledgers of unloaded topics are past their retention: the policies in force by now, over the newest scan.
 
 Belongs here: the order of steps, storing table and plan. Not here: the rule (``lifecycle/retention.py``), what it reads

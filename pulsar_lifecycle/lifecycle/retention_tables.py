@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """What the retention rule reads of a stored scan, file by file, each in a task.
 
 Belongs here: which rows and columns. Not here: what becomes of them (``lifecycle/retention_inputs.py``), the rule

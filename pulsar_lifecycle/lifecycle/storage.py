@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Where the disk goes: every ledger of a scan under one reason, summed by namespace and topic.
 
 Belongs here: the sums. Pure. Not here: why a ledger is there (``lifecycle/reasons.py``). A ledger counts once, under

@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Say of every ledger of a scan why it is on the disks, and store the sums: tables of an epoch.
 
 Belongs here: the order of steps, ``ledger_reasons`` and ``storage_report``, reading them again. Not here: the rules

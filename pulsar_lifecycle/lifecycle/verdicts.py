@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false
-# pyarrow has no types.
 """What retention says of each ledger of a topic: codes, and the tables that the rule takes and gives.
 
 Not here: the rule (``lifecycle/retention.py``), the codes of what protects a whole topic (``topics/protection.py``).

@@ -1,5 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownParameterType=false, reportUnknownMemberType=false
-# pyarrow has no types.
 """The journal, the archive, the clock, and new ids."""
 
 from __future__ import annotations

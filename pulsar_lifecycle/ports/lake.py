@@ -1,5 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownParameterType=false, reportUnknownMemberType=false
-# pyarrow has no types.
 """The lake: what scans found, by epoch, and the plans that were made of it."""
 
 from __future__ import annotations

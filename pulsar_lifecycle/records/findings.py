@@ -1,7 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
-# pyarrow and pyroaring have no types.
 """What a scan found of a ledger, and the context in which that is judged.
 
 Belongs here: the values. Not here: the rule (``deletion/planning/orphans.py``).

@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """Which offload attempts the metadata of a whole cluster names, small enough for ten million ledgers.
 
 Belongs here: the set of UUIDs and its bytes. Not here: where it is kept (``io/lake/artefacts.py``), and what follows

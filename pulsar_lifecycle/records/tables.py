@@ -1,7 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
-# pyright: reportMissingTypeStubs=false
-# pyarrow and pyroaring have no types.
 """Arrow schemas of every table the library makes: the one place where columns are named, typed and explained.
 
 Not here: how a table is filled (``metastore/``) or judged (the rules). Times are milliseconds since

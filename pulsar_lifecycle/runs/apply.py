@@ -1,7 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
-# pyarrow.compute makes its functions at import.
 """Applying a plan: its intents go to the deletion topic, each journalled.
 
 Belongs here: refusing what must not be applied, sending, resuming. Not here: deleting (``deletion/batch.py``).

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.codes import Why
@@ -17,7 +17,7 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Details = Sequence["DataclassInstance"]
+Details: TypeAlias = "Sequence[DataclassInstance]"
 """Typed values whose fields the row's ``detail`` has, as JSON, under their names; what is None is left out."""
 
 

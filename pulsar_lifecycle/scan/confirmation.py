@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false
-# pyarrow and pyroaring have no types.
 """What several scans say together: what one of them found in use is not confirmed by the others.
 
 Belongs here: joining what scans found. Not here: one scan's own rule (``deletion/planning/orphans.py``), which

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """Closing an epoch: what its tables and references say together, and its coverage proof.
 
 Belongs here: joining, shipping the context, storing. Not here: the rules (``deletion/planning/orphans.py``,

@@ -1,5 +1,3 @@
-# pyright: reportMissingTypeStubs=false
-# pyarrow has no types.
 """What a run may rely on of the scans there are: which are fresh, covered, and of this cluster."""
 
 from __future__ import annotations

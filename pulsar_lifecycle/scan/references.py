@@ -1,7 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
-# pyright: reportMissingTypeStubs=false
-# pyarrow and pyroaring have no types.
 """Who refers to a ledger: every kind of reference there is, and how each one is treated.
 
 Belongs here: turning metastore rows into reference rows, and the set of referenced ids. Not here: reading anything.

@@ -1,7 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
-# pyright: reportMissingTypeStubs=false
-# pyarrow and pyroaring have no types.
 """What the last covered scan saw listed, and is listed by nothing now: references that got lost, by their weight.
 
 Belongs here: weighing them, and how much is too much. Not here: reading the tables. A z-node's number says nothing: ten

@@ -1,7 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
-# pyarrow and pyroaring have no types.
 """What a broker can know of a delayed-index snapshot that no cursor's z-node names.
 
 Belongs here: the rule that frees such a snapshot, over what was read and answered. Not here: asking

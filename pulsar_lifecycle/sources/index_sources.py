@@ -1,6 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false
-# pyarrow has no types.
 """Spark data sources ``delayed_index_buckets`` and ``delayed_index_messages``: what snapshots of delayed indexes hold.
 
     index = spark.read.format("delayed_index_messages").option("namespaces", "shop/eu,shop/us")

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """An offload run as a whole: attempts opened on the driver, ledgers copied and proven on executors, topics committed.
 
 Belongs here: composing plan, leases, effects and tasks. Not here: the rules and the effects (``tiered/commit.py``,

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """What an offload run does with its plan: attempts, copies, commits, read checks, deletion of BookKeeper copies.
 
 Belongs here: the order of these, and whose outcome an error is. Not here: beginning a run (``tiered/offload_run.py``),

@@ -379,7 +379,7 @@ def _named_otherwise(ports: Ports, topic: Topic, copy: OffloadedCopy) -> Why | N
         return Why(Code.TOPIC_GONE, "is not there any more")
     _, info = snapshot.topic_node(ports.store, topic)
     item = next((item for item in info.ledgers if item.ledger_id == copy.ledger_id), None)
-    named = item and OffloadedCopy.of_item(item, copy.entries)
+    named = OffloadedCopy.of_item(item, copy.entries) if item else None
     if named and (named.uuid, namespace_location(topic, named)) == (copy.uuid, namespace_location(topic, copy)):
         return None
     if item is None:

@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """Applying a plan of inactive topics: each is deleted whole by its broker, if it is as it was when the plan was made.
 
 Belongs here: whether the plan may be applied, and whether a topic is as planned. Not here: making it

@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """Applying a retention plan by metadata: its ledgers leave their topics' lists, and no topic is loaded for it.
 
 Belongs here: whether the plan may be applied, and whether its policies are in force still. Not here: making it

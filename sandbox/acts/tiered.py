@@ -159,5 +159,5 @@ def read_back(spark: SparkSession, config: str, tiered: list[Tiered]) -> list[st
 
 def _metadata(cluster: Cluster, topic: str) -> ManagedLedgerInfo:
     with cluster.metadata() as zk:
-        data: bytes = zk.get(znodes.topic_znode(topic))[0]  # type: ignore[index]
+        data: bytes = zk.get(znodes.topic_znode(topic))[0]  # pyrefly: ignore[unsupported-operation]
     return managed_ledger.decode(data)

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """``storage``, ``open-ledgers``, ``backlog`` and ``bookies``: where the disk goes, as the newest reports say.
 
 Belongs here: the pages. Not here: making a report, which is the Dagster job ``report_storage``.

@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false
-# pyarrow has no types.
 """``inactive``: topics and subscriptions that nobody uses, as the newest report says.
 
 Belongs here: the page. Not here: making a report, which is the Dagster job ``report_activity``.

@@ -1,6 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
-# pyarrow has no types.
 """Snapshots kept in the lake before a repair takes their keys away, so that they can be written anew.
 
 Belongs here: keeping them, finding them, what an undo has to write anew. Not here: doing it

@@ -1,6 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
-# pyarrow has no types.
 """New snapshots of which the journal says only that they were begun: what a killed run left, named or not.
 
 Belongs here: finding them, and deleting those that no cursor ever came to name. Not here: writing them.

@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Which subscriptions' indexes need a repair, from the findings of a scan; the plan. Writes nothing to the cluster.
 
 Belongs here: from stored tables to a stored plan. Not here: the rule (``levels.py``), applying it (``repair_run.py``).

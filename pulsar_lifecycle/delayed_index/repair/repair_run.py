@@ -1,6 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
-# pyarrow has no types.
 """Applying a plan of repairs, and undoing one, for any number of topics side by side.
 
 Belongs here: whether the plan may be applied, the lease, spreading topics over tasks. Not here: making the plan

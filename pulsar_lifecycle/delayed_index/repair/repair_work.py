@@ -1,6 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """The repair of one subscription, and its undo: snapshots are written, then its cursor's properties are exchanged.
 
 Belongs here: whether a subscription is as planned and may be edited, the order of note, snapshots, edit. Not here:

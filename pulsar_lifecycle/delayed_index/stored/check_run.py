@@ -1,7 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-# pyright: reportUnknownParameterType=false
-# pyarrow has no types.
 """Check the delayed indexes of a scan's subscriptions in bulk: read, judge, store the tables of the epoch.
 
 Belongs here: which topics, spreading them over tasks, storing. Not here: the rule (``index_findings.py``), reading

@@ -1,5 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyarrow has no types.
 """The tables of delayed indexes: buckets, findings, and how many messages are due when.
 
 Not here: how their rows come about (``check_run.py``). Times are milliseconds.

@@ -1,5 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyarrow has no types.
 """What was read of a topic's delayed indexes as rows of the tables: pure.
 
 Not here: reading (``index_reading.py``), the schemas (``index_tables.py``).

@@ -46,7 +46,7 @@ class EntrySet:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EntrySet) and self.bitmaps == other.bitmaps
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     @property
     def nbytes(self) -> int:

@@ -111,7 +111,7 @@ class TopicEntryReader:
         else:
             yield from self.in_pieces(ledger, first, last)
             return
-        with closing(batches):  # pyright: ignore[reportArgumentType]  # both are generators
+        with closing(batches):  # pyrefly: ignore[bad-specialization]  # both are generators
             for batch in batches:
                 for entry_id, payload in enumerate(batch.payloads, batch.first):
                     yield Position(ledger_id, entry_id), payload

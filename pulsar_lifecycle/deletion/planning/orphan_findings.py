@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """Findings: every row of a scan judged."""
 
 from __future__ import annotations

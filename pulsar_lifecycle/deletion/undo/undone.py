@@ -136,8 +136,9 @@ class _Detail:
 
 def _row(run: UndoRun, one: Undone, now: int) -> JournalRow:
     row = one.archived
-    stat = one.node and one.node.stat
-    detail = _Detail(row.run_id, row.czxid, stat and stat.czxid, stat and stat.ctime, one.check)
+    stat = one.node.stat if one.node else None
+    made = (stat.czxid, stat.ctime) if stat else (None, None)
+    detail = _Detail(row.run_id, row.czxid, *made, one.check)
     checksum = hashlib.sha256(row.data).hexdigest()
     about = Subject(row.ledger_id, one.component, one.topic, one.length, checksum, (detail,))
     assert one.outcome is not None

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """The whole journal counted, day by day: what a past day came to is kept beside it.
 
 Belongs here: which days must be counted again. Not here: how rows are counted, which is the caller's.

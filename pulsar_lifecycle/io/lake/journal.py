@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """Journal and archive as Parquet objects in the lake: append-only, one closed object per call.
 
 Belongs here: the two tables' schemas, where their objects lie, writing and reading them. Not here: what is recorded,

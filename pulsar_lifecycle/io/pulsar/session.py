@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
-import _pulsar
+import _pulsar  # pyrefly: ignore[missing-import]
 import pulsar
 import pulsar.exceptions
 
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, StoreError, Unavailable
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.setting_types import Tls
 from pulsar_lifecycle.settings import PulsarSettings
 
 Opened = TypeVar("Opened")
@@ -313,11 +314,11 @@ def _close(client: pulsar.Client) -> None:
 
 
 def _client(settings: PulsarSettings, service_url: str) -> pulsar.Client:
-    tls = settings.tls
+    tls = settings.tls or Tls()
     authentication = None
     if settings.token is not None:
         authentication = pulsar.AuthenticationToken(settings.token.resolve("pulsar.token"))
-    elif tls is not None and tls.cert_file:
+    elif tls.cert_file:
         authentication = pulsar.AuthenticationTLS(tls.cert_file, tls.key_file)
     seconds = max(1, int(settings.request_timeout))
     with _ours(f"connect to {service_url}"):
@@ -326,10 +327,10 @@ def _client(settings: PulsarSettings, service_url: str) -> pulsar.Client:
             authentication=authentication,
             operation_timeout_seconds=seconds,
             connection_timeout_ms=min(LONGEST_CONNECT_MS, seconds * 1000),
-            tls_trust_certs_file_path=(tls and tls.ca_file) or None,
-            tls_validate_hostname=tls is None or tls.verify,
-            tls_certificate_file_path=(tls and tls.cert_file) or None,
-            tls_private_key_file_path=(tls and tls.key_file) or None,
+            tls_trust_certs_file_path=tls.ca_file or None,
+            tls_validate_hostname=tls.verify,
+            tls_certificate_file_path=tls.cert_file or None,
+            tls_private_key_file_path=tls.key_file or None,
             # The client writes to stdout otherwise; every failure reaches us as an exception or an outcome.
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
         )

@@ -44,7 +44,7 @@ def open_client(settings: ObjectStoreSettings) -> Any:
     """One client with its pool of connections; threads may share it."""
     access, secret = settings.access_key, settings.secret_key
     tls = settings.tls or Tls()
-    s3: dict[str, Any] = {"addressing_style": settings.addressing}
+    s3: Any = {"addressing_style": settings.addressing}
     if not settings.sign_payload:
         s3["payload_signing_enabled"] = False
     config = Config(
@@ -55,7 +55,7 @@ def open_client(settings: ObjectStoreSettings) -> Any:
         read_timeout=settings.read_timeout,
         max_pool_connections=settings.connections,
         client_cert=(tls.cert_file, tls.key_file) if tls.cert_file else None,
-        ignore_configured_endpoint_urls=True,
+        ignore_configured_endpoint_urls=True,  # pyrefly: ignore[unexpected-keyword]  # the stub lacks it
         request_checksum_calculation="when_required",  # many services know no trailing checksums; Content-MD5 they do
         response_checksum_validation="when_required",
     )
@@ -67,8 +67,8 @@ def open_client(settings: ObjectStoreSettings) -> Any:
             region_name=settings.region,
             verify=tls.verify and (tls.ca_file or None),
             config=config,
-            aws_access_key_id=access and access.resolve("object_store.access_key"),
-            aws_secret_access_key=secret and secret.resolve("object_store.secret_key"),
+            aws_access_key_id=access.resolve("object_store.access_key") if access else None,
+            aws_secret_access_key=secret.resolve("object_store.secret_key") if secret else None,
         )
     client.meta.events.register("before-call.s3.DeleteObjects", _add_content_md5)
     return client

@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Keep the history of topics and subscriptions that are used or not, and report the inactive ones: tables of an epoch.
 
 Belongs here: the order of steps, which earlier history counts, storing. Not here: the rules (``last_use.py``,

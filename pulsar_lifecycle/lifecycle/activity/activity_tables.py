@@ -1,5 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyarrow has no types.
 """What is kept over scans of topics and subscriptions that are used or not: codes and tables.
 
 Not here: how rows come about (``last_use.py``), which of them are inactive (``inactive_rules.py``). Times are

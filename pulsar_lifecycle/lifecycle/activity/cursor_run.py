@@ -1,6 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Applying a plan of inactive subscriptions: each is deleted by its topic's broker, if it is as planned.
 
 Belongs here: whether the plan may be applied, whether a subscription is as planned, the order of note, request and

@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """What the data of inactive topics, and what inactive subscriptions keep, takes on the bookies' disks.
 
 Belongs here: which ledgers count, and reading them of a stored scan. Not here: which are inactive

@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Plans of the inactive topics and subscriptions that may be deleted, of a stored report.
 
 Belongs here: whether they may be applied, storing them. Not here: which are inactive (``inactive_rules.py``), deleting

@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Which topics and cursors are inactive, and what keeps some of them from being deleted.
 
 Belongs here: the rule, as codes. Pure: rows of ``TOPIC_ACTIVITY`` and ``CURSOR_ACTIVITY`` in, rows of

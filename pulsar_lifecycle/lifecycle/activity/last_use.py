@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """When topics and cursors were used last: what a scan sees of them, beside what the scan before saw.
 
 Belongs here: the rule of evidence. Pure: tables in, rows of ``TOPIC_ACTIVITY`` and ``CURSOR_ACTIVITY`` out. Not here:

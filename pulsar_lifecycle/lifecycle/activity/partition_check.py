@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Partitioned topics whose metadata and partitions do not agree. They are named, and never deleted by this.
 
 Pure. Not here: reading either (``activity_run.py``).

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """Ask every bookie what its disks hold, and weigh that against what a scan's metadata places there.
 
 Belongs here: the order of asking, and the table ``bookie_disk`` of an epoch. Not here: the verdict

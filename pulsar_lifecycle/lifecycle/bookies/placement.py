@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """How many bytes the metadata places on each bookie: ensembles, segments and striping, over whole tables.
 
 Pure. Not here: what a bookie's disk really holds (``bookie_disk.py``). Upstream: ``RoundRobinDistributionSchedule``,

@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """What each durable cursor has not acknowledged, and how much of that is past the TTL in force.
 
 Belongs here: the rule, as codes, and its table. Pure. Not here: where cursors stand

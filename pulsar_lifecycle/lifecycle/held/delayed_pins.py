@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Which topics keep their ledgers for a delayed message: one that is the first which a cursor has not acknowledged.
 
 Belongs here: where a cursor's first message is, by tables of a scan, and whether it is delayed. Not here: which ledgers

@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """What topics hold that retention does not reach, as tables of an epoch: open ledgers, and backlogs.
 
 Belongs here: the order of steps, asking bookies for what is in open ledgers, reading the tables again. Not here: the

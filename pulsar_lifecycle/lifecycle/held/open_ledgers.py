@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Last ledgers that were never closed: what is in them, and which settings of rollover leave them open.
 
 Belongs here: the rule, as codes, and its table. Pure. Not here: asking bookies for the bytes (``open_sizes.py``).

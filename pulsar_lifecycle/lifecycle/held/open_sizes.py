@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """What is in ledgers that were never closed, as the bookies have it: no metadata says it.
 
 Belongs here: asking for their last entries. Recovers no ledger, and writes nothing. Not here: which ledgers are asked

@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Some topics as they are now, read out of metadata for the rules of retention and of loading.
 
 Belongs here: reading a handful of topics into the tables that a plan takes from a scan. Not here: the rules

@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Which topics need a broker to free their data: the policies in force by now, over the newest scan.
 
 Belongs here: the order of steps, storing table and plan. Not here: the rule (``lifecycle/load/load_rules.py``), loading

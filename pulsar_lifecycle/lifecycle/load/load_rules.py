@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Which topics need a broker that loads them, what it would free, and what keeps a topic from being loaded.
 
 Belongs here: the rule, as codes. Pure: tables and policies come in, rows of ``TOPICS_TO_LOAD`` come out. Not here:

@@ -1,6 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Applying a load plan: which of its topics are loaded now, how many of which broker together, what is left alone.
 
 Belongs here: whether the plan may be applied, judging its topics afresh, budgets, the order of waves. Not here: making

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.topics.policies import (
@@ -22,8 +22,6 @@ from pulsar_lifecycle.topics.policies import (
     replication_clusters,
     topics_have_policies,
 )
-
-T = TypeVar("T")
 
 _TTL = "messageTTLInSeconds"
 _BROKER_TTL = "ttlDurationDefaultInSeconds"
@@ -120,7 +118,7 @@ def monitors_in_force(layers: Layers) -> Monitors:
     )
 
 
-def _known(layers: Layers, found: InForce[T | None]) -> InForce[T | None]:
+def _known(layers: Layers, found: InForce[Any]) -> InForce[Any]:
     """Where the policies of a namespace's topics could not be read, a topic of it may have any."""
     if not topics_have_policies(layers.brokers):
         return found

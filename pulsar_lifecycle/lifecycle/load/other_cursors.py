@@ -1,6 +1,3 @@
-# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
-# pyarrow has no types.
 """Topics as if they had other cursors: some of theirs alone, or these once messages are expired.
 
 Belongs here: tables of ``RETENTION_TOPICS`` with another slowest cursor, and which ledgers that one needs. Pure. Not

@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
-# pyarrow has no types.
 """What every plan has in common: a digest over its rows and the facts that make it actionable, and its age.
 
 Belongs here: whether a stored plan is what it says it is. Not here: what its rows mean (``plans/deletion_plan.py``,

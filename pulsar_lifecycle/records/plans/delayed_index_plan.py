@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """A plan of repairs of delayed indexes: a row per subscription.
 
 Belongs here: rows and digest; the summary is a ``PlanSummary``, whose ``ledgers`` count subscriptions. Not here: the

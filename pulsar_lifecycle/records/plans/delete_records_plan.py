@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """A plan to delete records: of each partition the low watermark that it gets, what goes for it, or why nothing does.
 
 Belongs here: rows, digest, and the codes of what stays; the summary is a ``PlanSummary``, whose ``ledgers`` count

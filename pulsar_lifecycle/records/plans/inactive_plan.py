@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """Plans of inactive topics and of inactive subscriptions: rows, digests, and the codes of what stays.
 
 The summary is a ``PlanSummary``, whose ``ledgers`` count topics or subscriptions.

@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """A load plan: topics whose data only a broker that loads them can free, and what keeps some of them from that.
 
 Belongs here: rows and digest; the summary is a ``PlanSummary``, whose ``ledgers`` count topics. Not here: the rule

@@ -1,5 +1,3 @@
-# pyright: reportMissingTypeStubs=false
-# pyarrow has no types.
 """The kinds of plans: how an id tells one, and how the lake keeps it.
 
 Belongs here: what is so of every plan of a kind, whoever looks at it. Not here: what a command shows of it

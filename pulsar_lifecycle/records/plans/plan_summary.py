@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """The summary of a plan of ledgers, whatever they go for: what is stored beside its rows.
 
 Belongs here: its fields, and making it of a scan and rows. Not here: a kind's rows and digest (the modules beside this

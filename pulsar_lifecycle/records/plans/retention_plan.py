@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """A retention plan: ledgers past their retention, by which policy, and what keeps some of them.
 
 Belongs here: rows and digest; the summary is a ``PlanSummary``. Not here: the rule (``lifecycle/retention.py``).

@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """What every object in the buckets of tiered storage is, and which of them nothing needs.
 
 Belongs here: the rules, as pure functions over what was listed, what metadata names, and what objects say of their

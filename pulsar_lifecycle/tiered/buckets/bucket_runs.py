@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """The inventory of the buckets, the plan of what nothing needs in them, and applying it.
 
 Belongs here: listing and joining spread over tasks, storing, composing one run. Not here: the rules

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """Which ledgers are to be offloaded: the policies in force by now, over the tables of the newest scan.
 
 Belongs here: gathering what the rule needs, spreading it, storing candidates and plan. Not here: the rule

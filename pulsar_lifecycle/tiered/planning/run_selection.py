@@ -155,8 +155,8 @@ def _against(
         policy.region,
         policy.endpoint,
     ):
-        why = "its offload policy names another location than when the plan was made: plan again"
-        return Why(Code.CHANGED_SINCE_PLAN, why)
+        text = "its offload policy names another location than when the plan was made: plan again"
+        return Why(Code.CHANGED_SINCE_PLAN, text)
     if action == OffloadChoice.RELEASE and not release:
         return Why(
             Code.BROKERS_RELEASE,
@@ -166,8 +166,8 @@ def _against(
     if action == OffloadChoice.RELEASE and (why := competing(policy)):
         return why
     if action == OffloadChoice.RELEASE and (driver, region, end) != (policy.driver, policy.region, policy.endpoint):
-        why = "its brokers read another location by now than when the plan was made: plan again"
-        return Why(Code.CHANGED_SINCE_PLAN, why)
+        text = "its brokers read another location by now than when the plan was made: plan again"
+        return Why(Code.CHANGED_SINCE_PLAN, text)
     if action == OffloadChoice.RELEASE and not policy.tiered_first:
         return Why(Code.BOOKKEEPER_FIRST, BOOKKEEPER_FIRST)
     return None

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """An order to offload some topics, or one up to a position, checked against the newest scan.
 
 Belongs here: names to topics of the scan, and a position to the ledger that it is in. Not here: which of their ledgers

@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
-    def log_message(self, *args: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def log_message(self, *args: object) -> None:
         pass
 
 

@@ -211,7 +211,7 @@ class FakeStore:
         def one(path: str) -> Children | Unread | None:
             stat = self.server.stat(path)
             if stat is None or path in self.server.unreadable:
-                return self._node(path)  # pyright: ignore[reportReturnType]
+                return self._node(path)
             return Children(path, self.server.names(path), stat.num_children)
 
         return self._run("children", tuple(paths), lambda: [one(path) for path in paths])

@@ -157,7 +157,7 @@ def lost_means_not_deleted() -> Iterator[None]:
         try:
             self._effect("delete_many", tuple(d.path for d in deletions), once)
         except OutcomeUnknown:
-            self.hasty = True  # pyright: ignore[reportAttributeAccessIssue]
+            self.hasty = True
             return [DeletionResult(d.path, NodeDeletion.GONE) for d in deletions]
         return real(self, deletions, guard)
 

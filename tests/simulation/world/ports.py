@@ -169,7 +169,7 @@ class SimStore(FakeStore):
         call = f"store.{name}"
         self.interceptor.before(call)
         if self.frozen is not None and name in ("read", "children", "scan"):
-            server, self.server = self.server, self.frozen  # pyright: ignore[reportAttributeAccessIssue]
+            server, self.server = self.server, self.frozen
             try:
                 result = act()
             finally:

@@ -60,7 +60,7 @@ class Truth(SimulatedCluster):
         super().__init__(SimZooKeeper(time))
         self.random = random
         self.time = time
-        self.clock = SimClock(time)  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.clock = SimClock(time)
         self.reader = SimReader()
         self.admin = SimAdmin([BROKER])
         self.journal = SimJournal()

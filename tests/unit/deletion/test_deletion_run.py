@@ -74,7 +74,7 @@ def test_a_scan_of_today_is_evidence() -> None:
     ],
 )
 def test_a_loaded_topic_is_sought_in_its_own_namespace(topic: str, namespace: str) -> None:
-    assert reading._namespace_of("topic", topic) == namespace  # pyright: ignore[reportPrivateUsage]
+    assert reading._namespace_of("topic", topic) == namespace
 
 
 def scanned(*hours: int) -> list[Epoch]:

@@ -144,7 +144,7 @@ def test_loaded_topics_with_a_compaction_are_asked_and_others_are_sampled(tmp_pa
     ]
     stored(lake, "topics", TOPICS, *rows)
     cluster: Any = SimpleNamespace(lake=lake, parts=lake.parts)
-    asked, others = scan_read._compacted_and_loaded(cluster, "e")  # pyright: ignore[reportPrivateUsage]
+    asked, others = scan_read._compacted_and_loaded(cluster, "e")
     assert asked == [("persistent://t/n/a", "one")]
     assert others == {"one": ["persistent://t/n/a", "persistent://t/n/c"]}
 
@@ -281,9 +281,9 @@ def test_offloaded_topics_that_vanish_after_brokers_loaded_them_are_lost(
     connect = connecting(store=Store, lake=lambda: lake, journal_reader=lambda: journal)
     cluster = Cluster(cast("Any", settings), connect=connect)
     limits = Limits(0.2, 1_000, 1 << 40)
-    (gap,) = scan_epochs._lost(cluster, "e2", last, Referenced(), limits)  # pyright: ignore[reportPrivateUsage]
+    (gap,) = scan_epochs._lost(cluster, "e2", last, Referenced(), limits)
     assert (gap.code, gap.where) == (GapCode.LOST_REFERENCES, "managed_ledgers")
-    assert scan_epochs._lost(cluster, "e2", last, Referenced(BitMap64([10])), limits) == []  # pyright: ignore[reportPrivateUsage]
+    assert scan_epochs._lost(cluster, "e2", last, Referenced(BitMap64([10])), limits) == []
 
 
 def test_closing_an_epoch_weighs_losses_looks_for_neighbours_keeps_owners_and_notes_words(
