@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from pulsar_lifecycle.errors import (
@@ -55,6 +56,28 @@ def ledger_units(store: MetadataStore, root: str = "/ledgers") -> list[Unit]:
     long_parents, failed = descend(store, long, 3)
     units += failed
     return units + [Unit(path, None, 0) for path in leaf_parents + long_parents]
+
+
+def listed_ids(store: MetadataStore, root: str = "/ledgers") -> tuple[Any, bool]:
+    """The ids of all ledgers that there are now (numpy, int64, ascending); and whether all could be listed.
+
+    Reads names alone. Raises as :func:`ledger_units`.
+    """
+    units = ledger_units(store, root)
+    parents = [unit.parent for unit in units if unit.trouble is None]
+    whole, found = len(parents) == len(units), [np.array([], np.int64)]
+    for start in range(0, len(parents), _LISTED_AT_ONCE):
+        listings, failed = children_below(store, parents[start : start + _LISTED_AT_ONCE])
+        whole = whole and not failed
+        for listing in listings:
+            first = id_range(listing.path, root)[0]
+            numbers = (_LEAVES.get(f"/{name}") for name in listing.names)
+            found.append(np.array([first + number for number in numbers if number is not None], np.int64))
+    return np.sort(np.concatenate(found)), whole
+
+
+_LISTED_AT_ONCE = 50
+"""Nodes with up to 10,000 ledgers each whose children are listed together."""
 
 
 def id_range(parent: str, root: str = "/ledgers") -> tuple[int, int]:

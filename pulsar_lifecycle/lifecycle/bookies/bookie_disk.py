@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import linear_regression
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -134,7 +135,10 @@ placed there, until their next collection. ``bytes_to_collect``: live ones that 
 
 @dataclass(frozen=True, slots=True)
 class BookieDisk:
-    """What is known of one bookie, and the verdict; ``said`` is None where it did not answer."""
+    """What is known of one bookie, and the verdict; ``said`` is None where it did not answer.
+
+    ``unplaced``: ledgers of the cluster whose bookies nobody knows. Any of them may be there.
+    """
 
     bookie: str
     verdict: DiskVerdict
@@ -142,6 +146,7 @@ class BookieDisk:
     said: BookieStatus | None
     detail: str = ""
     asked_at: int = 0
+    unplaced: int = 0
 
     @property
     def live_bytes(self) -> int | None:
@@ -198,24 +203,29 @@ def _directory(one: LedgerDirectory) -> dict[str, object]:
 
 
 def judge(
-    registered: Mapping[str, bool], said: Mapping[str, BookieStatus | LifecycleError], placement: Placement, now: int
+    registered: Mapping[str, bool],
+    said: Mapping[str, BookieStatus | LifecycleError],
+    placement: Placement,
+    now: int,
+    asked: Mapping[str, int] = MappingProxyType({}),
 ) -> list[BookieDisk]:
-    """Every bookie that is registered or that metadata places a ledger on, by id; ``now`` in ms.
+    """Every bookie that is registered or that metadata places a ledger on, by id.
 
-    ``registered``: bookie -> whether as read-only. ``said``: what each of them answered.
+    ``registered``: bookie -> whether as read-only. ``said``: what each of them answered, and ``asked`` when (ms), at
+    ``now`` where that does not say.
     """
     found: list[BookieDisk] = []
     for bookie in sorted({*registered, *placement.bookies}):
-        answer = said.get(bookie)
+        answer, at = said.get(bookie), asked.get(bookie, now)
         placed = placement.bookies.get(bookie, Placed())
         if bookie not in registered:
-            found.append(BookieDisk(bookie, DiskVerdict.NOT_REGISTERED, placed, None, asked_at=now))
+            found.append(BookieDisk(bookie, DiskVerdict.NOT_REGISTERED, placed, None, asked_at=at))
         elif isinstance(answer, BookieStatus):
-            disk = BookieDisk(bookie, DiskVerdict.NOTHING_TO_FREE, placed, answer, asked_at=now)
+            disk = BookieDisk(bookie, DiskVerdict.NOTHING_TO_FREE, placed, answer, "", at, placement.unknown)
             verdict, detail = _verdict(disk, answer, registered[bookie])
             found.append(replace(disk, verdict=verdict, detail=detail))
         else:
-            found.append(BookieDisk(bookie, _no_answer(answer), placed, None, str(answer or "it was not asked"), now))
+            found.append(BookieDisk(bookie, _no_answer(answer), placed, None, str(answer or "it was not asked"), at))
     return found
 
 
@@ -290,12 +300,13 @@ def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
     if not said.collected:
         return DiskVerdict.NOT_COLLECTED, f"it collects every {number(said, 'gcWaitTime') / 60_000:g} min"
     stored = sum(one.ledgers for one in said.directories)
-    if stored > disk.placed.ledgers:
+    deleted, beyond = stored - disk.placed.ledgers - disk.unplaced, disk.bytes_to_collect or 0
+    if deleted > 0:
         wait = number(said, "gcWaitTime") / 60_000
-        return DiskVerdict.WAITS_FOR_GC, f"{stored - disk.placed.ledgers} ledgers; it collects every {wait:g} min"
-    beyond = disk.bytes_to_collect or 0
+        return DiskVerdict.WAITS_FOR_GC, f"{deleted} ledgers; it collects every {wait:g} min"
     if stored > disk.placed.ledgers - disk.placed.unsized and beyond > number(said, "logSizeLimit"):
-        text = f"{beyond >> 30} GiB of deleted ledgers, or of the {disk.placed.unsized} that are open"
+        unread = f", or of the {disk.unplaced} that cannot be read" if disk.unplaced else ""
+        text = f"{beyond >> 30} GiB of deleted ledgers, or of the {disk.placed.unsized} that are open{unread}"
         return DiskVerdict.MAY_WAIT_FOR_GC, text
     minor, major = (number(said, f"{kind}CompactionThreshold") for kind in ("minor", "major"))
     live, held = disk.live_bytes or 0, disk.log_bytes or 0

@@ -15,7 +15,7 @@ from assets.lifecycle.storage import check_result, report_shown
 from assets.pages.plots import storage_over_time
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK
-from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, look
+from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, ask
 from pulsar_lifecycle.lifecycle.bookies.placement import Placement
 from pulsar_lifecycle.lifecycle.reasons import Reason
 from pulsar_lifecycle.lifecycle.storage_run import Totals, build_storage_report, scanned, totals
@@ -94,7 +94,7 @@ def test_the_command_shows_what_the_bookies_said_last(
     assert run("bookies") == 1
     assert "report_storage" in capsys.readouterr().err
     epoch = judged_scan.scan(scene.cluster, "run")
-    disks = look(FakeBookieAdmin("bookie-1:3181"), Placement({}), lambda: scene.now)
+    disks = ask(FakeBookieAdmin("bookie-1:3181"), lambda: scene.now).judged(Placement({}), scene.now)
     rows = pa.RecordBatch.from_pylist([one.row() for one in disks], BOOKIE_DISK)
     scene.cluster.store(epoch.epoch_id, TABLE, BOOKIE_DISK, lambda _: [rows], [None])
     assert run("bookies") == 0

@@ -15,7 +15,7 @@ from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, DiskVerdict
 from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, PlannedCollection, plan_collection
 from pulsar_lifecycle.lifecycle.bookies.collection_run import CollectionRun
-from pulsar_lifecycle.lifecycle.bookies.disk_run import look
+from pulsar_lifecycle.lifecycle.bookies.disk_run import ask
 from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -91,7 +91,7 @@ class Scene:
     def disks(self) -> dict[str, BookieDisk]:
         placement = Placement(dict.fromkeys((GUARDED, ENCRYPTED), Placed(1 << 40, 100)))
         with self.bookies() as (_, admin):
-            return {one.bookie: one for one in look(admin, placement, lambda: 5)}
+            return {one.bookie: one for one in ask(admin, lambda: 5).judged(placement, 5)}
 
 
 @pytest.fixture
