@@ -42,7 +42,8 @@ def bookie_disk_asset(cluster: str) -> dg.AssetsDefinition:
     checks = {
         WRITABLE: "Fails while a registered bookie is read-only, or one that holds ledgers is not registered.",
         COMPACTING: "Fails while a bookie's compaction is suspended, over the API or as a disk is too full.",
-        FORECAST: f"Fails where a bookie's disks are full within {FULL_WITHIN_DAYS} days, as the last two weeks went.",
+        FORECAST: f"Fails where a bookie's disks reach diskUsageThreshold within {FULL_WITHIN_DAYS} days, as the last "
+        "two weeks went.",
     }
 
     @dg.asset(
@@ -102,7 +103,7 @@ def check_results(disks: Sequence[BookieDisk], days: Mapping[str, float]) -> lis
         _check(
             FORECAST,
             {bookie: f"{left:.1f} days" for bookie, left in soon.items()},
-            f"are full within {FULL_WITHIN_DAYS} days, as the last two weeks went",
+            f"reach diskUsageThreshold within {FULL_WITHIN_DAYS} days, as the last two weeks went",
         ),
     ]
 

@@ -138,6 +138,7 @@ WORDS: Mapping[str, str] = {
     "first_ledger_id": "first ledger that the topic lists",
     "free": "bytes free on the bookie's disks",
     "fullest": "share in use of its fullest disk, 0 to 1",
+    "read_only_above": "share in use above which a disk takes no more writes, 0 to 1",
     "harm": "what the finding does to messages",
     "held_in": "ledger whose entry refers to it",
     "hour": "beginning of the hour (ms)",

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
 from pulsar_lifecycle.formats.bookie_status import BookieStatus, LedgerDirectory
 from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
+from pulsar_lifecycle.records.epoch import DAY_MS
 
 DEFAULTS: Mapping[str, str] = {
     "gcWaitTime": "600000",
@@ -106,6 +107,7 @@ BOOKIE_DISK = pa.schema(
         pa.field("total", pa.int64()),
         pa.field("free", pa.int64()),
         pa.field("fullest", pa.float64()),
+        pa.field("read_only_above", pa.float64()),
         pa.field("directories", pa.list_(_DIRECTORY)),
         pa.field("entry_log_ids", pa.list_(pa.int64())),
         pa.field("entry_logs", pa.int64()),
@@ -121,8 +123,8 @@ BOOKIE_DISK = pa.schema(
         pa.field("asked_at", pa.int64()),
     ]
 )
-"""One row per bookie. ``fullest``: the share in use of its fullest ledger disk (0 to 1). ``directories``: of each
-ledger directory the share of its disk that is in use, and what the columns of these names have of all together.
+"""One row per bookie. ``fullest``: the share in use of its fullest ledger disk (0 to 1); above ``read_only_above`` a
+disk takes no more writes (``diskUsageThreshold``; earlier versions had no such column). ``directories``: of each ledger directory the share of its disk that is in use, and what the columns of these names have of all together.
 ``entry_log_ids``: of all its entry logs, those being written too; their files are called so in hexadecimal. How large
 a single one is BookKeeper does not say, only that it is closed at ``logSizeLimit``. ``entry_logs`` are those that
 are written to no more, and ``log_bytes`` what they take, at most; ``live_bytes`` and ``ledgers_stored`` what they and
@@ -181,6 +183,7 @@ class BookieDisk:
             "total": said and said.total,
             "free": said and said.free,
             "fullest": said and fullest(said),
+            "read_only_above": said and number(said, "diskUsageThreshold"),
             "directories": None if directories is None else [_directory(one) for one in directories],
             "entry_log_ids": said and list(said.entry_log_ids),
             "entry_logs": None if said is None or directories is None else closed_logs(said),
@@ -329,17 +332,43 @@ def to_compact(said: BookieStatus) -> int:
     return held - live if enough else 0
 
 
-SHORTEST_HISTORY_MS = 86_400_000
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """How full a bookie's ledger disks were at a time (ms); bytes. ``newest_log``: its highest entry log."""
+
+    at: int
+    total: int
+    free: int
+    newest_log: int = -1
+
+    @property
+    def used(self) -> int:
+        """Bytes in use."""
+        return self.total - self.free
+
+
+SHORTEST_HISTORY_MS = DAY_MS
 """What less than a day shows says nothing of the days to come: bookies collect and brokers shift load within hours."""
 
 
-def days_until_full(history: Sequence[tuple[int, int]]) -> float | None:
-    """When a disk with these (time in ms, free bytes), oldest first, has none left: the line that fits them best.
+def days_until_full(history: Sequence[Filled], now: int, full: float = 1.0) -> float | None:
+    """Days from ``now`` (ms) until a share ``full`` of a bookie's disks is in use: by the line that fits best.
 
-    Counted from the last of them; None where free bytes do not shrink or too little is known.
+    ``history``: oldest first. What is in use counts, so that a larger disk is no turn. None where that does not grow,
+    or too little is known since the bookie has these disks: one that was replaced begins its entry logs anew.
     """
-    if not history or history[-1][0] - history[0][0] < SHORTEST_HISTORY_MS:
+    known = [one for one in history if one.at <= now and one.total > 0]
+    begins = [n for n in range(1, len(known)) if _is_another(known[n - 1], known[n])]
+    known = known[begins[-1] if begins else 0 :]
+    if not known or known[-1].at - known[0].at < SHORTEST_HISTORY_MS:
         return None
-    times = [(at - history[0][0]) / 86_400_000 for at, _ in history]
-    slope, _ = linear_regression(times, [free for _, free in history])
-    return None if slope >= 0 else history[-1][1] / -slope
+    slope, _ = linear_regression([one.at / DAY_MS for one in known], [one.used for one in known])
+    if slope <= 0:
+        return None
+    last = known[-1]
+    return max(0.0, (last.total * full - last.used) / slope - (now - last.at) / DAY_MS)
+
+
+def _is_another(before: Filled, after: Filled) -> bool:
+    """Whether a bookie had other disks before; the numbers of its entry logs only grow."""
+    return after.newest_log < before.newest_log or after.total < before.total

@@ -17,7 +17,15 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats.bookie_status import BookieStatus
 from pulsar_lifecycle.formats.ledger_path import ledger_path
-from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK, BookieDisk, days_until_full, judge
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import (
+    BOOKIE_DISK,
+    DEFAULTS,
+    BookieDisk,
+    DiskVerdict,
+    Filled,
+    days_until_full,
+    judge,
+)
 from pulsar_lifecycle.lifecycle.bookies.placement import PLACEMENT_COLUMNS, Placement, placed, total, under_replicated
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows, listed_ids
 from pulsar_lifecycle.metastore.walk import CHUNK
@@ -35,8 +43,8 @@ HISTORY = 14 * DAY_MS
 def build_bookie_disk(cluster: Cluster, epoch_id: str) -> tuple[list[BookieDisk], Placement]:
     """Every bookie, and the placement as it is now; stores table ``bookie_disk`` of the epoch, over an earlier one.
 
-    Of ledgers that were deleted or made since the scan the metadata store is asked, once the bookies have answered: what
-    a bookie stores beyond what is placed there then is deleted.
+    Of ledgers that were deleted or made since the scan the metadata store is asked, once the bookies have answered:
+    what a bookie stores beyond what is placed there then is deleted.
     """
     lake, root = cluster.lake, cluster.settings.bookkeeper.ledgers_root
     parts = cluster.parts(epoch_id, "bookkeeper_ledgers")
@@ -129,9 +137,16 @@ def newest_disks(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def forecasts(cluster: Cluster) -> dict[str, float]:
-    """Days until a bookie's disks are full, by bookie, from the tables of earlier epochs; those that fill up only."""
+    """Days until a bookie's disks take no more writes, by bookie, from the tables of earlier epochs.
+
+    Of those that fill up and are registered still, as of the newest table; one may not have answered then.
+    """
     lake, now = cluster.lake, cluster.clock.now_ms()
-    history: dict[str, list[tuple[int, int]]] = {}
+    try:
+        newest = {row["bookie"]: row for row in newest_disks(cluster)}
+    except NotFound:
+        return {}
+    history: dict[str, list[Filled]] = {}
     for epoch in lake.epochs(cluster=cluster.settings.cluster):
         if epoch.started_at < now - HISTORY:
             continue
@@ -139,9 +154,19 @@ def forecasts(cluster: Cluster) -> dict[str, float]:
             parts = cluster.parts(epoch.epoch_id, TABLE)
         except NotFound:  # nobody asked the bookies at that scan
             continue
-        for batch in lake.batches(parts, ["bookie", "asked_at", "free"]):
-            for row in batch.to_pylist():
-                if row["free"] is not None:
-                    history.setdefault(row["bookie"], []).append((row["asked_at"], row["free"]))
-    found = {bookie: days_until_full(sorted(known)) for bookie, known in history.items()}
-    return {bookie: days for bookie, days in found.items() if days is not None}
+        for batch in lake.batches(parts, ["bookie", "asked_at", "total", "free", "entry_log_ids"]):
+            logs = [pc.max(one.values).as_py() for one in batch.column("entry_log_ids")]
+            for row, newest_log in zip(batch.drop_columns(["entry_log_ids"]).to_pylist(), logs, strict=True):
+                if row["total"] is not None and row["free"] is not None:
+                    one = Filled(row["asked_at"], row["total"], row["free"], -1 if newest_log is None else newest_log)
+                    history.setdefault(row["bookie"], []).append(one)
+    found: dict[str, float] = {}
+    for bookie, known in history.items():
+        row = newest.get(bookie)
+        if row is None or row["verdict"] == DiskVerdict.NOT_REGISTERED:
+            continue
+        full = row.get("read_only_above") or float(DEFAULTS["diskUsageThreshold"])
+        days = days_until_full(sorted(known, key=lambda one: one.at), now, full)
+        if days is not None:
+            found[bookie] = days
+    return found

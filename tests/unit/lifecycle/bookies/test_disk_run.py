@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
 from pulsar_lifecycle.formats.ledger_path import ledger_path
-from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, DiskVerdict
-from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, ask, build_bookie_disk
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK, BookieDisk, DiskVerdict
+from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, ask, build_bookie_disk, forecasts
 from pulsar_lifecycle.lifecycle.bookies.placement import Placement
 from pulsar_lifecycle.records.epoch import Epoch
 from tests.kit.fakes.bookie_admin import FakeBookieAdmin, status
@@ -96,3 +97,33 @@ def test_each_bookie_is_said_to_be_asked_when_it_was() -> None:
     times = iter((10, 20))
     answers = ask(FakeBookieAdmin("a", "b"), lambda: next(times))
     assert [one.asked_at for one in answers.judged(Placement({}), 99)] == [10, 20]
+
+
+def filled(scene: RetentionScene, *rows: dict[str, object]) -> None:
+    """A scan a day later, and what bookies said then."""
+    epoch = scene.scan()
+    scene.servers.wait(23)
+    full = [{"verdict": "nothing_to_free", "asked_at": epoch.started_at, "total": 1000, **row} for row in rows]
+    batch = pa.RecordBatch.from_pylist(full, BOOKIE_DISK)
+    scene.cluster.store(epoch.epoch_id, TABLE, BOOKIE_DISK, lambda _: [batch], [None])
+
+
+def test_the_forecast_is_of_bookies_that_are_there_and_by_their_own_threshold(disk: Disk) -> None:
+    scene = disk.scene
+    assert forecasts(scene.cluster) == {}
+    for day in range(3):
+        free = 500 - 50 * day
+        limit = {"read_only_above": 0.8}
+        filled(
+            scene,
+            {"bookie": "a", "free": free} | limit,
+            {"bookie": "default", "free": free, "entry_log_ids": [day, day + 1]},
+            {"bookie": "replaced", "free": free, "entry_log_ids": [0, 7] if day < 2 else [0]},
+            {"bookie": "silent", "free": free if day < 2 else None},
+            {"bookie": "down", "free": free if day < 2 else None, **({} if day < 2 else {"verdict": "not_registered"})},
+            *([{"bookie": "removed", "free": free}] if day < 2 else []),
+        )
+    age = 23 / 24  # since the last of them was asked
+    found = forecasts(scene.cluster)
+    expected = {"a": 4.0 - age, "default": 7.0 - age, "silent": 8.0 - 1 - age}
+    assert found == {bookie: pytest.approx(days) for bookie, days in expected.items()}
