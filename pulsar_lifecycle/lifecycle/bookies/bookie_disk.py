@@ -124,15 +124,18 @@ BOOKIE_DISK = pa.schema(
     ]
 )
 """One row per bookie. ``fullest``: the share in use of its fullest ledger disk (0 to 1); above ``read_only_above`` a
-disk takes no more writes (``diskUsageThreshold``; earlier versions had no such column). ``directories``: of each ledger directory the share of its disk that is in use, and what the columns of these names have of all together.
+disk takes no more writes (``diskUsageThreshold``; earlier versions had no such column). ``directories``: of each ledger
+directory the share of its disk that is in use, and what the columns of these names have of all together.
 ``entry_log_ids``: of all its entry logs, those being written too; their files are called so in hexadecimal. How large
 a single one is BookKeeper does not say, only that it is closed at ``logSizeLimit``. ``entry_logs`` are those that
-are written to no more, and ``log_bytes`` what they take, at most; ``live_bytes`` and ``ledgers_stored`` what they and
-the index had after the last collection. ``*_placed``: by metadata now; ``ledgers_unsized`` of them are not closed, and
-their bytes not in ``bytes_placed``, and ``ledgers_under_replicated`` lack a copy, there or on another bookie of theirs,
-as BookKeeper's auditor has marked them. Copies that are too many no metadata tells: bookies hold them beside what is
-placed there, until their next collection. ``bytes_to_collect``: live ones that metadata places there no more, at least.
-``bytes_to_compact``: what logs take beside the live ones, at most. Null: not known."""
+are written to no more, and ``log_bytes`` what they take, at most, if ``logSizeLimit`` was never larger than now: where
+the live bytes are more than that, it was, and all that the disks have in use is the bound. ``live_bytes`` and
+``ledgers_stored`` are what they and the index had after the last collection. ``*_placed``: by metadata now;
+``ledgers_unsized`` of them are not closed, and their bytes not in ``bytes_placed``, and ``ledgers_under_replicated``
+lack a copy, there or on another bookie of theirs, as BookKeeper's auditor has marked them. Copies that are too many no
+metadata tells: bookies hold them beside what is placed there, until their next collection. ``bytes_to_collect``: live
+ones that metadata places there no more, at least: what was written since the last collection hides as much.
+``bytes_to_compact``: what logs take beside the live ones, at most, as ``log_bytes`` does. Null: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +253,14 @@ def closed_logs(said: BookieStatus) -> int:
 
 
 def log_bytes(said: BookieStatus) -> int:
-    """What :func:`closed_logs` take, at most."""
-    return min(closed_logs(said) * int(number(said, "logSizeLimit")), said.total - said.free)
+    """What :func:`closed_logs` take, at most.
+
+    Live bytes beyond that prove that some were closed by a larger ``logSizeLimit`` than now: then all that is in use is
+    the bound.
+    """
+    used, at_most = said.total - said.free, closed_logs(said) * int(number(said, "logSizeLimit"))
+    live = sum(one.live_bytes for one in said.directories or ()) if said.collected else 0
+    return used if live > at_most and closed_logs(said) else min(at_most, used)
 
 
 def configured(said: BookieStatus, name: str) -> str:
@@ -278,11 +287,13 @@ def _verdict(disk: BookieDisk, said: BookieStatus, read_only: bool) -> tuple[Dis
     warn, limit = number(said, "diskUsageWarnThreshold"), number(said, "diskUsageThreshold")
     space, why = waits_for(disk, said)
     also = "" if space == DiskVerdict.NOTHING_TO_FREE else f"; {space.value}: {why}" if why else f"; {space.value}"
+    kinds = [name for name, is_so in (("minor", said.minor_suspended), ("major", said.major_suspended)) if is_so]
+    suspended = f"{' and '.join(kinds)} compaction, over the HTTP API" if kinds else ""
     if read_only or said.read_only:
-        return DiskVerdict.READ_ONLY, f"its fullest disk is at {full:.1%}, diskUsageThreshold is {limit:.1%}{also}"
-    if said.minor_suspended or said.major_suspended:
-        both = [name for name, is_so in (("minor", said.minor_suspended), ("major", said.major_suspended)) if is_so]
-        return DiskVerdict.SUSPENDED, f"{' and '.join(both)} compaction, over the HTTP API{also}"
+        too = f"; suspended: {suspended}" if suspended else ""
+        return DiskVerdict.READ_ONLY, f"its fullest disk is at {full:.1%}, diskUsageThreshold is {limit:.1%}{too}{also}"
+    if suspended:
+        return DiskVerdict.SUSPENDED, f"{suspended}{also}"
     if any(one.running for one in said.compactions) or said.collecting:
         return DiskVerdict.COMPACTING, ""
     if full >= warn:

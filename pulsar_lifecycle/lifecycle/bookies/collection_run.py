@@ -8,7 +8,6 @@ finds it at it, and tells no other rack until it is through. It never suspends a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, RefusedBy
@@ -116,7 +115,8 @@ def collect_bookies(
 class _Watched:
     """A bookie that was told to collect; ``moved_at`` (ms) is when something last changed there.
 
-    ``began``: it answered that it begins, or was seen at it since.
+    ``began``: it answered that it begins, or was seen at it since. ``silence``: why it did not answer last; empty if it
+    did.
     """
 
     before: BookieStatus
@@ -124,9 +124,11 @@ class _Watched:
     major: bool
     moved_at: int
     began: bool = False
+    silence: str = ""
 
     def take(self, said: BookieStatus, now: int) -> None:
         """What it says at ``now`` (ms)."""
+        self.silence = ""
         if Progress.of(said) != Progress.of(self.said):
             self.moved_at = now
         self.said = said
@@ -173,40 +175,48 @@ class CollectionRun:
         Waits while a run deletes or restores ledgers, and while a bookie of another rack is at it.
         """
         said = ""
-        while not (why := self._forbidden()):
+        while not (why := self._forbidden() or self._trouble()):
             if held := self._held():
                 waits = f"{held}: what bookies collect cannot be undone"
             elif other := self._other_rack(rack):
-                if why := self._stalled(other, self._beside[other], True):
+                if why := self._stalled(other, self._beside[other]):
                     return why
                 waits = f"{other}, of another rack, collects or compacts already"
+                if silence := self._beside[other].silence:
+                    waits += f", or may: {silence}"
             else:
                 break
             if waits != said:
                 self.say(f"waits: {waits}")
             said = waits
             self.clock.sleep(POLL)
-        return why or self._trouble()
+        return why
 
     def _rack(self, bookie: str) -> str:
         return next((row.rack for row in self.plan if row.bookie == bookie), DEFAULT_RACK)
 
     def _watch_beside(self, bookie: str) -> None:
-        with suppress(LifecycleError):
-            said = self.bookies.status(bookie)
-            major = any(one.major for one in said.compactions)
-            self._beside[bookie] = _Watched(said, said, major, self.clock.now_ms())
+        try:
+            said, silence = self.bookies.status(bookie), ""
+        except LifecycleError as error:
+            said, silence = _nothing_said(bookie), str(error)
+        major = any(one.major for one in said.compactions)
+        self._beside[bookie] = _Watched(said, said, major, self.clock.now_ms(), silence=silence)
 
     def _other_rack(self, rack: str) -> str:
-        """A bookie that may hold copies of what a rack's have, and is at it without this run's word; empty if none."""
+        """A bookie that may hold copies of what a rack's have, and is at it without this run's word; empty if none.
+
+        One that does not answer, busy as it is, counts until it does; one that is away stops the run.
+        """
         for bookie, one in list(self._beside.items()):
             if self._rack(bookie) == rack != DEFAULT_RACK:
                 continue
             try:
                 said = self.bookies.status(bookie)
-            except LifecycleError:  # it is away, and no reason to wait; the list of bookies says so
-                said = None
-            if said is None or not is_at_it(said):
+            except LifecycleError as error:
+                one.silence = str(error)
+                return bookie
+            if not is_at_it(said):
                 del self._beside[bookie]
                 continue
             one.take(said, self.clock.now_ms())
@@ -272,8 +282,8 @@ class CollectionRun:
         for bookie, one in list(watched.items()):
             try:
                 said = self.bookies.status(bookie)
-            except LifecycleError:  # away or busy: the list of bookies says which, and patience ends
-                said = None
+            except LifecycleError as error:  # away or busy: the list of bookies says which, and patience ends
+                said, one.silence = None, str(error)
             if said is not None:
                 anew = restarted(one.before, one.said, said)
                 one.began |= is_at_it(said)
@@ -285,7 +295,7 @@ class CollectionRun:
                     self._next(bookie, watched)
                 elif stop := self._slow(bookie, said):
                     return stop
-            if bookie in watched and (stop := self._stalled(bookie, one, said is not None)):
+            if bookie in watched and (stop := self._stalled(bookie, one)):
                 return stop
         return self._trouble()
 
@@ -313,13 +323,16 @@ class CollectionRun:
         text = f"{bookie}: adds take {said.add_latency_ms:.0f} ms, collection.max_add_latency is {limit:.0f} ms"
         return Why(StopReason.SLOW_ADDS, text)
 
-    def _stalled(self, bookie: str, one: _Watched, answers: bool) -> Why | None:
+    def _stalled(self, bookie: str, one: _Watched) -> Why | None:
         still = self.clock.now_ms() - one.moved_at
         if still <= self.settings.stalled_after * 1000:
             return None
+        if one.silence:
+            text = f"{bookie}: no progress was seen for {still // 60_000} minutes, as it does not answer: {one.silence}"
+            return Why(StopReason.STALLED, text)
         at = ", ".join(str(number) for number, each in enumerate(one.said.compactions) if each.running)
-        where = f" in ledger directory {at} (of ledgerDirectories, from 0)" if at and answers else ""
-        log = f" {logs}." if answers and (logs := standing_on(one.before, one.said)) else ""
+        where = f" in ledger directory {at} (of ledgerDirectories, from 0)" if at else ""
+        log = f" {logs}." if (logs := standing_on(one.before, one.said)) else ""
         text = (
             f"{bookie}: {_kind(one.major)} compaction shows no progress for {still // 60_000} minutes{where}.{log} Its "
             "own log names the entry log (`Compaction progress`); if it stands still there, restart the bookie"
@@ -342,7 +355,7 @@ class CollectionRun:
     # ------------------------------------------------------------------------------------------------------ journal
 
     def _end(self, bookie: str, outcome: Outcome, why: Why, one: _Watched | None = None) -> None:
-        freed = max(0, one.said.free - one.before.free) if one else 0
+        freed = _freed(one)
         self._note(bookie, outcome, why, one)
         self._done.append(Collected(bookie, self._rack(bookie), outcome, why, freed))
 
@@ -351,11 +364,23 @@ class CollectionRun:
         if one:
             logs = (one.before.entry_log_files, one.said.entry_log_files)
             detail = BookieTold(bookie, (one.before.free, one.said.free), logs)
-        freed = max(0, one.said.free - one.before.free) if one else 0
+        freed = _freed(one)
         about = Subject(-1, "Bookie", "", freed, details=(detail,))
         step = Step(Action.COLLECT_BOOKIE, Phase.COLLECT_BOOKIE)
         writer = Writer(self.run_id, self.cluster)
         self.journal.record([writer.row(step, about, outcome, why.put(f"{bookie}: {why}"), self.clock.now_ms())])
+
+
+def _freed(one: _Watched | None) -> int:
+    """Bytes that the disks have free beyond those before, if they are the same disks."""
+    if one is None or one.said.total != one.before.total:
+        return 0
+    return max(0, one.said.free - one.before.free)
+
+
+def _nothing_said(bookie: str) -> BookieStatus:
+    """Of a bookie that has not answered yet: whatever it says next is progress."""
+    return BookieStatus(bookie, False, 0, 0, False, False, False, (), (), None, None, {})
 
 
 def _kind(major: bool) -> str:

@@ -106,6 +106,11 @@ def test_a_full_bookie_says_what_it_waits_for_as_well():
     assert "waits_for_gc: 3 ledgers" in found.detail
 
 
+def test_a_full_bookie_says_that_an_operator_has_suspended_compaction():
+    said = status("b", read_only=True, major_suspended=True, directories=(directory(logs=20, usage=0.97),))
+    assert "suspended: major compaction, over the HTTP API; waits_for_compaction" in verdict(said).detail
+
+
 def test_a_disk_that_a_bookie_has_not_looked_at_yet_is_as_full_as_all_of_them():
     found = verdict(status("b", read_only=True, free=3 * GB, directories=(directory(usage=0.0),)))
     assert "its fullest disk is at 97.0%" in found.detail
@@ -142,6 +147,13 @@ def test_entry_logs_that_a_compaction_has_deleted_since_the_collection_take_noth
 
 def test_entry_logs_take_no_more_than_what_is_used():
     assert verdict(status("b", directories=(directory(logs=90),))).log_bytes == 50 * GB
+
+
+def test_logs_that_hold_more_than_they_could_were_closed_by_a_larger_limit():
+    said = status("b", directories=(directory(30 * GB, logs=40),), configuration={"logSizeLimit": str(GB // 2)})
+    found = verdict(said, Placed(30 * GB, 100))
+    assert (found.log_bytes, found.bytes_to_compact) == (50 * GB, 20 * GB)
+    assert found.verdict is DiskVerdict.WAITS_FOR_COMPACTION
 
 
 def test_settings_that_a_bookie_does_not_have_are_bookkeepers_defaults():

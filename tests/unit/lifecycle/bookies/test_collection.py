@@ -331,6 +331,81 @@ def test_no_rack_begins_while_a_bookie_of_another_one_is_at_it(known):
     assert all(len(one) == 1 for one in racks), racks
 
 
+def deaf(scene, bookie, looks):
+    """``bookie`` answers no question for so many looks, registered as it is."""
+    status, asked = scene.bookies.status, []
+
+    def silent(one):
+        if one == bookie:
+            asked.append(one)
+            if len(asked) <= looks:
+                raise Unavailable("503")
+        return status(one)
+
+    scene.bookies.status = silent
+
+
+@pytest.mark.parametrize("looks", [1, 10])
+def test_no_rack_begins_while_a_bookie_of_another_one_is_at_it_and_too_busy_to_say_so(looks):
+    scene = Scene()
+    scene.begin("a", major=True)
+    scene.left["a"] = (20, True)
+    told = []
+    scene.bookies.on_collect = lambda bookie, major: told.append((bookie, "a" in scene.left))
+    plan_of = scene.run
+
+    def run():
+        deaf(scene, "a", looks)
+        return plan_of()
+
+    run()
+    assert ("c", False) in told
+    assert ("c", True) not in told
+
+
+def test_one_of_another_rack_that_goes_away_ends_the_run():
+    scene = Scene()
+    scene.set("a", collecting=True)
+    sleep = scene.clock.sleep
+
+    def sleeps(seconds):
+        sleep(seconds)
+        scene.bookies.statuses.pop("a", None)
+
+    scene.clock.sleep = sleeps
+    assert scene.run()["c"].why.code is StopReason.BOOKIE_AWAY
+
+
+def test_one_that_answers_no_more_is_named_with_what_it_says():
+    scene = Scene(stalled_after=60.0)
+    spoil(scene, "a")
+    begin = scene.bookies.on_collect
+
+    def begins(bookie, major):
+        begin(bookie, major)
+        deaf(scene, "a", 1000)
+
+    scene.bookies.on_collect = begins
+    why = scene.run()["a"].why
+    assert (why.code, why.text.endswith("it does not answer: 503")) == (StopReason.STALLED, True)
+
+
+def test_other_disks_than_before_have_nothing_that_was_freed():
+    scene = Scene()
+    spoil(
+        scene,
+        "a",
+        compactions=(replace(IDLE, last_minor=77, last_major=77),),
+        collecting=False,
+        total=900 * GB,
+        free=900 * GB,
+    )
+    scene.left.clear()
+    found = scene.run()
+    assert (found["a"].outcome, found["a"].freed) == (Outcome.RESTARTED, 0)
+    assert [row.bytes for row in scene.journal.rows if row.outcome == Outcome.RESTARTED] == [0]
+
+
 def test_one_of_another_rack_that_stands_still_ends_the_run():
     scene = Scene(stalled_after=60.0)
     scene.set("a", collecting=True)
