@@ -83,6 +83,8 @@ class HttpBookieAdmin:
         files = self._object(base, "/bookie/list_disk_file?file_type=entrylog")
         configuration = self._object(base, "/config/server_config")
         try:
+            if not isinstance(details, list) or not details or not configuration:
+                raise ValueError("expected a ledger directory in gc_details, and a setting in server_config")
             compactions = tuple(map(compaction, details))
             logs = str(files["entrylog files"]).split("\t")
             directories, latency = self._metrics(base)
@@ -141,7 +143,10 @@ class HttpBookieAdmin:
 
     def _get(self, base: httpx.URL, path: str) -> Any:
         url = base.join(_API + path)
-        response = self._send("GET", url, None)
+        try:
+            response = self._send("GET", url, None)
+        except NotFound as error:  # it has a server, of another version or behind a proxy
+            raise StoreError(f"{error}: BookKeeper 4.17 answers there") from error
         try:
             return response.json()
         except (ValueError, RecursionError) as error:

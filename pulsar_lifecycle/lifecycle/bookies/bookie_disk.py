@@ -310,6 +310,9 @@ def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
                 DiskVerdict.NO_METRICS,
                 f"its ledgerStorageClass is {storage}: only DbLedgerStorage has metrics by ledger directory",
             )
+        if said.configuration.get("statsProviderClass"):
+            text = "its configuration has a statsProviderClass, and /metrics has no ledger directory: does a proxy answer?"
+            return DiskVerdict.NO_METRICS, text
         return DiskVerdict.NO_METRICS, "set statsProviderClass in its configuration"
     if not said.collected:
         return DiskVerdict.NOT_COLLECTED, f"it collects every {number(said, 'gcWaitTime') / 60_000:g} min"

@@ -66,7 +66,7 @@ def test_what_a_bookie_waits_for(changes, expected):
         ({}, "statsProviderClass"),
         ({"statsProviderClass": "Prometheus"}, "SortedLedgerStorage"),
         ({"statsProviderClass": "Prometheus", "ledgerStorageClass": "a.b.InterleavedLedgerStorage"}, "Interleaved"),
-        ({"statsProviderClass": "Prometheus", "ledgerStorageClass": "a.b.DbLedgerStorage"}, "statsProviderClass"),
+        ({"statsProviderClass": "Prometheus", "ledgerStorageClass": "a.b.DbLedgerStorage"}, "does a proxy answer?"),
     ],
 )
 def test_a_bookie_without_metrics_of_its_directories_is_told_what_to_set(storage, named):
