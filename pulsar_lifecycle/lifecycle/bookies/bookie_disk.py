@@ -311,7 +311,9 @@ def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
                 f"its ledgerStorageClass is {storage}: only DbLedgerStorage has metrics by ledger directory",
             )
         if said.configuration.get("statsProviderClass"):
-            text = "its configuration has a statsProviderClass, and /metrics has no ledger directory: does a proxy answer?"
+            text = (
+                "its configuration has a statsProviderClass, and /metrics has no ledger directory: does a proxy answer?"
+            )
             return DiskVerdict.NO_METRICS, text
         return DiskVerdict.NO_METRICS, "set statsProviderClass in its configuration"
     if not said.collected:
