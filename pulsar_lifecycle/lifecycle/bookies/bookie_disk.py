@@ -129,7 +129,7 @@ directory the share of its disk that is in use, and what the columns of these na
 ``entry_log_ids``: of all its entry logs, those being written too; their files are called so in hexadecimal. How large
 a single one is BookKeeper does not say, only that it is closed at ``logSizeLimit``. ``entry_logs`` are those that
 are written to no more, and ``log_bytes`` what they take, at most, if ``logSizeLimit`` was never larger than now: where
-the live bytes are more than that, it was, and all that the disks have in use is the bound. ``live_bytes`` and
+the live bytes are more than that, it was, and 1 GiB a log, which is the most there is, is the bound. ``live_bytes`` and
 ``ledgers_stored`` are what they and the index had after the last collection. ``*_placed``: by metadata now;
 ``ledgers_unsized`` of them are not closed, and their bytes not in ``bytes_placed``, and ``ledgers_under_replicated``
 lack a copy, there or on another bookie of theirs, as BookKeeper's auditor has marked them. Copies that are too many no
@@ -255,12 +255,15 @@ def closed_logs(said: BookieStatus) -> int:
 def log_bytes(said: BookieStatus) -> int:
     """What :func:`closed_logs` take, at most.
 
-    Live bytes beyond that prove that some were closed by a larger ``logSizeLimit`` than now: then all that is in use is
-    the bound.
+    Live bytes beyond that prove that some were closed by a larger ``logSizeLimit`` than now.
     """
-    used, at_most = said.total - said.free, closed_logs(said) * int(number(said, "logSizeLimit"))
+    at_most = closed_logs(said) * int(number(said, "logSizeLimit"))
     live = sum(one.live_bytes for one in said.directories or ()) if said.collected else 0
-    return used if live > at_most and closed_logs(said) else min(at_most, used)
+    return min(closed_logs(said) * LARGEST_LOG if live > at_most else at_most, said.total - said.free)
+
+
+LARGEST_LOG = 1 << 30
+"""``BookKeeperConstants.MAX_LOG_SIZE_LIMIT``: a bookie with a larger ``logSizeLimit`` does not start."""
 
 
 def configured(said: BookieStatus, name: str) -> str:
@@ -336,7 +339,9 @@ def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
             f"about {live / held:.0%} of its entry logs is live; logs below {minor:.0%} are compacted every "
             f"{hours[0]:g} h, below {major:.0%} every {hours[1]:g} h",
         )
-    return DiskVerdict.NOTHING_TO_FREE, ""
+    lacks = disk.placed.bytes - 2 * live > 10 * number(said, "logSizeLimit")
+    text = "it had {} GiB live at its last collection, metadata places {} GiB there now: written since, or lost"
+    return DiskVerdict.NOTHING_TO_FREE, text.format(live >> 30, disk.placed.bytes >> 30) if lacks else ""
 
 
 def to_compact(said: BookieStatus) -> int:
@@ -350,7 +355,7 @@ def to_compact(said: BookieStatus) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """How full a bookie's ledger disks were at a time (ms); bytes. ``newest_log``: its highest entry log."""
+    """How full a bookie's ledger disks were at a time (ms); bytes. ``newest_log``: its highest entry log, -1 for none."""
 
     at: int
     total: int
@@ -374,8 +379,7 @@ def days_until_full(history: Sequence[Filled], now: int, full: float = 1.0) -> f
     or too little is known since the bookie has these disks: one that was replaced begins its entry logs anew.
     """
     known = [one for one in history if one.at <= now and one.total > 0]
-    begins = [n for n in range(1, len(known)) if _is_another(known[n - 1], known[n])]
-    known = known[begins[-1] if begins else 0 :]
+    known = known[_begin(known) :]
     if not known or known[-1].at - known[0].at < SHORTEST_HISTORY_MS:
         return None
     slope, _ = linear_regression([one.at / DAY_MS for one in known], [one.used for one in known])
@@ -385,6 +389,11 @@ def days_until_full(history: Sequence[Filled], now: int, full: float = 1.0) -> f
     return max(0.0, (last.total * full - last.used) / slope - (now - last.at) / DAY_MS)
 
 
-def _is_another(before: Filled, after: Filled) -> bool:
-    """Whether a bookie had other disks before; the numbers of its entry logs only grow."""
-    return after.newest_log < before.newest_log or after.total < before.total
+def _begin(history: Sequence[Filled]) -> int:
+    """The first that is of the disks that a bookie has now; the numbers of its entry logs only grow there."""
+    begin, newest_log = 0, -1
+    for n, one in enumerate(history):
+        if 0 <= one.newest_log < newest_log or (n and one.total < history[n - 1].total):
+            begin, newest_log = n, -1
+        newest_log = max(newest_log, one.newest_log)
+    return begin

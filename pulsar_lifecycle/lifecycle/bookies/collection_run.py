@@ -355,7 +355,7 @@ class CollectionRun:
     # ------------------------------------------------------------------------------------------------------ journal
 
     def _end(self, bookie: str, outcome: Outcome, why: Why, one: _Watched | None = None) -> None:
-        freed = _freed(one)
+        freed = _freed(outcome, one)
         self._note(bookie, outcome, why, one)
         self._done.append(Collected(bookie, self._rack(bookie), outcome, why, freed))
 
@@ -364,16 +364,16 @@ class CollectionRun:
         if one:
             logs = (one.before.entry_log_files, one.said.entry_log_files)
             detail = BookieTold(bookie, (one.before.free, one.said.free), logs)
-        freed = _freed(one)
+        freed = _freed(outcome, one)
         about = Subject(-1, "Bookie", "", freed, details=(detail,))
         step = Step(Action.COLLECT_BOOKIE, Phase.COLLECT_BOOKIE)
         writer = Writer(self.run_id, self.cluster)
         self.journal.record([writer.row(step, about, outcome, why.put(f"{bookie}: {why}"), self.clock.now_ms())])
 
 
-def _freed(one: _Watched | None) -> int:
-    """Bytes that the disks have free beyond those before, if they are the same disks."""
-    if one is None or one.said.total != one.before.total:
+def _freed(outcome: Outcome, one: _Watched | None) -> int:
+    """Bytes that the disks have free beyond those before; one that was started anew may have others."""
+    if one is None or outcome is Outcome.RESTARTED or one.said.total != one.before.total:
         return 0
     return max(0, one.said.free - one.before.free)
 

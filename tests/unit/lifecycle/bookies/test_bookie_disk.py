@@ -152,8 +152,18 @@ def test_entry_logs_take_no_more_than_what_is_used():
 def test_logs_that_hold_more_than_they_could_were_closed_by_a_larger_limit():
     said = status("b", directories=(directory(30 * GB, logs=40),), configuration={"logSizeLimit": str(GB // 2)})
     found = verdict(said, Placed(30 * GB, 100))
-    assert (found.log_bytes, found.bytes_to_compact) == (50 * GB, 20 * GB)
+    assert (found.log_bytes, found.bytes_to_compact) == (40 * GB, 10 * GB)
     assert found.verdict is DiskVerdict.WAITS_FOR_COMPACTION
+
+
+def test_a_bookie_that_holds_much_less_than_metadata_places_there_says_so():
+    found = verdict(status("b", directories=(directory(2 * GB, ledgers=9, logs=2),)), Placed(15 * GB, 100))
+    assert (found.verdict, "2 GiB" in found.detail, "15 GiB" in found.detail) == (
+        DiskVerdict.NOTHING_TO_FREE,
+        True,
+        True,
+    )
+    assert not verdict(status("b", directories=(directory(3 * GB, ledgers=9, logs=3),)), Placed(15 * GB, 100)).detail
 
 
 def test_settings_that_a_bookie_does_not_have_are_bookkeepers_defaults():
@@ -219,6 +229,7 @@ def test_a_bookie_that_was_replaced_begins_anew():
     after = [Filled((3 + n) * DAY, 200, 200 - 10 * n, n) for n in range(2)]
     assert days_until_full([*before, after[0]], 3 * DAY) is None
     assert days_until_full([*before, *after], 4 * DAY) == pytest.approx(19.0)
+    assert days_until_full([*before, replace(after[0], newest_log=-1), *after], 4 * DAY) == pytest.approx(19.0)
 
 
 def test_a_smaller_disk_begins_anew():

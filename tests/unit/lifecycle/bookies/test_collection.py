@@ -390,16 +390,11 @@ def test_one_that_answers_no_more_is_named_with_what_it_says():
     assert (why.code, why.text.endswith("it does not answer: 503")) == (StopReason.STALLED, True)
 
 
-def test_other_disks_than_before_have_nothing_that_was_freed():
+@pytest.mark.parametrize("changes", [{"total": 900 * GB}, {"entry_log_ids": (0,)}])
+def test_other_disks_than_before_have_nothing_that_was_freed(changes):
     scene = Scene()
-    spoil(
-        scene,
-        "a",
-        compactions=(replace(IDLE, last_minor=77, last_major=77),),
-        collecting=False,
-        total=900 * GB,
-        free=900 * GB,
-    )
+    started = (replace(IDLE, last_minor=77, last_major=77),)
+    spoil(scene, "a", compactions=started, collecting=False, free=99 * GB, **changes)
     scene.left.clear()
     found = scene.run()
     assert (found["a"].outcome, found["a"].freed) == (Outcome.RESTARTED, 0)
