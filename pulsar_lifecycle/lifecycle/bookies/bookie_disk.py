@@ -355,7 +355,7 @@ def to_compact(said: BookieStatus) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """How full a bookie's ledger disks were at a time (ms); bytes. ``newest_log``: its highest entry log, -1 for none."""
+    """How full a bookie's disks were at a time (ms), in bytes; ``newest_log``: its highest entry log, -1 for none."""
 
     at: int
     total: int
