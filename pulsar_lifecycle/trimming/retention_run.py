@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.plans import retention_plan
@@ -64,11 +65,15 @@ def _orders(rows: pa.Table, policies: PoliciesInForce) -> list[TrimOrder]:
 
 
 class PoliciesInForce:
-    """The retention in force, by namespace, as of at most :data:`POLICIES_SEEN_FOR` ago."""
+    """The retention in force, by namespace, as of at most :data:`POLICIES_SEEN_FOR` ago.
+
+    Servers that failed at saying it are not asked again as long: of a thousand topics each would wait for its time-out.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._seen: dict[str, tuple[int, RetentionNow]] = {}
+        self._failed: tuple[int, LifecycleError] | None = None
 
     def rule(self, topic: Topic, minutes: int, mb: int) -> Callable[[], Why | None]:
         """Says why nothing of a topic may go by a plan that was made with these limits; None if it may."""
@@ -96,6 +101,12 @@ class PoliciesInForce:
         now = self._cluster.clock.now_ms()
         at, found = self._seen.get(namespace, (now + 1, RetentionNow(InForce({}))))
         if not 0 <= now - at <= POLICIES_SEEN_FOR:
-            found = retention_now(self._cluster, [namespace])
+            if self._failed and 0 <= now - self._failed[0] <= POLICIES_SEEN_FOR:
+                raise self._failed[1].with_traceback(None)
+            try:
+                found = retention_now(self._cluster, [namespace])
+            except LifecycleError as error:
+                self._failed = self._cluster.clock.now_ms(), error
+                raise
             self._seen[namespace] = now, found
         return found

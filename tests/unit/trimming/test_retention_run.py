@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.errors import NotFound, Paused, UsageError
+from pulsar_lifecycle.errors import NotFound, Paused, Unavailable, UsageError
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.model import Position, Topic
@@ -113,6 +113,28 @@ def test_a_policy_that_changes_while_messages_are_sent_keeps_all(scene: Retentio
     scene.open_queue = Sending
     assert said(applied(scene, plan)) == {ids[0]: (Outcome.REFUSED, Code.CHANGED_SINCE_PLAN)}
     assert scene.listed("a") == ids
+
+
+def test_brokers_that_fail_are_asked_once_for_many_topics(scene: RetentionScene) -> None:
+    names = [f"t{n}" for n in range(5)]
+    for name in names:
+        scene.topic(name, 100, 90, 0, cursor=1)
+    plan, asked = planned(scene), []
+    admin = scene.servers.admin
+    configurations = admin.configurations
+
+    def hangs() -> Any:
+        asked.append(scene.now)
+        scene.servers.wait(10 / 3600)
+        raise Unavailable("timed out")
+
+    admin.configurations = hangs  # type: ignore[method-assign]
+    found = applied(scene, plan)
+    assert {(one.outcome, one.why.code) for one in found} == {(Outcome.FAILED, Code.SERVER_FAILED)}
+    assert len(asked) < len(names)
+    admin.configurations = configurations  # type: ignore[method-assign]
+    scene.servers.wait(20 / 3600)
+    assert {one.outcome for one in applied(scene, plan)} == {Outcome.REMOVED}
 
 
 def test_a_cursor_that_moved_back_keeps_what_it_needs(scene: RetentionScene) -> None:
