@@ -95,7 +95,7 @@ def bookies_shown(disks: Sequence[BookieDisk], placement: Placement, days: Mappi
 def check_results(disks: Sequence[BookieDisk], days: Mapping[str, float]) -> list[dg.AssetCheckResult]:
     """The checks; each names the bookies that it fails for."""
     unwritable = [one for one in disks if one.verdict in (DiskVerdict.READ_ONLY, DiskVerdict.NOT_REGISTERED)]
-    suspended = [one for one in disks if one.verdict == DiskVerdict.SUSPENDED]
+    suspended = [one for one in disks if one.verdict == DiskVerdict.SUSPENDED or _suspended_too(one)]
     soon = {bookie: left for bookie, left in days.items() if left < FULL_WITHIN_DAYS}
     return [
         _check(WRITABLE, {one.bookie: one.detail or one.verdict.value for one in unwritable}, "take no entries"),
@@ -106,6 +106,11 @@ def check_results(disks: Sequence[BookieDisk], days: Mapping[str, float]) -> lis
             f"reach diskUsageThreshold within {FULL_WITHIN_DAYS} days, as the last two weeks went",
         ),
     ]
+
+
+def _suspended_too(one: BookieDisk) -> bool:
+    """Whether compaction is suspended on a bookie whose verdict is a worse one."""
+    return one.said is not None and (one.said.minor_suspended or one.said.major_suspended)
 
 
 def _check(name: str, wrong: Mapping[str, str], what: str) -> dg.AssetCheckResult:

@@ -17,9 +17,12 @@ from assets.references import coverage_result
 from pulsar_lifecycle.delayed_index.stored.check_run import Checked
 from pulsar_lifecycle.deletion_queue.queue_state import QueueState
 from pulsar_lifecycle.inspect.automation import Growth
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
+from pulsar_lifecycle.lifecycle.bookies.placement import Placement
 from pulsar_lifecycle.lifecycle.storage_run import Totals
 from pulsar_lifecycle.records.epoch import Epoch
 from tests.kit.builders import A_GAP
+from tests.kit.fakes.bookie_admin import status
 
 EPOCH = Epoch("e", "c", "f", 1, 2, (), 1, 1, (), gaps=(A_GAP,))
 RESULTS = [
@@ -42,3 +45,13 @@ def test_a_check_has_a_number(result: dg.AssetCheckResult) -> None:
 def test_coverage_counts_the_gaps() -> None:
     found = coverage_result(EPOCH)
     assert (found.passed, found.metadata["gaps"].value) == (False, 1)
+
+
+def test_a_read_only_bookie_whose_compaction_is_suspended_fails_both_checks() -> None:
+    said = {"a": status("a", read_only=True, major_suspended=True), "b": status("b", read_only=True)}
+    found = bookie_results(judge(dict.fromkeys(said, True), said, Placement({}), 1), {})
+    assert {one.check_name: one.metadata["found"].value for one in found} == {
+        "bookies_writable": 2,
+        "compaction_not_suspended": 1,
+        "disks_not_full_soon": 0,
+    }

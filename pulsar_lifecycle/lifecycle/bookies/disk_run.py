@@ -17,15 +17,8 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats.bookie_status import BookieStatus
 from pulsar_lifecycle.formats.ledger_path import ledger_path
-from pulsar_lifecycle.lifecycle.bookies.bookie_disk import (
-    BOOKIE_DISK,
-    DEFAULTS,
-    BookieDisk,
-    DiskVerdict,
-    Filled,
-    days_until_full,
-    judge,
-)
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK, DEFAULTS, BookieDisk, DiskVerdict, judge
+from pulsar_lifecycle.lifecycle.bookies.disk_forecast import Filled, days_until_full
 from pulsar_lifecycle.lifecycle.bookies.placement import PLACEMENT_COLUMNS, Placement, placed, total, under_replicated
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows, listed_ids
 from pulsar_lifecycle.metastore.walk import CHUNK

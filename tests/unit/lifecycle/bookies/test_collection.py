@@ -5,35 +5,19 @@ from dataclasses import replace
 import pytest
 
 from pulsar_lifecycle.errors import OutcomeUnknown, Unavailable
-from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
-from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
 from pulsar_lifecycle.lifecycle.bookies.collection import (
     CollectionChoice,
     StopReason,
-    plan_collection,
     waves,
 )
-from pulsar_lifecycle.lifecycle.bookies.collection_run import POLL, CollectionRun
-from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
+from pulsar_lifecycle.lifecycle.bookies.collection_run import POLL
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
-from tests.kit.fakes.bookie_admin import IDLE, FakeBookieAdmin, status
+from tests.kit.collection_scene import GB, Scene, full, outcomes, plan, spoil
+from tests.kit.fakes.bookie_admin import IDLE
 from tests.kit.fakes.clock import FakeClock
-from tests.kit.fakes.journal import FakeJournal
-from tests.kit.fakes.metadata_store import FakeZooKeeper, Operation
-
-GB = 1 << 30
-
-
-def full(bookie, usage=0.5, live=10 * GB, logs=40, **changes):
-    """40 logs of 1 GB, of which 10 are live and 5 are placed there by metadata."""
-    return status(bookie, free=10 * GB, directories=(LedgerDirectory("/l", logs, live, 100, usage),), **changes)
-
-
-def plan(said, racks=None, min_bytes=GB):
-    placement = Placement(dict.fromkeys(said, Placed(5 * GB, 100)))
-    return plan_collection(judge(dict.fromkeys(said, False), said, placement, 5), racks or {}, min_bytes)
+from tests.kit.fakes.metadata_store import Operation
 
 
 def test_each_bookie_is_chosen_or_named_with_why_not():
@@ -70,65 +54,6 @@ def test_bytes_of_open_ledgers_are_no_garbage():
     assert plan(said)[0].choice is CollectionChoice.LITTLE_TO_FREE
 
 
-class Scene:
-    """Bookies of two racks that collect for two looks each: ``a`` and ``b`` in one, ``c`` in the other."""
-
-    def __init__(self, **settings):
-        self.clock, self.journal, self.store = FakeClock(), FakeJournal(), FakeZooKeeper().session()
-        self.bookies = FakeBookieAdmin("a", "b", "c")
-        for bookie, usage in (("a", 0.9), ("b", 0.8), ("c", 0.7)):
-            self.bookies.statuses[bookie] = full(bookie, usage)
-        self.bookies.on_collect = self.begin
-        self.left, self.most, self.lasts = {}, 0, 2
-        self.settings = CollectionSettings(min_bytes=GB, **settings)
-        sleep = self.clock.sleep
-
-        def sleeps(seconds):
-            sleep(seconds)
-            self.tick()
-
-        self.clock.sleep = sleeps
-
-    def begin(self, bookie, major):
-        self.left[bookie] = (self.lasts, major)
-        self.most = max(self.most, len(self.left))
-        self.set(bookie, collecting=True)
-
-    def set(self, bookie, **changes):
-        self.bookies.statuses[bookie] = replace(self.bookies.statuses[bookie], **changes)
-
-    def tick(self):
-        for bookie, (looks, major) in list(self.left.items()):
-            if looks > 1:
-                self.left[bookie] = (looks - 1, major)
-                continue
-            del self.left[bookie]
-            said = self.bookies.statuses[bookie]
-            logs = 10 if major else 20
-            done = replace(IDLE, majors=said.compactions[0].majors + major, minors=said.compactions[0].minors + 1)
-            directory = replace(said.directories[0], entry_logs=logs, live_bytes=5 * GB)
-            self.set(
-                bookie, collecting=False, compactions=(done,), directories=(directory,), free=(90 - logs) * GB,
-                entry_log_ids=tuple(range(logs + 1)),
-            )  # fmt: skip
-
-    def run(self):
-        said = {bookie: self.bookies.statuses[bookie] for bookie in "abc"}
-        rows = plan(said, {"a": "/1", "b": "/1", "c": "/2"})
-        self.lease = control.take_lease(self.store, "collection", self.clock, 0, control.COLLECTION_LEASE)
-        ports = self.store, self.bookies, self.journal, self.clock
-        run = CollectionRun("r", "test", self.settings, rows, self.lease.guard, *ports, lambda _: None)
-        return {one.bookie: one for one in run.all()}
-
-    @property
-    def rows(self):
-        return [(row.reason.split(":")[0], row.outcome, row.code) for row in self.journal.rows]
-
-
-def outcomes(found):
-    return {bookie: one.outcome for bookie, one in found.items()}
-
-
 def test_each_collects_minor_then_major_one_at_a_time():
     scene = Scene()
     found = scene.run()
@@ -151,17 +76,6 @@ def test_no_major_compaction_where_little_is_left_after_the_minor_one():
     scene.settings = CollectionSettings(min_bytes=16 * GB)
     assert outcomes(scene.run()) == dict.fromkeys("abc", Outcome.COLLECTED)
     assert not any(major for _, major in scene.bookies.collections)
-
-
-def spoil(scene, bookie, **changes):
-    """``bookie`` changes so as soon as it collects."""
-
-    def begin(one, major):
-        Scene.begin(scene, one, major)
-        if one == bookie:
-            scene.set(bookie, **changes)
-
-    scene.bookies.on_collect = begin
 
 
 @pytest.mark.parametrize(
@@ -329,76 +243,6 @@ def test_no_rack_begins_while_a_bookie_of_another_one_is_at_it(known):
     found = scene.run()
     assert found["c"].outcome is Outcome.COLLECTED
     assert all(len(one) == 1 for one in racks), racks
-
-
-def deaf(scene, bookie, looks):
-    """``bookie`` answers no question for so many looks, registered as it is."""
-    status, asked = scene.bookies.status, []
-
-    def silent(one):
-        if one == bookie:
-            asked.append(one)
-            if len(asked) <= looks:
-                raise Unavailable("503")
-        return status(one)
-
-    scene.bookies.status = silent
-
-
-@pytest.mark.parametrize("looks", [1, 10])
-def test_no_rack_begins_while_a_bookie_of_another_one_is_at_it_and_too_busy_to_say_so(looks):
-    scene = Scene()
-    scene.begin("a", major=True)
-    scene.left["a"] = (20, True)
-    told = []
-    scene.bookies.on_collect = lambda bookie, major: told.append((bookie, "a" in scene.left))
-    plan_of = scene.run
-
-    def run():
-        deaf(scene, "a", looks)
-        return plan_of()
-
-    run()
-    assert ("c", False) in told
-    assert ("c", True) not in told
-
-
-def test_one_of_another_rack_that_goes_away_ends_the_run():
-    scene = Scene()
-    scene.set("a", collecting=True)
-    sleep = scene.clock.sleep
-
-    def sleeps(seconds):
-        sleep(seconds)
-        scene.bookies.statuses.pop("a", None)
-
-    scene.clock.sleep = sleeps
-    assert scene.run()["c"].why.code is StopReason.BOOKIE_AWAY
-
-
-def test_one_that_answers_no_more_is_named_with_what_it_says():
-    scene = Scene(stalled_after=60.0)
-    spoil(scene, "a")
-    begin = scene.bookies.on_collect
-
-    def begins(bookie, major):
-        begin(bookie, major)
-        deaf(scene, "a", 1000)
-
-    scene.bookies.on_collect = begins
-    why = scene.run()["a"].why
-    assert (why.code, why.text.endswith("it does not answer: 503")) == (StopReason.STALLED, True)
-
-
-@pytest.mark.parametrize("changes", [{"total": 900 * GB}, {"entry_log_ids": (0,)}])
-def test_other_disks_than_before_have_nothing_that_was_freed(changes):
-    scene = Scene()
-    started = (replace(IDLE, last_minor=77, last_major=77),)
-    spoil(scene, "a", compactions=started, collecting=False, free=99 * GB, **changes)
-    scene.left.clear()
-    found = scene.run()
-    assert (found["a"].outcome, found["a"].freed) == (Outcome.RESTARTED, 0)
-    assert [row.bytes for row in scene.journal.rows if row.outcome == Outcome.RESTARTED] == [0]
 
 
 def test_one_of_another_rack_that_stands_still_ends_the_run():
