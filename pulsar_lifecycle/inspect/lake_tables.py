@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from pulsar_lifecycle.errors import NotFound, UsageError
 from pulsar_lifecycle.inspect.catalog import OF_A_SCAN
+from pulsar_lifecycle.ports import Archived, JournalRow
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import load_settings
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NEWEST = "newest"
-KEPT = ("journal", "archive")
-"""Tables that belong to no scan."""
+KEPT = {"journal": [one.name for one in fields(JournalRow)], "archive": [one.name for one in fields(Archived)]}
+"""Tables that belong to no scan, and their columns."""
 
 
 def read(
@@ -48,14 +50,15 @@ def whole_table(where: Cluster, table: str, epoch: str = NEWEST, columns: Sequen
     """:func:`read` in Arrow's form, of a cluster."""
     if table in KEPT and epoch != NEWEST:
         raise UsageError(f"the {table} belongs to no scan: leave epoch out")
+    tables = {**{name: schema.names for name, schema in OF_A_SCAN.items()}, **KEPT}
+    if table not in tables:
+        raise UsageError(f"there is no table {table!r}: there are {', '.join(tables)}")
+    if unknown := sorted(set(columns or ()).difference(tables[table])):
+        raise UsageError(f"{table} has no column {unknown[0]!r}: it has {', '.join(tables[table])}")
     if table == "journal":
         return where.journal_reader.find(columns=columns)
     if table == "archive":
         return where.journal_reader.find_archived(columns=columns)
-    if table not in OF_A_SCAN:
-        raise UsageError(f"there is no table {table!r}: there are {', '.join([*OF_A_SCAN, *KEPT])}")
-    if unknown := sorted(set(columns or ()).difference(OF_A_SCAN[table].names)):
-        raise UsageError(f"{table} has no column {unknown[0]!r}: it has {', '.join(OF_A_SCAN[table].names)}")
     if epoch == NEWEST:
         epoch = _newest(where, table)
     return where.lake.read_epoch_table(epoch, table, list(columns) if columns else None)

@@ -41,6 +41,9 @@ def test_what_is_wrong_is_named(scene: RetentionScene) -> None:
         pulsar_lifecycle.read("ledgers")
     with pytest.raises(UsageError, match="topics has no column 'size'"):
         pulsar_lifecycle.read("topics", columns=["size"])
+    for table, column in ("journal", "reasons"), ("archive", "ledger"):
+        with pytest.raises(UsageError, match=f"{table} has no column '{column}': it has "):
+            pulsar_lifecycle.read(table, columns=[column])
     with pytest.raises(UsageError, match="the archive belongs to no scan"):
         pulsar_lifecycle.read("archive", epoch="20261126T010700Z-4f1c")
     with pytest.raises(NotFound, match="no scan of test has a table topics yet"):
