@@ -150,8 +150,11 @@ class OffloadPlan:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> OffloadPlan:
-        """The inverse of :meth:`to_json`. Raises ValueError for another shape."""
-        return _PLAN.validate_python(document)
+        """The inverse of :meth:`to_json`. Raises ValueError for another shape.
+
+        A plan of an earlier version does not say whether it is by order: it counts as one.
+        """
+        return _PLAN.validate_python({"ordered": True, **document})
 
 
 _PLAN = TypeAdapter(OffloadPlan)

@@ -53,8 +53,12 @@ class PlanSummary:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PlanSummary:
-        """The inverse of :meth:`to_json`. Raises ValueError for another shape."""
-        return _SUMMARY.validate_python(document)
+        """The inverse of :meth:`to_json`. Raises ValueError for another shape.
+
+        A repair plan of an earlier version does not say whether it is by order: it counts as one.
+        """
+        repairs = str(document.get("plan_id", "")).startswith(f"{PlanKind.DELAYED_INDEX}-")
+        return _SUMMARY.validate_python({"ordered": repairs, **document})
 
 
 _SUMMARY = TypeAdapter(PlanSummary)

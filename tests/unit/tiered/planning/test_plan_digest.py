@@ -130,10 +130,10 @@ def test_a_plan_survives_its_json() -> None:
     assert set(SUMMARY.to_json()) == {field.name for field in fields(OffloadPlan)}
 
 
-def test_a_document_that_does_not_say_so_is_of_no_plan_by_order() -> None:
+def test_a_plan_of_an_earlier_version_counts_as_one_by_order() -> None:
     document = SUMMARY.to_json()
     del document["ordered"]
-    assert not OffloadPlan.from_json(document).ordered
+    assert OffloadPlan.from_json(document).ordered
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(OffloadPlan) if field.name != "ordered"])
