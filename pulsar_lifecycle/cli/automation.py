@@ -17,10 +17,11 @@ from pulsar_lifecycle.cli.options import AsJson, cluster_of
 
 def automation(context: typer.Context, as_json: AsJson = False) -> None:
     """What becomes of the newest plan of each kind by itself, and why, as `[automation]` has it."""
-    from pulsar_lifecycle.inspect.automation import KINDS, decision_of, settings_of
+    from pulsar_lifecycle.inspect.automation import KINDS, decision_of, settings_of, unless_paused
 
     where = cluster_of(context)
-    found = [(kind.name, settings_of(where, kind).mode, decision_of(where, kind)[0]) for kind in KINDS]
+    decisions = unless_paused(where, [decision_of(where, kind)[0] for kind in KINDS])
+    found = [(kind.name, settings_of(where, kind).mode, one) for kind, one in zip(KINDS, decisions, strict=True)]
     if as_json:
         show.json_document(
             [
@@ -33,6 +34,8 @@ def automation(context: typer.Context, as_json: AsJson = False) -> None:
         ["kind", "mode", "code", "plan", "why"],
         [(name, mode.value, one.code.value, one.plan_id, one.text) for name, mode, one in found],
     )
+    if any(one.goes for one in decisions):
+        show.text("The last tick of sensor `automation` says whether it is switched on, and what became of the runs.")
 
 
 def approve(

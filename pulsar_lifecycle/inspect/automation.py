@@ -1,20 +1,21 @@
 """What would be applied by itself now, kind by kind, and approving a plan.
 
 Belongs here: the newest plan of each kind and what is known of it. Not here: the rule (``runs/automation_rule.py``),
-the launch, which is Dagster's (``orchestration/automatic/automation.py``). Looks at the lake alone: no server is asked.
+the launch, which is Dagster's (``orchestration/automatic/automation.py``). Looks at the lake alone, but for whether the
+cluster is paused.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation
-from pulsar_lifecycle.errors import NotFound, RefusedBy, UsageError
+from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, UsageError
 from pulsar_lifecycle.inspect.kept_plans import KEPT, Plan, plans_of, stored_plan
 from pulsar_lifecycle.journal.approvals import (
     APPLIED_WITHIN_MS,
@@ -42,6 +43,7 @@ from pulsar_lifecycle.runs.automation_rule import (
     grew_too_much,
 )
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.control import check_not_paused
 from pulsar_lifecycle.runs.plan_checks import within
 
 LATELY_MS = 3 * 86_400_000
@@ -131,6 +133,19 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
         if decision.code in SOON:
             return decision, approved
     return _decided(where, kind, asked[-1], _approval(asked[-1], said)), asked[-1]
+
+
+def unless_paused(where: Cluster, decisions: Sequence[PlanDecision]) -> list[PlanDecision]:
+    """What becomes of plans while the cluster may be paused, which ZooKeeper is asked for if any plan goes."""
+    if not any(one.goes for one in decisions):
+        return list(decisions)
+    try:
+        with where.ports(read_only=True) as ports:
+            check_not_paused(ports.store)
+    except LifecycleError as error:
+        paused = PlanDecision(AutomationCode.PAUSED, str(error))
+        return [replace(paused, plan_id=one.plan_id) if one.goes else one for one in decisions]
+    return list(decisions)
 
 
 def _valid_ms(where: Cluster) -> int:
@@ -276,9 +291,10 @@ def after_approval(where: Cluster, plan_id: str) -> list[str]:
     said: list[str] = []
     for kind in (one for one in KINDS if one.kind is kind_of(plan_id)):
         first, _ = decision_of(where, kind)
-        decision = first if first.plan_id == plan_id else decision_of(where, kind, plan_id)[0]
+        mine = first if first.plan_id == plan_id else decision_of(where, kind, plan_id)[0]
+        (decision,) = unless_paused(where, [mine])
         text = f"{decision.code}: {decision.text}"
-        if decision.code in SOON and first.plan_id != plan_id:
+        if mine.code in SOON and first.plan_id != plan_id:
             text = f"plan {first.plan_id} is newer, and approved, too: it goes instead"
         said.append(f"{kind.name}: {text}")
     return said

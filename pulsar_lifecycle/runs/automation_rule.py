@@ -17,6 +17,8 @@ class AutomationCode(StrEnum):
 
     GOES = "goes"
     """It is applied now."""
+    PAUSED = "paused"
+    """It would be applied, but the cluster is paused, or does not say whether it is."""
     OFF = "off"
     """The mode is ``off``."""
     PLAN_ONLY = "plan_only"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
-from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.errors import StoreError, UsageError
 from pulsar_lifecycle.inspect.automation import (
     CLOCKS_APART_MS,
     KINDS,
@@ -27,14 +28,17 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadPlan
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.refusals import RefusalCode
+from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.automation_rule import AutomationCode
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from tests.kit.automated_cluster import RETENTION, automated, planned
+from tests.kit.command import run
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.journal import FakeJournal
+from tests.kit.fakes.metadata_store import Operation
 from tests.kit.refused import refused_by
 from tests.kit.scenes.retention_scene import RetentionScene
 
@@ -42,6 +46,32 @@ from tests.kit.scenes.retention_scene import RetentionScene
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
     return RetentionScene(tmp_path, monkeypatch)
+
+
+def test_nothing_goes_while_the_cluster_is_paused_or_does_not_say(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where, plan = automated(scene, monkeypatch, mode="approve"), planned(scene)
+    monkeypatch.setattr("pulsar_lifecycle.cli.automation.cluster_of", lambda _: where)
+    approve_plan(where, "run-1", plan.plan_id, plan.digest, "ann")
+    control.pause(scene.servers.open_store(), "maintenance")
+    assert after_approval(where, plan.plan_id)[0].startswith("retention: paused: ")
+    said = {one["kind"]: one["code"] for one in automation_said(capsys)}
+    assert (said["retention"], said["orphans"]) == ("paused", "no_plan")
+    control.resume(scene.servers.open_store())
+    assert {one["kind"]: one["code"] for one in automation_said(capsys)}["retention"] == "goes"
+
+    def unreachable(operation: Operation) -> None:
+        raise StoreError("not connected")
+
+    scene.before = unreachable
+    assert {one["kind"]: one["code"] for one in automation_said(capsys)}["retention"] == "paused"
+
+
+def automation_said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
+    """What command ``automation`` answers."""
+    assert run("automation", "--json") == 0
+    return json.loads(capsys.readouterr().out)
 
 
 def test_an_approval_expires(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
