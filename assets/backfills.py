@@ -43,11 +43,13 @@ def by_namespace(
 def partitions_to_do(context: dg.AssetExecutionContext) -> list[str]:
     """The partitions that this run works on: its own, or all of its backfill, or none if another run does all.
 
-    The run with the backfill's first partition does all of it. A backfill that is not kept any more, or does not name
-    this asset, leaves a run with its own.
+    The run with the backfill's first partition does all of it, also where a person executes it again: Dagster then takes
+    the backfill's tag away, if that is over. Any other run of a backfill that is over does its own. So does one whose
+    backfill is not kept any more, or does not name this asset.
     """
     own = list(context.partition_keys)
-    backfill_id = context.run.tags.get(BACKFILL_ID_TAG)
+    going_on = context.run.tags.get(BACKFILL_ID_TAG)
+    backfill_id = going_on or _backfill_before(context)
     backfill = context.instance.get_backfill(backfill_id) if backfill_id else None
     if backfill is None or not backfill.is_asset_backfill:
         return own
@@ -61,8 +63,17 @@ def partitions_to_do(context: dg.AssetExecutionContext) -> list[str]:
         if len(every) > len(own):
             context.log.info(f"this run does the whole backfill {backfill_id}: {len(every)} partitions")
         return every
+    if not going_on:
+        return own
     context.log.info(f"part of backfill {backfill_id}: the run with partition {every[0]} does all of it")
     return []
+
+
+def _backfill_before(context: dg.AssetExecutionContext) -> str | None:
+    """The backfill of the run that this one executes again, first of all."""
+    first = context.run.root_run_id
+    before = context.instance.get_run_by_id(first) if first else None
+    return before.tags.get(BACKFILL_ID_TAG) if before else None
 
 
 @contextmanager

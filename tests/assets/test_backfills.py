@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
-from dagster._core.storage.tags import BACKFILL_ID_TAG
+from dagster._core.storage.tags import ASSET_PARTITION_RANGE_START_TAG, BACKFILL_ID_TAG
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import WorkspaceLoadTarget
@@ -45,6 +45,7 @@ telemetry: {enabled: false}
 """
 LAUNCH = """mutation($it: LaunchBackfillParams!) {launchPartitionBackfill(backfillParams: $it) {
   __typename ... on LaunchBackfillSuccess {backfillId} ... on PythonError {message}}}"""
+AGAIN = """mutation($it: ReexecutionParams!) {launchPipelineReexecution(reexecutionParams: $it) {__typename}}"""
 defs = dg.Definitions(
     assets=[namespace_retention_asset("test"), reconciliation_asset("test")],
     executor=dg.in_process_executor,
@@ -75,6 +76,12 @@ class Daemon:
         }
         answer = execute_dagster_graphql(self._workspace.create_request_context(), LAUNCH, {"it": asked})
         return answer.data["launchPartitionBackfill"]["backfillId"]
+
+    def again(self, run: dg.DagsterRun) -> None:
+        """**Re-execute** on the page of a run."""
+        asked = {"parentRunId": run.run_id, "strategy": "FROM_FAILURE" if run.is_failure else "ALL_STEPS"}
+        answer = execute_dagster_graphql(self._workspace.create_request_context(), AGAIN, {"it": asked})
+        assert answer.data["launchPipelineReexecution"]["__typename"] == "LaunchRunSuccess"
 
     def ended(self, backfill: str) -> BulkActionStatus:
         """Iterate as the daemon does until the backfill is over."""
@@ -170,6 +177,25 @@ def test_a_backfill_whose_run_is_refused_is_red(scene: RetentionScene, daemon: D
     again = daemon.launch(RETENTION, FAR_APART)
     assert daemon.ended(again) is BulkActionStatus.COMPLETED_SUCCESS
     assert scene.listed("t") == ids["acme/orders"][2:]
+
+
+def test_the_first_run_does_all_of_a_backfill_that_is_over_when_it_is_executed_again(
+    scene: RetentionScene, daemon: Daemon
+) -> None:
+    """Any other does its own: Dagster takes the backfill's tag away."""
+    ids = expired(scene, *NAMESPACES)
+    control.pause(scene.servers.open_store(), "test")
+    backfill = daemon.launch(RETENTION, FAR_APART)
+    assert daemon.ended(backfill) is BulkActionStatus.COMPLETED_FAILED
+    control.resume(scene.servers.open_store())
+    (failed,) = [run for run in daemon.runs(backfill) if run.is_failure]
+    other = next(run for run in daemon.runs(backfill) if "acme/c" in run.tags[ASSET_PARTITION_RANGE_START_TAG])
+    daemon.again(other)
+    gone = [name for name in NAMESPACES if scene.listed("t", name) == ids[name][2:]]
+    assert gone == ["acme/c"]
+    daemon.again(failed)
+    gone = [name for name in NAMESPACES if scene.listed("t", name) == ids[name][2:]]
+    assert gone == FAR_APART
 
 
 def test_intents_are_derived_again_in_one_run(scene: RetentionScene, daemon: Daemon) -> None:
