@@ -140,23 +140,8 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
                 why = LEFT_ALONE
             if why:
                 raise dg.Failure(f"launched by itself, it may not begin any more: {why}", allow_retries=False)
-            with (
-                where.ports(read_only=True) as ports,
-                lineage.noted(context, where),
-                reporting(context.log.info, of_stages(where.spark, lambda: f"{pending(ports.admin)} intents left")),
-            ):
-                outcomes = deletion_run.delete_pending(where, context.run.run_id)
-        _mark_namespaces(context, cluster, where.journal_reader)
-        now = where.clock.now_ms()
-        tallies = tallied(where.journal_reader, now)
-        intervals = metrics.over_time(tallies, cluster, now - plots.SHOWN, now, plots.STEP)
-        metadata = {
-            **outcomes_shown(outcomes),
-            "over time": plots.deletions_as_text(intervals),
-            "over time, drawn": plots.deletions_over_time(intervals),
-            **metrics_shown(tallies, cluster),
-        }
-        check_not_stopped(outcomes, metadata)
+            with lineage.noted(context, where):
+                metadata = _deleted(context, cluster, where)
         yield dg.MaterializeResult(metadata={**evidence_shown(where), **metadata})
 
     @dg.asset(
@@ -174,6 +159,27 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             context.add_asset_metadata(metadata, context.asset_key, namespace)
 
     return [deletion_plan, pending_deletions, ledger_deletions, deletions_by_namespace]
+
+
+def _deleted(context: dg.AssetExecutionContext, cluster: str, where: Cluster) -> dict[str, Any]:
+    """Work the queue off; the metadata of what was done. Raises dagster.Failure with it where that was not all."""
+    with (
+        where.ports(read_only=True) as ports,
+        reporting(context.log.info, of_stages(where.spark, lambda: f"{pending(ports.admin)} intents left")),
+    ):
+        outcomes = deletion_run.delete_pending(where, context.run.run_id)
+    _mark_namespaces(context, cluster, where.journal_reader)
+    now = where.clock.now_ms()
+    tallies = tallied(where.journal_reader, now)
+    intervals = metrics.over_time(tallies, cluster, now - plots.SHOWN, now, plots.STEP)
+    metadata = {
+        **outcomes_shown(outcomes),
+        "over time": plots.deletions_as_text(intervals),
+        "over time, drawn": plots.deletions_over_time(intervals),
+        **metrics_shown(tallies, cluster),
+    }
+    check_not_stopped(outcomes, metadata)
+    return metadata
 
 
 def _plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[str, Any]:

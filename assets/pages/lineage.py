@@ -26,6 +26,8 @@ CLOCKS_APART_MS = 3_600_000
 """How far the clocks of workers, which date the journal's rows, may be behind the driver's."""
 NAMESPACES = 500
 """Namespaces of one run whose pages get an event of their own."""
+NO_PLAN = "none"
+"""Tag of a run that has applied no plan, where the run that it executes again had."""
 _PAGE_OF = {
     PlanKind.ORPHANS: "deletion_plan",
     PlanKind.RECONCILE: "namespace_reconciliation",
@@ -53,30 +55,35 @@ def noted(
         yield
         return
     cluster, begun, run_id = where.settings.cluster, where.clock.now_ms(), context.run.run_id
-    _tag(context, {CLUSTER: cluster, **_plan_tags([plan_id] if plan_id else [])})
+    _tag(context, {CLUSTER: cluster, **(_plan_tags([plan_id]) if plan_id else _of_no_plan(context))})
+    made = False
     try:
         yield
+        made = True
     finally:
         try:
             effects = effects_of(where.journal_reader, cluster, run_id, begun - CLOCKS_APART_MS)
             _tag(context, _plan_tags(sorted({one.plan_id for one in effects if one.plan_id})))
             _register(context, cluster, effects)
-            for event in events_of(effects, cluster, run_id, own=_own(context)):
+            for event in events_of(effects, cluster, run_id, own=_own(context), made=made):
                 context.log_event(event)
         except LifecycleError as error:  # what the run itself says matters more
             context.log.warning(f"what this run did is not on the pages of assets, only in the journal: {error}")
 
 
-def events_of(effects: Sequence[Effect], cluster: str, run_id: str, own: Iterable[str] = ()) -> list[Any]:
+def events_of(
+    effects: Sequence[Effect], cluster: str, run_id: str, own: Iterable[str] = (), *, made: bool = True
+) -> list[Any]:
     """An event for each asset that was changed, for each plan that ordered it, and for the journal.
 
-    ``own``: assets that the run materializes itself, and whose page it fills.
+    ``own``: assets that the run materializes itself, and whose page it fills, but for one that failed or was ended:
+    then they are not ``made``.
     """
     found: list[Any] = []
     mine = [one for one in effects if one.changed]
     for changed in Changed:
         some = [one for one in mine if one.changed is changed]
-        if some and changed.value not in own:
+        if some and not (made and changed.value in own):
             found.append(_observed(key(cluster, changed.value), some, run_id))
     for plan_id in sorted({one.plan_id for one in mine if one.plan_id}):
         kind = kind_of(plan_id)
@@ -156,7 +163,12 @@ def _plan_tags(plans: Sequence[str]) -> dict[str, str]:
     return {PLAN: plans[0], EPOCH: epoch_of(plans[0])} if plans else {}
 
 
+def _of_no_plan(context: dg.OpExecutionContext | dg.AssetExecutionContext) -> dict[str, str]:
+    """What replaces tags that a run executed again has of the run before it, as Dagster takes none away."""
+    return {name: NO_PLAN for name in (PLAN, EPOCH) if name in context.run.tags}
+
+
 def _tag(context: Any, tags: Mapping[str, str]) -> None:
-    new = {name: value for name, value in tags.items() if value and context.run.tags.get(name) != value}
+    new = {name: value for name, value in tags.items() if value}
     if new and context.instance.has_run(context.run.run_id):
         context.instance.add_run_tags(context.run.run_id, new)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.errors import DagsterExecutionInterruptedError
 
 from assets.deletion import deletion_assets
 from assets.lifecycle.retention import plan_shown
@@ -17,9 +20,11 @@ from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.journal.effects import NO_EFFECTS, Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan, run_config
-from pulsar_lifecycle.records.outcomes import Action, Phase
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans import epoch_of
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.retention_scene import RetentionScene
@@ -101,6 +106,48 @@ def test_a_run_that_fails_says_what_it_had_done(scene: RetentionScene) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         assert not failing.execute_in_process(instance=instance, raise_on_error=False).success
         assert len(observed(instance, "trimmed_ledgers")) == 1
+
+
+def deleted(scene: RetentionScene, *, ends: BaseException | None = None) -> dg.JobDefinition:
+    """Job of an asset that says that a ledger was deleted by a plan, and then may end otherwise than well."""
+
+    @dg.asset(key=key("test", "ledger_deletions"), output_required=False)
+    def ledger_deletions(context) -> Iterator[Any]:
+        with lineage.noted(context, scene.cluster):
+            if ends:
+                row = Writer(context.run.run_id, "test", "orphans-e0-1").row(
+                    Step(Action.DELETE_LEDGER, Phase.DELETE),
+                    Subject(7, "Managed-Ledger", "persistent://acme/orders/a", 100),
+                    Outcome.DELETED,
+                    Why(Code.UNREFERENCED, "nothing refers to it"),
+                    scene.now,
+                )
+                scene.cluster.journal.record([row])
+                raise ends
+        yield dg.MaterializeResult()
+
+    defs = dg.Definitions([ledger_deletions], jobs=[dg.define_asset_job("delete", selection="*")])
+    return defs.resolve_job_def("delete")
+
+
+@pytest.mark.parametrize("ends", [RuntimeError(), DagsterExecutionInterruptedError()])
+def test_a_deletion_run_that_ends_early_is_on_the_page_of_what_it_deleted(
+    scene: RetentionScene, ends: BaseException
+) -> None:
+    """It materializes nothing."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        with suppress(DagsterExecutionInterruptedError):
+            deleted(scene, ends=ends).execute_in_process(instance=instance, raise_on_error=False)
+        (page,) = observed(instance, "ledger_deletions")
+        assert "| delete-ledger | delete | deleted | 1 |" in page["outcomes"]
+
+
+def test_a_run_executed_again_does_not_keep_the_plan_of_the_run_before(scene: RetentionScene) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = deleted(scene).execute_in_process(instance=instance, tags={PLAN: "orphans-e0-1", EPOCH: "e0"})
+        run = instance.get_run_by_id(result.run_id)
+        assert run is not None
+        assert {run.tags[PLAN], run.tags[EPOCH]} == {"none"}
 
 
 def test_every_action_changes_something_or_is_known_not_to() -> None:
