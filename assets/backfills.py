@@ -43,9 +43,9 @@ def by_namespace(
 def partitions_to_do(context: dg.AssetExecutionContext) -> list[str]:
     """The partitions that this run works on: its own, or all of its backfill, or none if another run does all.
 
-    The run with the backfill's first partition does all of it, also where a person executes it again: Dagster then takes
-    the backfill's tag away, if that is over. Any other run of a backfill that is over does its own. So does one whose
-    backfill is not kept any more, or does not name this asset.
+    The run with the backfill's first partition does all of it, also where a person executes it again. Dagster then
+    takes the backfill's tag away, if that is over; any other run does its own. So does one whose backfill is not kept
+    any more, or does not name this asset.
     """
     own = list(context.partition_keys)
     going_on = context.run.tags.get(BACKFILL_ID_TAG)
