@@ -23,7 +23,7 @@ class Automation(StrEnum):
     """How far a kind goes by itself."""
 
     OFF = "off"
-    """No plan of it is made by itself."""
+    """Nothing of it goes by itself, and no plan of it follows a scan. Jobs that plan make theirs all the same."""
     PLAN = "plan"
     """Plans are made after each scan; an operator applies them."""
     APPROVE = "approve"
