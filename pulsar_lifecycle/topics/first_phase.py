@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from pulsar_lifecycle.errors import LifecycleError, RefusedBy
@@ -70,10 +70,14 @@ def send_messages(
     lengths: Mapping[int, int],
     reason: str = "its topic is written next",
 ) -> list[Sent]:
-    """Send messages about ledgers of these lengths (bytes), and journal each with phase ``send``, sent for a reason."""
+    """Send messages about ledgers of these lengths (bytes), and journal each with phase ``send``, sent for a reason.
+
+    They name the run's plan, so that the deletion run that takes them does, too.
+    """
     if not messages:
         return []
-    outcomes = ports.queue.send(messages, run.deliver_after_ms)
+    named = [replace(one, plan_id=run.plan_id) for one in messages] if run.plan_id else messages
+    outcomes = ports.queue.send(named, run.deliver_after_ms)
     now = ports.clock.now_ms()
     rows: list[JournalRow] = []
     for sent in outcomes:

@@ -21,6 +21,7 @@ from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, WAITING_FOR, r
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Sent
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from tests.kit.simulated.offloaded import BUCKET
 from tests.simulation.laws.deletion_laws import DeletionLaws, Violation
 from tests.simulation.laws.tiered_laws import SWEEP
@@ -30,7 +31,8 @@ from tests.simulation.world.queue import SimQueue
 from tests.simulation.world.world import World
 
 SETTLED_WITHIN = 6 * 24 * HOUR
-
+OF_WHAT_NOTHING_LISTS = (PlanKind.ORPHANS, PlanKind.RECONCILE, PlanKind.OBJECTS)
+"""Plans of what no topic lists; the messages of any other are about ledgers that leave their topics."""
 
 DAMAGED = "references of it are in a damaged entry"
 """Why a deletion run keeps what is of a topic, as :meth:`Laws._forbids` says it."""
@@ -262,7 +264,7 @@ class Laws(DeletionLaws):
 
     def was_sent(self, sent: Sent) -> None:
         """P13: however often a plan is applied, it sends no more than its cap."""
-        if not sent.error and not sent.info.plan_id:
+        if not sent.error and kind_of(sent.info.plan_id) not in OF_WHAT_NOTHING_LISTS:
             self.ours.add(encode_deletion_message(sent.info))
             self.tiered.messages.add(sent.info.ledger_id)
         if self.world.trace and self.world.trace.kind == SWEEP:

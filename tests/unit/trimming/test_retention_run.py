@@ -55,7 +55,7 @@ def test_what_is_planned_leaves_its_list_with_a_message_each(scene: RetentionSce
     assert said(found) == {ids[0]: (Outcome.REMOVED, Code.TAKEN_OFF), ids[1]: (Outcome.REMOVED, Code.TAKEN_OFF)}
     assert (scene.listed("a"), scene.listed("young")) == (ids[2:], young)
     sent = [decode_deletion_message(raw) for _, _, raw, _ in scene.servers.deletion_topics.waiting.values()]
-    assert [one.ledger_id for one in sent] == ids[:2]
+    assert [(one.ledger_id, one.plan_id) for one in sent] == [(i, plan.plan_id) for i in ids[:2]]
     rows = {(row.plan_id, row.phase, row.outcome) for row in scene.servers.journal.rows if row.ledger_id in ids}
     assert rows == {(plan.plan_id, "send", "sent"), (plan.plan_id, "mark", "marked"), (plan.plan_id, "mark", "removed")}
 
