@@ -163,6 +163,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
 
 def _deleted(context: dg.AssetExecutionContext, cluster: str, where: Cluster) -> dict[str, Any]:
     """Work the queue off; the metadata of what was done. Raises dagster.Failure with it where that was not all."""
+    begun = where.clock.now_ms()
     with (
         where.ports(read_only=True) as ports,
         reporting(context.log.info, of_stages(where.spark, lambda: f"{pending(ports.admin)} intents left")),
@@ -174,6 +175,7 @@ def _deleted(context: dg.AssetExecutionContext, cluster: str, where: Cluster) ->
     intervals = metrics.over_time(tallies, cluster, now - plots.SHOWN, now, plots.STEP)
     metadata = {
         **outcomes_shown(outcomes),
+        "plans": lineage.plans_shown(where, context.run.run_id, begun),
         "over time": plots.deletions_as_text(intervals),
         "over time, drawn": plots.deletions_over_time(intervals),
         **metrics_shown(tallies, cluster),

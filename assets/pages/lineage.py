@@ -100,6 +100,12 @@ def events_of(
     return found
 
 
+def plans_shown(where: Cluster, run_id: str, begun: int) -> dg.MetadataValue:
+    """The plans that ordered what a run did, which began then (ms): a link each. Raises StoreError."""
+    effects = effects_of(where.journal_reader, where.settings.cluster, run_id, begun - CLOCKS_APART_MS)
+    return show.bullets([show.applied_by(plan) for plan in sorted({one.plan_id for one in effects if one.plan_id})])
+
+
 def _observed(asset_key: dg.AssetKey, effects: Sequence[Effect], run_id: str) -> dg.AssetObservation:
     plans = sorted({one.plan_id for one in effects if one.plan_id})
     epochs = sorted({epoch for plan in plans if (epoch := epoch_of(plan))})

@@ -140,6 +140,9 @@ def test_a_deletion_run_that_ends_early_is_on_the_page_of_what_it_deleted(
             deleted(scene, ends=ends).execute_in_process(instance=instance, raise_on_error=False)
         (page,) = observed(instance, "ledger_deletions")
         assert "| delete-ledger | delete | deleted | 1 |" in page["outcomes"]
+        plans = lineage.plans_shown(scene.cluster, page["run"], scene.now).value
+        assert plans == f"- {show.applied_by('orphans-e0-1')}"
+        assert lineage.plans_shown(scene.cluster, "another", scene.now).value == show.NOTHING
 
 
 def test_a_run_executed_again_does_not_keep_the_plan_of_the_run_before(scene: RetentionScene) -> None:
