@@ -177,6 +177,8 @@ class AutomationSettings(Section):
     """What goes by itself, by kind. A word alone is its mode: ``automation.retention = "approve"``.
 
     Nothing does before the sensor ``automation`` is switched on in Dagster: the one switch, also of the queue.
+    Schedules, ``look_every`` and which plans follow a scan are read when the code location is loaded; modes, caps and
+    windows at each look.
     """
 
     orphans: KindAutomation = KindAutomation()
