@@ -7,7 +7,7 @@ DeleteRecordsRequest is sent to each broker that acts as leader of any partition
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -130,11 +130,13 @@ def apply_delete_records(
     refused: dict[TopicPartition, Refusal | None] = {}
     if not dry_run:
         going = [row for row in rows if row["error"] is None]
+        named: Mapping[TopicPartition, Collection[str]] = {}
         if kind_of(summary.plan_id) is PlanKind.CONSUMED_RECORDS:
-            refused |= stopped_since(cluster, [Topic.parse(row["topic"]) for row in going])
+            stopped, named = stopped_since(cluster, [Topic.parse(row["topic"]) for row in going])
+            refused |= stopped
             going = [row for row in going if Topic.parse(row["topic"]) not in refused]
         with _acting(cluster, run_id, summary.plan_id) as (run, ports, guard, brokers):
-            launch = _Launch(cluster, run, ports, guard, brokers, patience.per_broker)
+            launch = _Launch(cluster, run, ports, guard, brokers, named, patience.per_broker)
             count = len(refused) + len(going)
             with reporting(progress, lambda: f"{len(refused)} of {count} partitions done or refused", at_end=True):
                 for topic, refusal in launch.all(going):
@@ -190,8 +192,10 @@ class _Launch:
         ports: Ports,
         guard: RunGuard,
         brokers: BrokerAnswers,
+        named: Mapping[TopicPartition, Collection[str]],
         per_broker: float,
     ) -> None:
+        self._named = named
         self._cluster, self._run, self._ports, self._guard, self._brokers = cluster, run, ports, guard, brokers
         self._deadline = cluster.clock.now_ms() + int(per_broker * 1000)
 
@@ -215,7 +219,7 @@ class _Launch:
                 yield topic, Refusal.plain(RecordsError.TIMEOUT, why)
             else:
                 by_broker.setdefault(self._brokers.brokers.loaded.get(str(topic), ""), []).append(row)
-        work = _Work(self._run, self._ports, self._brokers, clusters, self._deadline)
+        work = _Work(self._run, self._ports, self._brokers, clusters, self._named, self._deadline)
         elsewhere = self._for_tasks(by_broker.get("", []))
         if not elsewhere:
             yield from _by_lanes(work, self._lanes(by_broker))
@@ -254,6 +258,7 @@ class _Launch:
             run.now,
             replace(self._brokers, connections={}, configurations={}),
             clusters,
+            self._named,
             self._guard.guard,
             self._deadline,
         )
@@ -274,6 +279,7 @@ class _Work:
     ports: Ports
     brokers: BrokerAnswers
     clusters: Mapping[TopicPartition, Clusters]
+    named: Mapping[TopicPartition, Collection[str]]
     deadline: int
 
     def __call__(self, lane: _Lane) -> list[_Done]:
@@ -286,7 +292,8 @@ class _Work:
             broker = self.brokers.brokers.loaded.get(row["topic"]) or "the metadata store"
             text = f"{broker} took too long for the partitions before it: run again"
             return topic, Refusal.plain(RecordsError.TIMEOUT, text)
-        return topic, PartitionDeletion(self.run, self.ports, guard, self.brokers, self.clusters, row).delete()
+        named = self.named.get(topic, ())
+        return topic, PartitionDeletion(self.run, self.ports, guard, self.brokers, self.clusters, row, named).delete()
 
 
 @dataclass(frozen=True)
@@ -304,6 +311,7 @@ class _Task:
     now: int
     brokers: BrokerAnswers
     clusters: Mapping[TopicPartition, Clusters]
+    named: Mapping[TopicPartition, Collection[str]]
     guard: tuple[str, int]
     deadline: int
 
@@ -315,7 +323,8 @@ class _Task:
                 ports = shared(own)
                 loaded = self.settings.trimming.loaded_topics
                 run = topic_run(cluster, self.run_id, ports, self.context, self.now, loaded, self.brokers.brokers)
-                work = _Work(replace(run, plan_id=self.plan_id), ports, self.brokers, self.clusters, self.deadline)
+                own_run = replace(run, plan_id=self.plan_id)
+                work = _Work(own_run, ports, self.brokers, self.clusters, self.named, self.deadline)
                 guard = RunGuard(self.guard, Unloads(1, 0, ports.clock))
                 return list(_by_lanes(work, _lanes(guard, rows, UNLOADED))), None
         except LifecycleError as error:

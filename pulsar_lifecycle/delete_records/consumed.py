@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.offset_file import RequestedOffset
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
@@ -34,10 +35,11 @@ from pulsar_lifecycle.topics.topic_run import topic_ports
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """Where each topic of the policy may be cut, and why others stay as they are."""
+    """Where each topic of the policy may be cut, and why others stay as they are; ``named``: who counts for each."""
 
     offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict[TopicPartition, Offset])
     stopped: Mapping[TopicPartition, Why] = field(default_factory=dict[TopicPartition, Why])
+    named: Mapping[TopicPartition, tuple[str, ...]] = field(default_factory=dict[TopicPartition, tuple[str, ...]])
 
 
 def plan_consumed_records(cluster: Cluster) -> tuple[PlanSummary | None, pa.Table | None, Consumed]:
@@ -59,18 +61,21 @@ def consumed_offsets(cluster: Cluster) -> Consumed:
     stopped: dict[TopicPartition, Why] = {}
     with cluster.ports(read_only=True) as connections, topic_ports(cluster, read_only=True) as ports:
         ports.store.sync("/")
-        for topic, named in _topics(connections, policy).items():
+        named = _topics(connections, policy)
+        for topic, names in named.items():
             try:
-                offsets[topic] = _lowest(ports, cluster.settings.bookkeeper.ledgers_root, topic, named)
+                offsets[topic] = _lowest(ports, cluster.settings.bookkeeper.ledgers_root, topic, names)
             except RefusedBy as refusal:
                 stopped[topic] = why_refused(refusal)
             except LifecycleError as error:
                 stopped[topic] = Why(Code.CURSORS_UNREAD, f"its cursors could not be read: {error}")
-    return Consumed(offsets, stopped)
+    return Consumed(offsets, stopped, named)
 
 
-def stopped_since(cluster: Cluster, topics: Iterable[TopicPartition]) -> dict[TopicPartition, Refusal]:
-    """Of topics of a plan by this policy, those that it stops by now.
+def stopped_since(
+    cluster: Cluster, topics: Iterable[TopicPartition]
+) -> tuple[dict[TopicPartition, Refusal], Mapping[TopicPartition, tuple[str, ...]]]:
+    """Of topics of a plan by this policy, those that it stops by now; and the subscriptions that each must have.
 
     Somebody may have deleted a subscription since the plan was made, or taken the topic out of the settings.
     """
@@ -79,7 +84,7 @@ def stopped_since(cluster: Cluster, topics: Iterable[TopicPartition]) -> dict[To
     for topic in topics:
         if topic not in now.offsets:
             found[topic] = Refusal(RecordsError.CHANGED, now.stopped.get(topic, _NOT_NAMED))
-    return found
+    return found, now.named
 
 
 _NOT_NAMED = Why(RecordsError.CHANGED, "consumed_records.subscriptions does not name it any more")
@@ -128,9 +133,8 @@ def _lowest(ports: Ports, root: str, topic: TopicPartition, named: tuple[str, ..
     """The first message that a named subscription has yet to acknowledge. Raises Refused where one is missing."""
     node, info = snapshot.topic_node(ports.store, topic)
     positions = snapshot.positions(ports, root, snapshot.cursors(ports.store, node.path))
-    if missing := sorted(set(named) - set(positions)):
-        text = f"it has no subscription {missing[0]}, which consumed_records.subscriptions names"
-        raise RefusedBy(Code.SUBSCRIPTION_MISSING, text)
+    if why := cut_rules.subscription_missing(named, positions):
+        raise RefusedBy(why.code, why.text)
     lowest = min(positions[name] for name in named)
     listed = sorted(item.ledger_id for item in info.ledgers)
     if lowest.ledger_id not in listed:  # brokers take ledgers without entries off the list, wherever cursors stand

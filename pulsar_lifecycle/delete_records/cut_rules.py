@@ -87,6 +87,15 @@ def replaced(planned: Mapping[str, Any], czxid: int, ctime: int) -> Refusal | No
     return Refusal.plain(RecordsError.REPLACED, text)
 
 
+def subscription_missing(named: Collection[str], there: Collection[str]) -> Why | None:
+    """Why a topic that lacks one of the subscriptions ``named`` for it stays as it is; None if all are ``there``."""
+    missing = sorted({*named}.difference(there))
+    if not missing:
+        return None
+    text = f"it has no subscription {missing[0]}, which consumed_records.subscriptions names"
+    return Why(Code.SUBSCRIPTION_MISSING, text)
+
+
 def misplaced(view: PartitionView, position: MessagePosition) -> Refusal | None:
     """Why a partition has no such position; None if it has, or it is below all that there is."""
     end = view.end

@@ -12,7 +12,7 @@ same plan applied again finds what is done and does the rest.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +25,8 @@ from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, read_part
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
-from pulsar_lifecycle.model import MessagePosition, Position, Topic
-from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Position, Topic, cursor_name
+from pulsar_lifecycle.ports import Children, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
@@ -73,7 +73,10 @@ _UNANSWERED = (Code.SERVER_FAILED, Code.NOT_SENT)
 
 
 class PartitionDeletion:
-    """One launch's work on one partition, by its ``row`` of the plan (``RECORDS``)."""
+    """One launch's work on one partition, by its ``row`` of the plan (``RECORDS``).
+
+    ``named``: subscriptions without which nothing of it may go.
+    """
 
     def __init__(
         self,
@@ -83,8 +86,9 @@ class PartitionDeletion:
         brokers: BrokerAnswers,
         clusters: Mapping[TopicPartition, Clusters],
         row: Mapping[str, Any],
+        named: Collection[str] = (),
     ) -> None:
-        self._clusters = clusters
+        self._clusters, self._named = clusters, named
         self._run, self._ports, self._guard, self._brokers, self._row = run, ports, guard, brokers, row
         self._topic = Topic.parse(row["topic"])
         self._low_watermark = MessagePosition.parse(row["low_watermark"])
@@ -167,6 +171,8 @@ class PartitionDeletion:
             return read
         if replaced := self._replaced(read.node):
             return replaced
+        if missing := cut_rules.subscription_missing(self._named, read.view.positions):
+            return Refusal(RecordsError.CHANGED, missing)
         at_end = self._row["rolls"] and self._low_watermark == read.view.end
         cut = cut_rules.cut_at(read.view, END if at_end else self._low_watermark, replace(self._options, exact=False))
         planned = {one["cursor"] for one in self._row["moved_cursors"]}
@@ -243,11 +249,19 @@ class PartitionDeletion:
         going = frozenset(cut.ledgers) & frozenset(self._row["ledgers"])
         if not going:
             return None
-        order = TrimOrder(self._topic, going, counted=frozenset(self._row["ledgers"]), change=self._raised)
+        counted, rules = frozenset(self._row["ledgers"]), (self._lost_subscription,) if self._named else ()
+        order = TrimOrder(self._topic, going, counted=counted, rules=rules, change=self._raised)
         for one in trim_topic(self._run, self._ports, self._guard, order, read.reading):
             if error := _ERRORS.get(one.outcome):
                 return Refusal(RecordsError.TIMEOUT if one.why.code in _UNANSWERED else error, _why(one))
         return None
+
+    def _lost_subscription(self) -> Why | None:
+        """Asked just before the ledgers leave the list: one may have been deleted since the partition was read."""
+        path = f"{MANAGED_LEDGERS_ROOT}/{self._topic.managed_ledger}"
+        listing = self._ports.store.children([path])[0]
+        names = listing.names if isinstance(listing, Children) else ()
+        return cut_rules.subscription_missing(self._named, {cursor_name(name) for name in names})
 
     def _raised(self, info: ManagedLedgerInfo) -> ManagedLedgerInfo:
         return low_watermark.raised(info, self._low_watermark)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from orchestration.delete_records import failing
@@ -100,6 +102,28 @@ def test_a_plan_goes_no_further_once_a_named_subscription_is_gone() -> None:
     assert "no subscription billing" in second.reason
     assert scene.listed(scene.topics[0]) == scene.ids[scene.topics[0]][3:]
     assert scene.listed(scene.topics[1]) == scene.ids[scene.topics[1]]
+
+
+@pytest.mark.parametrize("step", ["rights", "messages"])
+def test_a_named_subscription_that_is_deleted_amid_the_apply_stops_its_topic(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = scene_with({"acme/orders": ("billing",)})
+    scene.cursor("billing", 3, 4)
+    scene.summary, _, _ = plan_consumed_records(scene.where)  # type: ignore[assignment]
+    at, name = (scene.cluster.admin, "check_admin") if step == "rights" else (scene.cluster.deletion_topics, "publish")
+    original, path = getattr(at, name), f"{scene.cluster.topic_path(scene.topic)}/billing"
+
+    def deleted(*args: Any) -> Any:
+        if scene.cluster.zookeeper.stat(path):
+            scene.cluster.zookeeper.delete(path, -1)
+        return original(*args)
+
+    monkeypatch.setattr(at, name, deleted)
+    (result,) = scene.apply()
+    assert result.error in (RecordsError.CHANGED, RecordsError.LEDGER_STAYS)
+    assert "no subscription billing" in result.reason
+    assert (scene.listed(), dict(scene.properties())) == (scene.ids[scene.topic], {})
 
 
 def test_what_the_policy_keeps_or_has_deleted_later_fails_no_run() -> None:
