@@ -65,6 +65,8 @@ def finish(
             continue
         progress(f"{len(waiting)} ledgers are to be deleted: a scan and a deletion run begin")
         trouble = _delete(cluster, f"{run_id}-{next(runs)}")  # a run leaves what itself has sent back
+        if trouble:
+            progress(trouble)
         due = clock.now_ms() + _comes_again_after(cluster)
     gone = not not_deleted(cluster, rows, refused)
     if gone and collect and bookies:

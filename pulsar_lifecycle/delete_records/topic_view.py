@@ -129,7 +129,10 @@ def _extents(
         elif row:
             entry = last.get(item.ledger_id, NotFound("its z-node cannot be read"))
             if isinstance(entry, LifecycleError) and not isinstance(entry, NotFound):
-                text = f"ledger {item.ledger_id}: how many entries it has cannot be known: {entry}"
+                text = (
+                    f"ledger {item.ledger_id}: how many entries it has cannot be known: {entry}; start that bookie, or "
+                    "have its topic unloaded, which closes the ledger, then ask again"
+                )
                 raise RefusedBy(Code.LENGTH_UNKNOWN, text)
             entries = 0
             if entry is not None and not isinstance(entry, LifecycleError):

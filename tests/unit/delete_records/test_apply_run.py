@@ -304,6 +304,7 @@ def test_what_hinders_the_deletion_run_is_said_with_who_waits_for_it() -> None:
     assert waits.error is RecordsError.TIMEOUT
     assert "paused" in waits.reason
     assert "paused" not in refused.reason
+    assert any("paused" in said for said in scene.said), "nobody learns it before the end"
 
 
 def test_a_brokers_open_offload_attempt_leaves_the_low_watermark_unwritten() -> None:

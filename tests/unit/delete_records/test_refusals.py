@@ -178,6 +178,7 @@ def test_what_cannot_be_read_has_the_code_of_what_it_is(planted: Callable[[Recor
     planted(scene)
     (row,) = scene.plan(scene.at(2, 3))
     assert (row["error"], row["code"]) == (RecordsError.UNREAD, code), row
+    assert ("have its topic unloaded" in row["reason"]) == (code is Code.LENGTH_UNKNOWN)
 
 
 def test_a_legal_hold_keeps_everything() -> None:
