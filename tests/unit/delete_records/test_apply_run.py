@@ -188,6 +188,20 @@ def test_the_end_of_a_loaded_topic_without_clients_is_rolled_by_a_load_of_ours()
     assert scene.apply() == [DeleteRecordsResult(parse_offset(f"{ids[-1]}:10"))]
 
 
+def test_a_topic_that_is_terminated_since_the_plan_is_planned_again() -> None:
+    """Its last ledger was to be rolled and go, and never will: nobody is to wait for that."""
+    scene = RecordsScene()
+    scene.writes_loaded = True
+    ids = scene.ids[scene.topic]
+    (row,) = scene.plan(END)
+    assert row["rolls"]
+    scene.cluster.topic(scene.topic, ids, entries=ENTRIES, terminated=Position(ids[-1], ENTRIES - 1))
+    (result,) = scene.apply()
+    assert (result.error, "terminated" in result.reason) == (RecordsError.CHANGED, True)
+    (row,) = scene.plan(END)
+    assert (row["error"], row["rolls"], row["ledgers"]) == (None, False, ids[:-1])
+
+
 def test_the_last_ledger_of_a_terminated_topic_stays_and_the_plan_says_so() -> None:
     scene = RecordsScene()
     scene.writes_loaded = True  # a terminated topic never counts as unloaded
