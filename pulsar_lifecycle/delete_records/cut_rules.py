@@ -328,8 +328,10 @@ def _inexact(view: PartitionView, cut: Cut) -> Refusal | None:
     terminated = view.info.terminated is not None
     why = "ledgers go whole, and the last one of a terminated topic stays" if terminated else "ledgers go whole"
     whole = MessagePosition(cut.low_watermark.ledger_id, 0)
+    ways = [] if view.watermark and view.watermark > whole else [str(whole)]  # a low watermark never moves back
+    ways += [] if terminated else ["its end"]
     text = (
-        f"messages from {cut.first_readable} up to {cut.low_watermark} would remain readable, as {why}: ask for {whole}"
-        f"{'' if terminated else ', or for its end'}"
+        f"messages from {cut.first_readable} up to {cut.low_watermark} would remain readable, as {why}: ask for "
+        f"{', or for '.join(ways) or 'a position in another ledger'}"
     )
     return Refusal.plain(RecordsError.NOT_EXACT, text)

@@ -181,6 +181,15 @@ def test_what_cannot_be_read_has_the_code_of_what_it_is(planted: Callable[[Recor
     assert ("have its topic unloaded" in row["reason"]) == (code is Code.LENGTH_UNKNOWN)
 
 
+def test_a_position_that_the_low_watermark_is_beyond_is_no_way_to_be_exact() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 3))
+    scene.apply()
+    (row,) = scene.plan(scene.at(2, 0), options=Options(exact=True))
+    assert (row["error"], row["low_watermark"]) == (RecordsError.NOT_EXACT, str(scene.at(2, 3)))
+    assert row["reason"].endswith("ask for its end")
+
+
 def test_a_legal_hold_keeps_everything() -> None:
     scene = RecordsScene(policy=Policy(holds=frozenset({"acme/orders"})))
     (row,) = scene.plan(END)
