@@ -135,7 +135,7 @@ def _asked(
 
 def _refused(row: Row, refused: Mapping[TopicPartition, Refusal | None]) -> DeleteRecordsResult | None:
     if row["error"] is not None:
-        return failed(RecordsError(row["error"]), row["reason"])
+        return failed(RecordsError(row["error"]), f"{row['reason']} ({_OF_THE_PLAN})")
     refusal = refused.get(Topic.parse(row["topic"]))
     return failed(refusal.error, refusal.why.text) if refusal else None
 
@@ -159,6 +159,8 @@ class _Kept:
     error: RecordsError = RecordsError.TIMEOUT
 
 
+_OF_THE_PLAN = "found by the plan, which leaves it out: once that has changed, plan again"
+"""Of a partition that no apply begins with: applying the same plan again is no help."""
 _DELETABLE = (Presence.Z_NODE, Presence.OBJECT)
 """Where a ledger is that a deletion run has yet to delete."""
 _WAYS_OUT = {

@@ -190,6 +190,19 @@ def test_a_silent_broker_fails_its_own_partitions_alone() -> None:
     assert [r.error for r in scene.apply()] == [None] * 3
 
 
+def test_a_partition_whose_broker_was_silent_at_the_plan_takes_another_plan() -> None:
+    scene = RecordsScene()
+    scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
+    scene.cluster.put(f"/namespace/acme/orders/{_bundle(scene.topic)}", _owner("broker-2:8080"))
+    scene.cluster.admin.unreachable = {"broker-2:8080"}
+    scene.plan(scene.at(2, 0))
+    scene.cluster.admin.unreachable = set()
+    (result,) = scene.apply()
+    assert (result.error, "plan again" in result.reason) == (RecordsError.TIMEOUT, True)
+    scene.plan(scene.at(2, 0))
+    assert "plan again" not in scene.apply()[0].reason
+
+
 def _bundle(topic: Topic) -> str:
     """A bundle that holds one topic alone."""
     place = zlib.crc32(str(topic).encode())
