@@ -60,13 +60,12 @@ def finish(
         if due is None:
             due = max(sent.values()) + _delivered_after(cluster)
         if (early := due - clock.now_ms()) > 0:
-            progress(f"{len(waiting)} ledgers are to be deleted: a deletion run begins in {early // 1000} s")
+            hindered = f"; {trouble}" if trouble else ""
+            progress(f"{len(waiting)} ledgers are to be deleted: a deletion run begins in {early // 1000} s{hindered}")
             clock.sleep(min(due - clock.now_ms(), left) / 1000)
             continue
         progress(f"{len(waiting)} ledgers are to be deleted: a scan and a deletion run begin")
         trouble = _delete(cluster, f"{run_id}-{next(runs)}")  # a run leaves what itself has sent back
-        if trouble:
-            progress(trouble)
         due = clock.now_ms() + _comes_again_after(cluster)
     gone = not not_deleted(cluster, rows, refused)
     if gone and collect and bookies:
