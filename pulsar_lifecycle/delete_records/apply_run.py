@@ -16,7 +16,7 @@ from typing import Any
 from pulsar_lifecycle.delete_records import partition_answers
 from pulsar_lifecycle.delete_records.consumed import stopped_since
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
-from pulsar_lifecycle.delete_records.finishing import finish
+from pulsar_lifecycle.delete_records.finishing import finish, make_covered
 from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
 from pulsar_lifecycle.delete_records.records_planning import EACH, ask_brokers, denials, plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
@@ -129,6 +129,8 @@ def apply_delete_records(
     rows = some.to_pylist()
     refused: dict[TopicPartition, Refusal | None] = {}
     if not dry_run:
+        if patience.finish:
+            make_covered(cluster, f"{run_id}-0", progress)
         going = [row for row in rows if row["error"] is None]
         named: Mapping[TopicPartition, Collection[str]] = {}
         if kind_of(summary.plan_id) is PlanKind.CONSUMED_RECORDS:

@@ -18,13 +18,15 @@ from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPa
 from pulsar_lifecycle.deletion.deletion_run import delete_pending
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.workers import FAILURES, RunEnd
-from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.lifecycle.bookies.collection_run import collect_bookies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import unsaid
+from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of
 
 AT_LEAST_MS = 5_000
@@ -81,6 +83,22 @@ def finish(
             if result.error and topic in waited_for and not refused.get(topic):
                 found[topic] = replace(result, reason=f"{result.reason}; {trouble}")
     return found
+
+
+def make_covered(cluster: Cluster, run_id: str, progress: Callable[[str], None]) -> None:
+    """Scan once more where the newest scan is not covered, as one made while a broker was silent; nobody acts on it.
+
+    Whoever finished while a broker was down has made such a scan. Raises Refused for what keeps everybody from acting.
+    """
+    with cluster.ports(read_only=True) as ports:
+        fingerprint = evidence.check_may_act(cluster, ports.store)
+    try:
+        evidence.newest_epoch(cluster, fingerprint)
+    except RefusedBy as refusal:
+        if refusal.code is not RefusalCode.SCAN_NOT_COVERED:
+            raise
+        progress(f"{refusal}: another scan begins")
+        judged_scan.scan(cluster, run_id)
 
 
 def _delivered_after(cluster: Cluster) -> int:

@@ -10,8 +10,9 @@ import pytest
 
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, parse_offset
+from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
-from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.errors import RefusedBy, Unavailable
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -255,6 +256,19 @@ def test_one_command_ends_with_the_answer() -> None:
     assert first == "1 of 1 partitions done or refused"
     assert deleting == "2 ledgers are to be deleted: a scan and a deletion run begin"
     assert "until everything is proven gone" in last
+
+
+def test_one_command_scans_again_where_the_newest_scan_was_made_while_a_broker_was_silent() -> None:
+    """The command that was to finish then has made that scan: its rerun completes the request."""
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 3))
+    admin = scene.cluster.admin
+    admin.broker_ids, admin.unreachable = ["broker-1:8080", "broker-2:8080"], {"broker-2:8080"}
+    judged_scan.scan(scene.where, "while-it-was-silent")
+    admin.unreachable = set()
+    with pytest.raises(RefusedBy, match="not covered"):
+        scene.apply()
+    assert scene.apply(Patience(answers=7200, finish=True)) == [DeleteRecordsResult(scene.at(2, 3))]
 
 
 COLLECTED = Patience(answers=7200, bookies=True, finish=True, collect=True)
