@@ -3,7 +3,7 @@
 Source of truth: the findings of two epochs, the deletion topic, and the journal.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -23,6 +23,7 @@ from pulsar_lifecycle.deletion.workers import FAILURES, OutcomeCount, RunEnd
 from pulsar_lifecycle.deletion_queue.queue_state import QueueState, look
 from pulsar_lifecycle.deletion_queue.queue_topics import pending
 from pulsar_lifecycle.journal import metrics
+from pulsar_lifecycle.journal.effects import Effect
 from pulsar_lifecycle.journal.queries import deleted_by_topic
 from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.model import Topic
@@ -140,8 +141,8 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
                 why = LEFT_ALONE
             if why:
                 raise dg.Failure(f"launched by itself, it may not begin any more: {why}", allow_retries=False)
-            with lineage.noted(context, where):
-                metadata = _deleted(context, cluster, where)
+            with lineage.noted(context, where) as done:
+                metadata = _deleted(context, cluster, where, done)
         yield dg.MaterializeResult(metadata={**evidence_shown(where), **metadata})
 
     @dg.asset(
@@ -161,9 +162,10 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     return [deletion_plan, pending_deletions, ledger_deletions, deletions_by_namespace]
 
 
-def _deleted(context: dg.AssetExecutionContext, cluster: str, where: Cluster) -> dict[str, Any]:
+def _deleted(
+    context: dg.AssetExecutionContext, cluster: str, where: Cluster, done: Callable[[], Sequence[Effect]]
+) -> dict[str, Any]:
     """Work the queue off; the metadata of what was done. Raises dagster.Failure with it where that was not all."""
-    begun = where.clock.now_ms()
     with (
         where.ports(read_only=True) as ports,
         reporting(context.log.info, of_stages(where.spark, lambda: f"{pending(ports.admin)} intents left")),
@@ -175,7 +177,7 @@ def _deleted(context: dg.AssetExecutionContext, cluster: str, where: Cluster) ->
     intervals = metrics.over_time(tallies, cluster, now - plots.SHOWN, now, plots.STEP)
     metadata = {
         **outcomes_shown(outcomes),
-        "plans": lineage.plans_shown(where, context.run.run_id, begun),
+        "plans": lineage.plans_shown(done()),
         "over time": plots.deletions_as_text(intervals),
         "over time, drawn": plots.deletions_over_time(intervals),
         **metrics_shown(tallies, cluster),

@@ -6,8 +6,9 @@ counting them (``journal/effects.py``), what an asset says of itself once a job 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import dagster as dg
@@ -49,21 +50,25 @@ def noted(
     plan_id: str = "",
     *,
     dry_run: bool = False,
-) -> Iterator[None]:
-    """Tag the run, and write what it did on the assets that it changed, however it ends; nothing for a dry run."""
+) -> Iterator[Callable[[], Sequence[Effect]]]:
+    """Tag the run, and write what it did on the assets that it changed, however it ends; nothing for a dry run.
+
+    What it yields reads from the journal what the run did, once: to be called when all is done. Raises StoreError.
+    """
     if dry_run:
-        yield
+        yield list
         return
     cluster, begun, run_id = where.settings.cluster, where.clock.now_ms(), context.run.run_id
     _tag(context, {CLUSTER: cluster, **(_plan_tags([plan_id]) if plan_id else _of_no_plan(context))})
+    done = cache(lambda: effects_of(where.journal_reader, cluster, run_id, begun - CLOCKS_APART_MS))
     made = False
     try:
-        yield
+        yield done
         made = True
     finally:
         try:
-            effects = effects_of(where.journal_reader, cluster, run_id, begun - CLOCKS_APART_MS)
-            _tag(context, _plan_tags(sorted({one.plan_id for one in effects if one.plan_id})))
+            effects = done()
+            _tag(context, _plan_tags(_plans_of(effects)))
             _register(context, cluster, effects)
             for event in events_of(effects, cluster, run_id, own=_own(context), made=made):
                 context.log_event(event)
@@ -85,7 +90,7 @@ def events_of(
         some = [one for one in mine if one.changed is changed]
         if some and not (made and changed.value in own):
             found.append(_observed(key(cluster, changed.value), some, run_id))
-    for plan_id in sorted({one.plan_id for one in mine if one.plan_id}):
+    for plan_id in _plans_of(mine):
         kind = kind_of(plan_id)
         if asset := kind and _PAGE_OF.get(kind):
             some = [one for one in mine if one.plan_id == plan_id]
@@ -100,20 +105,22 @@ def events_of(
     return found
 
 
-def plans_shown(where: Cluster, run_id: str, begun: int) -> dg.MetadataValue:
-    """The plans that ordered what a run did, which began then (ms): a link each. Raises StoreError."""
-    effects = effects_of(where.journal_reader, where.settings.cluster, run_id, begun - CLOCKS_APART_MS)
-    return show.bullets([show.applied_by(plan) for plan in sorted({one.plan_id for one in effects if one.plan_id})])
+def plans_shown(effects: Iterable[Effect]) -> dg.MetadataValue:
+    """The plans that ordered what a run did: a link each."""
+    return show.bullets([show.applied_by(plan) for plan in _plans_of(effects)])
+
+
+def _plans_of(effects: Iterable[Effect]) -> list[str]:
+    return sorted({one.plan_id for one in effects if one.plan_id})
 
 
 def _observed(asset_key: dg.AssetKey, effects: Sequence[Effect], run_id: str) -> dg.AssetObservation:
-    plans = sorted({one.plan_id for one in effects if one.plan_id})
-    epochs = sorted({epoch for plan in plans if (epoch := epoch_of(plan))})
+    epochs = sorted({epoch for plan in _plans_of(effects) if (epoch := epoch_of(plan))})
     metadata: dict[str, Any] = {
         "run": dg.MetadataValue.dagster_run(run_id),
         "rows of the journal": sum(one.rows for one in effects),
         "outcomes": dg.MetadataValue.md(outcomes(effects)),
-        "plans": show.bullets([show.applied_by(plan) for plan in plans]),
+        "plans": plans_shown(effects),
         "all of it": dg.MetadataValue.md(f"`pulsar-lifecycle journal --run {run_id}`"),
     }
     return dg.AssetObservation(asset_key, metadata=metadata | ({EPOCH: epochs[-1]} if epochs else {}))

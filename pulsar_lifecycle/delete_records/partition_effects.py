@@ -26,7 +26,7 @@ from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, Unava
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Position, Topic, cursor_name
-from pulsar_lifecycle.ports import Children, Node
+from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
@@ -262,9 +262,8 @@ class PartitionDeletion:
     def _lost_subscription(self) -> Why | None:
         """Asked just before the ledgers leave the list: one may have been deleted since the partition was read."""
         path = f"{MANAGED_LEDGERS_ROOT}/{self._topic.managed_ledger}"
-        listing = self._ports.store.children([path])[0]
-        names = listing.names if isinstance(listing, Children) else ()
-        return cut_rules.subscription_missing(self._named, {cursor_name(name) for name in names})
+        there = snapshot.cursors(self._ports.store, path)
+        return cut_rules.subscription_missing(self._named, {cursor_name(name) for name in there})
 
     def _raised(self, info: ManagedLedgerInfo) -> ManagedLedgerInfo:
         return low_watermark.raised(info, self._low_watermark)

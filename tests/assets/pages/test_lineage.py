@@ -140,9 +140,10 @@ def test_a_deletion_run_that_ends_early_is_on_the_page_of_what_it_deleted(
             deleted(scene, ends=ends).execute_in_process(instance=instance, raise_on_error=False)
         (page,) = observed(instance, "ledger_deletions")
         assert "| delete-ledger | delete | deleted | 1 |" in page["outcomes"]
-        plans = lineage.plans_shown(scene.cluster, page["run"], scene.now).value
+        journal, since = scene.cluster.journal_reader, scene.now - lineage.CLOCKS_APART_MS
+        plans = lineage.plans_shown(effects_of(journal, "test", page["run"], since)).value
         assert plans == f"- {show.applied_by('orphans-e0-1')}"
-        assert lineage.plans_shown(scene.cluster, "another", scene.now).value == show.NOTHING
+        assert lineage.plans_shown(effects_of(journal, "test", "another", since)).value == show.NOTHING
 
 
 def test_a_run_executed_again_does_not_keep_the_plan_of_the_run_before(scene: RetentionScene) -> None:
