@@ -111,6 +111,15 @@ def misplaced(view: PartitionView, position: MessagePosition) -> Refusal | None:
     return None
 
 
+def unmeasured(view: PartitionView, asked: MessagePosition | int) -> Refusal | None:
+    """Why nothing is cut at the end, or inside a last ledger whose length nobody knows; None if that does not matter."""
+    if view.unmeasured is None or view.end is None:
+        return None
+    if isinstance(asked, MessagePosition) and highest(view.first, asked) <= view.end:
+        return None
+    return Refusal(RecordsError.UNREAD, view.unmeasured)
+
+
 def not_yet(time: Timestamp, now: int) -> Refusal:
     """Why nothing is cut at a time that is later than ``now`` (ms): messages from before it are still to come."""
     text = (

@@ -41,6 +41,8 @@ class PartitionView:
     ledger of the compacted view; ``pending_acks``: subscriptions with acknowledgements in transactions. ``loaded``: why
     it counts as loaded; ``broker``: who lists it; ``consumers``: subscriptions that it has, durable or not.
     ``protected``: why nothing of it may be written. ``replicators``: how the cursors of replicators begin.
+    ``unmeasured``: why nobody knows how many entries its last ledger has; its extent has none then, and ``end`` is
+    where it begins.
     """
 
     topic: Topic
@@ -57,6 +59,7 @@ class PartitionView:
     pending_acks: frozenset[str] = frozenset()
     consumers: frozenset[str] = frozenset()
     replicators: frozenset[str] = frozenset({REPLICATOR})
+    unmeasured: Why | None = None
 
     @property
     def end(self) -> MessagePosition | None:

@@ -177,6 +177,8 @@ class PartitionDeletion:
         if at_end and read.view.info.terminated is not None:
             text = f"{self._topic} was terminated since the plan was made, and its last ledger stays: plan again"
             return Refusal.plain(RecordsError.CHANGED, text)
+        if refusal := cut_rules.unmeasured(read.view, self._low_watermark):
+            return refusal
         cut = cut_rules.cut_at(read.view, END if at_end else self._low_watermark, replace(self._options, exact=False))
         planned = {one["cursor"] for one in self._row["moved_cursors"]}
         if new := sorted(name for name, _ in cut.moved if name not in planned):

@@ -150,6 +150,8 @@ class _Planning:
         """What a partition's offset cuts off it, and why it is not cut."""
         if isinstance(read, Refusal):
             return None, read
+        if isinstance(offset, MessagePosition) and (refusal := cut_rules.unmeasured(read.view, offset)):
+            return None, refusal
         if isinstance(offset, MessagePosition) and (misplaced := cut_rules.misplaced(read.view, offset)):
             return None, misplaced
         if isinstance(offset, Timestamp) and offset.ms > self._run.now:
@@ -158,9 +160,12 @@ class _Planning:
             return None, answer
         asked = offset
         if isinstance(offset, Timestamp):
-            asked = (answer.position if answer else None) or END
+            followed = answer is not None and not (answer.at_end and read.view.unmeasured)
+            asked = (answer.position if answer and followed else None) or END
         if isinstance(asked, Timestamp):
             raise TypeError(asked)
+        if refusal := cut_rules.unmeasured(read.view, asked):
+            return None, refusal
         cut = cut_rules.cut_at(read.view, asked, self._options)
         delivery = (answer.latest_deliver_at or 0) if answer else 0
         refusal = cut_rules.refuse(

@@ -24,7 +24,7 @@ from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import low_watermark, snapshot
@@ -93,11 +93,12 @@ def view_of(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: Topic) -
         raise NotFound(f"{path} does not exist: there is no such topic or partition") from refusal
     node, info, cursors = reading.node, reading.info, reading.cursors
     copies = copies_of(reading.rows([item.ledger_id for item in info.ledgers]), topic, run.context)
+    extents, unmeasured = _extents(ports, root, info, copies)
     view = PartitionView(
         topic,
         info,
         low_watermark.of(info.properties),
-        _extents(ports, root, info, copies),
+        extents,
         cursors,
         snapshot.positions(ports, root, cursors),
         copies,
@@ -108,13 +109,15 @@ def view_of(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: Topic) -
         _pending_acks(ports, topic, cursors),
         frozenset(clients.consumers) if (clients := brokers.connections.get(str(topic))) else frozenset(),
         brokers.replicators,
+        unmeasured,
     )
     return Read(view, reading)
 
 
 def _extents(
     ports: Ports, root: str, info: ManagedLedgerInfo, copies: Mapping[int, BookKeeperCopy]
-) -> tuple[Extent, ...]:
+) -> tuple[tuple[Extent, ...], Why | None]:
+    """What is listed, and ``PartitionView.unmeasured``. Raises Refused for the length of any but the last ledger."""
     items = sorted(info.ledgers, key=lambda item: item.ledger_id)
     rows = [copies[item.ledger_id].row for item in items]
     still_open = [i.ledger_id for i, row in zip(items, rows, strict=True) if row and row["state"] != _CLOSED]
@@ -122,6 +125,7 @@ def _extents(
     asked = [(i, m) for i, m in metadata.items() if isinstance(m, LedgerMetadata)]
     last = dict(zip((i for i, _ in asked), ports.reader.last_entries(asked), strict=True))
     found: list[Extent] = []
+    unmeasured: Why | None = None
     for item, row in zip(items, rows, strict=True):
         entries, written = item.entries, 0
         if row and row["state"] == _CLOSED:
@@ -133,7 +137,9 @@ def _extents(
                     f"ledger {item.ledger_id}: how many entries it has cannot be known: {entry}; start that bookie, or "
                     "have its topic unloaded, which closes the ledger, then ask again"
                 )
-                raise RefusedBy(Code.LENGTH_UNKNOWN, text)
+                if item is not items[-1]:
+                    raise RefusedBy(Code.LENGTH_UNKNOWN, text)
+                unmeasured = Why(Code.LENGTH_UNKNOWN, f"{text}; or ask for {item.ledger_id}:0, or a position below it")
             entries = 0
             if entry is not None and not isinstance(entry, LifecycleError):
                 entries, written = entry.entry_id + 1, (entry.length or 0) * max(row["write_quorum"] or 1, 1)
@@ -141,7 +147,7 @@ def _extents(
             text = f"ledger {item.ledger_id}: neither its topic nor BookKeeper says how many entries it has"
             raise RefusedBy(Code.LENGTH_UNKNOWN, text)
         found.append(Extent(item if item.entries else replace(item, entries=entries), entries, written))
-    return tuple(found)
+    return tuple(found), unmeasured
 
 
 _CLOSED = LedgerState.CLOSED.name

@@ -23,7 +23,7 @@ from pulsar_lifecycle.delete_records.times.time_offsets import (
     resolve,
 )
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused, StoreError
-from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Why
@@ -70,10 +70,10 @@ def read_offsets(
             or (topic.namespace in used and position > view.first)
         ):
             asked[topic] = position, offset
-        elif view.first < position < view.end:
+        elif _inside(view, position):
             others[topic] = position, offset
     asked |= {topic: others[topic] for topic in _across(cluster, ports, views, others)}
-    ledgers = _ledgers(cluster, ports, {topic: views[topic].info for topic in asked})
+    ledgers = _ledgers_of(cluster, ports, {topic: views[topic] for topic in asked})
     questions: dict[TopicPartition, Question] = {}
     found: dict[TopicPartition, ResolvedOffset | Refusal] = {}
     for topic, (position, offset) in asked.items():
@@ -84,8 +84,21 @@ def read_offsets(
             by_time = offset.ms if isinstance(offset, Timestamp) else None
             questions[topic] = Question(topic, own, start, by_time, None if by_time is not None else position)
     for (topic, _), answer in zip(questions.items(), resolve(cluster, list(questions.values())), strict=True):
-        found[topic] = _refusal(answer) or answer
+        found[topic] = _open_end(views[topic], answer) or _refusal(answer) or answer
     return found
+
+
+def _inside(view: PartitionView, position: MessagePosition) -> bool:
+    """Whether there are, or may be, messages on both sides of a position."""
+    if view.first is None or view.end is None or position <= view.first:
+        return False
+    return position < view.end or (view.unmeasured is not None and position == view.end)
+
+
+def _open_end(view: PartitionView, answer: ResolvedOffset) -> Refusal | None:
+    """What is open below may end in a last ledger that nobody can read to its end."""
+    still_open = answer.unfinished_transactions or answer.unfinished_chunks
+    return Refusal(RecordsError.UNREAD, view.unmeasured) if view.unmeasured and still_open else None
 
 
 def _across(
@@ -121,7 +134,7 @@ def counts_between(
 ) -> dict[TopicPartition, Counts]:
     """How much remains readable below each low watermark; a partition is missing where that cannot be read."""
     inexact = {topic: pair for topic, pair in cuts.items() if not pair[1].exact}
-    ledgers = _ledgers(cluster, ports, {topic: view.info for topic, (view, _) in inexact.items()})
+    ledgers = _ledgers_of(cluster, ports, {topic: view for topic, (view, _) in inexact.items()})
     spans = [
         (topic, own, cut.first_readable, cut.low_watermark)
         for topic, (_, cut) in inexact.items()
@@ -129,6 +142,24 @@ def counts_between(
     ]
     counted = zip(spans, count_between(cluster, spans), strict=True)
     return {span[0]: counts for span, counts in counted if isinstance(counts, Counts)}
+
+
+def _ledgers_of(
+    cluster: Cluster, ports: Ports, views: Mapping[TopicPartition, PartitionView]
+) -> dict[TopicPartition, tuple[ReadableLedger, ...] | LifecycleError]:
+    """All that partitions list; of a last ledger whose length nobody knows, nothing but where it begins."""
+    infos = {topic: replace(v.info, ledgers=_measured(v)) for topic, v in views.items()}
+    found = _ledgers(cluster, ports, infos)
+    for topic, view in views.items():
+        own = found[topic]
+        if view.unmeasured and not isinstance(own, LifecycleError):
+            found[topic] = (*own, ReadableLedger(view.extents[-1].ledger_id, -1, 0, None))
+    return found
+
+
+def _measured(view: PartitionView) -> tuple[LedgerInfo, ...]:
+    last = view.extents[-1].ledger_id if view.unmeasured else None
+    return tuple(item for item in view.info.ledgers if item.ledger_id != last)
 
 
 def _ledgers(
@@ -152,7 +183,9 @@ def cut_since(
     ``end``: the partition's end when that was looked at; ``unfinished``: UUIDs of messages that had begun below the
     position then, and had not ended, as far as anybody read. Raises what the stores and the bookies raise.
     """
-    if view.first is None or view.end is None or not view.first < position < view.end or view.end <= end:
+    if not _inside(view, position) or view.first is None or view.end is None:
+        return None
+    if view.end <= end and view.unmeasured is None:
         return None
     entries, start = TopicEntryReader(ports.reader, ports.objects), view.first
 

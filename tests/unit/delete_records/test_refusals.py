@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
-from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp
 from pulsar_lifecycle.delete_records.topic_view import clusters_of
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
+from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.records.codes import Code
@@ -23,7 +24,8 @@ from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.topics import low_watermark
 from pulsar_lifecycle.topics.policies import CLUSTERS, NamespacePolicies, Unknown, Unreadable
 from tests.kit.fakes.broker_admin import FakeSubscription
-from tests.kit.records.records_scene import RecordsScene
+from tests.kit.records.records_scene import HOUR, RecordsScene
+from tests.kit.records.topic_times import sent
 from tests.kit.simulated.cluster import compacted_tags
 from tests.kit.simulated.pipeline import Policy
 
@@ -176,9 +178,36 @@ def unreadable(scene: RecordsScene) -> None:
 def test_what_cannot_be_read_has_the_code_of_what_it_is(planted: Callable[[RecordsScene], None], code: Code) -> None:
     scene = RecordsScene()
     planted(scene)
-    (row,) = scene.plan(scene.at(2, 3))
+    (row,) = scene.plan(END)
     assert (row["error"], row["code"]) == (RecordsError.UNREAD, code), row
     assert ("have its topic unloaded" in row["reason"]) == (code is Code.LENGTH_UNKNOWN)
+
+
+def test_what_is_before_a_last_ledger_of_unknown_length_goes_and_nothing_inside_it() -> None:
+    scene = RecordsScene()
+    scene.writes_loaded = True
+    scene.load()
+    last = scene.ids[scene.topic][-1]
+    scene.cluster.reader.payloads[last] = [sent(HOUR + 1000 + at) for at in range(4)]
+    scene.plan(scene.at(5, 2))
+    scene.cluster.reader.failures[last] = Unavailable("bookie b1: timed out")
+    (result,) = scene.apply()  # of a plan that knew the length
+    assert (result.error, scene.listed()) == (RecordsError.UNREAD, scene.ids[scene.topic])
+    for offset in (END, scene.at(5, 2), Timestamp(HOUR + 2000)):
+        (row,) = scene.plan(offset)
+        assert (row["error"], row["code"]) == (RecordsError.UNREAD, Code.LENGTH_UNKNOWN), row
+    for offset in (Timestamp(HOUR + 25), scene.at(2, 5), scene.at(5, 0)):
+        (row,) = scene.plan(offset, options=Options(exact=offset == scene.at(5, 0)))
+        assert row["error"] is None, row
+        scene.apply()
+        assert scene.properties()[LOW_WATERMARK] == row["low_watermark"]
+    assert scene.listed() == [last]
+    del scene.cluster.reader.failures[last]
+    (row,) = scene.plan(scene.at(5, 2))
+    scene.apply()
+    scene.cluster.reader.failures[last] = Unavailable("bookie b1: timed out")
+    (row,) = scene.plan(scene.at(5, 0))  # the low watermark is beyond: it is none of another topic
+    assert row["code"] == Code.LENGTH_UNKNOWN
 
 
 def test_a_position_that_the_low_watermark_is_beyond_is_no_way_to_be_exact() -> None:
