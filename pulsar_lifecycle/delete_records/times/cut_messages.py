@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from pulsar_lifecycle.delete_records.times.publish_times import envelope
-from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, end_of
+from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, end_of, is_lost
 from pulsar_lifecycle.delete_records.times.time_offsets import Question, ask_each, runs_between
-from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, LifecycleError, StoreError
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, StoreError
 from pulsar_lifecycle.formats.message import Envelope
 from pulsar_lifecycle.model import MessagePosition, Position
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -74,9 +74,7 @@ def _part(ledger: ReadableLedger, entry_id: int, entries: TopicEntryReader) -> E
         return envelope(Position(ledger.ledger_id, entry_id), entries.one(ledger, entry_id))
     except CorruptFormat:
         return None
-    except AccessDenied:
-        raise
-    except StoreError:
-        if ledger.offloaded is not None:  # what a bucket refuses may be there
+    except StoreError as error:
+        if ledger.offloaded is not None or not is_lost(error):  # what a bucket refuses may be there
             raise
         return None

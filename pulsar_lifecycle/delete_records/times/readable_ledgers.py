@@ -13,18 +13,27 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location, OffloadedLedger, open_offloaded
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, RefusedBy, Unavailable
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    CorruptFormat,
+    LifecycleError,
+    NotFound,
+    RefusedBy,
+    StoreError,
+    Unavailable,
+)
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import MessagePosition, Position
-from pulsar_lifecycle.ports import LedgerReader, Node, ObjectStore, Unread
+from pulsar_lifecycle.ports import EntryBatch, LedgerReader, Node, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.scan import stored_references
 
 OPEN_RUN = 500
 """Entries that are read at once where they are not streamed, as of an open ledger."""
+_Read = tuple[Position, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +110,40 @@ class TopicEntryReader:
         assert ledger.metadata is not None
         return self._reader.read(ledger.ledger_id, ledger.metadata, entry_id, entry_id)[0].payload
 
-    def all(self, ledger: ReadableLedger, first: int, last: int) -> Iterator[tuple[Position, bytes]]:
-        """Entries first..last, both inclusive, in order. Raises as the port that they are read from."""
+    def all(self, ledger: ReadableLedger, first: int, last: int, *, without_lost: bool) -> Iterator[_Read]:
+        """Entries first..last, both inclusive, in order. Raises as the port that they are read from.
+
+        ``without_lost``: what :func:`is_lost` of a closed ledger is left out, as nobody can read it any more.
+        """
         ledger_id, metadata = ledger.ledger_id, ledger.metadata
         if ledger.offloaded is not None:
-            batches = self._copy(ledger.offloaded).stream(first, last)
-        elif metadata is not None and metadata.state == LedgerState.CLOSED:
-            batches = self._reader.stream(ledger_id, metadata, first, last)
-        else:
+            yield from _each(ledger_id, self._copy(ledger.offloaded).stream(first, last))
+        elif metadata is None or metadata.state != LedgerState.CLOSED:
             yield from self.in_pieces(ledger, first, last)
-            return
-        with closing(batches):  # pyrefly: ignore[bad-specialization]  # both are generators
-            for batch in batches:
-                for entry_id, payload in enumerate(batch.payloads, batch.first):
-                    yield Position(ledger_id, entry_id), payload
+        else:
+            at = first
+            while at <= last:
+                try:
+                    for found in _each(ledger_id, self._reader.stream(ledger_id, metadata, at, last)):
+                        yield found
+                        at = found[0].entry_id + 1
+                except StoreError as error:
+                    if not (without_lost and is_lost(error)):
+                        raise
+                    at = self._next_readable(ledger, at + 1, last)
 
-    def in_pieces(self, ledger: ReadableLedger, first: int, last: int) -> Iterator[tuple[Position, bytes]]:
+    def _next_readable(self, ledger: ReadableLedger, first: int, last: int) -> int:
+        for entry_id in range(first, last + 1):
+            try:
+                self.one(ledger, entry_id)
+            except StoreError as error:
+                if not is_lost(error):
+                    raise
+            else:
+                return entry_id
+        return last + 1
+
+    def in_pieces(self, ledger: ReadableLedger, first: int, last: int) -> Iterator[_Read]:
         """As :meth:`all`, without a stream: other threads may read with the same reader meanwhile."""
         starts = [*range(first, last + 1, OPEN_RUN), last + 1]
         for start, end in pairwise(starts):
@@ -134,6 +161,18 @@ class TopicEntryReader:
                 raise _no_object_store(location)
             self._offloaded[location] = open_offloaded(self._objects, location)
         return self._offloaded[location]
+
+
+def is_lost(error: LifecycleError) -> bool:
+    """Whether an error of a read of bookies says that every replica answered, and none has the entry."""
+    return isinstance(error, StoreError) and not isinstance(error, AccessDenied)
+
+
+def _each(ledger_id: int, batches: Iterator[EntryBatch]) -> Iterator[_Read]:
+    with closing(batches):  # pyrefly: ignore[bad-specialization]  # all are generators
+        for batch in batches:
+            for entry_id, payload in enumerate(batch.payloads, batch.first):
+                yield Position(ledger_id, entry_id), payload
 
 
 def _ledger(

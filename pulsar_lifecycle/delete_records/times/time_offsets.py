@@ -26,8 +26,8 @@ from pulsar_lifecycle.delete_records.times.publish_times import (
     envelope,
     span,
 )
-from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, end_of
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy
+from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, end_of, is_lost
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy, StoreError
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.records.codes import Code
@@ -198,14 +198,15 @@ def _guarded(question: Question, entries: TopicEntryReader) -> _Found:
     try:
         return _place(question, entries)
     except LifecycleError as error:
-        return _unanswered(error)
+        return _unanswered(error, question.timestamp)
 
 
-def _unanswered(error: LifecycleError) -> ResolvedOffset:
+def _unanswered(error: LifecycleError, time_ms: int | None) -> ResolvedOffset:
     problem = OffsetProblem.NOT_A_MESSAGE if isinstance(error, CorruptFormat) else OffsetProblem.UNREADABLE
     if isinstance(error, RefusedBy) and error.code is Code.NO_OBJECT_STORE:
         problem = OffsetProblem.NO_OBJECT_STORE
-    return ResolvedOffset(None, problem, str(error))
+    way = "; nobody can read it any more: ask for a position in place of the time" if time_ms is not None and is_lost(error) else ""
+    return ResolvedOffset(None, problem, f"{error}{way}")
 
 
 def _place(question: Question, entries: TopicEntryReader) -> _Found:
@@ -229,7 +230,12 @@ def _place(question: Question, entries: TopicEntryReader) -> _Found:
                 None, OffsetProblem.BEYOND_END, f"ledger {ledger.ledger_id} has the entries 0 .. {ledger.last_entry_id}"
             )
         return _Place(position, at_end=position == end)
-    found = envelope(position.entry, entries.one(ledger, position.entry_id))
+    try:
+        found = envelope(position.entry, entries.one(ledger, position.entry_id))
+    except StoreError as error:
+        if position.batch_index or ledger.offloaded is not None or not is_lost(error):
+            raise
+        return _Place(position)
     if position.batch_index and position.batch_index >= (found.batch_size or 1):
         messages = f"a batch of {found.batch_size} messages" if found.batch_size is not None else "no batch"
         return ResolvedOffset(None, OffsetProblem.NO_SUCH_BATCH_INDEX, f"entry {position.entry} is {messages}")
@@ -290,9 +296,9 @@ class _Read:
             entries = TopicEntryReader(ports.reader, ports.objects_if_set)
             for index, ledger, first, last, time_ms in pieces:
                 try:
-                    found.append((index, span(entries.all(ledger, first, last), time_ms)))
+                    found.append((index, span(entries.all(ledger, first, last, without_lost=time_ms is None), time_ms)))
                 except LifecycleError as error:
-                    found.append((index, _unanswered(error)))
+                    found.append((index, _unanswered(error, time_ms)))
         return found
 
 

@@ -20,12 +20,13 @@ class FakeLedgerReader:
     """``payloads`` are the entries of each ledger that has any; ``failures`` are raised for the ledgers named there.
 
     Every bookie of a ledger's ensemble holds what it should, but for the ledgers it has ``collected``; one in
-    ``unanswered`` does not answer.
+    ``unanswered`` does not answer. No bookie has an entry that is ``lost`` (ledger, entry) any more.
     """
 
     def __init__(self) -> None:
         self.collected: dict[str, set[int]] = {}
         self.unanswered: set[str] = set()
+        self.lost: set[tuple[int, int]] = set()
         self.payloads: dict[int, list[bytes]] = {}
         self.failures: dict[int, LifecycleError] = {}
 
@@ -59,8 +60,9 @@ class FakeLedgerReader:
         if first > last:
             return []
         payloads = self._payloads(ledger_id)
-        if last >= len(payloads):
-            raise StoreError(f"entry {ledger_id}:{len(payloads)}: every replica answered and none has it")
+        missing = {*range(len(payloads), last + 1)} | {at for i, at in self.lost if i == ledger_id}
+        if nowhere := sorted(missing.intersection(range(first, last + 1))):
+            raise StoreError(f"entry {ledger_id}:{nowhere[0]}: every replica answered and none has it")
         return [Entry(ledger_id, i, payloads[i]) for i in range(first, last + 1)]
 
     def stream(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> Iterator[EntryBatch]:
@@ -81,8 +83,12 @@ class FakeLedgerReader:
 
     def _batches(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> Iterator[EntryBatch]:
         for at in range(first, last + 1, 10):
-            entries = self.read(ledger_id, metadata, at, min(at + 9, last))
-            yield EntryBatch(at, [entry.payload for entry in entries])
+            end = min(at + 9, last)
+            whole = min((e for i, e in self.lost if i == ledger_id and at <= e <= end), default=end + 1)
+            if whole > at:
+                entries = self.read(ledger_id, metadata, at, whole - 1)
+                yield EntryBatch(at, [entry.payload for entry in entries])
+            self.read(ledger_id, metadata, whole, end)
 
     def _payloads(self, ledger_id: int) -> list[bytes]:
         if ledger_id in self.failures:

@@ -209,6 +209,7 @@ def test_an_open_transaction_below_is_an_error(name: str) -> None:
     assert row["error"] == RecordsError.TRANSACTION_BELOW
     for end in (commit, abort):
         scene.cluster.reader.payloads[ids[3]][4] = end(HOUR + 34, 7)
+        scene.cluster.reader.lost = {(ids[1], 2), (ids[3], 1)}  # nobody can read them: they keep nothing
         (row,) = scene.plan(scene.at(2, 0))
         assert row["error"] is None
 

@@ -214,8 +214,27 @@ def test_a_partition_that_cannot_be_read_does_not_hold_up_the_others(topic, erro
         topic.cluster,
         [Question(TOPIC, other, at("0:0"), timestamp=50), Question(TOPIC, other, at("4:0"), timestamp=50)],
     )
-    assert (lost.position, lost.problem, lost.detail) == (None, OffsetProblem.UNREADABLE, str(error))
+    assert (lost.position, lost.problem) == (None, OffsetProblem.UNREADABLE)
+    assert lost.detail.startswith(str(error))
+    assert ("ask for a position" in lost.detail) == isinstance(error, StoreError)
     assert (fine.position, fine.goes.messages) == (at("4:1"), 1)
+
+
+@pytest.mark.parametrize("gone", [(1, 0), (1, 1), (1, 2), (9, 0)])
+def test_an_entry_that_nobody_has_any_more_keeps_no_position(topic, gone):
+    """But for an open ledger, where it may be on its way."""
+    topic.reader.lost.add(gone)
+    for position in ("1:1", "4:2", "9:1"):
+        opened = gone[0] == 9 and position == "9:1"
+        assert topic.at(position).problem is (OffsetProblem.UNREADABLE if opened else None)
+    assert topic.at("4:2").goes.entries == (4 if gone[0] == 1 else 5)
+
+
+def test_a_ledger_that_nobody_has_any_more_keeps_no_position_behind_it_and_none_inside_a_batch(topic):
+    topic.reader.failures[1] = StoreError("none has it")
+    assert topic.at("4:1").goes.entries == 1
+    assert topic.at("1:2").position == at("1:2")
+    assert topic.at("1:1:2").problem is OffsetProblem.UNREADABLE
 
 
 def test_an_object_that_is_gone_is_unreadable(topic):
