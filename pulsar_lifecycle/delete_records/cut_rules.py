@@ -112,7 +112,7 @@ def misplaced(view: PartitionView, position: MessagePosition) -> Refusal | None:
 
 
 def unmeasured(view: PartitionView, asked: MessagePosition | int) -> Refusal | None:
-    """Why nothing is cut at the end, or inside a last ledger whose length nobody knows; None if that does not matter."""
+    """Why nothing is cut at the end, or inside a last ledger of unknown length; None if that does not matter."""
     if view.unmeasured is None or view.end is None:
         return None
     if isinstance(asked, MessagePosition) and highest(view.first, asked) <= view.end:

@@ -13,7 +13,13 @@ from itertools import count
 from typing import Any
 
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
-from pulsar_lifecycle.delete_records.partition_answers import answers, bookies_holding, not_deleted, sent_at
+from pulsar_lifecycle.delete_records.partition_answers import (
+    answers,
+    bookies_holding,
+    not_deleted,
+    queue_is_empty,
+    sent_at,
+)
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition
 from pulsar_lifecycle.deletion.deletion_run import delete_pending
 from pulsar_lifecycle.deletion.planning import judged_scan
@@ -27,7 +33,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import unsaid
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of
+from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of, topic_ports
 
 AT_LEAST_MS = 5_000
 """Between two deletion runs, however short the settings' delays are."""
@@ -57,7 +63,7 @@ def finish(
     due: int | None = None
     while (left := deadline - clock.now_ms()) > 0 and (waiting := not_deleted(cluster, rows, refused)):
         sent = sent_at(cluster, waiting)
-        if not sent:
+        if not sent or (due is not None and _nothing_waits(cluster)):
             break  # no message asks for them: no deletion run will take them
         if due is None:
             due = max(sent.values()) + _delivered_after(cluster)
@@ -99,6 +105,11 @@ def make_covered(cluster: Cluster, run_id: str, progress: Callable[[str], None])
             raise
         progress(f"{refusal}: another scan begins")
         judged_scan.scan(cluster, run_id)
+
+
+def _nothing_waits(cluster: Cluster) -> bool:
+    with topic_ports(cluster, read_only=True) as ports:
+        return queue_is_empty(ports)
 
 
 def _delivered_after(cluster: Cluster) -> int:

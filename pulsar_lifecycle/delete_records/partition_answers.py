@@ -54,6 +54,7 @@ def answers(
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
         where: dict[int, Absence] = {}
+        known: dict[int, DeletedLedger] = {}
         while True:  # topics are read once more after the wait: one of them may be another one by then
             found, kept, going = _asked(ports, root, rows, refused, earlier)
             ledgers = {i: one for own in going.values() for i, one in own.items() if i not in where}
@@ -61,11 +62,16 @@ def answers(
                 break
             if bookies:
                 ledgers = _with_metadata(cluster, rows, planned_at, ledgers)
+            known |= ledgers
             ordered = [ledgers[i] for i in sorted(ledgers)]
             absent = wait_until_gone(ports, root, ordered, bookies=bookies, deadline_ms=deadline)
             where |= {one.ledger_id: one for one in absent}
         deletable = [i for i, one in where.items() if one.presence in _DELETABLE]
-        unsent = set(deletable).difference(sent_at(cluster, deletable))
+        sent = sent_at(cluster, deletable)
+        unsent = set(deletable).difference(sent)
+        if sent and queue_is_empty(ports):  # another installation took the messages, or they are lost
+            still = look(ports, root, [DeletedLedger(i, None, known[i].copies) for i in sorted(sent)], bookies=False)
+            unsent |= {one.ledger_id for one in still if one.presence in _DELETABLE}
         for name, own in kept.items():
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
             found[Topic.parse(name)] = _result(own, there, unsent)
@@ -115,6 +121,14 @@ def sent_at(cluster: Cluster, ledgers: Collection[int]) -> dict[int, int]:
     for marks in (marked_ledgers(journal, name), marked_offloads(journal, name)):
         found |= {i: max(marks[i][1], found.get(i, 0)) for i in ledgers if i in marks}
     return found
+
+
+def queue_is_empty(ports: Ports) -> bool:
+    """Whether no message waits for a deletion run, due or not; False where brokers do not say it."""
+    try:
+        return not ports.queue.backlog()
+    except LifecycleError:
+        return False
 
 
 def _asked(

@@ -205,7 +205,8 @@ def _unanswered(error: LifecycleError, time_ms: int | None) -> ResolvedOffset:
     problem = OffsetProblem.NOT_A_MESSAGE if isinstance(error, CorruptFormat) else OffsetProblem.UNREADABLE
     if isinstance(error, RefusedBy) and error.code is Code.NO_OBJECT_STORE:
         problem = OffsetProblem.NO_OBJECT_STORE
-    way = "; nobody can read it any more: ask for a position in place of the time" if time_ms is not None and is_lost(error) else ""
+    lost = time_ms is not None and is_lost(error)
+    way = "; nobody can read it any more: ask for a position in place of the time" if lost else ""
     return ResolvedOffset(None, problem, f"{error}{way}")
 
 

@@ -96,6 +96,25 @@ def test_a_compacted_view_that_a_broker_left_behind_must_be_gone_too() -> None:
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
 
 
+def test_messages_that_another_installation_took_are_not_waited_for() -> None:
+    """It keeps what it did not mark, and its journal alone says so."""
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(2, 0))
+    (result,) = scene.apply()
+    assert "run `delete_pending`" in result.reason
+    scene.cluster.deletion_topics.waiting.clear()
+    (result,) = scene.apply(dry_run=True)
+    assert result.error is RecordsError.TIMEOUT
+    assert f"no message in the deletion queue asks for 2 of them, the first: {ids[0]}" in result.reason
+    scans = len(scene.scans)
+    began = scene.cluster.clock.now_ms()
+    (result,) = scene.apply(Patience(answers=7200, finish=True))
+    assert f"no message in the deletion queue asks for 2 of them, the first: {ids[0]}" in result.reason
+    assert (scene.cluster.clock.now_ms() - began) < 7_200_000
+    assert len(scene.scans) == scans
+
+
 def test_asking_again_waits_for_the_bookies_of_what_was_deleted_before() -> None:
     scene = RecordsScene()
     ids, asked = scene.ids[scene.topic], Patience(bookies=True)
