@@ -37,6 +37,10 @@ from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, 
 
 PENDING_ACKS = "__transaction_pending_ack"
 """End of the local name of a topic that holds a subscription's acknowledgements in transactions (MLPendingAckStore)."""
+CLUSTERS_ROOT = "/admin/clusters"
+"""A z-node for each cluster of the instance (ClusterResources)."""
+GLOBAL = "global"
+"""The z-node there that stands for no cluster (Constants.GLOBAL_CLUSTER)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +201,22 @@ def replication_of(
     for namespace, path, node in zip(namespaces, paths, configuration.read(paths), strict=True):
         by_namespace[namespace] = _named(path, node)
         own[namespace] = read_namespace(ports.store, ports.reader, namespace, root)
-    found = {topic: clusters_of(topic, by_namespace[topic.namespace], own[topic.namespace]) for topic in asked}
+    alone = any(policies.unknown for policies in own.values()) and _is_alone(configuration, cluster)
+    found = {
+        topic: by_namespace[topic.namespace]
+        if alone and own[topic.namespace].unknown
+        else clusters_of(topic, by_namespace[topic.namespace], own[topic.namespace])
+        for topic in asked
+    }
     return {topic: others(cluster, named) for topic, named in found.items()}
+
+
+def _is_alone(configuration: MetadataStore, cluster: str) -> bool:
+    """Whether there is no other cluster that a topic's own policies could name: then nobody needs to read them."""
+    (listing,) = configuration.children([CLUSTERS_ROOT])
+    if listing is None or isinstance(listing, Unread) or len(listing.names) != listing.num_children:
+        return False
+    return {*listing.names} - {GLOBAL} == {cluster}
 
 
 def others(cluster: str, named: Clusters) -> Clusters:

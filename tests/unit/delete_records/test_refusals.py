@@ -368,6 +368,30 @@ def test_a_topic_whose_clusters_are_no_list_is_refused(said: Any) -> None:
     assert found.error is RecordsError.UNREAD
 
 
+@pytest.mark.parametrize(
+    ("clusters", "policies", "error"),
+    [
+        (("fake", "global"), b"{}", None),
+        (("fake", "global"), b'{"replication_clusters": ["fake"]}', None),
+        (("fake", "global"), b'{"replication_clusters": ["fake", "eu"]}', RecordsError.REPLICATION_BELOW),
+        (("fake", "eu"), b'{"replication_clusters": ["fake"]}', RecordsError.UNREAD),
+        ((), b'{"replication_clusters": ["fake"]}', RecordsError.UNREAD),
+    ],
+)
+def test_policies_that_cannot_be_known_matter_where_there_is_another_cluster(
+    clusters: tuple[str, ...], policies: bytes, error: RecordsError | None
+) -> None:
+    scene = RecordsScene()
+    for name in clusters:
+        scene.cluster.put(f"/admin/clusters/{name}", b"{}")
+    scene.cluster.put("/admin/policies/acme/orders", policies)
+    scene.cluster.put("/managed-ledgers/acme/orders/persistent/__change_events", b"\xffno topic")
+    (row,) = scene.plan(scene.at(2, 0))
+    assert row["error"] == error, row
+    (result,) = scene.apply()
+    assert result.error is (error or RecordsError.TIMEOUT), result
+
+
 def test_a_topic_whose_policies_cannot_be_known_is_refused() -> None:
     unknown = NamespacePolicies(unknown=Unknown(Unreadable.CHANGING, "its topic"))
     found = clusters_of(TOPIC, frozenset(), unknown)
