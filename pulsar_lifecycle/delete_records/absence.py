@@ -111,6 +111,7 @@ def wait_until_gone(
     return answers
 
 
+_READ_ONLY = "readonly"
 _ORDER = {presence: place for place, presence in enumerate(Presence)}
 
 
@@ -159,11 +160,17 @@ def _on_bookies(
 
 
 def _on_any_bookie(ports: Ports, root: str) -> LedgerMetadata | None:
-    """Metadata of a ledger that any bookie may have, by their cookies: one that was not decommissioned has its own."""
-    cookies = ports.store.children([f"{root}/cookies"])[0]
+    """Metadata of a ledger that any bookie may have: those with a cookie, and those that run, though it was deleted."""
+    folders = [f"{root}/cookies", f"{root}/available", f"{root}/available/{_READ_ONLY}"]
+    cookies, *running = ports.store.children(folders)
     if cookies is None or isinstance(cookies, Unread) or not cookies.names:
         return None
-    bookies = tuple(sorted(cookies.names))
+    names = {*cookies.names}
+    for listing in running:
+        if isinstance(listing, Unread):
+            return None
+        names |= {*listing.names} if listing else set[str]()
+    bookies = tuple(sorted(names - {_READ_ONLY}))
     return LedgerMetadata(LedgerState.CLOSED, len(bookies), len(bookies), len(bookies), (Segment(0, bookies),))
 
 

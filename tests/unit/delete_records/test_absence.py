@@ -104,6 +104,14 @@ def test_without_metadata_every_bookie_of_the_cluster_is_asked(scene):
     assert scene.look() == [GONE]
 
 
+def test_a_bookie_that_runs_without_its_cookie_is_asked_too(scene):
+    scene.ledgers = [DeletedLedger(1, None)]
+    scene.cookies("b1")
+    for path in ("b2", "readonly/b3"):
+        scene.store.create(f"{ROOT}/available/{path}", parents=True)
+    assert scene.look() == [(Presence.ON_BOOKIE, ("b1", "b2", "b3"))]
+
+
 @pytest.mark.parametrize("listed", [False, True])
 def test_without_metadata_and_without_bookies_nobody_knows_whom_to_ask(scene, listed):
     if listed:
