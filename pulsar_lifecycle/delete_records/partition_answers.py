@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow.compute as pc
+
 from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, Presence, look, wait_until_gone
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
@@ -22,9 +24,11 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.journal.archive import as_deleted, last_archived, restored_ever
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
+from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports import Archived, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics import low_watermark
@@ -72,9 +76,10 @@ def answers(
         if sent and queue_is_empty(ports):  # another installation took the messages, or they are lost
             still = look(ports, root, [DeletedLedger(i, None, known[i].copies) for i in sorted(sent)], bookies=False)
             unsent |= {one.ledger_id for one in still if one.presence in _DELETABLE}
+        retried = _retried(cluster, {i: at for i, at in sent.items() if i not in unsent})
         for name, own in kept.items():
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
-            found[Topic.parse(name)] = _result(own, there, unsent)
+            found[Topic.parse(name)] = _result(own, there, unsent, retried)
     return {topic: result for topic, result in found.items() if result}
 
 
@@ -121,6 +126,17 @@ def sent_at(cluster: Cluster, ledgers: Collection[int]) -> dict[int, int]:
     for marks in (marked_ledgers(journal, name), marked_offloads(journal, name)):
         found |= {i: max(marks[i][1], found.get(i, 0)) for i in ledgers if i in marks}
     return found
+
+
+def _retried(cluster: Cluster, sent: Mapping[int, int]) -> dict[int, str]:
+    """Why the last deletion run that took the message of a ledger sent it back, by our journal."""
+    if not sent:
+        return {}
+    again = pc.field("outcome") == Outcome.RETRYING
+    mine = (pc.field("cluster") == cluster.settings.cluster) & (pc.field("phase") == Phase.DELETE) & again
+    wanted = mine & pc.field("ledger_id").isin(sorted(sent)) & filed_since(min(sent.values()))
+    rows = cluster.journal_reader.find(wanted, ["ledger_id", "reason", "at"]).sort_by("at").to_pylist()
+    return {row["ledger_id"]: row["reason"] for row in rows if row["at"] >= sent[row["ledger_id"]]}
 
 
 def queue_is_empty(ports: Ports) -> bool:
@@ -185,7 +201,9 @@ _WAYS_OUT = {
 """What may be wrong where waiting is no help."""
 
 
-def _result(kept: _Kept, there: Sequence[Absence], unsent: Collection[int]) -> DeleteRecordsResult:
+def _result(
+    kept: _Kept, there: Sequence[Absence], unsent: Collection[int], retried: Mapping[int, str]
+) -> DeleteRecordsResult:
     if kept.lacks:
         return failed(kept.error, kept.lacks)
     if not there:
@@ -200,6 +218,9 @@ def _result(kept: _Kept, there: Sequence[Absence], unsent: Collection[int]) -> D
         )
     elif any(one.presence in _DELETABLE for one in there):
         text += "run `delete_pending`, or wait for it, then ask again"
+        if hindered := [i for one in there if (i := one.ledger_id) in retried]:
+            text += f"; the last deletion run sent {len(hindered)} of them back, ledger {hindered[0]}: "
+            text += retried[hindered[0]]
     else:
         text += "wait, then ask again"
         text += "".join(

@@ -115,6 +115,23 @@ def test_messages_that_another_installation_took_are_not_waited_for() -> None:
     assert len(scene.scans) == scans
 
 
+def test_an_answer_says_why_a_deletion_run_sent_the_messages_back() -> None:
+    """As of a bookie that is gone for good, whose ledgers nobody can copy."""
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    path = f"/ledgers/underreplication/ledgers/0000/0000/0000/{ids[1]:04x}/urL{ids[1]:010d}"
+    scene.cluster.put(path, b"")
+    scene.delete()
+    (result,) = scene.apply(dry_run=True)
+    assert "sent 1 of them back, ledger" in result.reason
+    assert result.reason.endswith(f"{ids[1]}: under-replicated")
+    scene.cluster.remove(path)
+    scene.delete()
+    assert scene.apply(dry_run=True) == [DeleteRecordsResult(scene.at(2, 0))]
+
+
 def test_asking_again_waits_for_the_bookies_of_what_was_deleted_before() -> None:
     scene = RecordsScene()
     ids, asked = scene.ids[scene.topic], Patience(bookies=True)
