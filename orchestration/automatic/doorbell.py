@@ -75,8 +75,9 @@ def rung(
         context.log.warning(end_dead(context.instance, run))
     every = look_every * (RING_AGAIN_LOOKS if watch.rung == total else RING_EVERY_LOOKS)
     watch.rung = total
+    context.log.info(f"{total} messages wait")  # not a tag: a run that is executed again would have it, too
     bucket = f"{every}-{now // (every * 1000)}"
-    return dg.RunRequest(f"{DELETING}-{bucket}", job_name=DELETING, tags={"lifecycle/waiting": str(total)})
+    return dg.RunRequest(f"{DELETING}-{bucket}", job_name=DELETING)
 
 
 def _ended_just_now(instance: dg.DagsterInstance, job: str, cluster: str, now: int, seconds: float) -> bool:

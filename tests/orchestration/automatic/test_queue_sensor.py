@@ -147,7 +147,8 @@ def test_what_waits_in_both_topics_is_one_ring(bell: Bell) -> None:
     result = bell.ring()
     assert isinstance(result, dg.SensorResult)
     (request,) = result.run_requests or []
-    assert request.tags["lifecycle/waiting"] == "2"
+    assert request.tags == {}
+    assert '"rung": 2' in (result.cursor or "").replace("\\", "")
 
 
 def test_nothing_rings_where_the_settings_say_so(tmp_path: Path, instance: dg.DagsterInstance) -> None:
@@ -168,10 +169,7 @@ def test_a_delayed_message_rings_once_its_delay_has_passed(bell: Bell) -> None:
     bell.pass_time(10 * MINUTE - 1)
     assert "none of 1" in bell.skipped()
     bell.pass_time(1)
-    result = bell.ring()
-    assert isinstance(result, dg.SensorResult)
-    (request,) = result.run_requests or []
-    assert request.tags["lifecycle/waiting"] == "1"
+    assert bell.run_key()
     assert len(bell.topics.waiting) == 1
 
 
