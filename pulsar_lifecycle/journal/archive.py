@@ -15,7 +15,7 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 
 
 def archived_nodes(journal: JournalReader, *, ledger_id: int | None = None, run_id: str | None = None) -> pa.Table:
-    """Archived z-nodes in the order of their time, all or those that match; ``ARCHIVE_SCHEMA``."""
+    """Archived z-nodes in the order of their time, all or those that match; ``tables.ARCHIVE``."""
     return journal.find_archived(having({"ledger_id": ledger_id, "run_id": run_id})).sort_by("at")
 
 

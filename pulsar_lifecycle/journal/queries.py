@@ -54,7 +54,7 @@ def journal_rows(
     code: str | None = None,
     outcome: str | None = None,
 ) -> pa.Table:
-    """Journal rows in the order of their time, all or those that match; ``JOURNAL_SCHEMA``."""
+    """Journal rows in the order of their time, all or those that match; ``tables.JOURNAL``."""
     wanted = {"ledger_id": ledger_id, "run_id": run_id, "plan_id": plan_id, "topic": topic}
     return journal.find(having({**wanted, "code": code, "outcome": outcome})).sort_by("at")
 
@@ -126,7 +126,7 @@ def dead_letter_reasons(journal: JournalReader, cluster: str, since: int) -> dic
 
 
 def rows_of_phase(journal: JournalReader, phase: Phase) -> pa.Table:
-    """Journal rows of one phase in the order of their time; ``JOURNAL_SCHEMA``."""
+    """Journal rows of one phase in the order of their time; ``tables.JOURNAL``."""
     return journal.find(pc.field("phase") == phase).sort_by("at")
 
 

@@ -285,3 +285,55 @@ OBJECTS = pa.schema(
 """One row per offloaded copy (its one or two objects), other object, or upload. ``code`` says why it stays, or goes: a
 ``codes.Code``, or what protects its owner; ``reason`` is the sentence. ``key`` is a copy's data object's; ``modified``
 (ms) of its newer object, or when the upload began, whose ``bytes`` are not known (0)."""
+
+JOURNAL = pa.schema(
+    [
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("cluster", pa.string(), nullable=False),
+        pa.field("plan_id", pa.string(), nullable=False),
+        pa.field("ledger_id", pa.int64(), nullable=False),
+        pa.field("component", pa.string(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("action", pa.string(), nullable=False),
+        pa.field("phase", pa.string(), nullable=False),
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("bytes", pa.int64(), nullable=False),
+        pa.field("checksum", pa.string(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
+        pa.field("at", pa.int64(), nullable=False),
+        pa.field("code", pa.string()),
+    ]
+)
+"""One row per decision or effect of a run. ``code`` is null where the outcome says it all, and in files of earlier
+versions."""
+
+ARCHIVE = pa.schema(
+    [
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("cluster", pa.string(), nullable=False),
+        pa.field("ledger_id", pa.int64(), nullable=False),
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("data", pa.binary(), nullable=False),
+        pa.field("version", pa.int64(), nullable=False),
+        pa.field("czxid", pa.int64(), nullable=False),
+        pa.field("ctime", pa.int64(), nullable=False),
+        pa.field("at", pa.int64(), nullable=False),
+    ]
+)
+"""One row per z-node of a ledger, as it was before its deletion."""
+
+SNAPSHOTS = pa.schema(
+    [
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("cluster", pa.string(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("subscription", pa.string(), nullable=False),
+        pa.field("bucket_key", pa.string(), nullable=False),
+        pa.field("ledger_id", pa.int64(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False),
+        pa.field("entries", pa.list_(pa.binary()), nullable=False),
+        pa.field("at", pa.int64(), nullable=False),
+    ]
+)
+"""One row per snapshot of a delayed index, as it was before a repair replaced it."""

@@ -1,7 +1,7 @@
 """Journal and archive as Parquet objects in the lake: append-only, one closed object per call.
 
-Belongs here: the two tables' schemas, where their objects lie, writing and reading them. Not here: what is recorded,
-and when. Layout: ``LAKE/journal/date=YYYY-MM-DD/ID.parquet`` and ``LAKE/archive/date=YYYY-MM-DD/ID.parquet`` (UTC).
+Belongs here: where their objects lie, writing and reading them. Not here: their columns (``records/tables.py``), what
+is recorded, and when. Layout: ``LAKE/journal/date=YYYY-MM-DD/ID.parquet`` (UTC), and ``LAKE/archive/...`` likewise.
 Snapshots of delayed indexes that repairs replaced lie beside them, in ``LAKE/snapshots``.
 Names that begin with a dot are unfinished objects; this module and Spark skip them. ``LAKE/tallies/date=YYYY-MM-DD.
 parquet`` are counts of past days that save reading them again; they may be removed at any time.
@@ -25,59 +25,11 @@ import pyarrow.parquet as pq
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.lake import counts
 from pulsar_lifecycle.ports import Archived, ArchivedSnapshot, Counting, JournalRow
+from pulsar_lifecycle.records import tables
 
 JOURNAL = "journal"
 ARCHIVE = "archive"
 SNAPSHOTS = "snapshots"
-
-JOURNAL_SCHEMA = pa.schema(
-    [
-        pa.field("run_id", pa.string(), nullable=False),
-        pa.field("cluster", pa.string(), nullable=False),
-        pa.field("plan_id", pa.string(), nullable=False),
-        pa.field("ledger_id", pa.int64(), nullable=False),
-        pa.field("component", pa.string(), nullable=False),
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("action", pa.string(), nullable=False),
-        pa.field("phase", pa.string(), nullable=False),
-        pa.field("outcome", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("bytes", pa.int64(), nullable=False),
-        pa.field("checksum", pa.string(), nullable=False),
-        pa.field("detail", pa.string(), nullable=False),
-        pa.field("at", pa.int64(), nullable=False),
-        pa.field("code", pa.string()),
-    ]
-)
-"""``code`` is null where the outcome says it all, and in files of earlier versions."""
-
-ARCHIVE_SCHEMA = pa.schema(
-    [
-        pa.field("run_id", pa.string(), nullable=False),
-        pa.field("cluster", pa.string(), nullable=False),
-        pa.field("ledger_id", pa.int64(), nullable=False),
-        pa.field("path", pa.string(), nullable=False),
-        pa.field("data", pa.binary(), nullable=False),
-        pa.field("version", pa.int64(), nullable=False),
-        pa.field("czxid", pa.int64(), nullable=False),
-        pa.field("ctime", pa.int64(), nullable=False),
-        pa.field("at", pa.int64(), nullable=False),
-    ]
-)
-
-SNAPSHOT_SCHEMA = pa.schema(
-    [
-        pa.field("run_id", pa.string(), nullable=False),
-        pa.field("cluster", pa.string(), nullable=False),
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("subscription", pa.string(), nullable=False),
-        pa.field("bucket_key", pa.string(), nullable=False),
-        pa.field("ledger_id", pa.int64(), nullable=False),
-        pa.field("metadata", pa.binary(), nullable=False),
-        pa.field("entries", pa.list_(pa.binary()), nullable=False),
-        pa.field("at", pa.int64(), nullable=False),
-    ]
-)
 
 
 class FileJournal:
@@ -95,34 +47,34 @@ class FileJournal:
 
         Raises StoreError when they are not known to be durable.
         """
-        return self._store(JOURNAL, JOURNAL_SCHEMA, rows)
+        return self._store(JOURNAL, tables.JOURNAL, rows)
 
     def archive(self, nodes: Sequence[Archived]) -> str:
         """Store z-nodes as one object and return its location, like :meth:`record`."""
-        return self._store(ARCHIVE, ARCHIVE_SCHEMA, nodes)
+        return self._store(ARCHIVE, tables.ARCHIVE, nodes)
 
     def archive_snapshots(self, snapshots: Sequence[ArchivedSnapshot]) -> str:
         """Store snapshots as one object and return its location, like :meth:`record`."""
-        return self._store(SNAPSHOTS, SNAPSHOT_SCHEMA, snapshots)
+        return self._store(SNAPSHOTS, tables.SNAPSHOTS, snapshots)
 
     def find(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of the journal; a condition on ``date`` skips the objects of other days. Raises StoreError."""
-        return self._find(JOURNAL, JOURNAL_SCHEMA, condition, columns)
+        return self._find(JOURNAL, tables.JOURNAL, condition, columns)
 
     def find_archived(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of the archive, like :meth:`find`."""
-        return self._find(ARCHIVE, ARCHIVE_SCHEMA, condition, columns)
+        return self._find(ARCHIVE, tables.ARCHIVE, condition, columns)
 
     def find_snapshots(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Snapshots that were kept, like :meth:`find`."""
-        return self._find(SNAPSHOTS, SNAPSHOT_SCHEMA, condition, columns)
+        return self._find(SNAPSHOTS, tables.SNAPSHOTS, condition, columns)
 
     def counted(self, counting: Counting, now: int) -> pa.Table:
         """All rows of the journal counted, as the port says; of a past day that was counted only its listing is read.
 
         Raises StoreError.
         """
-        return counts.counted(self._lake, JOURNAL, JOURNAL_SCHEMA, counting, now)
+        return counts.counted(self._lake, JOURNAL, tables.JOURNAL, counting, now)
 
     def _find(
         self, kind: str, schema: pa.Schema, condition: pc.Expression | None, columns: Sequence[str] | None

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.io.lake.journal import ARCHIVE_SCHEMA, JOURNAL_SCHEMA, SNAPSHOT_SCHEMA
 from pulsar_lifecycle.ports import Archived, ArchivedSnapshot, Counting, JournalRow
+from pulsar_lifecycle.records import tables
 from tests.kit.fakes.tables import Tables, days_of
 
 
@@ -23,8 +23,8 @@ class FakeJournal:
         self.snapshots: list[ArchivedSnapshot] = []
         self.failure: LifecycleError | None = None
         self._objects = 0
-        self._journal, self._archive = _Table(JOURNAL_SCHEMA), _Table(ARCHIVE_SCHEMA)
-        self._kept = _Table(SNAPSHOT_SCHEMA)
+        self._journal, self._archive = _Table(tables.JOURNAL), _Table(tables.ARCHIVE)
+        self._kept = _Table(tables.SNAPSHOTS)
 
     def record(self, rows: Sequence[JournalRow]) -> str:
         return self._store(self.rows, rows)

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA
 from pulsar_lifecycle.journal.intents import (
     INTENT_COLUMNS,
     IntentState,
@@ -19,7 +18,7 @@ from pulsar_lifecycle.journal.intents import (
     unknown,
 )
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records import outcomes
+from pulsar_lifecycle.records import outcomes, tables
 from pulsar_lifecycle.records.plans.deletion_plan import PLAN
 
 SENT = JournalRow(
@@ -41,7 +40,7 @@ SENT = JournalRow(
 
 
 def intents(*rows: JournalRow) -> pa.Table:
-    return intent_states(pa.Table.from_pylist([asdict(row) for row in rows], JOURNAL_SCHEMA).select(INTENT_COLUMNS))
+    return intent_states(pa.Table.from_pylist([asdict(row) for row in rows], tables.JOURNAL).select(INTENT_COLUMNS))
 
 
 def states(*rows: JournalRow) -> dict[int, str]:

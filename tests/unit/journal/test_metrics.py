@@ -8,18 +8,17 @@ from itertools import product
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA
 from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.metrics import HOUR_MS, Interval, Metrics
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records import outcomes
+from pulsar_lifecycle.records import outcomes, tables
 from tests.kit.builders import DELETED_ROW as ROW
 
 AT = ROW.at
 
 
 def tally(*rows: JournalRow) -> pa.Table:
-    return metrics.tally(pa.Table.from_pylist([asdict(row) for row in rows], JOURNAL_SCHEMA))
+    return metrics.tally(pa.Table.from_pylist([asdict(row) for row in rows], tables.JOURNAL))
 
 
 def counted(*rows: JournalRow) -> dict[str, int]:

@@ -13,13 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from pulsar_lifecycle.errors import StoreError
-from pulsar_lifecycle.io.lake.journal import ARCHIVE_SCHEMA, JOURNAL_SCHEMA, SNAPSHOT_SCHEMA, FileJournal
+from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.archive import archived_nodes, as_deleted, last_archived, nodes_in_doubt
 from pulsar_lifecycle.journal.queries import (
     journal_rows,
     rows_of_phase,
 )
 from pulsar_lifecycle.ports import Archived, ArchivedSnapshot, JournalRow
+from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from tests.kit.builders import NODE, NOON, ROW
@@ -67,13 +68,13 @@ def test_archived_snapshots_read_back_as_they_were(journal):
 
 
 def test_the_schemas_have_the_columns_of_the_ports():
-    assert JOURNAL_SCHEMA.names == list(JournalRow.__dataclass_fields__)
-    assert ARCHIVE_SCHEMA.names == list(Archived.__dataclass_fields__)
-    assert SNAPSHOT_SCHEMA.names == list(ArchivedSnapshot.__dataclass_fields__)
+    assert tables.JOURNAL.names == list(JournalRow.__dataclass_fields__)
+    assert tables.ARCHIVE.names == list(Archived.__dataclass_fields__)
+    assert tables.SNAPSHOTS.names == list(ArchivedSnapshot.__dataclass_fields__)
 
 
 def test_an_empty_lake_has_empty_tables(journal):
-    assert journal_rows(journal).schema == JOURNAL_SCHEMA
+    assert journal_rows(journal).schema == tables.JOURNAL
     assert archived_nodes(journal).num_rows == 0
 
 
@@ -85,7 +86,7 @@ def test_objects_lie_by_day_and_are_plain_parquet(tmp_path):
 
 
 def test_rows_of_a_version_without_codes_read_back_without_one(tmp_path):
-    old = pa.Table.from_pylist([asdict(ROW)], JOURNAL_SCHEMA).drop_columns(["code"])
+    old = pa.Table.from_pylist([asdict(ROW)], tables.JOURNAL).drop_columns(["code"])
     folder = tmp_path / "journal" / "date=2025-10-09"
     folder.mkdir(parents=True)
     pq.write_table(old, folder / "old.parquet")
@@ -144,6 +145,7 @@ def test_a_failed_sync_raises(tmp_path, monkeypatch):
 CRASH = """
 import os, pathlib, signal, sys
 from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.records import tables
 from tests.kit.builders import NODE
 steps = []
 real_fsync, real_rename = os.fsync, pathlib.Path.rename
