@@ -21,7 +21,8 @@ class LedgerDirectory:
     All is as of the last collection: ``entry_logs`` that are written to no more, ``live_bytes`` in them of ledgers that
     existed then, and the ``ledgers`` of the index. ``usage``: share of its disk in use now, 0 to 1; None where the
     bookie does not say. ``collected``: whether there was a collection since the bookie's start; before it all those
-    are 0. Source: ``GarbageCollectorThread.doGcEntryLogs``, which adds up remaining sizes.
+    are 0. ``collections``: how many ended well since its start, None where no metric counts them. Source:
+    ``GarbageCollectorThread``: ``doGcEntryLogs`` adds up remaining sizes, ``runWithFlags`` counts at its end.
     """
 
     path: str
@@ -30,6 +31,7 @@ class LedgerDirectory:
     ledgers: int
     usage: float | None = None
     collected: bool = True
+    collections: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ def directories_and_latency(
             usage.get(re.sub(r"[^A-Za-z0-9_]", "_", path)),
             # its first collection counts ledgers before it has read what its entry logs hold
             any((runs.get(path, 1), values["ENTRY_LOG_TOTAL"], values["ENTRY_LOG_SPACE_BYTES"])),
+            runs.get(path),
         )
         for path, values in sorted(active.items())
     ]

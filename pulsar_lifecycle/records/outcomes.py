@@ -227,7 +227,7 @@ class Outcome(StrEnum):
     LEFT_AT_IT = "left-collecting"
     """Action ``collect-bookie``: the run stopped; the bookie goes on by itself."""
     NOT_ANSWERING = "not-answering"
-    """Action ``collect-bookie``: it did not answer; whether it collects is not known."""
+    """Action ``collect-bookie``: whether it collects is not known: it did not answer, or counts no collection."""
     NOT_STARTED = "not-started"
     """Action ``collect-bookie``: the run stopped before its turn."""
 

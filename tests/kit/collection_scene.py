@@ -56,6 +56,11 @@ class Scene:
     def set(self, bookie, **changes):
         self.bookies.statuses[bookie] = replace(self.bookies.statuses[bookie], **changes)
 
+    def counts_collections(self):
+        """The bookies have a metric that does."""
+        for bookie, said in self.bookies.statuses.items():
+            self.set(bookie, directories=(replace(said.directories[0], collections=3),))
+
     def tick(self):
         for bookie, (looks, major) in list(self.left.items()):
             if looks > 1:
@@ -65,7 +70,9 @@ class Scene:
             said = self.bookies.statuses[bookie]
             logs = 10 if major else 20
             done = replace(IDLE, majors=said.compactions[0].majors + major, minors=said.compactions[0].minors + 1)
-            directory = replace(said.directories[0], entry_logs=logs, live_bytes=5 * GB)
+            count = said.directories[0].collections
+            collections = None if count is None else count + 1
+            directory = replace(said.directories[0], entry_logs=logs, live_bytes=5 * GB, collections=collections)
             self.set(
                 bookie, collecting=False, compactions=(done,), directories=(directory,), free=(90 - logs) * GB,
                 entry_log_ids=tuple(range(logs + 1)),

@@ -75,8 +75,12 @@ class HttpBookieAdmin:
         return dict(sorted(found.items()))
 
     def status(self, bookie: str) -> BookieStatus:
-        """What it says of itself; eight small requests."""
+        """What it says of itself; eight small requests.
+
+        Whether a forced collection runs comes first: all else is then as of after one that has ended.
+        """
         base = self._base(bookie)
+        forced = self._object(base, "/bookie/gc")
         info, state = self._object(base, "/bookie/info"), self._object(base, "/bookie/state")
         suspended = self._object(base, "/bookie/gc/suspend_compaction")
         details = self._get(base, "/bookie/gc_details")
@@ -95,7 +99,7 @@ class HttpBookieAdmin:
                 free=int(info["freeSpace"]),
                 minor_suspended=flag(suspended["isMinorGcSuspended"]),
                 major_suspended=flag(suspended["isMajorGcSuspended"]),
-                collecting=flag(self._object(base, "/bookie/gc")["is_in_force_gc"]),
+                collecting=flag(forced["is_in_force_gc"]),
                 compactions=compactions,
                 entry_log_ids=tuple(sorted(int(found[1], 16) for one in logs if (found := _ENTRY_LOG.fullmatch(one)))),
                 directories=directories,

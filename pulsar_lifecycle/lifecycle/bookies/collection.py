@@ -166,6 +166,26 @@ def counters(said: BookieStatus) -> list[tuple[int, int]]:
     return [(one.minors, one.majors) for one in said.compactions]
 
 
+def compacted(told: BookieStatus, now: BookieStatus, *, major: bool) -> bool:
+    """Whether a compaction of that kind ended since the answer ``told``."""
+    pairs = zip(told.compactions, now.compactions, strict=False)
+    return any(one.majors > then.majors if major else one.minors > then.minors for then, one in pairs)
+
+
+def collected_since(told: BookieStatus, now: BookieStatus) -> bool | None:
+    """Whether every ledger directory ended a collection well since the answer ``told``; None: no metric says so.
+
+    A forced one is counted before the bookie says that it is through.
+    """
+    counts = [{one.path: one.collections for one in said.directories or ()} for said in (told, now)]
+    if not counts[0] or counts[0].keys() != counts[1].keys():
+        return None
+    pairs = [(counts[0][path], counts[1][path]) for path in counts[0]]
+    if any(count is None for pair in pairs for count in pair):
+        return None
+    return all((then or 0) < (count or 0) for then, count in pairs)
+
+
 def is_at_it(said: BookieStatus) -> bool:
     """Whether a bookie collects or compacts now."""
     return said.collecting or any(one.running for one in said.compactions)

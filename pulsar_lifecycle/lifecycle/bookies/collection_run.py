@@ -21,7 +21,8 @@ from pulsar_lifecycle.lifecycle.bookies.collection import (
     Progress,
     StopReason,
     cluster_trouble,
-    counters,
+    collected_since,
+    compacted,
     is_at_it,
     plan_collection,
     restarted,
@@ -115,14 +116,15 @@ def collect_bookies(
 class _Watched:
     """A bookie that was told to collect; ``moved_at`` (ms) is when something last changed there.
 
-    ``began``: it answered that it begins, or was seen at it since. ``silence``: why it did not answer last; empty if it
-    did.
+    ``told``: what it said before that. ``began``: it answered that it begins, or was seen at it since. ``silence``: why
+    it did not answer last; empty if it did.
     """
 
     before: BookieStatus
     said: BookieStatus
     major: bool
     moved_at: int
+    told: BookieStatus | None = None
     began: bool = False
     silence: str = ""
 
@@ -302,10 +304,14 @@ class CollectionRun:
     def _next(self, bookie: str, watched: dict[str, _Watched]) -> None:
         """Begin the major compaction of one whose minor compaction ended, where much is left; else it is through."""
         one = watched[bookie]
-        ran = counters(one.said) != counters(one.before)
-        if not one.began and (one.major or not ran):
-            why = Why(Outcome.NOT_ANSWERING, f"whether it began a {_kind(one.major)} compaction is not known")
-            self._end(bookie, Outcome.NOT_ANSWERING, why, watched.pop(bookie))
+        told = one.told or one.before
+        ran = compacted(told, one.said, major=one.major)
+        uncounted = one.began and collected_since(told, one.said) is False
+        if not ran and (uncounted or not one.began):
+            text = f"whether it began a {_kind(one.major)} compaction is not known"
+            if uncounted:
+                text = "it answered, and counts no collection since: does a proxy answer, or did it fail (its own log)?"
+            self._end(bookie, Outcome.NOT_ANSWERING, Why(Outcome.NOT_ANSWERING, text), watched.pop(bookie))
             return
         text = f"{_kind(one.major)} compaction" if ran else "deleted ledgers collected; no compaction ran there"
         if one.major or not ran or to_compact(one.said) < self.settings.min_bytes:
@@ -342,7 +348,7 @@ class CollectionRun:
     def _tell(self, bookie: str, one: _Watched) -> Why | None:
         """Have it collect; why it does not, None if it may: one whose answer got lost is watched as well."""
         self._note(bookie, Outcome.COLLECTING, Why(Outcome.COLLECTING, f"{_kind(one.major)} compaction"))
-        one.began = False
+        one.told, one.began = one.said, False
         try:
             self.bookies.collect(bookie, major=one.major)
             one.began = True

@@ -100,6 +100,28 @@ def test_the_status_of_a_bookie():
     assert status.configuration == {"gcWaitTime": "60000"}
 
 
+@pytest.mark.parametrize("ends_after", range(len(ANSWERS) + 1))
+def test_a_collection_that_ends_between_two_requests_is_seen_at_it_or_counted(ends_after):
+    """Else one that ended well would look like one that never was."""
+    bookie = Bookie()
+    answer = bookie.answer
+
+    def ends(request: httpx.Request) -> httpx.Response:
+        over = len(bookie.requests) >= ends_after
+        bookie.answers["/api/v1/bookie/gc"] = {"is_in_force_gc": str(not over).lower()}
+        bookie.answers["/api/v1/bookie/gc_details"] = [DETAILS | {"minorCompactionCounter": 4 if over else 3}]
+        bookie.answers["/metrics"] = f"""{METRICS}
+bookie_THREAD_RUNTIME_count{{success="true",ledgerDir="/d-1/ledgers/current"}} {9 if over else 8}
+"""
+        return answer(request)
+
+    bookie.answer = ends  # type: ignore[method-assign]
+    said = bookie.open().status(B)
+    assert said.directories
+    counted = said.compactions[0].minors, said.directories[0].collections
+    assert said.collecting or counted == (4, 9)
+
+
 def test_a_bookie_without_metrics_does_not_say_what_its_directories_hold():
     bookie = Bookie()
     del bookie.answers["/metrics"]

@@ -173,6 +173,54 @@ def test_one_that_may_not_have_heard_is_not_said_to_have_collected(of_major):
     assert outcomes(found) == {"a": Outcome.NOT_ANSWERING, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
 
 
+@pytest.mark.parametrize("of_major", [False, True])
+def test_one_whose_proxy_answers_for_it_is_not_said_to_have_collected(of_major):
+    """The bookie counts its collections, and none ended since."""
+    scene = Scene()
+    scene.counts_collections()
+
+    def begin(bookie, major):
+        if bookie != "a" or major != of_major:
+            Scene.begin(scene, bookie, major)
+
+    scene.bookies.on_collect = begin
+    found = scene.run()
+    assert outcomes(found) == {"a": Outcome.NOT_ANSWERING, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
+    assert "proxy" in found["a"].why.text
+
+
+def test_one_whose_collection_failed_is_not_said_to_have_collected():
+    """It was seen at it; a collection that fails is counted as none, and compacts nothing."""
+    scene = Scene()
+    scene.counts_collections()
+    tick = scene.tick
+
+    def ticks():
+        before = scene.bookies.statuses["a"]
+        tick()
+        if before.collecting and not scene.bookies.statuses["a"].collecting:
+            scene.bookies.statuses["a"] = replace(before, collecting=False)
+
+    scene.tick = ticks
+    assert outcomes(scene.run())["a"] is Outcome.NOT_ANSWERING
+
+
+def test_one_that_counts_a_collection_without_compaction_has_collected():
+    scene = Scene()
+    scene.counts_collections()
+    tick = scene.tick
+
+    def ticks():
+        tick()
+        for bookie in "abc":
+            scene.set(bookie, compactions=(IDLE,))
+
+    scene.tick = ticks
+    found = scene.run()
+    assert outcomes(found) == dict.fromkeys("abc", Outcome.COLLECTED)
+    assert "no compaction ran" in found["a"].why.text
+
+
 def test_one_that_cannot_be_told_is_named_and_the_others_go_on():
     scene = Scene()
 
