@@ -16,6 +16,7 @@ from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan,
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.topics.retention_now import undecodable_policies
 
 COLUMNS = {
     "topic": "string",
@@ -79,6 +80,7 @@ def needing_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
         "bytes": sum(sizes.values()),
         "by need": dg.MetadataValue.md(show.markdown(["needs", "kept by", "topics", "bytes"], cells)),
         "largest kept": _sample(largest),
+        **show.unknown_policies(undecodable_policies(where)),
     }
 
 

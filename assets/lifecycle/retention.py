@@ -17,6 +17,7 @@ from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.topics.retention_now import undecodable_policies
 
 COLUMNS = {
     "topic": "string",
@@ -96,6 +97,7 @@ def expired_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
         "bytes kept": sum(g["bytes_sum_sum"] for g in groups if g["kept"]),
         "by reason": dg.MetadataValue.md(show.markdown(headers, cells)),
         "largest kept": _sample(largest),
+        **show.unknown_policies(undecodable_policies(where)),
     }
 
 

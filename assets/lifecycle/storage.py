@@ -116,7 +116,7 @@ def report_shown(where: Cluster, epoch_id: str, rows: pa.Table, problems: Sequen
         "over time": storage_as_text(on_disk),
         "over time, drawn": storage_over_time(on_disk),
     }
-    return found | ({"policies not known": "; ".join(problems)} if problems else {})
+    return found | show.unknown_policies(problems)
 
 
 def _on_disk(sums: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

@@ -35,6 +35,11 @@ def stored(where: Cluster, epoch_id: str, table: str) -> dict[str, Any]:
     return {EPOCH: epoch_id, "dagster/uri": uri, "whole table": dg.MetadataValue.md(how)}
 
 
+def unknown_policies(problems: Sequence[str]) -> dict[str, Any]:
+    """Why policies are not known, where they are not."""
+    return {"policies not known": "; ".join(problems)} if problems else {}
+
+
 def size(count: int) -> str:
     """Bytes as an operator reads them."""
     value = float(count)

@@ -88,7 +88,7 @@ def build_storage_report(cluster: Cluster, epoch: Epoch) -> tuple[pa.Table, tupl
     reasons = lake.batches(cluster.parts(epoch_id, REASONS_TABLE), LEDGER_REASONS.names)
     rows = shortened(summed(_listed(lake, ledgers), reasons))
     cluster.store(epoch_id, TABLE, STORAGE_REPORT, lambda _: rows.to_batches(), [None])
-    return rows, (*in_force.problems, *unread)
+    return rows, (*in_force.problems, *in_force.undecodable, *unread)
 
 
 def scanned(cluster: Cluster, epoch_id: str) -> Totals:

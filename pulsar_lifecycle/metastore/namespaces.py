@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pulsar_lifecycle.errors import (
@@ -14,24 +16,48 @@ from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.ports import MetadataStore, Unread
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyDocuments:
+    """Policies by namespace, V1 ones included, as their JSON says; ``undecodable``: why those of some are not known."""
+
+    known: Mapping[str, dict[str, Any]]
+    undecodable: Mapping[str, CorruptFormat]
+
+
 def namespace_policies(store: MetadataStore) -> dict[str, dict[str, Any]]:
-    """Policies of every namespace, V1 ones included, as their JSON says. Raises CorruptFormat naming the z-node."""
+    """Policies of every namespace, as :func:`policy_documents`. Raises CorruptFormat for any that cannot be decoded."""
+    found = policy_documents(store)
+    for error in found.undecodable.values():
+        raise error
+    return dict(found.known)
+
+
+def policy_documents(store: MetadataStore) -> PolicyDocuments:
+    """Policies of every namespace; one that cannot be decoded leaves those of the others known.
+
+    Errors name the z-node. Raises UnsupportedFormat where one could not be read.
+    """
     paths, failed = namespace_paths(store, POLICIES_ROOT)
     if failed:
         raise UnsupportedFormat(failed[0].parent, 0, f"readable policies: {failed[0].why}")
     found: dict[str, dict[str, Any]] = {}
+    bad: dict[str, CorruptFormat] = {}
     for path, node in zip(paths, store.read(paths), strict=True):
         if isinstance(node, Unread):
             raise UnsupportedFormat(path, 0, f"readable policies: {node.reason}")
         if node is None or not node.data:
             continue
+        namespace = path[len(POLICIES_ROOT) + 1 :]
         try:
             document = json.loads(node.data)
+            _check_policies(path, document)
+        except CorruptFormat as error:
+            bad[namespace] = error
         except (ValueError, RecursionError) as error:
-            raise CorruptFormat(path, 0, f"policies as JSON: {error}") from error
-        _check_policies(path, document)
-        found[path[len(POLICIES_ROOT) + 1 :]] = document
-    return found
+            bad[namespace] = CorruptFormat(path, 0, f"policies as JSON: {error}")
+        else:
+            found[namespace] = document
+    return PolicyDocuments(found, bad)
 
 
 def _check_policies(path: str, document: Any) -> None:

@@ -16,7 +16,7 @@ from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.metastore import bookkeeper_ledgers, load_state, schemas, topics, walk
 from pulsar_lifecycle.metastore.load_state import Brokers
-from pulsar_lifecycle.metastore.namespaces import namespace_policies
+from pulsar_lifecycle.metastore.namespaces import namespace_policies, policy_documents
 from pulsar_lifecycle.metastore.walk import Unit
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.records import tables
@@ -125,7 +125,8 @@ class Reading:
                 raise
             brokers = Brokers({}, 0, str(error))
         try:
-            policies = namespace_policies(ports.configuration)
+            read = namespace_policies if self.strict else _decodable_policies
+            policies = read(ports.configuration)
         except LifecycleError as error:
             if self.strict:
                 raise
@@ -156,6 +157,11 @@ class Reading:
             yield from bookkeeper_ledgers.read_ledgers(store, share.units, schema, root)
             return
         yield from _READERS[self.table](store, share.units, schema)
+
+
+def _decodable_policies(store: MetadataStore) -> Mapping[str, Mapping[str, Any]]:
+    """Topics of a namespace whose policies cannot be decoded have none in the table."""
+    return policy_documents(store).known
 
 
 def _with_its_topics(

@@ -103,12 +103,14 @@ class Layers:
     """Who says what: a topic before its namespace before the brokers.
 
     ``brokers``: their configuration, as text. ``namespaces``: their policies, as the JSON in ZooKeeper. ``topics``: by
-    namespace, what its topics have of their own.
+    namespace, what its topics have of their own. ``undecodable``: by namespace, why its policies cannot be
+    decoded: nothing is known of it.
     """
 
     brokers: Mapping[str, str]
     namespaces: Mapping[str, Mapping[str, Any]]
     topics: Mapping[str, NamespacePolicies] = field(default_factory=dict[str, NamespacePolicies])
+    undecodable: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def in_force(
         self, name: str, rule: Callable[[TopicPolicies, Mapping[str, Any] | None, Mapping[str, str]], T]

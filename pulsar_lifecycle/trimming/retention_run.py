@@ -85,7 +85,8 @@ class PoliciesInForce:
             policies = found.policies
             policy = policies.of(topic) if str(topic.namespace) in policies.by_namespace else None
             if policy is None:
-                return Why(Stays.UNKNOWN_POLICY, "the retention in force is not known by now")
+                text = "; ".join(found.undecodable) or "the retention in force is not known by now"
+                return Why(Stays.UNKNOWN_POLICY, text)
             if (policy.minutes, policy.megabytes) == (minutes, mb):
                 return None
             text = f"the retention in force is another one than the plan's by now: {policy}"

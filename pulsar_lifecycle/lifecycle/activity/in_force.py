@@ -47,9 +47,10 @@ def in_force_now(cluster: Cluster, namespaces: set[str]) -> tuple[InForceNow, tu
     monitors = monitors_in_force(layers)
     replicated, keep = _sent(monitors.replication), owners_keep(layers)
     found = InForceNow(policies_in_force(layers), replicated, monitors.system_cursors, REPLICATOR, keep)
+    undecodable = tuple(layers.undecodable.values())
     if monitors.replicator is None:
-        return replace(found, system_cursors=None), ("the brokers do not say their replicatorPrefix",)
-    return replace(found, replicator=monitors.replicator), ()
+        return replace(found, system_cursors=None), (*undecodable, "the brokers do not say their replicatorPrefix")
+    return replace(found, replicator=monitors.replicator), undecodable
 
 
 def _sent(replication: InForce[Replication | None]) -> InForce[int | None]:

@@ -119,7 +119,7 @@ def _known(cluster: Cluster, namespaces: set[str]) -> _Known:
     except LifecycleError as error:
         return _Known(InForce({}), None, None, shadows, (*unread, str(error)))
     monitors = None if differing else monitors_in_force(layers)
-    problems = (*unread, *differing)
+    problems = (*unread, *differing, *layers.undecodable.values())
     return _Known(policies_in_force(layers), monitors, Rollover.of(layers.brokers), shadows, problems)
 
 

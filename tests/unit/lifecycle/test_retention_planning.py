@@ -17,6 +17,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.plans import retention_plan
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.topics.retention_now import undecodable_policies
 from tests.kit.builders import A_GAP
 from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import ENTRY_BYTES
@@ -223,3 +224,19 @@ def test_making_a_plan_writes_nothing_to_the_cluster(scene: RetentionScene) -> N
     make_retention_plan(scene.cluster, epoch)
     assert scene.servers.zookeeper.zxid == before
     assert scene.servers.deletion_topics.waiting == {}
+
+
+def test_policies_that_cannot_be_decoded_stop_their_own_namespace_alone(scene: RetentionScene) -> None:
+    first, _ = scene.topic("a", 100, 100)
+    strange = scene.topic("a", 100, 100, namespace="acme/strange")
+    scene.retention(60, -1, "acme/strange")
+    both = {NAMESPACE, "acme/strange"}
+    summary, rows = plan(scene, namespaces=frozenset(both))
+    assert {row["ledger_id"] for row in rows} == {first, strange[0]}
+    scene.servers.put("/admin/policies/acme/strange", b'{"retention_policies": "60"}')
+    summary, rows = plan(scene, namespaces=frozenset(both))
+    assert (summary.actionable, [row["ledger_id"] for row in rows]) == (True, [first])
+    assert {stored(scene)[one][1] for one in strange} == {"unknown_policy"}
+    (said,) = undecodable_policies(scene.cluster)
+    assert "/admin/policies/acme/strange" in said
+    assert "pulsar-admin" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 
 from pulsar_lifecycle.deletion.planning import judged_scan
@@ -204,3 +205,23 @@ def test_policies_that_nobody_tells_leave_what_hangs_on_them_unjudged(scene: Ret
     found = by_reason(rows)
     assert (found[Reason.UNJUDGED]["ledgers"], found[Reason.BACKLOG]["ledgers"]) == (2, len(ids) - 2)
     assert totals(rows) == scanned(scene.cluster, epoch.epoch_id)
+
+
+def test_policies_that_cannot_be_decoded_leave_other_namespaces_judged(scene: RetentionScene) -> None:
+    """Nor do they make any topic count as loaded."""
+    ids = scene.topic("a", 100, 90, 80, cursor=1)
+    scene.servers.put("/admin/policies/acme/strange", b"[]")
+    strange = scene.topic("a", 100, 90, namespace="acme/strange")
+    scene.servers.wait(1)
+    epoch = judged_scan.scan(scene.cluster, "run")
+    assert epoch.gaps == ()
+    states = scene.lake.read_epoch_table(epoch.epoch_id, "topics").column("load_state").to_pylist()
+    assert "loaded" not in states
+    rows, problems = build_storage_report(scene.cluster, epoch)
+    assert ["/admin/policies/acme/strange" in one for one in problems] == [True]
+    own = by_reason(rows.filter(pc.equal(rows.column("namespace"), NAMESPACE)))
+    assert Reason.UNJUDGED not in own
+    assert sum(one["ledgers"] for one in own.values()) == len(ids) + 1  # that of its cursor
+    other = by_reason(rows.filter(pc.equal(rows.column("namespace"), "acme/strange")))
+    assert sum(one["ledgers"] for one in other.values()) == len(strange)
+    assert not set(other) & {Reason.EXPIRED, Reason.RETAINED}

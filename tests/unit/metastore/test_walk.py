@@ -68,6 +68,9 @@ def test_policies_of_another_shape_name_their_z_node(cluster: SimulatedCluster, 
     cluster.put("/admin/policies/acme/odd", policies)
     with pytest.raises(CorruptFormat, match="/admin/policies/acme/odd"):
         namespaces.namespace_policies(cluster.open_store())
+    found = namespaces.policy_documents(cluster.open_store())
+    assert (set(found.known), set(found.undecodable)) == ({"acme/whole"}, {"acme/odd"})
+    assert "/admin/policies/acme/odd" in str(found.undecodable["acme/odd"])
 
 
 @pytest.mark.parametrize("path", ["acme", "acme/orders", "acme/orders/ml", "acme/dc1/orders/kop/x"])

@@ -96,6 +96,16 @@ def test_a_policy_that_is_not_known_any_more_keeps_all(scene: RetentionScene) ->
     assert said(applied(scene, plan)) == {ids[0]: (Outcome.REFUSED, Stays.UNKNOWN_POLICY)}
 
 
+def test_policies_that_cannot_be_decoded_by_now_keep_all_and_are_named(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 90)
+    plan = planned(scene)
+    scene.servers.put(f"/admin/policies/{NAMESPACE}", b"\xff")
+    (one,) = applied(scene, plan)
+    assert (one.ledger_id, one.outcome, one.why.code) == (ids[0], Outcome.REFUSED, Stays.UNKNOWN_POLICY)
+    assert f"/admin/policies/{NAMESPACE}" in one.reason
+    assert scene.listed("a") == ids
+
+
 def test_a_policy_that_changes_while_messages_are_sent_keeps_all(scene: RetentionScene) -> None:
     ids = scene.topic("a", 100, 90)
     plan = planned(scene)
