@@ -162,6 +162,7 @@ def history_shown(report: ActivityReport) -> dict[str, Any]:
         "inactive topics": report.topics.num_rows,
         "inactive subscriptions": report.cursors.num_rows,
     }
+    found |= show.unknown_policies(report.undecodable)
     return found | ({"not known": "; ".join(report.problems)} if report.problems else {})
 
 

@@ -40,6 +40,7 @@ from pulsar_lifecycle.lifecycle.activity.partition_check import (
     partition_findings,
     partitioned_topic,
 )
+from pulsar_lifecycle.lifecycle.activity.scan_time import not_before
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes_of
 from pulsar_lifecycle.lifecycle.load.load_rules import by_topic
 from pulsar_lifecycle.lifecycle.retention import whole
@@ -81,13 +82,17 @@ _OF_STATE = ("managed_ledger", "load_state", "load_reason")
 
 
 class ActivityReport(NamedTuple):
-    """What became of a report: its tables, the scan whose history it goes on with, and what could not be read."""
+    """What became of a report: its tables, the scan whose history it goes on with, and what could not be read.
+
+    ``undecodable``: why policies of some namespaces are not known; nothing of these goes.
+    """
 
     topics: pa.Table
     cursors: pa.Table
     partitions: pa.Table
     previous: Epoch | None
     problems: tuple[str, ...]
+    undecodable: tuple[str, ...] = ()
 
 
 def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
@@ -106,6 +111,8 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
     said, unknown = in_force_now(cluster, namespaces_of(lake, parts))
     shadows, unread = _shadows(cluster)
     previous = previous_activity(cluster, epoch)
+    files = {name: tuple(cluster.parts(epoch_id, name)) for name in _READ}
+    written = (part for name in ("managed_cursors", "bookkeeper_ledgers") for part in files[name])
     reading = _Reading(
         share_of(cluster.tasks, cluster.settings),
         lake,
@@ -113,10 +120,10 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
         said,
         owners_rules(cluster, epoch, now),
         shadows,
-        {name: tuple(cluster.parts(epoch_id, name)) for name in _READ},
+        files,
         {name: _parts(lake, previous, name) for name in (TOPIC_TABLE, CURSORS)},
         tuple(cluster.parts(epoch_id, CLIENTS)) if clients is not None else None,
-        now,
+        not_before(lake, (*parts, *written), now, int(cluster.settings.inactivity.max_gap * 1000)),
     )
     cluster.store(epoch_id, CURSORS, CURSOR_ACTIVITY, reading.cursors, parts)
     # A table's parts are in the order of their pieces.
@@ -126,7 +133,8 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
     problems, disagreeing = _partitions(cluster, epoch_id)
     for name, rows in zip((IDLE_TOPICS, IDLE_CURSORS, DISAGREEING), (*found, disagreeing), strict=True):
         cluster.store(epoch_id, name, rows.schema, lambda one: one.to_batches(), [rows])
-    return ActivityReport(*found, disagreeing, previous, (*unreached, *unknown, *unread, *problems))
+    unread = (*unreached, *unknown, *unread, *problems)
+    return ActivityReport(*found, disagreeing, previous, unread, said.undecodable)
 
 
 _READ = ("managed_cursors", "bookkeeper_ledgers", "topics")

@@ -25,7 +25,8 @@ class InForceNow:
     """What policies and brokers say. ``replicated``: 1 for topics that are to be sent elsewhere, else 0.
 
     ``system_cursors``: what brokers call cursors of their own; ``replicator``: how replicators' begin. None: not known.
-    ``owners_keep``: topics whose own policy says that they are not deleted while they are inactive.
+    ``owners_keep``: topics whose own policy says that they are not deleted while they are inactive. ``undecodable``:
+    why nothing is known of some namespaces.
     """
 
     retention: InForce[RetentionPolicy | None]
@@ -33,6 +34,7 @@ class InForceNow:
     system_cursors: frozenset[str] | None
     replicator: str
     owners_keep: frozenset[str] = frozenset()
+    undecodable: tuple[str, ...] = ()
 
 
 def in_force_now(cluster: Cluster, namespaces: set[str]) -> tuple[InForceNow, tuple[str, ...]]:
@@ -46,11 +48,11 @@ def in_force_now(cluster: Cluster, namespaces: set[str]) -> tuple[InForceNow, tu
         return nothing, differing
     monitors = monitors_in_force(layers)
     replicated, keep = _sent(monitors.replication), owners_keep(layers)
-    found = InForceNow(policies_in_force(layers), replicated, monitors.system_cursors, REPLICATOR, keep)
     undecodable = tuple(layers.undecodable.values())
+    found = InForceNow(policies_in_force(layers), replicated, monitors.system_cursors, REPLICATOR, keep, undecodable)
     if monitors.replicator is None:
-        return replace(found, system_cursors=None), (*undecodable, "the brokers do not say their replicatorPrefix")
-    return replace(found, replicator=monitors.replicator), undecodable
+        return replace(found, system_cursors=None), ("the brokers do not say their replicatorPrefix",)
+    return replace(found, replicator=monitors.replicator), ()
 
 
 def _sent(replication: InForce[Replication | None]) -> InForce[int | None]:
