@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
@@ -12,11 +13,12 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK, BookieDisk, DiskVerdict
-from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, ask, build_bookie_disk, forecasts
+from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, ask, build_bookie_disk, changed_since, forecasts
 from pulsar_lifecycle.lifecycle.bookies.placement import Placement
 from pulsar_lifecycle.records.epoch import Epoch
 from tests.kit.fakes.bookie_admin import FakeBookieAdmin, status
 from tests.kit.scenes.retention_scene import RetentionScene
+from tests.kit.simulated.cluster import SimulatedCluster
 
 
 def test_ledgers_that_lack_a_copy_are_counted_by_bookie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,3 +129,24 @@ def test_the_forecast_is_of_bookies_that_are_there_and_by_their_own_threshold(di
     found = forecasts(scene.cluster)
     expected = {"a": 4.0 - age, "default": 7.0 - age, "silent": 8.0 - 1 - age}
     assert found == {bookie: pytest.approx(days) for bookie, days in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("there", "scanned", "gone", "made"),
+    [
+        ((), (), (), ()),
+        ((1, 5), (), (), (1, 5)),
+        ((), (9, 2), (2, 9), ()),
+        ((0, 3, 8), (8, 2, 0, 9), (2, 9), (3,)),
+    ],
+)
+def test_ledgers_that_are_gone_or_made_since_the_scan_are_told_from_the_others(
+    there: tuple[int, ...], scanned: tuple[int, ...], gone: tuple[int, ...], made: tuple[int, ...]
+) -> None:
+    servers = SimulatedCluster()
+    for ledger in there:
+        servers.ledger(None, ledger_id=ledger)
+    store = servers.open_store(read_only=True)
+    found, placement = changed_since(store, np.array(scanned, np.int64), "/ledgers")
+    assert found.to_pylist() == list(gone)
+    assert {bookie: one.ledgers for bookie, one in placement.bookies.items()} == ({BOOKIE: len(made)} if made else {})
