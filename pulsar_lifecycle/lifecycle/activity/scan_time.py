@@ -16,8 +16,8 @@ def not_before(lake: Lake, parts: Iterable[str], now: int, limit: int) -> int:
     """``now``, or the time of the latest write that a scan's z-nodes tell, which is later (ms).
 
     ``parts``: files of tables with a column ``mtime``. A use that a clock which is behind dates too early would end its
-    period too early. Writes of more than ``limit`` (ms) after ``now`` do not count: the store's clock was wrong, or ours
-    is so far behind that no later report goes on with this one.
+    period too early. Writes of more than ``limit`` (ms) after ``now`` do not count: the store's clock was wrong, or
+    ours is so far behind that no later report goes on with this one.
     """
     where = (pc.field("mtime") > now) & (pc.field("mtime") <= now + limit)
     times = (pc.max(batch.column("mtime")).as_py() for batch in lake.batches(list(parts), ["mtime"], where))
