@@ -314,6 +314,8 @@ class CollectionRun:
             self._end(bookie, Outcome.NOT_ANSWERING, Why(Outcome.NOT_ANSWERING, text), watched.pop(bookie))
             return
         text = f"{_kind(one.major)} compaction" if ran else "deleted ledgers collected; no compaction ran there"
+        if not one.major and one.said.directories is None:
+            text += "; whether a major one would free much is not known: /metrics has no ledger directory any more"
         if one.major or not ran or to_compact(one.said) < self.settings.min_bytes:
             self._end(bookie, Outcome.COLLECTED, Why(Outcome.COLLECTED, text), watched.pop(bookie))
             return

@@ -205,6 +205,25 @@ def test_one_whose_collection_failed_is_not_said_to_have_collected():
     assert outcomes(scene.run())["a"] is Outcome.NOT_ANSWERING
 
 
+def test_one_whose_metrics_go_away_is_said_to_have_had_no_major_compaction():
+    scene = Scene()
+    spoil(scene, "a", directories=None)
+    tick = scene.tick
+
+    def ticks():
+        said = scene.bookies.statuses["a"]
+        if said.directories is None and scene.left.get("a"):
+            scene.left.pop("a")
+            scene.set("a", collecting=False, compactions=(replace(IDLE, minors=1),))
+        tick()
+
+    scene.tick = ticks
+    found = scene.run()
+    assert outcomes(found) == dict.fromkeys("abc", Outcome.COLLECTED)
+    assert "not known" in found["a"].why.text
+    assert ("a", True) not in scene.bookies.collections
+
+
 def test_one_that_counts_a_collection_without_compaction_has_collected():
     scene = Scene()
     scene.counts_collections()
