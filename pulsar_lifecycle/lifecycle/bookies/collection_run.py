@@ -307,10 +307,13 @@ class CollectionRun:
         told = one.told or one.before
         ran = compacted(told, one.said, major=one.major)
         uncounted = one.began and collected_since(told, one.said) is False
-        if not ran and (uncounted or not one.began):
+        if uncounted or not (ran or one.began):
             text = f"whether it began a {_kind(one.major)} compaction is not known"
             if uncounted:
-                text = "it answered, and counts no collection since: does a proxy answer, or did it fail (its own log)?"
+                text = (
+                    "it answered, and a ledger directory counts no collection since: does a proxy answer, or did it "
+                    "fail (its own log)?"
+                )
             self._end(bookie, Outcome.NOT_ANSWERING, Why(Outcome.NOT_ANSWERING, text), watched.pop(bookie))
             return
         text = f"{_kind(one.major)} compaction" if ran else "deleted ledgers collected; no compaction ran there"

@@ -205,6 +205,22 @@ def test_one_whose_collection_failed_is_not_said_to_have_collected():
     assert outcomes(scene.run())["a"] is Outcome.NOT_ANSWERING
 
 
+def test_one_of_whose_directories_one_alone_has_collected_is_not_said_to_have():
+    scene = Scene()
+    (first,) = scene.bookies.statuses["a"].directories
+    second = replace(first, path="/d-2", collections=3)
+    scene.set("a", directories=(replace(first, collections=3), second), compactions=(IDLE, IDLE))
+    tick = scene.tick
+
+    def ticks():
+        tick()
+        (first, *_) = scene.bookies.statuses["a"].directories
+        scene.set("a", directories=(first, second))
+
+    scene.tick = ticks
+    assert outcomes(scene.run())["a"] is Outcome.NOT_ANSWERING
+
+
 def test_one_whose_metrics_go_away_is_said_to_have_had_no_major_compaction():
     scene = Scene()
     spoil(scene, "a", directories=None)
