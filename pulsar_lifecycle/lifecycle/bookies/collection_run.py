@@ -116,15 +116,15 @@ def collect_bookies(
 class _Watched:
     """A bookie that was told to collect; ``moved_at`` (ms) is when something last changed there.
 
-    ``told``: what it said before that. ``began``: it answered that it begins, or was seen at it since. ``silence``: why
-    it did not answer last; empty if it did.
+    ``told``: what it said before that, ``before``: before it was told anything. ``began``: it answered that it begins,
+    or was seen at it since. ``silence``: why it did not answer last; empty if it did.
     """
 
     before: BookieStatus
+    told: BookieStatus
     said: BookieStatus
     major: bool
     moved_at: int
-    told: BookieStatus | None = None
     began: bool = False
     silence: str = ""
 
@@ -203,7 +203,7 @@ class CollectionRun:
         except LifecycleError as error:
             said, silence = _nothing_said(bookie), str(error)
         major = any(one.major for one in said.compactions)
-        self._beside[bookie] = _Watched(said, said, major, self.clock.now_ms(), silence=silence)
+        self._beside[bookie] = _Watched(said, said, said, major, self.clock.now_ms(), silence=silence)
 
     def _other_rack(self, rack: str) -> str:
         """A bookie that may hold copies of what a rack's have, and is at it without this run's word; empty if none.
@@ -262,7 +262,7 @@ class CollectionRun:
             except LifecycleError as error:
                 self._end(bookie, Outcome.NOT_ANSWERING, Why(Outcome.NOT_ANSWERING, str(error)))
                 continue
-            one = _Watched(said, said, False, self.clock.now_ms())
+            one = _Watched(said, said, said, False, self.clock.now_ms())
             if is_at_it(said):
                 self._beside[bookie] = one
                 self._end(bookie, Outcome.LEFT_AT_IT, Why(Outcome.LEFT_AT_IT, "it was at it already"), one)
@@ -304,12 +304,11 @@ class CollectionRun:
     def _next(self, bookie: str, watched: dict[str, _Watched]) -> None:
         """Begin the major compaction of one whose minor compaction ended, where much is left; else it is through."""
         one = watched[bookie]
-        told = one.told or one.before
-        ran = compacted(told, one.said, major=one.major)
-        uncounted = one.began and collected_since(told, one.said) is False
+        ran = compacted(one.told, one.said, major=one.major)
+        uncounted = collected_since(one.told, one.said) is False
         if uncounted or not (ran or one.began):
             text = f"whether it began a {_kind(one.major)} compaction is not known"
-            if uncounted:
+            if uncounted and one.began:
                 text = (
                     "it answered, and a ledger directory counts no collection since: does a proxy answer, or did it "
                     "fail (its own log)?"

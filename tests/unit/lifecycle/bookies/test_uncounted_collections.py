@@ -1,0 +1,109 @@
+"""Which bookies are not said to have collected: whoever answers for them, whatever else moves meanwhile; over fakes."""
+
+from dataclasses import replace
+
+import pytest
+
+from pulsar_lifecycle.errors import OutcomeUnknown
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.run_settings import CollectionSettings
+from tests.kit.collection_scene import Scene, outcomes, spoil
+from tests.kit.fakes.bookie_admin import IDLE
+
+
+@pytest.mark.parametrize("of_major", [False, True])
+def test_one_that_may_not_have_heard_is_not_said_to_have_collected(of_major):
+    scene = Scene()
+
+    def begin(bookie, major):
+        if bookie == "a" and major == of_major:
+            raise OutcomeUnknown("it never came")
+        Scene.begin(scene, bookie, major)
+
+    scene.bookies.on_collect = begin
+    found = scene.run()
+    assert outcomes(found) == {"a": Outcome.NOT_ANSWERING, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
+
+
+@pytest.mark.parametrize("of_major", [False, True])
+def test_one_whose_proxy_answers_for_it_is_not_said_to_have_collected(of_major):
+    """The bookie counts its collections, and none ended since."""
+    scene = Scene()
+    scene.counts_collections()
+
+    def begin(bookie, major):
+        if bookie != "a" or major != of_major:
+            Scene.begin(scene, bookie, major)
+
+    scene.bookies.on_collect = begin
+    found = scene.run()
+    assert outcomes(found) == {"a": Outcome.NOT_ANSWERING, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
+    assert "proxy" in found["a"].why.text
+
+
+def test_one_whose_collection_failed_is_not_said_to_have_collected():
+    """It was seen at it; a collection that fails is counted as none, and compacts nothing."""
+    scene = Scene()
+    scene.counts_collections()
+    tick = scene.tick
+
+    def ticks():
+        before = scene.bookies.statuses["a"]
+        tick()
+        if before.collecting and not scene.bookies.statuses["a"].collecting:
+            scene.bookies.statuses["a"] = replace(before, collecting=False)
+
+    scene.tick = ticks
+    assert outcomes(scene.run())["a"] is Outcome.NOT_ANSWERING
+
+
+def test_one_of_whose_directories_one_alone_has_collected_is_not_said_to_have():
+    scene = Scene()
+    (first,) = scene.bookies.statuses["a"].directories
+    second = replace(first, path="/d-2", collections=3)
+    scene.set("a", directories=(replace(first, collections=3), second), compactions=(IDLE, IDLE))
+    tick = scene.tick
+
+    def ticks():
+        tick()
+        (first, *_) = scene.bookies.statuses["a"].directories
+        scene.set("a", directories=(first, second))
+
+    scene.tick = ticks
+    assert outcomes(scene.run())["a"] is Outcome.NOT_ANSWERING
+
+
+def test_one_whose_metrics_go_away_is_said_to_have_had_no_major_compaction():
+    scene = Scene()
+    spoil(scene, "a", directories=None)
+    tick = scene.tick
+
+    def ticks():
+        said = scene.bookies.statuses["a"]
+        if said.directories is None and scene.left.get("a"):
+            scene.left.pop("a")
+            scene.set("a", collecting=False, compactions=(replace(IDLE, minors=1),))
+        tick()
+
+    scene.tick = ticks
+    found = scene.run()
+    assert outcomes(found) == dict.fromkeys("abc", Outcome.COLLECTED)
+    assert "not known" in found["a"].why.text
+    assert ("a", True) not in scene.bookies.collections
+
+
+def test_one_that_compacts_one_directory_by_itself_and_may_not_have_heard_is_not_said_to_have_collected():
+    scene = Scene()
+    scene.settings = CollectionSettings(min_bytes=1 << 50)  # a minor one is enough
+    scene.counts_collections()
+
+    def begin(bookie, major):
+        if bookie == "a":
+            scene.set("a", compactions=(replace(IDLE, minors=IDLE.minors + 1),))
+            raise OutcomeUnknown("it never came")
+        Scene.begin(scene, bookie, major)
+
+    scene.bookies.on_collect = begin
+    found = scene.run()
+    assert outcomes(found) == {"a": Outcome.NOT_ANSWERING, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
+    assert "proxy" not in found["a"].why.text
