@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.formats import bookie_info, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
@@ -111,7 +111,6 @@ def wait_until_gone(
     return answers
 
 
-_READ_ONLY = "readonly"
 _ORDER = {presence: place for place, presence in enumerate(Presence)}
 
 
@@ -161,8 +160,7 @@ def _on_bookies(
 
 def _on_any_bookie(ports: Ports, root: str) -> LedgerMetadata | None:
     """Metadata of a ledger that any bookie may have: those with a cookie, and those that run, though it was deleted."""
-    folders = [f"{root}/cookies", f"{root}/available", f"{root}/available/{_READ_ONLY}"]
-    cookies, *running = ports.store.children(folders)
+    cookies, *running = ports.store.children([f"{root}/cookies", *bookie_info.folders(root)])
     if cookies is None or isinstance(cookies, Unread) or not cookies.names:
         return None
     names = {*cookies.names}
@@ -170,7 +168,7 @@ def _on_any_bookie(ports: Ports, root: str) -> LedgerMetadata | None:
         if isinstance(listing, Unread):
             return None
         names |= {*listing.names} if listing else set[str]()
-    bookies = tuple(sorted(names - {_READ_ONLY}))
+    bookies = tuple(sorted(names - {bookie_info.READ_ONLY}))
     return LedgerMetadata(LedgerState.CLOSED, len(bookies), len(bookies), len(bookies), (Segment(0, bookies),))
 
 

@@ -1,6 +1,6 @@
 """How to reach a bookie: the z-nodes ``/ledgers/available/BOOKIEID`` and ``/ledgers/available/readonly/BOOKIEID``.
 
-Belongs here: the z-node's bytes as a value. Upstream: ``DataFormats.BookieServiceInfoFormat`` and
+Belongs here: where the z-nodes are, and their bytes as a value. Upstream: ``DataFormats.BookieServiceInfoFormat`` and
 ``BookieServiceInfoUtils``, bookkeeper-server 4.17.2.
 """
 
@@ -15,10 +15,23 @@ from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import _wire
 
 WHAT = "bookie service info"
+READ_ONLY = "readonly"
+"""The child of ``available`` below which bookies register that take no entries; itself no bookie."""
 PROTOCOL_RPC = "bookie-rpc"
 PROTOCOL_HTTP = "http"
 _HOST_PORT = re.compile(r"([^\s/]+):([0-9]{1,5})")
 _MAX_PORT = 65535
+
+
+def folders(ledgers_root: str) -> list[str]:
+    """Where bookies register: the writable ones, among them the folder ``READ_ONLY``; and the read-only ones."""
+    available = f"{ledgers_root}/available"
+    return [available, f"{available}/{READ_ONLY}"]
+
+
+def paths(ledgers_root: str, bookie: str) -> list[str]:
+    """Where one bookie is registered: as writable, and as read-only."""
+    return [f"{folder}/{bookie}" for folder in folders(ledgers_root)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def format_of(path: str, ledgers_root: str) -> str:
     """The name of a ``describe`` format, ``bookie``, or ``plain`` for what is JSON or text, by a z-node's path."""
     parts = path.split("/")
     if path.startswith(f"{ledgers_root}/"):
-        if path.startswith(f"{ledgers_root}/available/") and parts[-1] != "readonly":
+        if path.startswith(f"{ledgers_root}/available/") and parts[-1] != bookie_info.READ_ONLY:
             return "bookie"
         try:
             ledger_path.parse_ledger_path(path, ledgers_root)
@@ -179,8 +179,7 @@ def ledger(store: MetadataStore, reader: LedgerReader, ledger_id: int, ledgers_r
 
 def _replicas(store: MetadataStore, metadata: LedgerMetadata, root: str) -> list[Document]:
     bookies = list(dict.fromkeys(b for segment in metadata.segments for b in segment.bookies))
-    writable = store.read([f"{root}/available/{b}" for b in bookies])
-    read_only = store.read([f"{root}/available/readonly/{b}" for b in bookies])
+    writable, read_only = (store.read([f"{at}/{b}" for b in bookies]) for at in bookie_info.folders(root))
     return [
         {
             "bookieId": bookie,

@@ -49,7 +49,7 @@ class HttpBookieAdmin:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._store = store
-        self._available = f"{ledgers_root}/available"
+        self._root = ledgers_root
         self._scheme = "https" if settings.tls else "http"
         self._http = httpx.Client(
             transport=transport,
@@ -66,12 +66,12 @@ class HttpBookieAdmin:
         """Every registered bookie, and whether it is registered as read-only."""
         self._store.sync("/")
         found: dict[str, bool] = {}
-        for path, read_only in ((self._available, False), (f"{self._available}/readonly", True)):
+        for path, read_only in zip(bookie_info.folders(self._root), (False, True), strict=True):
             children = self._store.children([path])[0]
             if isinstance(children, Unread):
                 raise StoreError(f"{path}: {children.reason}")
             names = children.names if children else ()
-            found |= dict.fromkeys((name for name in names if name != "readonly"), read_only)
+            found |= dict.fromkeys((name for name in names if name != bookie_info.READ_ONLY), read_only)
         return dict(sorted(found.items()))
 
     def status(self, bookie: str) -> BookieStatus:
@@ -130,10 +130,10 @@ class HttpBookieAdmin:
 
         A server that listens on every address registers that as its host: then the bookie's own host is asked.
         """
-        nodes = self._store.read([f"{self._available}/{bookie}", f"{self._available}/readonly/{bookie}"])
+        nodes = self._store.read(bookie_info.paths(self._root, bookie))
         node = next((node for node in nodes if isinstance(node, Node)), None)
         if node is None:
-            raise NotFound(f"bookie {bookie} is not registered below {self._available}")
+            raise NotFound(f"bookie {bookie} is not registered below {self._root}/available")
         try:
             info = bookie_info.decode(node.data, bookie)
         except CorruptFormat as error:

@@ -145,11 +145,11 @@ class BookiePool:
         return connection
 
     def _endpoint(self, bookie: str) -> bookie_info.Endpoint:
-        available = f"{self._settings.ledgers_root}/available"
-        nodes = self._store.read([f"{available}/{bookie}", f"{available}/readonly/{bookie}"])
+        root = self._settings.ledgers_root
+        nodes = self._store.read(bookie_info.paths(root, bookie))
         node = next((node for node in nodes if isinstance(node, Node)), None)
         if node is None:
-            raise Unavailable(f"is not registered below {available}")
+            raise Unavailable(f"is not registered below {root}/available")
         endpoint = bookie_info.decode(node.data, bookie).rpc
         if endpoint is None:
             raise Unavailable(f"registered no {bookie_info.PROTOCOL_RPC} endpoint")

@@ -28,7 +28,7 @@ from pulsar_lifecycle.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from pulsar_lifecycle.formats import bookie_racks, entry, ledger_metadata, striping
+from pulsar_lifecycle.formats import bookie_info, bookie_racks, entry, ledger_metadata, striping
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.io.bookkeeper import answers
@@ -42,7 +42,6 @@ IN_FLIGHT = 8 << 20
 """Bytes of entries that are sent and not yet confirmed; one larger entry goes alone."""
 Writable = tuple[list[str], dict[str, str]]
 """The bookies that take entries, and the racks of those that have one."""
-_READ_ONLY = "readonly"
 _CTOKEN = 0  # what Pulsar's metadata driver writes
 
 
@@ -100,7 +99,7 @@ class BookieWriter:
 
     def _writable(self) -> Writable:
         """The bookies that are registered and take entries, and the racks of those that have one."""
-        (available,) = self._store.children([f"{self._root}/available"])
+        (available,) = self._store.children(bookie_info.folders(self._root)[:1])
         if not isinstance(available, Children):
             raise Unavailable(f"{self._root}/available: no bookie can be found there")
         (racks,) = self._store.read([bookie_racks.BOOKIES])
@@ -108,7 +107,7 @@ class BookieWriter:
         if isinstance(racks, Node):
             with contextlib.suppress(CorruptFormat):  # as brokers: without racks all bookies are alike
                 known = bookie_racks.decode(racks.data)
-        return [name for name in available.names if name != _READ_ONLY], known
+        return [name for name in available.names if name != bookie_info.READ_ONLY], known
 
 
 def preferred(ledger_id: int, bookies: Iterable[str], racks: Mapping[str, str]) -> list[str]:
