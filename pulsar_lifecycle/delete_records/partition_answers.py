@@ -58,7 +58,6 @@ def answers(
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
         where: dict[int, Absence] = {}
-        known: dict[int, DeletedLedger] = {}
         while True:  # topics are read once more after the wait: one of them may be another one by then
             found, kept, going = _asked(ports, root, rows, refused, earlier)
             ledgers = {i: one for own in going.values() for i, one in own.items() if i not in where}
@@ -66,15 +65,15 @@ def answers(
                 break
             if bookies:
                 ledgers = _with_metadata(cluster, rows, planned_at, ledgers)
-            known |= ledgers
             ordered = [ledgers[i] for i in sorted(ledgers)]
             absent = wait_until_gone(ports, root, ordered, bookies=bookies, deadline_ms=deadline)
             where |= {one.ledger_id: one for one in absent}
-        deletable = [i for i, one in where.items() if one.presence in _DELETABLE]
+        left = {i: one for own in going.values() for i, one in own.items()}
+        deletable = [i for i in left if where[i].presence in _DELETABLE]
         sent = sent_at(cluster, deletable)
         unsent = set(deletable).difference(sent)
         if sent and queue_is_empty(ports):  # another installation took the messages, or they are lost
-            still = look(ports, root, [DeletedLedger(i, None, known[i].copies) for i in sorted(sent)], bookies=False)
+            still = look(ports, root, [left[i] for i in sorted(sent)], bookies=False)
             unsent |= {one.ledger_id for one in still if one.presence in _DELETABLE}
         retried = _retried(cluster, {i: at for i, at in sent.items() if i not in unsent})
         for name, own in kept.items():

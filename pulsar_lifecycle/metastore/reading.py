@@ -125,8 +125,9 @@ class Reading:
                 raise
             brokers = Brokers({}, 0, str(error))
         try:
-            read = namespace_policies if self.strict else _decodable_policies
-            policies = read(ports.configuration)
+            # topics of a namespace whose policies cannot be decoded have none in the table
+            stored = ports.configuration
+            policies = namespace_policies(stored) if self.strict else policy_documents(stored).known
         except LifecycleError as error:
             if self.strict:
                 raise
@@ -157,11 +158,6 @@ class Reading:
             yield from bookkeeper_ledgers.read_ledgers(store, share.units, schema, root)
             return
         yield from _READERS[self.table](store, share.units, schema)
-
-
-def _decodable_policies(store: MetadataStore) -> Mapping[str, Mapping[str, Any]]:
-    """Topics of a namespace whose policies cannot be decoded have none in the table."""
-    return policy_documents(store).known
 
 
 def _with_its_topics(

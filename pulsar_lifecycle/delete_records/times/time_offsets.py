@@ -206,7 +206,7 @@ def _unanswered(error: LifecycleError, time_ms: int | None) -> ResolvedOffset:
     if isinstance(error, RefusedBy) and error.code is Code.NO_OBJECT_STORE:
         problem = OffsetProblem.NO_OBJECT_STORE
     lost = time_ms is not None and is_lost(error)
-    way = "; nobody can read it any more: ask for a position in place of the time" if lost else ""
+    way = "; where it is lost for good, ask for a position in place of the time" if lost else ""
     return ResolvedOffset(None, problem, f"{error}{way}")
 
 
