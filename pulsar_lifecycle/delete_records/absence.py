@@ -159,7 +159,7 @@ def _on_bookies(
 
 
 def _on_any_bookie(ports: Ports, root: str) -> LedgerMetadata | None:
-    """Metadata of a ledger that any bookie may have: those with a cookie, and those that run, though it was deleted."""
+    """Metadata of a ledger that any bookie may have: any with a cookie, and any that runs without one."""
     cookies, *running = ports.store.children([f"{root}/cookies", *bookie_info.folders(root)])
     if cookies is None or isinstance(cookies, Unread) or not cookies.names:
         return None

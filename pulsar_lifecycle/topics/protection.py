@@ -81,7 +81,7 @@ _TEXTS = {
     "trimming.system_topics, too)",
     Protection.NOT_PERSISTENT: "not a persistent topic",
     Protection.OPEN_ORPHAN: "the newest scan found an unreferenced ledger of it that was never closed: the deletion "
-    "run would wait; scan again, and if this stays, have somebody close it (Find and delete leaked ledgers)",
+    "run would wait; scan again, and if it is open still, have BookKeeper close it (Find and delete leaked ledgers)",
 }
 
 

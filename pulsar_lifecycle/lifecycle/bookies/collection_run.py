@@ -310,8 +310,8 @@ class CollectionRun:
             text = f"whether it began a {_kind(one.major)} compaction is not known"
             if uncounted and one.began:
                 text = (
-                    "it answered, and a ledger directory counts no collection since: does a proxy answer, or did it "
-                    "fail (its own log)?"
+                    "it answered, but a ledger directory counts no collection since: does a proxy answer, or does its "
+                    "log say that the collection failed?"
                 )
             self._end(bookie, Outcome.NOT_ANSWERING, Why(Outcome.NOT_ANSWERING, text), watched.pop(bookie))
             return

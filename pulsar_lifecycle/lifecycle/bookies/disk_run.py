@@ -107,7 +107,7 @@ def changed_since(store: MetadataStore, scanned: Any, root: str) -> tuple[pa.Arr
 def _without(these: Any, others: Any) -> Any:
     """Those of the numbers ``these`` that ``others`` lack, ascending.
 
-    numpy's own ``setdiff1d`` takes fifty times as long: it makes hash tables of both.
+    numpy's own ``setdiff1d`` takes some thirty times as long: it makes hash tables of both.
     """
     these, others = np.sort(these), np.sort(others)
     if not len(others):
