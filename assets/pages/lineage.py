@@ -132,24 +132,25 @@ def outcomes(effects: Iterable[Effect]) -> str:
     return show.markdown(["action", "phase", "outcome", "rows", "bytes"], cells)
 
 
-def _by_namespace(effects: Iterable[Effect], cluster: str) -> list[dg.AssetMaterialization]:
-    """The namespaces in which ledgers were offloaded or reverted have pages of their own."""
+def _by_namespace(effects: Iterable[Effect], cluster: str) -> list[dg.AssetMaterialization | dg.AssetObservation]:
+    """The namespaces whose ledgers a run was to offload, release or revert have pages of their own.
+
+    Only where one was offloaded is the namespace materialized: nothing else is to look like that.
+    """
     found: dict[str, list[Effect]] = {}
     for one in effects:
         if one.changed is Changed.OFFLOADED and (name := _namespace(one.topic)):
             found.setdefault(name, []).append(one)
-    return [
-        dg.AssetMaterialization(
-            key(cluster, Changed.OFFLOADED.value),
-            partition=name,
-            metadata={
-                "dagster/row_count": sum(one.rows for one in some if one.outcome == Outcome.OFFLOADED),
-                "bytes": sum(one.bytes for one in some if one.outcome == Outcome.OFFLOADED),
-                "outcomes": dg.MetadataValue.md(outcomes(some)),
-            },
-        )
-        for name, some in sorted(found.items())[:NAMESPACES]
-    ]
+    return [_of_namespace(cluster, name, some) for name, some in sorted(found.items())[:NAMESPACES]]
+
+
+def _of_namespace(cluster: str, name: str, effects: Sequence[Effect]) -> dg.AssetMaterialization | dg.AssetObservation:
+    asset_key, shown = key(cluster, Changed.OFFLOADED.value), {"outcomes": dg.MetadataValue.md(outcomes(effects))}
+    offloaded = [one for one in effects if one.outcome == Outcome.OFFLOADED]
+    if not offloaded:
+        return dg.AssetObservation(asset_key, partition=name, metadata=shown)
+    sums = {"dagster/row_count": sum(one.rows for one in offloaded), "bytes": sum(one.bytes for one in offloaded)}
+    return dg.AssetMaterialization(asset_key, partition=name, metadata=sums | shown)
 
 
 def _register(context: Any, cluster: str, effects: Iterable[Effect]) -> None:

@@ -214,6 +214,19 @@ def test_an_effect_of_a_scans_plan_names_the_scan() -> None:
     assert queue.metadata[EPOCH].value == "20261124T101112000-abc123"
 
 
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.PREPARED, Outcome.REVERTED, Outcome.RELEASED])
+def test_a_namespace_is_materialized_only_by_what_was_offloaded(outcome: Outcome) -> None:
+    """A run that ended before is an observation: a materialization looks like a success."""
+    names = ("persistent://acme/orders/a", "persistent://acme/other/b")
+    one, another = (Effect("", Action.OFFLOAD, "offload", outcome, name, 2, 20) for name in names)
+    done = replace(one, outcome=Outcome.OFFLOADED, rows=3, bytes=30)
+    orders, other = [event for event in lineage.events_of([one, done, another], "test", "run") if event.partition]
+    assert isinstance(orders, dg.AssetMaterialization)
+    assert [orders.metadata[name].value for name in ("dagster/row_count", "bytes")] == [3, 30]
+    assert isinstance(other, dg.AssetObservation)
+    assert (other.partition, "dagster/row_count" in other.metadata) == ("acme/other", False)
+
+
 def test_materializing_the_deletions_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Materialize all, and the button of the asset itself, start an asset job of Dagster's own."""
 
