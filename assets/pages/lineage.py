@@ -6,6 +6,7 @@ counting them (``journal/effects.py``), what an asset says of itself once a job 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -13,7 +14,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.names import CLUSTER, EPOCH, PLAN, key, namespace_partitions
+from assets.names import APPLIED, APPLIED_PLAN, CLUSTER, EPOCH, PLAN, key, namespace_partitions
 from assets.pages import show
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.journal.effects import Changed, Effect, added_up, effects_of
@@ -27,6 +28,10 @@ CLOCKS_APART_MS = 3_600_000
 """How far the clocks of workers, which date the journal's rows, may be behind the driver's."""
 NAMESPACES = 500
 """Namespaces of one run whose pages get an event of their own."""
+PLANS = 50
+"""Plans of one run that have a tag each."""
+_IN_A_KEY = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+"""What Dagster takes as the end of a tag's key."""
 NO_PLAN = "none"
 """Tag of a run that has applied no plan, where the run that it executes again had."""
 _PAGE_OF = {
@@ -59,7 +64,7 @@ def noted(
         yield list
         return
     cluster, begun, run_id = where.settings.cluster, where.clock.now_ms(), context.run.run_id
-    _tag(context, {CLUSTER: cluster, **(_plan_tags([plan_id]) if plan_id else _of_no_plan(context))})
+    _tag(context, {CLUSTER: cluster, **_of_no_plan(context), **_plan_tags([plan_id] if plan_id else [])})
     done = cache(lambda: effects_of(where.journal_reader, cluster, run_id, begun - CLOCKS_APART_MS))
     made = False
     try:
@@ -174,12 +179,17 @@ def _own(context: dg.OpExecutionContext | dg.AssetExecutionContext) -> list[str]
 
 
 def _plan_tags(plans: Sequence[str]) -> dict[str, str]:
-    return {PLAN: plans[0], EPOCH: epoch_of(plans[0])} if plans else {}
+    """Those of the first plan, and one for each; what is no plan's id, as a message may have it, has none."""
+    if not plans:
+        return {}
+    each = {f"{APPLIED_PLAN}{plan}": APPLIED for plan in plans if kind_of(plan) and _IN_A_KEY.fullmatch(plan)}
+    return {PLAN: plans[0], EPOCH: epoch_of(plans[0]), **dict(list(each.items())[:PLANS])}
 
 
 def _of_no_plan(context: dg.OpExecutionContext | dg.AssetExecutionContext) -> dict[str, str]:
     """What replaces tags that a run executed again has of the run before it, as Dagster takes none away."""
-    return {name: NO_PLAN for name in (PLAN, EPOCH) if name in context.run.tags}
+    mine = [name for name in context.run.tags if name in (PLAN, EPOCH) or name.startswith(APPLIED_PLAN)]
+    return dict.fromkeys(mine, NO_PLAN)
 
 
 def _tag(context: Any, tags: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import dagster as dg
 
-from assets.names import EPOCH, PLAN
+from assets.names import APPLIED, APPLIED_PLAN, EPOCH
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.inspect.catalog import OF_A_SCAN
 from pulsar_lifecycle.model import YEAR_10000
@@ -88,7 +88,8 @@ def bullets(items: Sequence[object], most: int = SAMPLE) -> dg.MetadataValue:
 
 def applied_by(plan_id: str, called: str = "") -> str:
     """A link, as Markdown, to the runs that applied a plan; ``called``: instead of its id."""
-    return f"[Runs that applied {called or plan_id}](/runs?q%5B0%5D={quote(f'tag:{PLAN}={plan_id}', safe='')})"
+    tag = quote(f"tag:{APPLIED_PLAN}{plan_id}={APPLIED}", safe="")
+    return f"[Runs that applied {called or plan_id}](/runs?q%5B0%5D={tag})"
 
 
 def whole_plan(plan_id: str) -> str:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import dagster as dg
 import pytest
@@ -14,7 +15,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 
 from assets.deletion import deletion_assets
 from assets.lifecycle.retention import plan_shown
-from assets.names import CLUSTER, EPOCH, PLAN, key
+from assets.names import APPLIED_PLAN, CLUSTER, EPOCH, PLAN, key
 from assets.pages import lineage, show
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import Automation
@@ -77,6 +78,43 @@ def test_a_run_carries_its_cluster_and_plan(scene: RetentionScene) -> None:
         run = instance.get_run_by_id(run_id)
         assert run is not None
         assert {run.tags[CLUSTER], run.tags[PLAN]} == {"test", plan_id}
+        assert found_by_link(instance, plan_id) == [run_id]
+
+
+def found_by_link(instance: dg.DagsterInstance, plan_id: str) -> list[str]:
+    """The runs to which the page of a plan leads."""
+    _, _, query = show.applied_by(plan_id).rstrip(")").partition("tag%3A")
+    name, _, value = unquote(query).partition("=")
+    return [run.run_id for run in instance.get_runs(dg.RunsFilter(tags={name: value}))]
+
+
+FIRST, SECOND = (f"orphans-20261124T101112000-abc123-1f2{number}" for number in "ef")
+
+
+def test_a_deletion_run_is_found_from_each_plan_that_it_applied(scene: RetentionScene) -> None:
+    """Its queue has messages of several."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        run_id = deleted(scene, FIRST, SECOND).execute_in_process(instance=instance, raise_on_error=False).run_id
+        assert found_by_link(instance, FIRST) == found_by_link(instance, SECOND) == [run_id]
+
+
+def test_a_run_executed_again_is_not_found_from_plans_that_it_did_not_apply(scene: RetentionScene) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        before = deleted(scene, FIRST, SECOND).execute_in_process(instance=instance, raise_on_error=False).run_id
+        ran = instance.get_run_by_id(before)
+        assert ran is not None
+        again = deleted(scene, SECOND).execute_in_process(instance=instance, tags=ran.tags, raise_on_error=False).run_id
+        assert found_by_link(instance, FIRST) == [before]
+        assert set(found_by_link(instance, SECOND)) == {before, again}
+
+
+@pytest.mark.parametrize("plan_id", ["no-plan-of-ours", "orphans-a/b", f"orphans-{'a' * 60}"])
+def test_a_plan_id_that_a_message_made_up_is_no_tag(scene: RetentionScene, plan_id: str) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        run_id = deleted(scene, plan_id).execute_in_process(instance=instance, raise_on_error=False).run_id
+        run = instance.get_run_by_id(run_id)
+        assert run is not None
+        assert not [name for name in run.tags if name.startswith(APPLIED_PLAN)]
 
 
 def test_a_dry_run_leaves_nothing(scene: RetentionScene) -> None:
@@ -108,14 +146,14 @@ def test_a_run_that_fails_says_what_it_had_done(scene: RetentionScene) -> None:
         assert len(observed(instance, "trimmed_ledgers")) == 1
 
 
-def deleted(scene: RetentionScene, *, ends: BaseException | None = None) -> dg.JobDefinition:
-    """Job of an asset that says that a ledger was deleted by a plan, and then may end otherwise than well."""
+def deleted(scene: RetentionScene, *plans: str, ends: BaseException | None = None) -> dg.JobDefinition:
+    """Job of an asset that says that each plan deleted a ledger, and then, if one did, ends otherwise than well."""
 
     @dg.asset(key=key("test", "ledger_deletions"), output_required=False)
     def ledger_deletions(context) -> Iterator[Any]:
         with lineage.noted(context, scene.cluster):
-            if ends:
-                row = Writer(context.run.run_id, "test", "orphans-e0-1").row(
+            for plan in plans:
+                row = Writer(context.run.run_id, "test", plan).row(
                     Step(Action.DELETE_LEDGER, Phase.DELETE),
                     Subject(7, "Managed-Ledger", "persistent://acme/orders/a", 100),
                     Outcome.DELETED,
@@ -123,7 +161,8 @@ def deleted(scene: RetentionScene, *, ends: BaseException | None = None) -> dg.J
                     scene.now,
                 )
                 scene.cluster.journal.record([row])
-                raise ends
+            if plans:
+                raise ends or RuntimeError
         yield dg.MaterializeResult()
 
     defs = dg.Definitions([ledger_deletions], jobs=[dg.define_asset_job("delete", selection="*")])
@@ -137,7 +176,7 @@ def test_a_deletion_run_that_ends_early_is_on_the_page_of_what_it_deleted(
     """It materializes nothing."""
     with dg.DagsterInstance.ephemeral() as instance:
         with suppress(DagsterExecutionInterruptedError):
-            deleted(scene, ends=ends).execute_in_process(instance=instance, raise_on_error=False)
+            deleted(scene, "orphans-e0-1", ends=ends).execute_in_process(instance=instance, raise_on_error=False)
         (page,) = observed(instance, "ledger_deletions")
         assert "| delete-ledger | delete | deleted | 1 |" in page["outcomes"]
         journal, since = scene.cluster.journal_reader, scene.now - lineage.CLOCKS_APART_MS
@@ -194,7 +233,7 @@ def test_the_page_of_a_plan_leads_to_the_runs_that_applied_it(scene: RetentionSc
     scene.topic("a", 100, 100)
     summary, _ = make_retention_plan(scene.cluster, scene.scan())
     how = show.how_to_apply(summary, run_config(summary), job="apply_retention", nothing="")
-    assert f"/runs?q%5B0%5D=tag%3Alifecycle%2Fplan%3D{summary.plan_id}" in str(how.value)
+    assert f"/runs?q%5B0%5D=tag%3Alifecycle.plan%2F{summary.plan_id}%3Dapplied" in str(how.value)
     assert f"pulsar-lifecycle plan {summary.plan_id} --json" in str(how.value)
 
 
