@@ -295,7 +295,12 @@ def after_approval(where: Cluster, plan_id: str) -> list[str]:
         (decision,) = unless_paused(where, [mine])
         text = f"{decision.code}: {decision.text}"
         if mine.code in SOON and first.plan_id != plan_id:
-            text = f"plan {first.plan_id} is newer, and approved, too: it goes instead"
+            newer = f"plan {first.plan_id} is newer"
+            text = (
+                f"{newer}: it goes instead ({first.code})"
+                if first.code in SOON
+                else f"it does not go by itself: {newer} ({first.code}: {first.text})"
+            )
         said.append(f"{kind.name}: {text}")
     return said
 

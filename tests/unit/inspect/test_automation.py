@@ -94,9 +94,28 @@ def test_who_approves_is_told_what_becomes_of_the_plan(scene: RetentionScene, mo
     newer = planned(scene)
     assert after_approval(where, plan.plan_id)[0].startswith("retention: goes: ")
     approve_plan(where, "run-2", newer.plan_id, newer.digest, "ann")
-    assert after_approval(where, plan.plan_id) == [
-        f"retention: plan {newer.plan_id} is newer, and approved, too: it goes instead"
-    ]
+    assert after_approval(where, plan.plan_id) == [f"retention: plan {newer.plan_id} is newer: it goes instead (goes)"]
+
+
+def test_who_approves_a_superseded_plan_is_not_told_that_another_goes_which_does_not(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, old = automated(scene, monkeypatch, mode="approve"), planned(scene)
+    scene.servers.clock.advance(60)
+    newer, _ = make_retention_plan(scene.cluster, scene.scan())
+    for plan in (newer, old):
+        approve_plan(where, "run-1", plan.plan_id, plan.digest, "ann")
+    apply_retention(where, "applied", Order(newer.plan_id, newer.digest), dry_run=False)
+    (said,) = after_approval(where, old.plan_id)
+    assert decision_of(where, RETENTION)[0].code is AutomationCode.TAKEN
+    assert said.startswith(f"retention: it does not go by itself: plan {newer.plan_id} is newer (taken: ")
+    scene.servers.clock.advance(60)
+    scene.topic("b", 100, 100, 100)
+    newest, _ = make_retention_plan(scene.cluster, scene.scan())
+    (said,) = after_approval(where, old.plan_id)
+    assert said.startswith(f"retention: it does not go by itself: plan {newest.plan_id} is newer (not_approved: ")
+    (said,) = after_approval(automated(scene, monkeypatch, mode="apply"), old.plan_id)
+    assert said == f"retention: plan {newest.plan_id} is newer: it goes instead (goes)"
 
 
 def test_an_approved_plan_waits_for_its_window_though_newer_ones_come(
