@@ -4,6 +4,7 @@ Source of truth: the findings of two epochs, the deletion topic, and the journal
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
@@ -22,12 +23,12 @@ from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.deletion.workers import FAILURES, OutcomeCount, RunEnd
 from pulsar_lifecycle.deletion_queue.queue_state import QueueState, look
 from pulsar_lifecycle.deletion_queue.queue_topics import pending
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.effects import Effect
 from pulsar_lifecycle.journal.queries import deleted_by_topic
 from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.outcomes import WAITS_FOR, Outcome
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -167,11 +168,11 @@ def _deleted(
 ) -> dict[str, Any]:
     """Work the queue off; the metadata of what was done. Raises dagster.Failure with it where that was not all."""
     with (
+        _namespaces_marked(context, cluster, where),
         where.ports(read_only=True) as ports,
         reporting(context.log.info, of_stages(where.spark, lambda: f"{pending(ports.admin)} intents left")),
     ):
         outcomes = deletion_run.delete_pending(where, context.run.run_id)
-    _mark_namespaces(context, cluster, where.journal_reader)
     now = where.clock.now_ms()
     tallies = tallied(where.journal_reader, now)
     intervals = metrics.over_time(tallies, cluster, now - plots.SHOWN, now, plots.STEP)
@@ -289,14 +290,23 @@ def _queue_shown(state: QueueState) -> dict[str, Any]:
     }
 
 
-def _mark_namespaces(context: dg.AssetExecutionContext, cluster: str, journal: JournalReader) -> None:
-    """Only namespaces where this run deleted something get an event."""
-    found = _by_namespace(deleted_by_topic(journal, cluster, context.run.run_id), None)
-    register_namespaces(context, cluster, set(found))
-    for namespace, metadata in found.items():
-        context.log_event(
-            dg.AssetMaterialization(key(cluster, "deletions_by_namespace"), partition=namespace, metadata=metadata)
-        )
+@contextmanager
+def _namespaces_marked(context: dg.AssetExecutionContext, cluster: str, where: Cluster) -> Iterator[None]:
+    """Only namespaces where this run deleted something get an event, however the block ends."""
+    try:
+        yield
+    finally:
+        try:
+            found = _by_namespace(deleted_by_topic(where.journal_reader, cluster, context.run.run_id), None)
+            register_namespaces(context, cluster, set(found))
+            for namespace, metadata in found.items():
+                context.log_event(
+                    dg.AssetMaterialization(
+                        key(cluster, "deletions_by_namespace"), partition=namespace, metadata=metadata
+                    )
+                )
+        except LifecycleError as error:  # how the block ended matters more
+            context.log.warning(f"what this run deleted is not on the pages of namespaces: {error}")
 
 
 def register_namespaces(context: dg.AssetExecutionContext, cluster: str, names: set[str]) -> None:

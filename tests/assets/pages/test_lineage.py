@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 from dagster._core.errors import DagsterExecutionInterruptedError
 
-from assets.deletion import deletion_assets
+from assets.deletion import DELETING, deletion_assets
 from assets.lifecycle.retention import plan_shown
 from assets.names import APPLIED_PLAN, CLUSTER, EPOCH, PLAN, key
 from assets.pages import lineage, show
@@ -25,6 +25,7 @@ from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans import epoch_of
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from resources.lifecycle import LifecycleResource
@@ -146,6 +147,18 @@ def test_a_run_that_fails_says_what_it_had_done(scene: RetentionScene) -> None:
         assert len(observed(instance, "trimmed_ledgers")) == 1
 
 
+def record_deleted(scene: RetentionScene, run_id: str, plan_id: str) -> None:
+    """Journal that a run deleted a ledger by a plan."""
+    row = Writer(run_id, "test", plan_id).row(
+        Step(Action.DELETE_LEDGER, Phase.DELETE),
+        Subject(7, "Managed-Ledger", "persistent://acme/orders/a", 100),
+        Outcome.DELETED,
+        Why(Code.UNREFERENCED, "nothing refers to it"),
+        scene.now,
+    )
+    scene.cluster.journal.record([row])
+
+
 def deleted(scene: RetentionScene, *plans: str, ends: BaseException | None = None) -> dg.JobDefinition:
     """Job of an asset that says that each plan deleted a ledger, and then, if one did, ends otherwise than well."""
 
@@ -153,14 +166,7 @@ def deleted(scene: RetentionScene, *plans: str, ends: BaseException | None = Non
     def ledger_deletions(context) -> Iterator[Any]:
         with lineage.noted(context, scene.cluster):
             for plan in plans:
-                row = Writer(context.run.run_id, "test", plan).row(
-                    Step(Action.DELETE_LEDGER, Phase.DELETE),
-                    Subject(7, "Managed-Ledger", "persistent://acme/orders/a", 100),
-                    Outcome.DELETED,
-                    Why(Code.UNREFERENCED, "nothing refers to it"),
-                    scene.now,
-                )
-                scene.cluster.journal.record([row])
+                record_deleted(scene, context.run.run_id, plan)
             if plans:
                 raise ends or RuntimeError
         yield dg.MaterializeResult()
@@ -183,6 +189,29 @@ def test_a_deletion_run_that_ends_early_is_on_the_page_of_what_it_deleted(
         plans = lineage.plans_shown(effects_of(journal, "test", page["run"], since)).value
         assert plans == f"- {show.applied_by('orphans-e0-1')}"
         assert lineage.plans_shown(effects_of(journal, "test", "another", since)).value == show.NOTHING
+
+
+@pytest.mark.parametrize("ends", [RuntimeError(), DagsterExecutionInterruptedError()])
+def test_a_deletion_run_that_ends_early_is_on_the_pages_of_its_namespaces(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, ends: BaseException
+) -> None:
+    """No later run says it: each says what it deleted itself."""
+    spark: Any = object()
+    scene.cluster = replace(scene.cluster, session=spark)
+
+    def ended(where: Cluster, run_id: str) -> None:
+        record_deleted(scene, run_id, FIRST)
+        raise ends
+
+    monkeypatch.setattr("pulsar_lifecycle.deletion.deletion_run.delete_pending", ended)
+    job = dg.define_asset_job(DELETING, selection="*")
+    defs = dg.Definitions([deletion_assets("test")[2]], jobs=[job], resources={"lifecycle": LifecycleResource()})
+    with dg.DagsterInstance.ephemeral() as instance:
+        with suppress(DagsterExecutionInterruptedError):
+            defs.resolve_job_def(DELETING).execute_in_process(instance=instance, raise_on_error=False)
+        (record,) = instance.fetch_materializations(key("test", "deletions_by_namespace"), limit=9).records
+        assert record.partition_key == "acme/orders"
+        assert len(observed(instance, "ledger_deletions")) == 1
 
 
 def test_a_run_executed_again_does_not_keep_the_plan_of_the_run_before(scene: RetentionScene) -> None:
