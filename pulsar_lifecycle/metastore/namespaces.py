@@ -15,6 +15,12 @@ from pulsar_lifecycle.metastore.walk import POLICIES_ROOT, namespace_paths
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.ports import MetadataStore, Unread
 
+RESTORE = (
+    "Set its policies again with pulsar-admin; where brokers cannot read them either, write the "
+    "z-node anew from a backup"
+)
+"""What an operator does where policies cannot be decoded."""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyDocuments:

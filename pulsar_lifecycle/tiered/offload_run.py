@@ -151,6 +151,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             caps = settings.offload
             ports.store.sync("/")
             now_in_force = policies_now(cluster, rows.column("topic").unique().to_pylist())
+            in_use = {name: one for name, one in now_in_force.items() if not isinstance(one, Why)}
             agreed, against = in_agreement(rows, now_in_force, release=releases(settings))
             waiting = SetAside(run, ports.store, lambda: guard.check(ports.store))
             unread = failed_locations(
@@ -165,11 +166,11 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             ownership = Ownership(settings.object_store.pulsar_cluster or settings.cluster, named)
             read_check = ReadCheck(
                 settings.offload.waive_read_check,
-                {name for name, (policy, _) in now_in_force.items() if policy.tiered_first},
+                {name for name, policy in in_use.items() if policy.tiered_first},
                 passed_locations(cluster.journal_reader, run.cluster, fingerprint, ports.clock.now_ms()),
                 fingerprint,
             )
-            competing = {name for name, (policy, _) in now_in_force.items() if policy.brokers_release}
+            competing = {name for name, policy in in_use.items() if policy.brokers_release}
             work = OffloadWork(cluster, run, ports, guard, lease, read_check, ownership, competing, unread)
             work.outcomes += against
             for action, name in ((OffloadChoice.OFFLOAD, Action.OFFLOAD), (OffloadChoice.RELEASE, Action.RELEASE)):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
-from pulsar_lifecycle.metastore.namespaces import policy_documents
+from pulsar_lifecycle.metastore.namespaces import RESTORE, policy_documents
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.change_events import read_namespaces
 from pulsar_lifecycle.topics.policies import (
@@ -61,10 +61,7 @@ def undecodable_policies(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _undecodable(namespace: str, error: CorruptFormat) -> str:
-    return (
-        f"{error}: nothing in namespace {namespace} goes by retention, TTL or inactivity. Set its policies again with "
-        "pulsar-admin; where brokers cannot read them either, write the z-node anew from a backup"
-    )
+    return f"{error}: nothing in namespace {namespace} goes by retention, TTL or inactivity. {RESTORE}"
 
 
 def policies_now(

@@ -23,7 +23,7 @@ from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.journal.queries import read_intent_states, waiting_ledgers
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
-from pulsar_lifecycle.metastore.namespaces import namespace_policies
+from pulsar_lifecycle.metastore.namespaces import RESTORE, policy_documents
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, JournalReader, Lake
 from pulsar_lifecycle.records.codes import Why
@@ -91,6 +91,14 @@ class OffloadPolicies:
         own = str(topic.partitioned_parent)
         where = own if own in self.offloading.by_topic else str(topic.namespace)
         return self.offloading.of(topic), self.retention.of(topic), self.left_out.get(where)
+
+    def now_of(self, topic: Topic) -> OffloadPolicy | Why:
+        """Policy of a topic, or why it is left out; its namespace need not be one that is planned."""
+        namespace = str(topic.namespace)
+        if namespace not in self.offloading.by_namespace:
+            return self.left_out[namespace]
+        policy, _, left_out = self.of(topic)
+        return left_out or policy
 
 
 def make_offload_plan(
@@ -297,23 +305,22 @@ class _Judging:
         )
 
 
-def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, tuple[OffloadPolicy, Why | None]]:
-    """The policies of a plan's topics as they are now, and why one is not to be touched; without what is gone.
+def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, OffloadPolicy | Why]:
+    """The policies of a plan's topics as they are now, or why one is not to be touched; without what is gone.
 
     Raises Refused where nothing may be offloaded as the cluster is configured by now.
     """
     parsed = [Topic.parse(name) for name in topics]
     with cluster.ports(read_only=True) as ports:
-        existing = namespace_policies(ports.configuration).keys()
-        namespaces = {str(topic.namespace) for topic in parsed} & existing
+        documents = policy_documents(ports.configuration)
+        namespaces = {str(topic.namespace) for topic in parsed} & {*documents.known, *documents.undecodable}
         if not namespaces:
             return {}
         sandbox = control.is_sandbox(ports.store)
     policies = _policies(cluster, namespaces, sandbox)
     if policies.problems:
         raise RefusedBy(GapCode.POLICIES_UNKNOWN, "; ".join(policies.problems))
-    found = {str(topic): policies.of(topic) for topic in parsed if str(topic.namespace) in namespaces}
-    return {name: (policy, left_out) for name, (policy, _, left_out) in found.items()}
+    return {str(topic): policies.now_of(topic) for topic in parsed if str(topic.namespace) in namespaces}
 
 
 def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> OffloadPolicies:
@@ -321,11 +328,12 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> O
     settings = cluster.settings
     with cluster.ports(read_only=True) as ports:
         brokers, problems = broker_layer(ports.admin.configurations(), settings.offload, sandbox=sandbox)
-        documents = namespace_policies(ports.configuration)
-    if strange := sorted(set(namespaces) - documents.keys()):
+        documents = policy_documents(ports.configuration)
+    known, undecodable = documents.known, documents.undecodable
+    if strange := sorted(set(namespaces) - {*known, *undecodable}):
         raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace")
     asked = {*namespaces, *settings.offload.namespaces}
-    layers = Layers(brokers, {name: documents[name] for name in (namespaces or documents)})
+    layers = Layers(brokers, {name: known[name] for name in (namespaces or known) if name in known})
     every = layers.in_force(OFFLOAD_POLICIES, of_layers).by_namespace
     found = {name for name, one in every.items() if name in asked or (one.driver and one.automatic)}
     layers = replace(layers, namespaces={name: one for name, one in layers.namespaces.items() if name in found})
@@ -338,6 +346,9 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> O
     if len(left_out) == len(in_use):
         problems, said = [*problems, *said], []
     left_out |= {name: Why(why.code, str(why)) for name, why in unknown.items()}
+    bad = {name: error for name, error in undecodable.items() if not namespaces or name in namespaces}
+    left_out |= {name: Why(OffloadCode.LEFT_OUT, str(error)) for name, error in bad.items()}
+    said += [f"{name} is left out: {error}. {RESTORE}" for name, error in bad.items()]
     said += [f"{name} is left out: {why}" for name, why in unknown.items()]
     said += unproven(in_use) + (competing_brokers(in_use) if settings.offload.release == "ours" else [])
     retention = layers.in_force(RETENTION_POLICIES, retention_policy.in_force)

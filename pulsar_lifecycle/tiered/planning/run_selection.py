@@ -115,12 +115,12 @@ def _readable(node: object) -> tuple[Node, ManagedLedgerInfo] | None:
 
 
 def in_agreement(
-    rows: pa.Table, policies: Mapping[str, tuple[OffloadPolicy, Why | None]], *, release: bool
+    rows: pa.Table, policies: Mapping[str, OffloadPolicy | Why], *, release: bool
 ) -> tuple[pa.Table, list[OffloadOutcome]]:
     """The rows that nothing in force now speaks against, and one outcome for each topic and reason of the others.
 
-    ``policies``: topic -> its policy as it is now, and why it is not to be touched by it. ``release``: whether copies
-    in BookKeeper are ours to release.
+    ``policies``: topic -> its policy as it is now, or why it is not to be touched. ``release``: whether copies in
+    BookKeeper are ours to release.
     """
     parts = (rows.column(name).to_pylist() for name in ("topic", "action", "driver", "bucket", "region", "endpoint"))
     against = [_against(policies.get(topic), release, *place) for topic, *place in zip(*parts, strict=True)]
@@ -136,7 +136,7 @@ def in_agreement(
 
 
 def _against(
-    now: tuple[OffloadPolicy, Why | None] | None,
+    policy: OffloadPolicy | Why | None,
     release: bool,
     action: str,
     driver: str,
@@ -144,11 +144,10 @@ def _against(
     region: str,
     end: str,
 ) -> Why | None:
-    if now is None:
+    if policy is None:
         return Why(Code.NAMESPACE_GONE, "its namespace is gone")
-    policy, left_out = now
-    if left_out:
-        return Why(Code.TOPIC_PROTECTED, left_out.text)
+    if isinstance(policy, Why):
+        return Why(Code.TOPIC_PROTECTED, policy.text)
     if action == OffloadChoice.OFFLOAD and (driver, bucket, region, end) != (
         policy.driver,
         policy.bucket,

@@ -152,25 +152,25 @@ def planned(ledger_id: int, action: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "left_out", "release", "stay", "code"),
+    ("policy", "release", "stay", "code"),
     [
-        (POLICY, None, True, [1, 2], None),
-        (POLICY, None, False, [1], Code.BROKERS_RELEASE),
-        (POLICY, Why(OffloadCode.LEFT_OUT, "its bucket"), True, [], Code.TOPIC_PROTECTED),
-        (replace(POLICY, tiered_first=False), None, True, [1], Code.BOOKKEEPER_FIRST),
-        (replace(POLICY, deletion_lag_ms=0), None, True, [1], Code.BROKERS_RELEASE),
-        (replace(POLICY, deletion_lag_ms=None), None, True, [1], Code.BROKERS_RELEASE),
-        (replace(POLICY, bucket="c"), None, True, [2], Code.CHANGED_SINCE_PLAN),
-        (replace(POLICY, driver="filesystem"), None, True, [], Code.CHANGED_SINCE_PLAN),
-        (replace(POLICY, endpoint="https://elsewhere"), None, True, [], Code.CHANGED_SINCE_PLAN),
-        (None, None, True, [], Code.NAMESPACE_GONE),
+        (POLICY, True, [1, 2], None),
+        (POLICY, False, [1], Code.BROKERS_RELEASE),
+        (Why(OffloadCode.LEFT_OUT, "its bucket"), True, [], Code.TOPIC_PROTECTED),
+        (replace(POLICY, tiered_first=False), True, [1], Code.BOOKKEEPER_FIRST),
+        (replace(POLICY, deletion_lag_ms=0), True, [1], Code.BROKERS_RELEASE),
+        (replace(POLICY, deletion_lag_ms=None), True, [1], Code.BROKERS_RELEASE),
+        (replace(POLICY, bucket="c"), True, [2], Code.CHANGED_SINCE_PLAN),
+        (replace(POLICY, driver="filesystem"), True, [], Code.CHANGED_SINCE_PLAN),
+        (replace(POLICY, endpoint="https://elsewhere"), True, [], Code.CHANGED_SINCE_PLAN),
+        (None, True, [], Code.NAMESPACE_GONE),
     ],
 )
 def test_what_changed_since_the_plan_was_made_is_left_alone(
-    policy: OffloadPolicy | None, left_out: Why | None, release: bool, stay: list[int], code: Code | None
+    policy: OffloadPolicy | Why | None, release: bool, stay: list[int], code: Code | None
 ) -> None:
     rows = table(planned(1, OffloadChoice.OFFLOAD), planned(2, OffloadChoice.RELEASE))
-    found, outcomes = in_agreement(rows, {str(TOPIC): (policy, left_out)} if policy else {}, release=release)
+    found, outcomes = in_agreement(rows, {str(TOPIC): policy} if policy else {}, release=release)
     assert found.column("ledger_id").to_pylist() == stay
     assert {one.why.code for one in outcomes} == ({code} if code else set())
     assert all(one.outcome == Outcome.REFUSED for one in outcomes)

@@ -17,7 +17,8 @@ from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadCode
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import ObjectStoreSettings
-from pulsar_lifecycle.tiered.planning.offload_planning import TABLE, make_offload_plan
+from pulsar_lifecycle.tiered.planning.offload_planning import TABLE, make_offload_plan, policies_now
+from pulsar_lifecycle.topics.offload_policy import OffloadPolicy
 from tests.kit.command import run
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 from tests.kit.scenes.tiered.offload_candidates import LAST, complete, judged, ledger, state
@@ -121,6 +122,28 @@ def test_a_cluster_where_no_namespace_has_an_offload_policy_has_an_empty_plan(sc
     scene.topic("a", 9, 8)
     plan, rows = make_offload_plan(scene.cluster, judged_scan.scan(scene.cluster, "run"))
     assert (rows.num_rows, plan.ledgers, plan.released) == (0, 0, 0)
+
+
+def test_policies_that_cannot_be_decoded_leave_out_their_own_namespace_alone(offloading: Offloading) -> None:
+    ids = offloading.scene.topic("a", 9, 8)
+    bad = "/admin/policies/acme/bad"
+    offloading.scene.servers.put(bad, b"\xff")
+    epoch = judged_scan.scan(offloading.cluster, "run")
+    plan, rows = make_offload_plan(offloading.cluster, epoch, [NAMESPACE], everything=True)
+    assert (rows.column("ledger_id").to_pylist(), plan.gaps, plan.warnings) == (ids[:1], (), ())
+    for named in ((), ("acme/bad",)):
+        plan, _ = make_offload_plan(offloading.cluster, epoch, named)
+        assert (len(plan.warnings), plan.gaps) == (1, ())
+        assert bad in plan.warnings[0]
+
+
+def test_a_topic_whose_policies_cannot_be_decoded_by_now_is_left_alone(offloading: Offloading) -> None:
+    topic = f"{OWN}a"
+    assert isinstance(policies_now(offloading.cluster, [topic])[topic], OffloadPolicy)
+    offloading.scene.servers.put(f"/admin/policies/{NAMESPACE}", b"\xff")
+    left_out = policies_now(offloading.cluster, [topic, "persistent://gone/ns/a"])
+    assert list(left_out) == [topic]
+    assert f"/admin/policies/{NAMESPACE}" in str(left_out[topic])
 
 
 def test_the_command_plans_by_order(offloading: Offloading, capsys: pytest.CaptureFixture[str]) -> None:
