@@ -6,10 +6,14 @@ Not here: what a piece is and what is done with it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from py4j.protocol import Py4JError
 
 from pulsar_lifecycle.settings import Settings
 
@@ -18,6 +22,9 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 R = TypeVar("R")
+
+ENDED_WITHIN = 15.0
+"""Seconds within which tasks of a job that is cancelled are over: Spark gives Python four of them."""
 
 
 class Counter(Protocol):
@@ -65,8 +72,28 @@ class SparkTasks:
         return max(1, self._context.defaultParallelism)
 
     def map(self, work: Callable[[P], R], pieces: Sequence[P]) -> Iterator[R]:
-        """As :meth:`Tasks.map`."""
-        return iter(self._context.parallelize(pieces, len(pieces)).map(work).collect() if pieces else ())
+        """As :meth:`Tasks.map`. If the wait for them is interrupted, or one fails, all are over once this raises.
+
+        Spark needs some seconds for that; it is not waited for longer than ``ENDED_WITHIN``.
+        """
+        if not pieces:
+            return iter(())
+        job = self._context.parallelize(pieces, len(pieces)).map(work)
+        # Spark's handler of SIGINT calls the JVM, which fails while this thread waits for an answer of it
+        with ThreadPoolExecutor(1, "spark-job") as pool:
+            results = pool.submit(job.collect)
+            try:
+                return iter(results.result())
+            except BaseException:
+                with suppress(Py4JError, OSError):  # how the wait ended matters more
+                    self._end()
+                raise
+
+    def _end(self) -> None:
+        self._context.cancelAllJobs()
+        executors, until = self._context._jsc.sc().statusTracker(), time.monotonic() + ENDED_WITHIN
+        while time.monotonic() < until and any(one.numRunningTasks() for one in executors.getExecutorInfos()):
+            time.sleep(0.1)
 
     def counter(self) -> Counter:
         """An accumulator."""
