@@ -8,6 +8,7 @@ answer means for a disk. Nothing is repeated: the caller decides by the class of
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from typing import Any
@@ -31,6 +32,8 @@ from pulsar_lifecycle.settings import BookieAdminSettings
 _API = "/api/v1"
 _ENTRY_LOG = re.compile(r"(0|[1-9a-f][0-9a-f]*)\.log")
 """``Long.toHexString(logId)``; the list also has RocksDB's logs, which are padded with zeros."""
+_LARGEST = 64 << 20
+"""Bytes of an answer; the metrics of a bookie are the largest one, a few MiB."""
 _WANTED = ("bookie_ACTIVE_", "bookie_THREAD_RUNTIME_count", "bookie_ledger_dir_", "bookie_BOOKIE_ADD_ENTRY")
 
 
@@ -51,10 +54,11 @@ class HttpBookieAdmin:
         self._store = store
         self._root = ledgers_root
         self._scheme = "https" if settings.tls else "http"
+        self._timeout = settings.request_timeout
         self._http = httpx.Client(
             transport=transport,
             verify=tls_context(settings.tls, "bookkeeper.admin.tls"),
-            timeout=settings.request_timeout,
+            timeout=self._timeout,
             trust_env=False,
         )
 
@@ -168,7 +172,7 @@ class HttpBookieAdmin:
     def _send(self, method: str, url: httpx.URL, body: Mapping[str, bool] | None) -> httpx.Response:
         lost = Unavailable if method == "GET" else OutcomeUnknown
         try:
-            response = self._http.request(method, url, json=body)
+            response = self._whole(method, url, body)
         except httpx.ConnectError as error:
             raise Unavailable(f"{method} {url}: {type(error).__name__}: {error}") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -181,6 +185,19 @@ class HttpBookieAdmin:
         if response.status_code == 404:
             raise NotFound(message)
         raise (lost if response.status_code >= 500 else StoreError)(message)
+
+    def _whole(self, method: str, url: httpx.URL, body: object) -> httpx.Response:
+        """An answer that ends in time: httpx's own time-out begins again with each piece of it."""
+        deadline, some = time.monotonic() + self._timeout, bytearray()
+        with self._http.stream(method, url, json=body) as response:
+            for piece in response.iter_bytes():
+                some += piece
+                if len(some) > _LARGEST:
+                    raise httpx.ReadError(f"the answer has more than {_LARGEST} bytes", request=response.request)
+                if time.monotonic() > deadline:
+                    text = f"the answer did not end within {self._timeout:g} s"
+                    raise httpx.ReadTimeout(text, request=response.request)
+        return httpx.Response(response.status_code, content=bytes(some), request=response.request)
 
     def _metrics(self, base: httpx.URL) -> tuple[tuple[LedgerDirectory, ...] | None, float | None]:
         """The ledger directories, None without metrics, and the latency of adds (ms)."""

@@ -1,4 +1,6 @@
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,6 +223,39 @@ def test_an_answer_that_is_no_status(path, answer, error):
     with pytest.raises(error) as caught:
         bookie.open().status(B)
     assert type(caught.value) is error
+
+
+class Endless(httpx.SyncByteStream):
+    """A body that goes on; ``taken``: pieces that somebody asked for."""
+
+    def __init__(self, piece: bytes) -> None:
+        self.piece, self.taken = piece, 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self.taken < 1000:
+            self.taken += 1
+            yield self.piece
+
+
+@pytest.mark.parametrize(
+    ("piece", "timeout", "said"),
+    [(b" ", 0.001, "did not end within 0.001 s"), (b" " * (10 << 20), 600.0, "more than 67108864 bytes")],
+)
+def test_an_answer_that_does_not_end_is_given_up(piece, timeout, said):
+    """Such as one that a proxy passes on byte by byte: each byte is in time."""
+    bookie, body = Bookie(settings=BookieAdminSettings(request_timeout=timeout)), Endless(piece)
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        time.sleep(0.002)
+        return httpx.Response(200, stream=body)
+
+    bookie.answer = answer  # type: ignore[method-assign]
+    admin = bookie.open()
+    with pytest.raises(Unavailable, match=said):
+        admin.status(B)
+    with pytest.raises(OutcomeUnknown, match=said):
+        admin.collect(B, major=True)
+    assert body.taken < 20
 
 
 def test_a_lost_answer_leaves_the_outcome_of_a_command_unknown():
