@@ -251,13 +251,18 @@ def closed_logs(said: BookieStatus) -> int:
 
 
 def log_bytes(said: BookieStatus) -> int:
-    """What :func:`closed_logs` take, at most.
+    """What :func:`closed_logs` take, at most."""
+    return min(closed_logs(said) * largest_log(said), said.total - said.free)
+
+
+def largest_log(said: BookieStatus) -> int:
+    """What one of its entry logs takes, at most.
 
     Live bytes beyond that prove that some were closed by a larger ``logSizeLimit`` than now.
     """
-    at_most = closed_logs(said) * int(number(said, "logSizeLimit"))
+    limit = int(number(said, "logSizeLimit"))
     live = sum(one.live_bytes for one in said.directories or ()) if said.collected else 0
-    return min(closed_logs(said) * LARGEST_LOG if live > at_most else at_most, said.total - said.free)
+    return LARGEST_LOG if live > closed_logs(said) * limit else limit
 
 
 LARGEST_LOG = 1 << 30

@@ -22,6 +22,7 @@ from pulsar_lifecycle.lifecycle.bookies.bookie_disk import (
     DiskVerdict,
     configured,
     fullest,
+    largest_log,
     number,
     to_compact,
     waits_for,
@@ -184,6 +185,15 @@ def collected_since(told: BookieStatus, now: BookieStatus) -> bool | None:
     if any(count is None for pair in pairs for count in pair):
         return None
     return all((then or 0) < (count or 0) for then, count in pairs)
+
+
+def in_gone_logs(before: BookieStatus, now: BookieStatus) -> int:
+    """What the entry logs took, at most, that are gone since ``before``.
+
+    Nothing else that a collection does frees much. A disk that others use, too, has more or less free by them.
+    """
+    gone = set(before.entry_log_ids) - set(now.entry_log_ids)
+    return len(gone) * largest_log(before)
 
 
 def is_at_it(said: BookieStatus) -> bool:

@@ -23,6 +23,7 @@ from pulsar_lifecycle.lifecycle.bookies.collection import (
     cluster_trouble,
     collected_since,
     compacted,
+    in_gone_logs,
     is_at_it,
     plan_collection,
     restarted,
@@ -46,8 +47,10 @@ POLL = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What became of one bookie. ``freed``: how many bytes more its disks have free, clients writing meanwhile.
+    """What became of one bookie.
 
+    ``freed``: how many bytes more its disks have free, clients writing meanwhile; no more than the entry logs that are
+    gone can have had (``collection.in_gone_logs``).
     ``why`` has a :class:`StopReason` where something stopped the run, else the outcome.
     """
 
@@ -382,10 +385,13 @@ class CollectionRun:
 
 
 def _freed(outcome: Outcome, one: _Watched | None) -> int:
-    """Bytes that the disks have free beyond those before; one that was started anew may have others."""
+    """Bytes that the disks have free beyond those before, as far as its entry logs can be why.
+
+    One that was started anew may have other disks.
+    """
     if one is None or outcome is Outcome.RESTARTED or one.said.total != one.before.total:
         return 0
-    return max(0, one.said.free - one.before.free)
+    return min(max(0, one.said.free - one.before.free), in_gone_logs(one.before, one.said))
 
 
 def _nothing_said(bookie: str) -> BookieStatus:

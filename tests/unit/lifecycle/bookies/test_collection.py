@@ -60,7 +60,7 @@ def test_each_collects_minor_then_major_one_at_a_time():
     assert scene.bookies.collections == [(bookie, major) for bookie in "abc" for major in (False, True)]
     assert scene.most == 1
     assert outcomes(found) == dict.fromkeys("abc", Outcome.COLLECTED)
-    assert found["a"].freed == 70 * GB
+    assert found["a"].freed == 30 * GB  # so many logs went; what is free beyond that others have freed
     assert scene.rows[:3] == [("a", said, said) for said in ("collecting", "collecting", "collected")]
 
 

@@ -7,7 +7,7 @@ import pytest
 from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
-from tests.kit.collection_scene import Scene, outcomes, spoil
+from tests.kit.collection_scene import GB, Scene, outcomes, spoil
 from tests.kit.fakes.bookie_admin import IDLE
 
 
@@ -39,6 +39,16 @@ def test_one_whose_proxy_answers_for_it_is_not_said_to_have_collected(of_major):
     found = scene.run()
     assert outcomes(found) == {"a": Outcome.NOT_ANSWERING, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
     assert "proxy" in found["a"].why.text
+
+
+def test_one_whose_proxy_answers_for_it_is_not_said_to_have_freed_what_others_did():
+    """A disk that other servers use, too, has more free by them."""
+    scene = Scene()
+    scene.counts_collections()
+    scene.bookies.on_collect = lambda bookie, major: scene.set(bookie, free=60 * GB)
+    found = scene.run()
+    assert outcomes(found) == dict.fromkeys("abc", Outcome.NOT_ANSWERING)
+    assert {one.freed for one in found.values()} == {0}
 
 
 def test_one_whose_collection_failed_is_not_said_to_have_collected():
