@@ -185,13 +185,17 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     copies = copies_of(rows, subject, context)
     kept = [i.ledger_id for i in info.ledgers if kept_copy(i, copies[i.ledger_id], context)]
     offloaded = {item.ledger_id for item in info.ledgers if item.offload and item.offload.complete}
+    verdicts = judge(inputs, now, kept).to_pylist()
     held = tuple(
         _held(row, {**seen[row["ledger_id"]], **opened.get(row["ledger_id"], {})}, rows[row["ledger_id"]],
               row["ledger_id"] in offloaded, load)
-        for row in judge(inputs, now, kept).to_pylist()
+        for row in verdicts
     )  # fmt: skip
     shown_cursors = _cursors(cursors, positions, held, holds, pins)
-    held = tuple(_freed_by(one, shown_cursors) for one in held)
+    held = tuple(
+        _freed_by(one, RetentionVerdict(row["alone"]), shown_cursors, load)
+        for one, row in zip(held, verdicts, strict=True)
+    )
     known = namespace in policies.by_namespace
     warnings = [*unsure]
     unread = layers.topics[namespace].unknown if namespace in layers.topics else None
@@ -303,12 +307,26 @@ def _held(
     )
 
 
-def _freed_by(ledger: HeldLedger, cursors: Sequence[HeldBy]) -> HeldLedger:
-    """The ledger; one that the slowest cursor holds is freed by what moves that one."""
-    if ledger.code is not RetentionVerdict.CURSOR or not cursors:
+def _freed_by(ledger: HeldLedger, alone: RetentionVerdict, cursors: Sequence[HeldBy], load: TopicLoad) -> HeldLedger:
+    """The ledger; one that the slowest cursor holds is freed by what moves that one.
+
+    A last one needs a newer one and what it needs ``alone``, were it not the last.
+    """
+    frees = FREED_BY[alone]
+    if alone is RetentionVerdict.CURSOR and cursors:
+        frees = next((text for begin, text in FREED_BY_CURSOR.items() if cursors[0].name.startswith(begin)), frees)
+    if ledger.code is RetentionVerdict.CURSOR:
+        return replace(ledger, freed_by=frees)
+    if ledger.code is not RetentionVerdict.LAST_LEDGER:
         return ledger
-    moves = next((text for begin, text in FREED_BY_CURSOR.items() if cursors[0].name.startswith(begin)), None)
-    return replace(ledger, freed_by=moves) if moves else ledger
+    if load.reason is LoadReason.LISTED:
+        begins = "a newer ledger, which its broker begins when this one is full or too old"
+        return replace(ledger, freed_by=begins if alone in _ONLY_LAST else f"{begins}; and {frees}")
+    return ledger if alone in _ONLY_LAST else replace(ledger, freed_by=f"{frees}; and a newer ledger")
+
+
+_ONLY_LAST = GOING | {RetentionVerdict.UNKNOWN_LEDGER}
+"""What retention says of a last ledger alone where a newer one is all that it needs."""
 
 
 def _by_whom(load: TopicLoad) -> str:

@@ -115,6 +115,29 @@ def test_what_keeps_the_ledgers_of_a_loaded_topic_is_told_too(scene: RetentionSc
     assert codes(explained(scene, "a", loaded=True)) == [RetentionVerdict.FOREVER, RetentionVerdict.LAST_LEDGER]
 
 
+@pytest.mark.parametrize(
+    ("minutes", "cursor_at", "loaded", "frees"),
+    [
+        (0, None, False, [FREED_BY[RetentionVerdict.LAST_LEDGER]]),
+        (0, 0, False, ["unsubscribe", "; and a newer ledger"]),
+        (60, None, False, ["time; and a newer ledger"]),
+        (-1, None, False, ["a finite retention policy; and a newer ledger"]),
+        (0, None, True, ["which its broker begins when this one is full or too old"]),
+        (0, 0, True, ["which its broker begins", "; and its consumers"]),
+    ],
+)
+def test_a_load_alone_is_not_said_to_free_a_last_ledger_that_something_else_keeps(
+    scene: RetentionScene, minutes: int, cursor_at: int | None, loaded: bool, frees: list[str]
+) -> None:
+    scene.retention(minutes, -1)
+    scene.topic("a", 400, 390, cursor=cursor_at)
+    scene.scan()
+    last = explained(scene, "a", loaded).ledgers[-1]
+    assert last.code is RetentionVerdict.LAST_LEDGER
+    assert all(part in last.freed_by for part in frees), last.freed_by
+    assert ("load_topics" in last.freed_by) == (frees == [FREED_BY[RetentionVerdict.LAST_LEDGER]])
+
+
 def test_the_bytes_of_an_open_ledger_are_not_taken_for_none(scene: RetentionScene) -> None:
     _, second = scene.topic("a", 400, 390, cursor=0)
     scene.servers.zookeeper.session().delete(ledger_path.ledger_path(second), -1)
