@@ -56,9 +56,10 @@ class Compaction:
 class BookieStatus:
     """What a bookie says of itself. ``total`` and ``free``: bytes of all its ledger disks.
 
-    ``minor_suspended`` and ``major_suspended``: compaction was suspended over the API; a full disk suspends too, and
-    nothing says so. ``directories`` is None where the bookie has no Prometheus metrics. ``entry_log_ids``: of all,
-    those being written too; how large one is, and which is being compacted, BookKeeper 4.17 says nowhere.
+    ``minor_suspended`` and ``major_suspended``: compaction was suspended, over the API or by the bookie itself where a
+    disk is full; by whom, nothing says. ``directories`` is None where the bookie has no Prometheus metrics.
+    ``entry_log_ids``: of all, those being written too; how large one is, and which is being compacted, BookKeeper 4.17
+    says nowhere.
     ``configuration`` has only what is set, as text, passwords too.
     ``add_latency_ms``: the 99th percentile of adds, None where there were none of late.
     """

@@ -294,7 +294,8 @@ def _verdict(disk: BookieDisk, said: BookieStatus, read_only: bool) -> tuple[Dis
     space, why = waits_for(disk, said)
     also = "" if space == DiskVerdict.NOTHING_TO_FREE else f"; {space.value}: {why}" if why else f"; {space.value}"
     kinds = [name for name, is_so in (("minor", said.minor_suspended), ("major", said.major_suspended)) if is_so]
-    suspended = f"{' and '.join(kinds)} compaction, over the HTTP API" if kinds else ""
+    by = "over the HTTP API" if full < warn else "by itself as its disk is full, or over the HTTP API"
+    suspended = f"{' and '.join(kinds)} compaction, {by}" if kinds else ""
     if read_only or said.read_only:
         too = f"; suspended: {suspended}" if suspended else ""
         return DiskVerdict.READ_ONLY, f"its fullest disk is at {full:.1%}, diskUsageThreshold is {limit:.1%}{too}{also}"

@@ -98,9 +98,13 @@ def test_a_full_bookie_says_what_it_waits_for_as_well():
     assert "waits_for_gc: 3 ledgers" in found.detail
 
 
-def test_a_full_bookie_says_that_an_operator_has_suspended_compaction():
-    said = status("b", read_only=True, major_suspended=True, directories=(directory(logs=20, usage=0.97),))
-    assert "suspended: major compaction, over the HTTP API; waits_for_compaction" in verdict(said).detail
+@pytest.mark.parametrize(
+    ("usage", "by"), [(0.97, "by itself as its disk is full, or over the HTTP API"), (0.5, "over the HTTP API")]
+)
+def test_a_read_only_bookie_says_that_compaction_is_suspended_and_by_whom(usage, by):
+    """Of a full disk a bookie suspends both by itself, and says so as if an operator had."""
+    said = status("b", read_only=True, major_suspended=True, directories=(directory(logs=20, usage=usage),))
+    assert f"suspended: major compaction, {by}; waits_for_compaction" in verdict(said).detail
 
 
 def test_a_disk_that_a_bookie_has_not_looked_at_yet_is_as_full_as_all_of_them():
