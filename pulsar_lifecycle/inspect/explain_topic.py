@@ -199,7 +199,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     known = namespace in policies.by_namespace
     warnings = [*unsure]
     unread = layers.topics[namespace].unknown if namespace in layers.topics else None
-    if not known:
+    if not known and layers.brokers:  # else `unsure` says why nobody looked at them
         warnings.append(layers.undecodable.get(namespace, f"namespace {namespace} has no policies that could be read"))
     elif unread and unread.code is not Unreadable.OTHER_SERVICE:  # that is among `unsure`, once for all namespaces
         warnings.append(f"namespace {namespace}: {unread}")
