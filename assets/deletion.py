@@ -13,6 +13,7 @@ import pyarrow as pa
 from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions, pool
 from assets.pages import lineage, plots, show
+from assets.pages.deleted import BY_NAMESPACE, by_namespace, deleted_by_run, register_namespaces
 from assets.pages.epochs import epoch_to_read
 from assets.pages.failures import refusals_fail
 from assets.pages.growth import growth_result, growth_spec
@@ -28,7 +29,6 @@ from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.effects import Effect
 from pulsar_lifecycle.journal.queries import deleted_by_topic
 from pulsar_lifecycle.journal.tallies import tallied
-from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import WAITS_FOR, Outcome
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -147,7 +147,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         yield dg.MaterializeResult(metadata={**evidence_shown(where), **metadata})
 
     @dg.asset(
-        key=key(cluster, "deletions_by_namespace"),
+        key=key(cluster, BY_NAMESPACE),
         group_name="deletion",
         description="What the journal says was deleted in a namespace, over all runs.",
         deps=[key(cluster, "journal")],
@@ -157,7 +157,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     )
     def deletions_by_namespace(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> None:
         topics = deleted_by_topic(lifecycle.without_spark().journal_reader, cluster)
-        for namespace, metadata in _by_namespace(topics, set(context.partition_keys)).items():
+        for namespace, metadata in by_namespace(topics, set(context.partition_keys)).items():
             context.add_asset_metadata(metadata, context.asset_key, namespace)
 
     return [deletion_plan, pending_deletions, ledger_deletions, deletions_by_namespace]
@@ -297,33 +297,9 @@ def _namespaces_marked(context: dg.AssetExecutionContext, cluster: str, where: C
         yield
     finally:
         try:
-            found = _by_namespace(deleted_by_topic(where.journal_reader, cluster, context.run.run_id), None)
-            register_namespaces(context, cluster, set(found))
-            for namespace, metadata in found.items():
-                context.log_event(
-                    dg.AssetMaterialization(
-                        key(cluster, "deletions_by_namespace"), partition=namespace, metadata=metadata
-                    )
-                )
+            found = deleted_by_run(where.journal_reader, cluster, context.run.run_id)
+            register_namespaces(context.instance, cluster, found)
+            for event in found.values():
+                context.log_event(event)
         except LifecycleError as error:  # how the block ended matters more
             context.log.warning(f"what this run deleted is not on the pages of namespaces: {error}")
-
-
-def register_namespaces(context: dg.AssetExecutionContext, cluster: str, names: set[str]) -> None:
-    """Make namespaces choosable for a backfill: a scan registers those that have topics, these may have none left."""
-    partitions = namespace_partitions(cluster)
-    assert partitions.name is not None
-    new = sorted(names - set(context.instance.get_dynamic_partitions(partitions.name)))
-    if new:
-        context.instance.add_dynamic_partitions(partitions.name, new)
-
-
-def _by_namespace(topics: pa.Table, wanted: set[str] | None) -> dict[str, dict[str, Any]]:
-    found: dict[str, list[int]] = {name: [0, 0] for name in sorted(wanted or ())}
-    for row in topics.to_pylist():
-        namespace = str(Topic.parse(row["topic"]).namespace)
-        if wanted is None or namespace in wanted:
-            entry = found.setdefault(namespace, [0, 0])
-            entry[0] += row["ledgers"]
-            entry[1] += row["bytes"]
-    return {name: {"dagster/row_count": count, "deleted bytes": size} for name, (count, size) in found.items()}

@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 import dagster as dg
+from dagster._core.events import AssetObservationData, DagsterEvent, DagsterEventType, StepMaterializationData
 
-from assets.names import APPLIED, APPLIED_PLAN, CLUSTER, EPOCH, PLAN, key, namespace_partitions
+from assets.names import APPLIED, APPLIED_PLAN, CLUSTER, EPOCH, PLAN, TOLD, key
 from assets.pages import show
+from assets.pages.deleted import deleted_by_run, register_namespaces
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.journal.effects import Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.model import Topic
@@ -30,6 +33,10 @@ NAMESPACES = 500
 """Namespaces of one run whose pages get an event of their own."""
 PLANS = 50
 """Plans of one run that have a tag each."""
+LOOKS_BACK_SECONDS, RUNS = 30 * 86_400, 100
+"""How far back a run looks for those that died, and at how many that ended badly."""
+ENDS_WITHIN = 60.0
+"""Seconds within which a run that Dagster calls ended has written what it did, if it lives."""
 _IN_A_KEY = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 """What Dagster takes as the end of a tag's key."""
 NO_PLAN = "none"
@@ -77,6 +84,7 @@ def noted(
             _register(context, cluster, effects)
             for event in events_of(effects, cluster, run_id, own=_own(context), made=made):
                 context.log_event(event)
+            _tell_of_the_dead(context, where)
         except LifecycleError as error:  # what the run itself says matters more
             context.log.warning(f"what this run did is not on the pages of assets, only in the journal: {error}")
 
@@ -160,10 +168,48 @@ def _of_namespace(cluster: str, name: str, effects: Sequence[Effect]) -> dg.Asse
 
 def _register(context: Any, cluster: str, effects: Iterable[Effect]) -> None:
     names = {name for one in effects if one.changed is Changed.OFFLOADED and (name := _namespace(one.topic))}
-    partitions = namespace_partitions(cluster)
-    assert partitions.name is not None
-    if new := sorted(names - set(context.instance.get_dynamic_partitions(partitions.name))):
-        context.instance.add_dynamic_partitions(partitions.name, new)
+    register_namespaces(context.instance, cluster, names)
+
+
+def _tell_of_the_dead(context: dg.OpExecutionContext | dg.AssetExecutionContext, where: Cluster) -> None:
+    """Write what runs did that died with their host, or were killed, before they could: once, in their name."""
+    cluster, instance, now = where.settings.cluster, context.instance, where.clock.now_ms() / 1000
+    recent = dg.RunsFilter(
+        statuses=[dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED],
+        tags={CLUSTER: cluster},
+        updated_after=datetime.fromtimestamp(now - LOOKS_BACK_SECONDS, UTC),
+    )
+    for record in instance.get_run_records(recent, limit=RUNS):
+        run, ended = record.dagster_run, record.end_time or record.update_timestamp.timestamp()
+        if run.tags.get(TOLD) == run.run_id or run.run_id == context.run.run_id or 0 <= now - ended < ENDS_WITHIN:
+            continue
+        if not _has_told(instance, run.run_id):
+            began = int(record.create_timestamp.timestamp() * 1000)
+            _tell(instance, where, run, effects_of(where.journal_reader, cluster, run.run_id, began - CLOCKS_APART_MS))
+        instance.add_run_tags(run.run_id, {TOLD: run.run_id})
+
+
+def _has_told(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether a run wrote what it did itself: every one that did something observes an asset."""
+    return bool(instance.get_records_for_run(run_id, of_type=DagsterEventType.ASSET_OBSERVATION, limit=1).records)
+
+
+def _tell(instance: dg.DagsterInstance, where: Cluster, run: dg.DagsterRun, effects: Sequence[Effect]) -> None:
+    cluster = where.settings.cluster
+    events = events_of(effects, cluster, run.run_id)
+    if any(one.changed is Changed.DELETED for one in effects):
+        deleted = deleted_by_run(where.journal_reader, cluster, run.run_id)
+        register_namespaces(instance, cluster, deleted)
+        events += deleted.values()
+    if tags := {name: value for name, value in _plan_tags(_plans_of(effects)).items() if value}:
+        instance.add_run_tags(run.run_id, tags)
+    for event in events:
+        made = isinstance(event, dg.AssetMaterialization)
+        kind = DagsterEventType.ASSET_MATERIALIZATION if made else DagsterEventType.ASSET_OBSERVATION
+        data = StepMaterializationData(event) if made else AssetObservationData(event)
+        instance.report_dagster_event(
+            DagsterEvent(kind.value, job_name=run.job_name, event_specific_data=data), run_id=run.run_id
+        )
 
 
 def _namespace(topic: str) -> str:

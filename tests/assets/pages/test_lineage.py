@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -211,6 +212,47 @@ def test_a_deletion_run_that_ends_early_is_on_the_pages_of_its_namespaces(
             defs.resolve_job_def(DELETING).execute_in_process(instance=instance, raise_on_error=False)
         (record,) = instance.fetch_materializations(key("test", "deletions_by_namespace"), limit=9).records
         assert record.partition_key == "acme/orders"
+        assert len(observed(instance, "ledger_deletions")) == 1
+
+
+def killed(scene: RetentionScene, instance: dg.DagsterInstance, *plans: str) -> str:
+    """A run that deleted a ledger by each plan, and died before it could write that on any page; its id.
+
+    Dagster dates runs by its host's clock, so the journal's rows are to have that, too.
+    """
+    scene.servers.clock.advance(time.time() - scene.now / 1000)
+    run = instance.add_run(dg.DagsterRun(DELETING, tags={CLUSTER: "test"}, status=dg.DagsterRunStatus.STARTED))
+    for plan in plans:
+        record_deleted(scene, run.run_id, plan)
+    instance.report_run_failed(run, "its process ended")
+    return run.run_id
+
+
+def test_what_a_killed_run_did_is_written_by_the_next_run_once(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the name of who did it: pages lead to that run, and the page of its plan, too."""
+    monkeypatch.setattr(lineage, "ENDS_WITHIN", 0.0)
+    with dg.DagsterInstance.ephemeral() as instance:
+        dead = killed(scene, instance, FIRST)
+        for _ in range(2):
+            assert deleted(scene).execute_in_process(instance=instance).success
+            for name in ("ledger_deletions", "deletion_plan", "journal"):
+                (record,) = instance.fetch_observations(key("test", name), limit=9).records
+                assert record.run_id == dead
+            (record,) = instance.fetch_materializations(key("test", "deletions_by_namespace"), limit=9).records
+            assert (record.run_id, record.partition_key) == (dead, "acme/orders")
+            assert found_by_link(instance, FIRST) == [dead]
+
+
+def test_what_a_failed_run_wrote_itself_is_not_written_again(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lineage, "ENDS_WITHIN", 0.0)
+    with dg.DagsterInstance.ephemeral() as instance:
+        deleted(scene, FIRST).execute_in_process(instance=instance, raise_on_error=False)
+        killed(scene, instance)  # before it did anything
+        assert deleted(scene).execute_in_process(instance=instance).success
         assert len(observed(instance, "ledger_deletions")) == 1
 
 
