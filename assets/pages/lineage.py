@@ -80,7 +80,8 @@ def noted(
     finally:
         try:
             effects = done()
-            _tag(context, _plan_tags(_plans_of(effects)))
+            nothing = _applied_tags([plan_id]) if plan_id and not (made or effects) else {}
+            _tag(context, _plan_tags(_plans_of(effects)) or dict.fromkeys(nothing, NO_PLAN))
             _register(context, cluster, effects)
             for event in events_of(effects, cluster, run_id, own=_own(context), made=made):
                 context.log_event(event)
@@ -228,8 +229,11 @@ def _plan_tags(plans: Sequence[str]) -> dict[str, str]:
     """Those of the first plan, and one for each; what is no plan's id, as a message may have it, has none."""
     if not plans:
         return {}
-    each = {f"{APPLIED_PLAN}{plan}": APPLIED for plan in plans if kind_of(plan) and _IN_A_KEY.fullmatch(plan)}
-    return {PLAN: plans[0], EPOCH: epoch_of(plans[0]), **dict(list(each.items())[:PLANS])}
+    return {PLAN: plans[0], EPOCH: epoch_of(plans[0]), **dict(list(_applied_tags(plans).items())[:PLANS])}
+
+
+def _applied_tags(plans: Iterable[str]) -> dict[str, str]:
+    return {f"{APPLIED_PLAN}{plan}": APPLIED for plan in plans if kind_of(plan) and _IN_A_KEY.fullmatch(plan)}
 
 
 def _of_no_plan(context: dg.OpExecutionContext | dg.AssetExecutionContext) -> dict[str, str]:

@@ -256,6 +256,27 @@ def test_what_a_failed_run_wrote_itself_is_not_written_again(
         assert len(observed(instance, "ledger_deletions")) == 1
 
 
+def test_a_run_that_was_refused_before_it_did_anything_is_not_among_those_that_applied_the_plan(
+    scene: RetentionScene,
+) -> None:
+    """Such as while the cluster is paused. It still says by its tag which plan it was to apply."""
+
+    @dg.op
+    def refused(context) -> None:
+        with lineage.noted(context, scene.cluster, FIRST):
+            raise dg.Failure("refused: paused")
+
+    @dg.job
+    def applying() -> None:
+        refused()
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = instance.get_run_by_id(applying.execute_in_process(instance=instance, raise_on_error=False).run_id)
+        assert run is not None
+        assert run.tags[PLAN] == FIRST
+        assert found_by_link(instance, FIRST) == []
+
+
 def test_a_run_executed_again_does_not_keep_the_plan_of_the_run_before(scene: RetentionScene) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         result = deleted(scene).execute_in_process(instance=instance, tags={PLAN: "orphans-e0-1", EPOCH: "e0"})
