@@ -177,7 +177,7 @@ def plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[s
         "actionable": summary.actionable,
         "bytes": summary.logical_bytes,
         "share": f"{summary.ledgers / max(summary.cluster_ledgers, 1):.2%} of {summary.cluster_ledgers} copies",
-        "confirmed by scan": summary.confirmed_by,
+        "confirmed by scan": summary.confirmed_by or show.NOTHING,
         "how to apply": how,
         **rows_shown(rows),
     }

@@ -84,7 +84,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         summary, rows = deletion_run.make_plan(where, where.lake.epoch(epoch_id))
-        register_namespaces(context, cluster, set(rows.column("namespace").to_pylist()))
+        register_namespaces(context.instance, cluster, set(rows.column("namespace").to_pylist()))
         return dg.MaterializeResult(
             metadata={
                 EPOCH: epoch_id,
@@ -204,7 +204,7 @@ def _plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[
         "physical bytes": summary.physical_bytes,
         "plan id": summary.plan_id,
         "digest": summary.digest,
-        "confirmed by scan": summary.confirmed_by,
+        "confirmed by scan": summary.confirmed_by or show.NOTHING,
         "sample": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
     }
 

@@ -20,7 +20,7 @@ APPLIED = "applied"
 CLUSTER = "lifecycle/cluster"
 """Tag of every run with effects: one Dagster may have a code location for each of several clusters."""
 TOLD = "lifecycle/told"
-"""Tag of a run that ended badly, and of which pages have what it did: its own id, as a run executed again has it, too."""
+"""Tag of a run that ended badly, and whose effects pages have: its own id, as a run executed again has it, too."""
 READER = "lifecycle/reads"
 """Tag of runs that were started by themselves and change nothing: which cluster."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ def test_pages_of_a_plan_and_of_a_run_group_by_code_with_one_sentence_of_each() 
     summary = PlanSummary("p", "c", "f", "e2", "e1", 1, True, (), 3, 3, 111, 10, "d")
     lines = _plan_shown(summary, pa.Table.from_pylist(rows, FINDINGS), Automation.PLAN)["why"].value.splitlines()
     assert lines[2:] == ["| not_held | 2 | 110 B | x |", "| unreferenced | 1 | 1 B | nothing refers to it |"]
+    alone = _plan_shown(replace(summary, confirmed_by=""), pa.Table.from_pylist([], FINDINGS), Automation.PLAN)
+    assert alone["confirmed by scan"] == "nothing"
     held = OutcomeCount(Outcome.KEPT, "legal hold", 3, 5, "legal_hold")
     assert outcomes_shown([held])["outcomes"].value.splitlines()[2:] == ["| kept | legal_hold | 3 | 5 B | legal hold |"]
 
