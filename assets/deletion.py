@@ -13,7 +13,7 @@ import pyarrow as pa
 from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions, pool
 from assets.pages import lineage, plots, show
-from assets.pages.deleted import BY_NAMESPACE, by_namespace, deleted_by_run, register_namespaces
+from assets.pages.deleted import ALL_RUNS, BY_NAMESPACE, COUNTED, by_namespace, deleted_by_run, register_namespaces
 from assets.pages.epochs import epoch_to_read
 from assets.pages.failures import refusals_fail
 from assets.pages.growth import growth_result, growth_spec
@@ -149,7 +149,8 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     @dg.asset(
         key=key(cluster, BY_NAMESPACE),
         group_name="deletion",
-        description="What the journal says was deleted in a namespace, over all runs.",
+        description="What the journal says was deleted in a namespace. An event of a deletion run has what that run "
+        "deleted; materialize it to have the sum of all runs.",
         deps=[key(cluster, "journal")],
         partitions_def=namespace_partitions(cluster),
         backfill_policy=dg.BackfillPolicy.single_run(),
@@ -158,7 +159,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     def deletions_by_namespace(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> None:
         topics = deleted_by_topic(lifecycle.without_spark().journal_reader, cluster)
         for namespace, metadata in by_namespace(topics, set(context.partition_keys)).items():
-            context.add_asset_metadata(metadata, context.asset_key, namespace)
+            context.add_asset_metadata({**metadata, COUNTED: ALL_RUNS}, context.asset_key, namespace)
 
     return [deletion_plan, pending_deletions, ledger_deletions, deletions_by_namespace]
 

@@ -17,6 +17,8 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalReader
 
 BY_NAMESPACE = "deletions_by_namespace"
+COUNTED, ALL_RUNS = "deleted by", "all runs"
+"""Which runs the figures of a page are of."""
 
 
 def by_namespace(topics: pa.Table, wanted: set[str] | None) -> dict[str, dict[str, Any]]:
@@ -32,10 +34,11 @@ def by_namespace(topics: pa.Table, wanted: set[str] | None) -> dict[str, dict[st
 
 
 def deleted_by_run(journal: JournalReader, cluster: str, run_id: str) -> Mapping[str, dg.AssetMaterialization]:
-    """An event for each namespace where a run deleted something, and only for those."""
+    """An event for each namespace where a run deleted something, and only for those: what this run did there."""
     found = by_namespace(deleted_by_topic(journal, cluster, run_id), None)
+    of_one = {COUNTED: dg.MetadataValue.dagster_run(run_id)}
     return {
-        name: dg.AssetMaterialization(key(cluster, BY_NAMESPACE), partition=name, metadata=metadata)
+        name: dg.AssetMaterialization(key(cluster, BY_NAMESPACE), partition=name, metadata=metadata | of_one)
         for name, metadata in found.items()
     }
 

@@ -212,6 +212,8 @@ def test_a_deletion_run_that_ends_early_is_on_the_pages_of_its_namespaces(
             defs.resolve_job_def(DELETING).execute_in_process(instance=instance, raise_on_error=False)
         (record,) = instance.fetch_materializations(key("test", "deletions_by_namespace"), limit=9).records
         assert record.partition_key == "acme/orders"
+        assert record.asset_materialization
+        assert record.asset_materialization.metadata["deleted by"].value == record.run_id
         assert len(observed(instance, "ledger_deletions")) == 1
 
 
