@@ -341,13 +341,13 @@ class CollectionRun:
         if still <= self.settings.stalled_after * 1000:
             return None
         if one.silence:
-            text = f"{bookie}: no progress was seen for {still // 60_000} minutes, as it does not answer: {one.silence}"
+            text = f"{bookie}: no progress was seen for {_long(still)}, as it does not answer: {one.silence}"
             return Why(StopReason.STALLED, text)
         at = ", ".join(str(number) for number, each in enumerate(one.said.compactions) if each.running)
         where = f" in ledger directory {at} (of ledgerDirectories, from 0)" if at else ""
         log = f" {logs}." if (logs := standing_on(one.before, one.said)) else ""
         text = (
-            f"{bookie}: {_kind(one.major)} compaction shows no progress for {still // 60_000} minutes{where}.{log} Its "
+            f"{bookie}: {_kind(one.major)} compaction shows no progress for {_long(still)}{where}.{log} Its "
             "own log names the entry log (`Compaction progress`); if it stands still there, restart the bookie"
         )
         return Why(StopReason.STALLED, text)
@@ -392,6 +392,10 @@ def _freed(outcome: Outcome, one: _Watched | None) -> int:
     if one is None or outcome is Outcome.RESTARTED or one.said.total != one.before.total:
         return 0
     return min(max(0, one.said.free - one.before.free), in_gone_logs(one.before, one.said))
+
+
+def _long(ms: int) -> str:
+    return f"{ms // 60_000} minutes" if ms >= 120_000 else f"{ms // 1000} s"
 
 
 def _nothing_said(bookie: str) -> BookieStatus:

@@ -118,7 +118,7 @@ def test_one_that_shows_no_progress_stops_the_run_and_is_named():
     spoil(scene, "a", compactions=(IDLE, replace(IDLE, major=True)))
     found = scene.run()
     assert found["a"].why.code is StopReason.STALLED
-    assert "ledger directory 1" in found["a"].why.text
+    assert "no progress for 65 s in ledger directory 1" in found["a"].why.text
     assert "It stands on one of entry logs 0, 1, 2" in found["a"].why.text
     assert scene.clock.now_ms() < 200_000 + FakeClock().now_ms()
 
