@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -119,6 +120,23 @@ def test_without_metadata_and_without_bookies_nobody_knows_whom_to_ask(scene, li
     scene.ledgers = [DeletedLedger(3, None)]
     assert scene.look() == [(Presence.BOOKIES_UNKNOWN, ())]
     assert scene.look(bookies=False) == [GONE]
+
+
+@pytest.mark.parametrize("short", ["cookies", "available", "available/readonly"])
+def test_a_listing_that_lacks_bookies_does_not_say_whom_to_ask(scene, monkeypatch, short):
+    scene.ledgers = [DeletedLedger(1, None)]
+    scene.cookies("b1", "b2")
+    scene.store.create(f"{ROOT}/available/readonly/b3", parents=True)
+    scene.collect("b1", "b2", "b3")
+    assert scene.look() == [GONE]
+    real = scene.store.children
+
+    def one_less(paths):
+        path = f"{ROOT}/{short}"
+        return [replace(c, names=c.names[1:]) if c and c.path == path else c for c in real(paths)]
+
+    monkeypatch.setattr(scene.store, "children", one_less)
+    assert scene.look() == [(Presence.BOOKIES_UNKNOWN, ())]
 
 
 def test_a_z_node_that_is_there_comes_before_all_else(scene):
