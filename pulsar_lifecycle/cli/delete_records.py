@@ -169,7 +169,8 @@ def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> None
             [f"last message below published {show.moment(row['published_before'])}"] if row["published_before"] else []
         )
         notes += [f"first message kept published {show.moment(row['published_at'])}"] if row["published_at"] else []
-        notes += [f"{row['at_risk']} messages published at or after the time go with it"] if row["at_risk"] else []
+        if row["at_risk"] and not row["error"]:
+            notes.append(f"{row['at_risk']} messages published at or after the time lie among older ones: all stay")
         for note in notes:
             show.text(f"{row['topic']}: {note}")
     show.facts(

@@ -117,7 +117,8 @@ many bytes on disk (``sizes``); ``bytes`` is their sum. ``leftovers``: ledgers b
 lists no more, and that, or whose offloaded copies, were not deleted yet, and compacted views that it had. ``copies``:
 the offloaded ones of both, and of the ledger that the low watermark lies in. ``messages`` go with ``ledgers`` (null:
 not counted); ``no_undo``: no undo brings them back. ``published_before`` and ``published_at`` (ms): of the last message
-below the low watermark, and of the one at it. ``at_risk``: messages published at or after the time that lie below it.
+below the low watermark, and of the one at it. ``at_risk``: messages published at or after the time that a search over
+times would delete, as publish times go back; the low watermark is before all of them.
 ``unfinished``: UUIDs of chunked messages that began below it, and had not ended, where all below was read.
 ``moved_cursors``: subscriptions that are moved, and where they stood. ``readers``: non-durable subscriptions.
 ``error``: a ``RecordsError``, ``code`` the code of the rule behind it, ``reason`` their

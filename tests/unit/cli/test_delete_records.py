@@ -13,8 +13,8 @@ import pytest
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from tests.kit.builders import ROW
 from tests.kit.command import run
-from tests.kit.records.records_scene import RecordsScene
-from tests.kit.records.topic_times import BUCKET
+from tests.kit.records.records_scene import HOUR, RecordsScene
+from tests.kit.records.topic_times import BUCKET, sent
 
 SETTINGS = """
 cluster = "simulated"
@@ -78,6 +78,16 @@ def test_a_plan_says_how_to_apply_it_and_exits_1_for_an_error(operator: Operator
     assert (code, "delete-records --apply delete-records-" in " ".join(text.split())) == (0, True)
     code, text = operator("--topic", str(scene.topic), "--before", f"{scene.ids[scene.topic][-1]}:11")
     assert (code, "OffsetOutOfRangeException" in text) == (1, True)
+
+
+def test_a_plan_in_any_order_does_not_say_that_it_takes_what_was_published_later(operator: Operator) -> None:
+    scene = operator.scene
+    scene.cluster.reader.payloads[scene.ids[scene.topic][1]][4] = sent(HOUR + 45)
+    asked = ("--topic", str(scene.topic), "--before", "@1970-01-01T01:00:00.033Z")
+    code, text = operator(*asked)
+    assert (code, "all stay" in text) == (1, False)
+    code, text = operator(*asked, "--any-order")
+    assert (code, "1 messages published at or after the time lie among older ones: all stay" in text) == (0, True)
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(operator: Operator, tmp_path: Path) -> None:
