@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from threading import RLock
 from typing import TypeVar
 
 from pulsar_lifecycle.errors import (
@@ -69,6 +70,8 @@ class FakeZooKeeper:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or FakeClock()
+        self.lock = RLock()
+        """Held by each request: tasks of a run ask from several threads."""
         self.zxid = 0
         self.sessions = 0
         self.unreadable: set[str] = set()
@@ -313,7 +316,8 @@ class FakeStore:
         return self.latency
 
     def close(self) -> None:
-        self.server.end_session(self._session)
+        with self.server.lock:
+            self.server.end_session(self._session)
 
     def _transaction(self, deletions: Sequence[Deletion], guard: tuple[str, int]) -> tuple[int, NodeDeletion] | None:
         """All or nothing; position and outcome of the first bad deletion, or None."""
@@ -355,7 +359,8 @@ class FakeStore:
     def _run(self, name: str, paths: tuple[str, ...], act: Callable[[], T]) -> T:
         operation = Operation(name, paths)
         self.before(operation)
-        result = act()
+        with self.server.lock:
+            result = act()
         self.after(operation)
         return result
 
