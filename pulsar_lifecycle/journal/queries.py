@@ -67,16 +67,21 @@ def taken_messages(journal: JournalReader, run_id: str) -> frozenset[str]:
 
 
 def deleted_since(journal: JournalReader, since: int, cluster: str) -> int:
-    """How many ledgers of a cluster the journal says were deleted in BookKeeper at ``since`` (ms) or later.
+    """How many :func:`deleted_ids` there are."""
+    return len(deleted_ids(journal, since, cluster))
 
-    Those that an undo restored do not count.
+
+def deleted_ids(journal: JournalReader, since: int, cluster: str) -> frozenset[int]:
+    """Ledgers of a cluster that the journal says were deleted in BookKeeper at ``since`` (ms) or later.
+
+    Without those that an undo restored.
     """
     mine = (pc.field("cluster") == cluster) & ~OFFLOADED_COPIES
-    deleted = set(rows_of_outcome(journal, Outcome.DELETED, since, mine, ["ledger_id"]).column("ledger_id").to_pylist())
-    if not deleted:
-        return 0
-    restored = rows_of_outcome(journal, Outcome.RESTORED, since, mine, ["ledger_id"])
-    return len(deleted.difference(restored.column("ledger_id").to_pylist()))
+    deleted, restored = (
+        frozenset(rows_of_outcome(journal, outcome, since, mine, ["ledger_id"]).column("ledger_id").to_pylist())
+        for outcome in (Outcome.DELETED, Outcome.RESTORED)
+    )
+    return deleted - restored
 
 
 def ordered_since(journal: JournalReader, since: int, cluster: str) -> frozenset[int]:

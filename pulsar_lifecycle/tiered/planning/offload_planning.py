@@ -21,7 +21,7 @@ from pulsar_lifecycle.errors import NotFound, RefusedBy, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.offloads import released_ledgers
-from pulsar_lifecycle.journal.queries import read_intent_states, waiting_ledgers
+from pulsar_lifecycle.journal.queries import deleted_ids, read_intent_states, waiting_ledgers
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.namespaces import RESTORE, policy_documents
 from pulsar_lifecycle.model import Topic
@@ -144,7 +144,7 @@ def make_offload_plan(
         ),
         _loaded(cluster, epoch, policies),
         {one.ledger_id: one.uuid for one in attempts.whole(open_ones)},
-        _leftovers(cluster, epoch, now),
+        leftovers(cluster, epoch, now),
         now,
         everything,
         int(settings.offload.deletion_lag * 1000) if settings.offload.release == "ours" else None,
@@ -209,12 +209,16 @@ def _loaded(cluster: Cluster, epoch: Epoch, policies: OffloadPolicies) -> frozen
     return frozenset(topic for batch in rows for topic in batch.column("topic").to_pylist())
 
 
-def _leftovers(cluster: Cluster, epoch: Epoch, now: int) -> BitMap64:
-    """Offload leftovers of the scan, without those whose message a deletion run is yet to decide."""
+def leftovers(cluster: Cluster, epoch: Epoch, now: int) -> BitMap64:
+    """Offload leftovers of the scan, without those whose message a deletion run is yet to decide, or that are gone.
+
+    A deletion run scans before it deletes: a plan of that scan, made after it, would find none of them.
+    """
     wanted = pc.field("finding") == Finding.OFFLOAD_LEFTOVER.value
     rows = cluster.lake.batches(cluster.parts(epoch.epoch_id, "findings"), ["ledger_id"], wanted)
     found = BitMap64([ledger for batch in rows for ledger in batch.column("ledger_id").to_pylist()])
     settings = cluster.settings
+    found -= BitMap64(deleted_ids(cluster.journal_reader, epoch.started_at, settings.cluster))
     sent = in_flight(
         cluster.journal_reader, settings.cluster, found, now - int(settings.orphans.grace_period * 1000), now
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -24,6 +26,7 @@ from pulsar_lifecycle.tiered.planning.offload_planning import (
     OffloadPolicies,
     broker_layer,
     in_flight,
+    leftovers,
     queued,
     totals,
     unlike_object_store,
@@ -211,3 +214,21 @@ def test_a_send_that_a_clock_ahead_has_dated_hides_no_wait(lake: str) -> None:
     waits = json.dumps({"waiting": Waiting.UNREAD_LOCATION})
     FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=Outcome.WAITING, detail=waits, at=AT + 3)])
     assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == BitMap64()
+
+
+@pytest.mark.parametrize(("scanned", "restored", "planned"), [(0, False, False), (1, False, True), (0, True, True)])
+def test_a_leftover_that_was_deleted_since_the_scan_is_in_no_plan(
+    lake: str, scanned: int, *, restored: bool, planned: bool
+) -> None:
+    """A deletion run scans before it deletes, and plans of that scan are made after it."""
+    gone = replace(MESSAGE, phase="delete", outcome=Outcome.DELETED, at=AT + 5)
+    back = replace(MESSAGE, phase="undo", outcome=Outcome.RESTORED, at=AT + 6)
+    FileJournal(lake).record([gone, back] if restored else [gone])
+    cluster: Any = SimpleNamespace(
+        lake=SimpleNamespace(batches=lambda *_: [pa.record_batch({"ledger_id": [ROW.ledger_id]})]),
+        parts=lambda *_: [],
+        journal_reader=FileJournal(lake),
+        settings=SimpleNamespace(cluster=ROW.cluster, orphans=SimpleNamespace(grace_period=0.0)),
+    )
+    epoch: Any = SimpleNamespace(epoch_id="e", started_at=AT + 5 + scanned)
+    assert bool(leftovers(cluster, epoch, NOW)) == planned
