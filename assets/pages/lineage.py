@@ -90,6 +90,11 @@ def noted(
             context.log.warning(f"what this run did is not on the pages of assets, only in the journal: {error}")
 
 
+def about_plan(context: dg.OpExecutionContext, where: Cluster, plan_id: str) -> None:
+    """Tag a run that is about a plan, and does not apply it."""
+    _tag(context, {CLUSTER: where.settings.cluster, PLAN: plan_id, EPOCH: epoch_of(plan_id)})
+
+
 def events_of(
     effects: Sequence[Effect], cluster: str, run_id: str, own: Iterable[str] = (), *, made: bool = True
 ) -> list[Any]:
@@ -186,7 +191,8 @@ def _tell_of_the_dead(context: dg.OpExecutionContext | dg.AssetExecutionContext,
             continue
         if not _has_told(instance, run.run_id):
             began = int(record.create_timestamp.timestamp() * 1000)
-            _tell(instance, where, run, effects_of(where.journal_reader, cluster, run.run_id, began - CLOCKS_APART_MS))
+            done = effects_of(where.journal_reader, cluster, run.run_id, began - CLOCKS_APART_MS)
+            _tell(instance, where, run, [one for one in done if one.changed])  # an approval applies no plan
         instance.add_run_tags(run.run_id, {TOLD: run.run_id})
 
 

@@ -26,6 +26,8 @@ DEAD_AFTER_SECONDS = 6 * 3600
 
 BY_ITSELF = "lifecycle/automation"
 """Tag of runs that were launched by the sensor ``automation``: which kind."""
+APPROVING = "approve_plan"
+"""The job that changes nothing but the journal, though its runs have a cluster's tag: it needs no lease."""
 DELETION, COLLECTION, OFFLOADED = "deletion", "collection", Changed.OFFLOADED.value
 LEASES: Mapping[str, str] = {
     DELETION: control.LEASE,
@@ -65,7 +67,7 @@ def end_dead(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
 def at_work(instance: dg.DagsterInstance, cluster: str, now: int) -> list[dg.DagsterRun]:
     """Runs with effects that wait or work, but for those that may be dead."""
     active = instance.get_runs(dg.RunsFilter(statuses=list(ACTIVE), tags={CLUSTER: cluster}))
-    return [run for run in active if not may_be_dead(instance, run, now)]
+    return [run for run in active if run.job_name != APPROVING and not may_be_dead(instance, run, now)]
 
 
 def without_dead(instance: dg.DagsterInstance, where: Cluster, cluster: str, now: int) -> dict[str, dg.DagsterRun]:

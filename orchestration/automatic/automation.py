@@ -15,10 +15,10 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 
 from assets.deletion import DELETING
 from assets.names import CLUSTER, EPOCH, PLAN, READER
-from assets.pages import show
+from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
 from assets.pages.switch import SWITCH
-from orchestration.automatic.at_work import BY_ITSELF, COLLECTION, DELETION, lease_of_job, without_dead
+from orchestration.automatic.at_work import APPROVING, BY_ITSELF, COLLECTION, DELETION, lease_of_job, without_dead
 from orchestration.automatic.doorbell import Watch, rung
 from orchestration.automatic.launches import COLLECT, LAUNCHES
 from orchestration.automatic.may_begin import BOOKIES, bookies_wait
@@ -201,6 +201,7 @@ class ApprovalConfig(dg.Config):
 def approve_op(context: dg.OpExecutionContext, config: ApprovalConfig, lifecycle: LifecycleResource) -> None:
     """Refused for another digest than the plan's, and for a plan that is report-only, expired or of another cluster."""
     where = lifecycle.without_spark()
+    lineage.about_plan(context, where, config.plan_id)
     done = approve_plan(where, context.run_id, config.plan_id, config.digest, config.by, withdraw=config.withdraw)
     found: dict[str, str | dg.MetadataValue] = {"plan id": config.plan_id}
     if config.withdraw:
@@ -213,7 +214,7 @@ def approve_op(context: dg.OpExecutionContext, config: ApprovalConfig, lifecycle
 
 
 @dg.job(
-    name="approve_plan",
+    name=APPROVING,
     executor_def=dg.in_process_executor,
     description="Approve a plan of a kind whose `[automation]` mode is `approve`, or take the approval back. Changes "
     "nothing but the journal.",
