@@ -20,6 +20,7 @@ from typing import Any
 from pulsar_lifecycle.copies import attempts, failed_proofs
 from pulsar_lifecycle.copies.location import OffloadedCopy, location_of
 from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Topic
@@ -258,6 +259,18 @@ def record_failed_proofs(
     finally:
         record(run, ports, told, where, action=Action.RELEASE, phase=Phase.RELEASE)
     return found
+
+
+def has_gone(run: TopicRun, ports: Ports, topic: Topic, ledger_id: int) -> bool:
+    """Whether a topic has released a ledger, and BookKeeper does not have it any more: there is nothing left to do."""
+    ports.store.sync("/")
+    if snapshot.ledger_rows(ports.store, [ledger_id], run.ledgers_root)[ledger_id] is not None:
+        return False
+    try:
+        _, info = snapshot.topic_node(ports.store, topic)
+    except Refused:
+        return False
+    return _is_released(next((item for item in info.ledgers if item.ledger_id == ledger_id), None))
 
 
 def before_revert(ports: Ports, topic: Topic, ledger_ids: Sequence[int]) -> tuple[Why | None, list[int]]:

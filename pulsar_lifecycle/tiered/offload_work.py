@@ -209,15 +209,22 @@ class OffloadWork:
                 disproved = bookkeeper_copies.FailedProof(attempt.ledger_id, location, answer.why.text, *where)
                 wrong.setdefault(attempt.topic, []).append(disproved)
             else:
-                why = f"its copy in BookKeeper stays: its offloaded copy could not be proven: {answer.why}"
-                stays = outcome_of(attempt, Outcome.FAILED, answer.why.put(why))
-                record(self._run, self._ports, [stays], action=Action.RELEASE, phase=Phase.RELEASE)
-                self.outcomes.append(stays)
+                unproven = outcome_of(attempt, *self._unproven(answer))
+                record(self._run, self._ports, [unproven], action=Action.RELEASE, phase=Phase.RELEASE)
+                self.outcomes.append(unproven)
         for name, some in wrong.items():
             self._guarded(
                 Topic.parse(name), lambda name=name, some=some: self._record_failed_proofs(Topic.parse(name), some)
             )
         return whole
+
+    def _unproven(self, answer: TaskResult) -> tuple[Outcome, Why]:
+        """What becomes of one of which nothing was shown, as it could not be read."""
+        topic, ledger_id = Topic.parse(answer.item.attempt.topic), answer.item.attempt.ledger_id
+        if bookkeeper_copies.has_gone(self._run, self._ports, topic, ledger_id):
+            return Outcome.REFUSED, Why(Code.RELEASED, "its topic has released it, and it has gone from BookKeeper")
+        why = f"its copy in BookKeeper stays: its offloaded copy could not be proven: {answer.why}"
+        return Outcome.FAILED, answer.why.put(why)
 
     def _record_failed_proofs(
         self, topic: Topic, some: Sequence[bookkeeper_copies.FailedProof]

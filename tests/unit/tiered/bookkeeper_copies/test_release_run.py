@@ -15,9 +15,9 @@ from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.copies.unread_locations import UNREAD_LOCATIONS
 from pulsar_lifecycle.errors import AccessDenied, Failed, Overloaded
-from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice
@@ -26,6 +26,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due, FailedProof
 from pulsar_lifecycle.tiered.interrupted import Ownership
 from pulsar_lifecycle.tiered.offload_run import carry_out, revert_offloads
+from pulsar_lifecycle.tiered.offload_tasks import Item, TaskResult
 from pulsar_lifecycle.tiered.offload_work import OffloadWork
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, record_topics
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
@@ -328,3 +329,26 @@ def test_what_could_not_be_told_is_said_however_the_run_ends() -> None:
     driver = Driver(scene, due)
     carry_out(driver, driver.rows(), CANDIDATES.empty_table(), print)
     assert driver.outcomes[0].why.code is Code.UNTOLD
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_what_was_released_and_has_gone_since_the_plan_is_no_failure(*, gone: bool) -> None:
+    """Another plan has released it, and a deletion run was there."""
+    scene = Scene(due=1)
+    driver, (ledger,) = Driver(scene, {}), scene.due
+    scene.change(ledger, bookkeeper_deleted=True)
+    if gone:
+        scene.store.delete(ledger_path.ledger_path(ledger, driver._run.ledgers_root), -1)
+    unread = Why(Code.OBJECTS_UNREAD, "BookKeeper does not have it any more, or it cannot be read")
+    item = Item(Attempt(ledger, str(TOPIC), scene.uuids[ledger], "aws-s3", (), 1, "r", 0), again=True, release=True)
+    outcome, why = driver._unproven(TaskResult(item, None, unread))
+    assert outcome == (Outcome.REFUSED if gone else Outcome.FAILED)
+    assert ("stays" in why.text) != gone
+
+
+def test_what_has_gone_and_no_topic_released_is_a_failure() -> None:
+    scene = Scene(due=1)
+    driver = Driver(scene, {})
+    lost = Item(Attempt(999_999, str(TOPIC), uuid4(), "aws-s3", (), 1, "r", 0), again=True, release=True)
+    why = Why(Code.OBJECTS_UNREAD, "BookKeeper does not have it any more, or it cannot be read")
+    assert driver._unproven(TaskResult(lost, None, why))[0] == Outcome.FAILED
