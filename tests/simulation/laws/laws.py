@@ -166,7 +166,8 @@ class Laws(DeletionLaws):
         changed = changed and row.action == Action.DELETE_LEDGER
         new = shared or topic in self.world.damaged_owners()
         unknown = namespace not in self.namespaces  # deleted, and made again since that scan
-        forbidden = unknown or topic in self._shadowed() | self.ever_sources or self._forbids(topic)
+        names = {topic, str(Topic.parse(topic).partitioned_parent)}  # a partition is kept with its topic
+        forbidden = unknown or bool(names & (self._shadowed() | self.ever_sources)) or self._forbids(topic)
         new = new or (not why and (changed or forbidden))
         if (
             row.outcome in (Outcome.DELETED, Outcome.GONE)
