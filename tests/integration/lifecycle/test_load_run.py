@@ -197,7 +197,7 @@ def test_brokers_free_what_metadata_cannot_and_all_else_stays(
 
     done = load_topics(where, "run", order, dry_run=False)
     assert {one.topic: one.outcome for one in done} == dict.fromkeys((last, open_, late), Outcome.DONE), done
-    assert set(ids[late]).isdisjoint(listed(lone, late))
+    assert set(ids[late]).isdisjoint(listed(lone, late)), done
     assert listed(lone, last)[0] == ids[last][-1]
     assert ids[open_][-1] in listed(lone, open_)
     assert state(pipeline, ids[open_][-1]) == LedgerState.CLOSED.name
