@@ -15,7 +15,7 @@ from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import bookie_info, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
-from pulsar_lifecycle.ports import Children, Node, ObjectHead, ObjectStore, Unread
+from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 
 
@@ -161,19 +161,15 @@ def _on_bookies(
 def _on_any_bookie(ports: Ports, root: str) -> LedgerMetadata | None:
     """Metadata of a ledger that any bookie may have: any with a cookie, and any that runs without one."""
     cookies, *running = ports.store.children([f"{root}/cookies", *bookie_info.folders(root)])
-    if cookies is None or isinstance(cookies, Unread) or not cookies.names or _is_short(cookies):
+    if cookies is None or isinstance(cookies, Unread) or not cookies.names or not cookies.is_whole:
         return None
     names = {*cookies.names}
     for listing in running:
-        if isinstance(listing, Unread) or (listing and _is_short(listing)):
+        if isinstance(listing, Unread) or (listing and not listing.is_whole):
             return None
         names |= {*listing.names} if listing else set[str]()
     bookies = tuple(sorted(names - {bookie_info.READ_ONLY}))
     return LedgerMetadata(LedgerState.CLOSED, len(bookies), len(bookies), len(bookies), (Segment(0, bookies),))
-
-
-def _is_short(listing: Children) -> bool:
-    return len(listing.names) != listing.num_children
 
 
 def _in_buckets(objects: ObjectStore | None, ledgers: Sequence[DeletedLedger]) -> dict[int, Absence]:

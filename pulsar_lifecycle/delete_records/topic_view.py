@@ -214,7 +214,7 @@ def replication_of(
 def _is_alone(configuration: MetadataStore, cluster: str) -> bool:
     """Whether there is no other cluster that a topic's own policies could name: then nobody needs to read them."""
     (listing,) = configuration.children([CLUSTERS_ROOT])
-    if listing is None or isinstance(listing, Unread) or len(listing.names) != listing.num_children:
+    if listing is None or isinstance(listing, Unread) or not listing.is_whole:
         return False
     return {*listing.names} - {GLOBAL} == {cluster}
 

@@ -126,7 +126,7 @@ def children_below(store: MetadataStore, paths: Sequence[str]) -> tuple[list[Any
                     bad.append(Unit(path, None, 0, Trouble(Problem.MISSING_ROOT, "the root does not exist")))
             elif isinstance(children, Unread):
                 bad.append(unread(path, children.reason))
-            elif len(children.names) == children.num_children:
+            elif children.is_whole:
                 good.append(children)
             elif attempt + 1 < LISTING_ATTEMPTS:
                 again.append(path)

@@ -49,6 +49,11 @@ class Children:
     names: tuple[str, ...]
     num_children: int
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has as many names as the Stat counts."""
+        return len(self.names) == self.num_children
+
 
 ScanRow = tuple[str, bytes, int, int, int, int, int, int, tuple[str, ...]]
 """path, data, czxid, mzxid, ctime, mtime, version, num_children, names (empty unless children were asked for)."""

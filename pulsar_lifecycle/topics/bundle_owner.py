@@ -125,7 +125,7 @@ def _read_along(store: MetadataStore, topic: Topic) -> list[Topic]:
 def _listed(store: MetadataStore, topic: Topic) -> list[Topic] | None:
     """The topics of its namespace and domain; None where they cannot be listed."""
     listing = store.children([f"{MANAGED_LEDGERS_ROOT}/{topic.namespace}/{topic.domain}"])[0]
-    if listing is None or isinstance(listing, Unread) or len(listing.names) != listing.num_children:
+    if listing is None or isinstance(listing, Unread) or not listing.is_whole:
         return None
     return [Topic.from_managed_ledger(f"{topic.namespace}/{topic.domain}/{name}") for name in listing.names]
 

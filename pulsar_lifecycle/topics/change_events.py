@@ -120,7 +120,7 @@ def _parts(store: MetadataStore, namespace: Namespace) -> list[Topic]:
         raise Unavailable(f"{path}: {listing.reason}")
     if listing is None:
         return []
-    if len(listing.names) != listing.num_children:
+    if not listing.is_whole:
         raise Unavailable(f"{path}: {len(listing.names)} of {listing.num_children} z-nodes were listed")
     names = [name for name in listing.names if name.startswith(CHANGE_EVENTS)]  # which is encoded as itself
     topics = [Topic.from_managed_ledger(f"{namespace}/persistent/{name}") for name in names]

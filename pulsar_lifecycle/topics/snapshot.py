@@ -238,7 +238,7 @@ class Shadows:
 def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:
     """Every durable cursor of the topic at ``path``, by its z-node's name. Raises Refused for what cannot be read."""
     listing = store.children([path])[0]
-    if listing is None or isinstance(listing, Unread) or len(listing.names) != listing.num_children:
+    if listing is None or isinstance(listing, Unread) or not listing.is_whole:
         raise RefusedBy(Code.CURSORS_UNREAD, f"the cursors below {path} could not be listed whole")
     found: dict[str, ManagedCursorInfo] = {}
     for name, node in zip(listing.names, store.read([f"{path}/{n}" for n in listing.names]), strict=True):
