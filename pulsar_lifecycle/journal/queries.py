@@ -77,11 +77,11 @@ def deleted_ids(journal: JournalReader, since: int, cluster: str) -> frozenset[i
     Without those that an undo restored.
     """
     mine = (pc.field("cluster") == cluster) & ~OFFLOADED_COPIES
-    deleted, restored = (
-        frozenset(rows_of_outcome(journal, outcome, since, mine, ["ledger_id"]).column("ledger_id").to_pylist())
-        for outcome in (Outcome.DELETED, Outcome.RESTORED)
-    )
-    return deleted - restored
+    deleted = rows_of_outcome(journal, Outcome.DELETED, since, mine, ["ledger_id"]).column("ledger_id").to_pylist()
+    if not deleted:
+        return frozenset()
+    restored = rows_of_outcome(journal, Outcome.RESTORED, since, mine, ["ledger_id"])
+    return frozenset(deleted).difference(restored.column("ledger_id").to_pylist())
 
 
 def ordered_since(journal: JournalReader, since: int, cluster: str) -> frozenset[int]:
