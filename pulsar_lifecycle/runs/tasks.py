@@ -13,8 +13,6 @@ from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from py4j.protocol import Py4JError
-
 from pulsar_lifecycle.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,15 +83,17 @@ class SparkTasks:
             try:
                 return iter(results.result())
             except BaseException:
-                with suppress(Py4JError, OSError):  # how the wait ended matters more
-                    self._end()
+                self._end()
                 raise
 
     def _end(self) -> None:
-        self._context.cancelAllJobs()
-        executors, until = self._context._jsc.sc().statusTracker(), time.monotonic() + ENDED_WITHIN
-        while time.monotonic() < until and any(one.numRunningTasks() for one in executors.getExecutorInfos()):
-            time.sleep(0.1)
+        from py4j.protocol import Py4JError  # who runs without Spark imports nothing of it
+
+        with suppress(Py4JError, OSError):  # how the wait ended matters more
+            self._context.cancelAllJobs()
+            executors, until = self._context._jsc.sc().statusTracker(), time.monotonic() + ENDED_WITHIN
+            while time.monotonic() < until and any(one.numRunningTasks() for one in executors.getExecutorInfos()):
+                time.sleep(0.1)
 
     def counter(self) -> Counter:
         """An accumulator."""
