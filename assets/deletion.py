@@ -11,9 +11,9 @@ import dagster as dg
 import pyarrow as pa
 
 from assets.findings import COLUMNS
-from assets.names import EPOCH, key, namespace_partitions, pool
+from assets.names import EPOCH, key, namespace_partitions, pool, register_namespaces
 from assets.pages import lineage, plots, show
-from assets.pages.deleted import ALL_RUNS, BY_NAMESPACE, COUNTED, by_namespace, deleted_by_run, register_namespaces
+from assets.pages.deleted import ALL_RUNS, BY_NAMESPACE, COUNTED, by_namespace, deleted_by_run
 from assets.pages.epochs import epoch_to_read
 from assets.pages.failures import refusals_fail
 from assets.pages.growth import growth_result, growth_spec

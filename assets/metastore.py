@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.names import METASTORE, key, namespace_partitions, pool
+from assets.names import METASTORE, key, pool, register_namespaces
 from assets.pages import show, versions
 from assets.pages.epochs import epoch_to_write
 from pulsar_lifecycle.deletion.planning import judged_scan
@@ -59,9 +59,8 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
             context.log.info(f"{stored_name(table, census.root)}: {census.listed} listed, {census.decoded} decoded")
         if table == "managed_ledgers":
             topics = where.lake.batches(where.parts(epoch_id, table), ["namespace"])
-            _register_namespaces(
-                context, cluster, {n for b in topics for n in b.column("namespace").unique().to_pylist()}
-            )
+            namespaces = {n for b in topics for n in b.column("namespace").unique().to_pylist() if n}
+            register_namespaces(context.instance, cluster, namespaces)
         return dg.MaterializeResult(
             metadata={**show.stored(where, epoch_id, table), **_shown(counts)},
             data_version=_version(where, epoch_id, table),
@@ -80,15 +79,6 @@ def _version(where: Cluster, epoch_id: str, table: str) -> dg.DataVersion:
         for batch in where.lake.batches(where.parts(epoch_id, table), ["load_state"], others):
             loaded.update({c["values"]: c["counts"] for c in batch.column("load_state").value_counts().to_pylist()})
     return versions.version_of(found, {str(state): count for state, count in loaded.items()})
-
-
-def _register_namespaces(context: dg.AssetExecutionContext, cluster: str, namespaces: set[str | None]) -> None:
-    partitions = namespace_partitions(cluster)
-    assert partitions.name is not None
-    known = set(context.instance.get_dynamic_partitions(partitions.name))
-    new = sorted({namespace for namespace in namespaces if namespace} - known)
-    if new:
-        context.instance.add_dynamic_partitions(partitions.name, new)
 
 
 def _shown(counts: list[Census]) -> dict[str, Any]:

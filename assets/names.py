@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import dagster as dg
 
 from pulsar_lifecycle.metastore.reading import TABLES
@@ -38,3 +40,11 @@ def pool(cluster: str, name: str) -> str:
 def namespace_partitions(cluster: str) -> dg.DynamicPartitionsDefinition:
     """The cluster's namespaces, for what is rolled back and shown per namespace."""
     return dg.DynamicPartitionsDefinition(name=f"namespaces_{cluster}")
+
+
+def register_namespaces(instance: dg.DagsterInstance, cluster: str, names: Iterable[str]) -> None:
+    """Make namespaces choosable for a backfill. A scan registers those that have topics; others may have none left."""
+    partitions = namespace_partitions(cluster)
+    assert partitions.name is not None
+    if new := sorted(set(names) - set(instance.get_dynamic_partitions(partitions.name))):
+        instance.add_dynamic_partitions(partitions.name, new)

@@ -5,13 +5,13 @@ Source of truth: the journal. Not here: the runs that delete (``assets/deletion.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 
-from assets.names import key, namespace_partitions
+from assets.names import key
 from pulsar_lifecycle.journal.queries import deleted_by_topic
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalReader
@@ -41,11 +41,3 @@ def deleted_by_run(journal: JournalReader, cluster: str, run_id: str) -> Mapping
         name: dg.AssetMaterialization(key(cluster, BY_NAMESPACE), partition=name, metadata=metadata | of_one)
         for name, metadata in found.items()
     }
-
-
-def register_namespaces(instance: dg.DagsterInstance, cluster: str, names: Iterable[str]) -> None:
-    """Make namespaces choosable for a backfill: a scan registers those that have topics, these may have none left."""
-    partitions = namespace_partitions(cluster)
-    assert partitions.name is not None
-    if new := sorted(set(names) - set(instance.get_dynamic_partitions(partitions.name))):
-        instance.add_dynamic_partitions(partitions.name, new)

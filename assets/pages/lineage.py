@@ -16,9 +16,9 @@ from typing import Any
 import dagster as dg
 from dagster._core.events import AssetObservationData, DagsterEvent, DagsterEventType, StepMaterializationData
 
-from assets.names import APPLIED, APPLIED_PLAN, CLUSTER, EPOCH, PLAN, TOLD, key
+from assets.names import APPLIED, APPLIED_PLAN, CLUSTER, EPOCH, PLAN, TOLD, key, register_namespaces
 from assets.pages import show
-from assets.pages.deleted import deleted_by_run, register_namespaces
+from assets.pages.deleted import deleted_by_run
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.journal.effects import Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.model import Topic
