@@ -22,7 +22,7 @@ APPLIED = "applied"
 CLUSTER = "lifecycle/cluster"
 """Tag of every run with effects, or that approves them: one Dagster may have a code location for each cluster."""
 TOLD = "lifecycle/told"
-"""Tag of a run that ended badly, and whose effects pages have: its own id, as a run executed again has it, too."""
+"""Tag of a run that ended badly and whose effects are on the pages: its id, as a run that executes it again has it."""
 READER = "lifecycle/reads"
 """Tag of runs that were started by themselves and change nothing: which cluster."""
 

@@ -178,7 +178,7 @@ def _register(context: Any, cluster: str, effects: Iterable[Effect]) -> None:
 
 
 def _tell_of_the_dead(context: dg.OpExecutionContext | dg.AssetExecutionContext, where: Cluster) -> None:
-    """Write what runs did that died with their host, or were killed, before they could: once, in their name."""
+    """Write on the pages what runs did that were killed before they could write it: once, and in their name."""
     cluster, instance, now = where.settings.cluster, context.instance, where.clock.now_ms() / 1000
     recent = dg.RunsFilter(
         statuses=[dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED],

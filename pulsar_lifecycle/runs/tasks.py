@@ -22,7 +22,10 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 ENDED_WITHIN = 15.0
-"""Seconds within which tasks of a job that is cancelled are over: Spark gives Python four of them."""
+"""Seconds within which tasks of a job that is cancelled are over.
+
+Spark looks every two seconds, then waits ``spark.python.task.killTimeout``, which is two (``PythonRunner``).
+"""
 
 
 class Counter(Protocol):
