@@ -68,9 +68,17 @@ class SecretRef(Section):
 
 
 class Tls(Section):
-    """TLS material as PEM files; ``verify = false`` turns off the host-name check only in tests."""
+    """TLS material as PEM files.
+
+    ``verify = false`` turns off the check of host names, for an object store that of certificates, too.
+    """
 
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
     verify: bool = True
+
+    @property
+    def key(self) -> str:
+        """The file with the private key: that of the certificate if none is named."""
+        return self.key_file or self.cert_file

@@ -19,7 +19,7 @@ def tls_context(tls: Tls | None, key: str) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.ca_file or None)
         if tls.cert_file:
-            context.load_cert_chain(tls.cert_file, tls.key_file or None)
+            context.load_cert_chain(tls.cert_file, tls.key or None)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"{key}: cannot load the certificates: {error}") from error
     context.check_hostname = tls.verify

@@ -319,7 +319,7 @@ def _client(settings: PulsarSettings, service_url: str) -> pulsar.Client:
     if settings.token is not None:
         authentication = pulsar.AuthenticationToken(settings.token.resolve("pulsar.token"))
     elif tls.cert_file:
-        authentication = pulsar.AuthenticationTLS(tls.cert_file, tls.key_file)
+        authentication = pulsar.AuthenticationTLS(tls.cert_file, tls.key)
     seconds = max(1, int(settings.request_timeout))
     with _ours(f"connect to {service_url}"):
         return pulsar.Client(
@@ -330,7 +330,7 @@ def _client(settings: PulsarSettings, service_url: str) -> pulsar.Client:
             tls_trust_certs_file_path=tls.ca_file or None,
             tls_validate_hostname=tls.verify,
             tls_certificate_file_path=tls.cert_file or None,
-            tls_private_key_file_path=tls.key_file or None,
+            tls_private_key_file_path=tls.key or None,
             # The client writes to stdout otherwise; every failure reaches us as an exception or an outcome.
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
         )

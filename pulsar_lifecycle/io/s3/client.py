@@ -54,7 +54,7 @@ def open_client(settings: ObjectStoreSettings) -> Any:
         connect_timeout=settings.connect_timeout,
         read_timeout=settings.read_timeout,
         max_pool_connections=settings.connections,
-        client_cert=(tls.cert_file, tls.key_file) if tls.cert_file else None,
+        client_cert=(tls.cert_file, tls.key) if tls.cert_file else None,
         ignore_configured_endpoint_urls=True,  # pyrefly: ignore[unexpected-keyword]  # the stub lacks it
         request_checksum_calculation="when_required",  # many services know no trailing checksums; Content-MD5 they do
         response_checksum_validation="when_required",

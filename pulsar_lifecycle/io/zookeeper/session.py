@@ -253,8 +253,7 @@ class ZooKeeperSession:
                 use_ssl=tls is not None,
                 ca=(tls and tls.ca_file) or None,
                 certfile=(tls and tls.cert_file) or None,
-                keyfile=(tls and tls.key_file) or None,
-                verify_certs=tls is None or tls.verify,
+                keyfile=(tls and tls.key) or None,
                 check_hostname=tls is not None and tls.verify,
                 logger=self._warning.logger(),
             )
