@@ -1,4 +1,4 @@
-"""Delete records beside a broker that asks for tokens and keeps transactions' snapshots in segments.
+"""Delete records over TLS, beside a broker that asks for tokens and keeps transactions' snapshots in segments.
 
 Roles of one tenant, transactions below a position, a topic that is deleted and created again after its plan.
 """
@@ -23,9 +23,11 @@ from pulsar_lifecycle.model import MessagePosition
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from sandbox.clients import Admin
 from sandbox.cluster import Cluster
+from sandbox.servers.processes import free_ports
 from sandbox.servers.toolchain import find_tools
 from tests.integration.delete_records.record_requests import CONTENTS, SETTINGS, Records, publish, read_all
 from tests.integration.pipeline import Pipeline, drain, new_namespace, settings_file, wait_listed
+from tests.kit.certificates import Certificate, make_certificate
 
 pytestmark = pytest.mark.integration
 
@@ -55,13 +57,32 @@ BROKER = {
     "transactionBufferSegmentedSnapshotEnabled": "true",
 }
 
+ZOOKEEPER = {
+    "secureClientPortAddress": "127.0.0.1",
+    "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+    "ssl.clientAuth": "need",
+}
+
+
+def stores_of(tls: Certificate) -> dict[str, str]:
+    """What ZooKeeper shows and trusts."""
+    files = {"ssl.keyStore": tls.both, "ssl.trustStore": tls.file}
+    return {
+        f"{name}.{key}": value for name, file in files.items() for key, value in (("location", file), ("type", "PEM"))
+    }
+
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("guarded") / "sandbox")
+    folder = tmp_path_factory.mktemp("guarded")
+    cluster, tls = Cluster(folder / "sandbox"), make_certificate(folder)
+    zookeeper, http, binary = map(str, free_ports(3))
     try:
         cluster.start()
-        cluster.restart("broker-1", BROKER)
+        cluster.restart("zookeeper", ZOOKEEPER | {"secureClientPort": zookeeper} | stores_of(tls))
+        ports = {"webServicePortTls": http, "brokerServicePortTls": binary}
+        files = {"tlsCertificateFilePath": tls.file, "tlsKeyFilePath": tls.key, "tlsTrustCertsFilePath": tls.file}
+        cluster.restart("broker-1", BROKER | ports | files)
         drain(cluster)
         yield cluster
     finally:
@@ -69,13 +90,26 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def records_of(sandbox: Cluster, folder: Path, role: str = "") -> Records:
-    """Requests of a role; of a superuser without one. All have one lake."""
-    settings: dict[str, Any] = {**SETTINGS, "lake": {"path": str(folder / "lake")}}
+    """Requests of a role; of a superuser without one, over TLS. All have one lake."""
+    zookeeper, broker = (sandbox.state.servers[name].settings for name in ("zookeeper", "broker-1"))
+    client = {"cert_file": broker["tlsCertificateFilePath"], "key_file": broker["tlsKeyFilePath"]}
+    tls = {"ca_file": broker["tlsTrustCertsFilePath"], **client}
+    pulsar = {
+        "admin_url": f"https://127.0.0.1:{broker['webServicePortTls']}",
+        "service_url": f"pulsar+ssl://127.0.0.1:{broker['brokerServicePortTls']}",
+        "tls": tls,
+    }
+    settings: dict[str, Any] = {
+        **SETTINGS,
+        "lake": {"path": str(folder / "lake")},
+        "zookeeper": {"hosts": f"127.0.0.1:{zookeeper['secureClientPort']}", "tls": tls},
+        "pulsar": {**SETTINGS["pulsar"], **pulsar},
+    }
     if role:
         file = folder / f"{role}.jwt"
         file.touch(mode=0o600)
         file.write_text(token(role))
-        settings["pulsar"] = {**SETTINGS["pulsar"], "token": {"file": str(file)}}
+        settings["pulsar"]["token"] = {"file": str(file)}
     return Records(sandbox, Pipeline(settings_file(sandbox, folder / (role or "anyone"), settings)))
 
 

@@ -32,6 +32,7 @@ from sandbox.cluster import Cluster
 from sandbox.planting import topics
 from sandbox.servers import kinds
 from tests.integration.pipeline import Pipeline, settings_file
+from tests.kit.certificates import make_certificate
 
 pytestmark = pytest.mark.integration
 
@@ -239,10 +240,7 @@ def test_ledgers_are_read_over_tls_from_the_bookie_that_offers_it(
     written.namespace("tls", 3, 3)
     topic = written.topic("tls/t", batching_enabled=False)
     plain = written.read(topic)
-    key, certificate = written.folder / "key.pem", written.folder / "cert.pem"
-    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=bookie"]
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*request, *names], check=True, capture_output=True)
+    certificate = make_certificate(written.folder / "tls")
     usual = kinds.write_configuration
 
     def with_tls(server: kinds.Server, conf: Path, data: Path, *values: dict[str, str]) -> None:
@@ -251,8 +249,8 @@ def test_ledgers_are_read_over_tls_from_the_bookie_that_offers_it(
             "ProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
             "Provider": "JDK",
             "KeyStoreType": "PEM",
-            "KeyStore": key,
-            "CertificatePath": certificate,
+            "KeyStore": certificate.key,
+            "CertificatePath": certificate.file,
             "ClientAuthentication": "false",
         }
         with conf.open("a") as file:
@@ -262,7 +260,7 @@ def test_ledgers_are_read_over_tls_from_the_bookie_that_offers_it(
         patched.setattr(kinds, "write_configuration", with_tls)
         written.cluster.restart("bookie-3")
     try:
-        assert written.read(topic, Tls(ca_file=str(certificate))) == plain
+        assert written.read(topic, Tls(ca_file=certificate.file)) == plain
         with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
             written.read(topic, Tls())
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -18,6 +17,7 @@ from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.setting_types import Tls
 from pulsar_lifecycle.settings import ObjectStoreSettings, PulsarSettings, ZooKeeperSettings
+from tests.kit.certificates import make_certificate
 
 # kazoo leaves sockets open whose handshake failed
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -47,16 +47,8 @@ Ask = Callable[[int, Tls], None]
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file with a certificate for 127.0.0.1, which is its own authority, and with its key."""
-    return made(tmp_path_factory.mktemp("tls"), "subjectAltName=IP:127.0.0.1")
-
-
-def made(folder: Path, names: str) -> str:
-    both = folder / "both.pem"
-    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=server", "-addext", names]
-    subprocess.run([*request, "-keyout", str(both), "-out", str(folder / "cert")], check=True, capture_output=True)
-    both.write_text(both.read_text() + (folder / "cert").read_text())
-    return str(both)
+    """A file with a certificate and its key."""
+    return make_certificate(tmp_path_factory.mktemp("tls")).both
 
 
 @contextmanager
@@ -112,7 +104,7 @@ def test_the_key_may_be_in_the_file_of_the_certificate(client: Ask, certificate:
 def test_another_authority_is_refused_also_without_the_check_of_host_names(
     client: Ask, certificate: str, tmp_path: Path, ask_once
 ) -> None:
-    other = made(tmp_path, "subjectAltName=IP:127.0.0.1")
+    other = make_certificate(tmp_path).both
     with serving(certificate) as (port, seen):
         ask_once(client, port, Tls(ca_file=other, cert_file=certificate, verify=False))
     assert seen
@@ -124,7 +116,7 @@ def test_another_authority_is_refused_also_without_the_check_of_host_names(
 def test_a_certificate_of_another_host_passes_without_the_check_of_host_names_only(
     client: Ask, tmp_path: Path, ask_once
 ) -> None:
-    elsewhere = made(tmp_path, "subjectAltName=DNS:elsewhere")
+    elsewhere = make_certificate(tmp_path, "DNS:elsewhere").both
     for verify in (True, False):
         with serving(elsewhere) as (port, seen):
             ask_once(client, port, Tls(ca_file=elsewhere, cert_file=elsewhere, verify=verify))
