@@ -91,24 +91,31 @@ def wait_until_gone(
     bookies: bool,
     deadline_ms: int,
     every_ms: int = 5_000,
+    flush_ms: int = 0,
     stop: Callable[[], None] = lambda: None,
 ) -> list[Absence]:
     """:func:`look` again every ``every_ms`` at what is not gone yet, until all is or the clock reaches ``deadline_ms``.
 
-    There is a look at ``deadline_ms`` at the latest, and one at least. ``stop`` is called before each further look and
-    may raise, to end the waiting.
+    The last look is one at all of them: an undo may have brought some back meanwhile. If ``bookies`` were asked it comes
+    ``flush_ms`` after all was gone, or at ``deadline_ms``: until it flushes, a bookie that crashes has again what it
+    collected. ``stop`` is called before each further look and may raise, to end the waiting.
     """
-    answers = look(ports, root, ledgers, bookies=bookies)
-    while pending := [i for i, answer in enumerate(answers) if not answer.gone]:
+    flush_ms = flush_ms if bookies and ledgers else 0
+    answers, at_all, flushed = look(ports, root, ledgers, bookies=bookies), True, not flush_ms
+    while True:
+        pending = [i for i, answer in enumerate(answers) if not answer.gone]
         left = deadline_ms - ports.clock.now_ms()
-        if left <= 0:
-            break
-        ports.clock.sleep(min(every_ms, left) / 1000)
+        if at_all and (left <= 0 or (flushed and not pending)):
+            return answers
+        if left > 0 and (pending or not flushed):
+            ports.clock.sleep(min(every_ms if pending else flush_ms, left) / 1000)
         stop()
-        again = look(ports, root, [ledgers[i] for i in pending], bookies=bookies)
-        for i, answer in zip(pending, again, strict=True):
+        flushed = not flush_ms or not pending
+        at_all = not pending or ports.clock.now_ms() >= deadline_ms
+        asked = range(len(ledgers)) if at_all else pending
+        again = look(ports, root, [ledgers[i] for i in asked], bookies=bookies)
+        for i, answer in zip(asked, again, strict=True):
             answers[i] = answer
-    return answers
 
 
 _ORDER = {presence: place for place, presence in enumerate(Presence)}

@@ -51,12 +51,13 @@ def answers(
 
     What is not proven after ``wait_ms`` has error ``TIMEOUT``. ``refused``: what an apply found, None for a partition
     that became what the plan says. ``bookies``: every bookie that had a replica must say that it has no entry of what
-    must be gone.
+    must be gone, and once more ``bookkeeper.flush_interval`` later, as far as ``wait_ms`` lets.
     """
     earlier = _left_before(cluster, rows)
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
+        flush_ms = int(cluster.settings.bookkeeper.flush_interval * 1000)
         where: dict[int, Absence] = {}
         while True:  # topics are read once more after the wait: one of them may be another one by then
             found, kept, going = _asked(ports, root, rows, refused, earlier)
@@ -66,7 +67,9 @@ def answers(
             if bookies:
                 ledgers = _with_metadata(cluster, rows, planned_at, ledgers)
             ordered = [ledgers[i] for i in sorted(ledgers)]
-            absent = wait_until_gone(ports, root, ordered, bookies=bookies, deadline_ms=deadline)
+            absent = wait_until_gone(
+                ports, root, ordered, bookies=bookies, deadline_ms=deadline, flush_ms=flush_ms
+            )
             where |= {one.ledger_id: one for one in absent}
         left = {i: one for own in going.values() for i, one in own.items()}
         deletable = [i for i in left if where[i].presence in _DELETABLE]

@@ -75,7 +75,7 @@ def settings_file(
     document: dict[str, dict[str, Any]] = {
         "zookeeper": {"hosts": sandbox.zookeeper, "slow_above": "2s", "stop_above": "20s"},  # a test machine is busy
         "pulsar": {"admin_url": sandbox.admin_url, "service_url": sandbox.service_url},
-        "bookkeeper": {"shared_with": []},
+        "bookkeeper": {"shared_with": [], "flush_interval": "10s"},  # as in bookie.conf
         "lake": {"path": str(folder / "lake")},
         "spark": {"master": "local[2]", "scan_partitions": 2, "conf": SPARK},
         "orphans": {"grace_period": 0, "confirm_after": "0s"},

@@ -196,7 +196,42 @@ def test_only_what_is_not_gone_is_asked_for_again(scene):
     find = scene.reader.find_traces
     scene.reader.find_traces = lambda ledgers: asked.append([i for i, _ in ledgers]) or find(ledgers)
     scene.wait(10)
-    assert asked == [[1, 2], [1], [1]]
+    assert asked == [[1, 2], [1], [1, 2]]  # the last time at all of them
+
+
+def test_what_came_back_while_others_were_waited_for_is_not_gone(scene):
+    """An undo puts a z-node back, for example."""
+    path = ledger_path.ledger_path(2, ROOT)
+
+    def undo() -> None:
+        if scene.reader.collected:
+            return
+        scene.collect("b1", "b2", "b3")
+        scene.store.create(path, b"", parents=True)
+
+    assert [one.presence for one in scene.wait(60, stop=undo)] == [Presence.GONE, Presence.Z_NODE]
+    assert sum(scene.clock.slept) == 60
+
+
+def test_a_bookie_that_crashed_before_its_flush_has_again_what_it_collected(scene):
+    scene.collect("b1", "b2", "b3")
+
+    def crash() -> None:
+        if scene.clock.slept == [30.0]:
+            scene.reader.collected.clear()
+        elif scene.clock.slept == [30.0, 5.0]:
+            scene.collect("b1", "b2", "b3")
+
+    assert all(one.gone for one in scene.wait(600, flush_ms=30_000, stop=crash))
+    assert scene.clock.slept == [30.0, 5.0, 30.0]  # a whole flush after the collection that came last
+
+
+def test_a_flush_is_waited_for_no_longer_than_there_is_time(scene):
+    scene.collect("b1", "b2", "b3")
+    assert all(one.gone for one in scene.wait(12, flush_ms=30_000))
+    assert scene.clock.slept == [12.0]
+    assert all(one.gone for one in scene.wait(0, flush_ms=30_000))
+    assert scene.clock.slept == [12.0]
 
 
 def test_waiting_can_be_ended_from_outside(scene):
