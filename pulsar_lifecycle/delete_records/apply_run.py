@@ -17,6 +17,7 @@ from pulsar_lifecycle.delete_records import partition_answers
 from pulsar_lifecycle.delete_records.consumed import stopped_since
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.finishing import finish, make_covered
+from pulsar_lifecycle.delete_records.leftovers import forbidding
 from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
 from pulsar_lifecycle.delete_records.records_planning import EACH, ask_brokers, denials, plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
@@ -141,7 +142,7 @@ def apply_delete_records(
             launch = _Launch(cluster, run, ports, guard, brokers, named, patience.per_broker)
             count = len(refused) + len(going)
             with reporting(progress, lambda: f"{len(refused)} of {count} partitions done or refused", at_end=True):
-                for topic, refusal in launch.all(going):
+                for topic, refusal in launch.all(forbidding(cluster, going)):
                     refused[topic] = refusal
                     report(topic, refusal)
     wait_ms = int(patience.answers * 1000)

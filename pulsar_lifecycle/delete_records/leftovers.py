@@ -95,6 +95,15 @@ def left_lists(cluster: Cluster, rows: Sequence[Row], since: int = 0, epoch: Epo
     return found
 
 
+def forbidding(cluster: Cluster, rows: Sequence[Row]) -> list[Row]:
+    """The same rows; those that forbid an undo have in ``leftovers`` all that left the list before, by our journal.
+
+    What earlier runs deleted can be undone as long as bookies have it, whether or not it was there for the plan.
+    """
+    earlier = left_lists(cluster, [row for row in rows if row["no_undo"]])
+    return [{**row, "leftovers": sorted({*row["leftovers"], *earlier.get(row["topic"], ())})} for row in rows]
+
+
 def both(some: Ledgers, others: Ledgers) -> Ledgers:
     """All of them, each with every copy of it."""
     return {i: _joined(some.get(i, one), others.get(i, one)) for i, one in (some | others).items()}

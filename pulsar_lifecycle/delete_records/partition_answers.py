@@ -215,8 +215,9 @@ def _result(
     text = f"{len(there)} of its ledgers are not proven gone, the first: {first.ledger_id}, {first.presence}{where}; "
     if leaked := [one.ledger_id for one in there if one.ledger_id in unsent]:
         text += (
-            f"no message in the deletion queue asks for {len(leaked)} of them, the first: {leaked[0]}: apply a plan of "
-            "leaked ledgers (job `apply_plan`), then ask again"
+            f"no message of ours asks for {len(leaked)} of them, the first: {leaked[0]}: apply a plan of leaked ledgers "
+            "(job `apply_plan`), which takes what is older than orphans.grace_period, then ask again; if another "
+            "installation sent one, wait for it"
         )
     elif any(one.presence in _DELETABLE for one in there):
         text += "run `delete_pending`, or wait for it, then ask again"

@@ -238,10 +238,10 @@ class PartitionDeletion:
     def _forbid_undo(self, view: PartitionView, cut: Cut) -> None:
         """Before anything goes: whoever undoes a deletion reads these rows, and leaves their ledgers alone.
 
-        Of the plan's ledgers another run may have taken some off the list, and an undo could bring them back.
+        Another run may have taken some of the plan's ledgers off the list, and an undo could bring them back.
         """
         stay = {extent.ledger_id for extent in view.extents}.difference(cut.ledgers)
-        going = {*self._row["ledgers"]}.difference(stay).union(self._row["leftovers"])
+        going = {*self._row["ledgers"], *self._row["leftovers"]}.difference(stay)
         writer, now = Writer(self._run.run_id, self._run.cluster, self._run.plan_id), self._ports.clock.now_ms()
         step, why = Step(Action.DELETE_RECORDS, Phase.NO_UNDO), Why(Code.NO_UNDO, "its plan forbids to undo it")
         topic = str(self._topic)
