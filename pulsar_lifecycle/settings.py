@@ -125,7 +125,7 @@ class BookKeeperSettings(Section):
     collection takes."""
     flush_interval: Seconds = 60.0
     """The longest ``flushInterval`` of any bookie. One that crashes before its next flush has again what it collected:
-    so long after all bookies said that they have nothing, delete records with ``--wait-for-bookies`` asks them again."""
+    so long after all said that they have nothing, delete records with ``--wait-for-bookies`` asks them again."""
     tls: Tls | None = None
     """TLS to the bookies; then none is read in the clear. Bookies that demand SASL cannot be read."""
     admin: BookieAdminSettings = BookieAdminSettings()

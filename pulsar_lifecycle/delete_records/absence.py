@@ -96,7 +96,7 @@ def wait_until_gone(
 ) -> list[Absence]:
     """:func:`look` again every ``every_ms`` at what is not gone yet, until all is or the clock reaches ``deadline_ms``.
 
-    The last look is one at all of them: an undo may have brought some back meanwhile. If ``bookies`` were asked it comes
+    The last look is one at all of them: an undo may have brought some back meanwhile. With ``bookies`` it comes
     ``flush_ms`` after all was gone, or at ``deadline_ms``: until it flushes, a bookie that crashes has again what it
     collected. ``stop`` is called before each further look and may raise, to end the waiting.
     """

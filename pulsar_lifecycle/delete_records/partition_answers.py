@@ -67,9 +67,7 @@ def answers(
             if bookies:
                 ledgers = _with_metadata(cluster, rows, planned_at, ledgers)
             ordered = [ledgers[i] for i in sorted(ledgers)]
-            absent = wait_until_gone(
-                ports, root, ordered, bookies=bookies, deadline_ms=deadline, flush_ms=flush_ms
-            )
+            absent = wait_until_gone(ports, root, ordered, bookies=bookies, deadline_ms=deadline, flush_ms=flush_ms)
             where |= {one.ledger_id: one for one in absent}
         left = {i: one for own in going.values() for i, one in own.items()}
         deletable = [i for i in left if where[i].presence in _DELETABLE]
@@ -215,9 +213,9 @@ def _result(
     text = f"{len(there)} of its ledgers are not proven gone, the first: {first.ledger_id}, {first.presence}{where}; "
     if leaked := [one.ledger_id for one in there if one.ledger_id in unsent]:
         text += (
-            f"no message of ours asks for {len(leaked)} of them, the first: {leaked[0]}: apply a plan of leaked ledgers "
-            "(job `apply_plan`), which takes what is older than orphans.grace_period, then ask again; if another "
-            "installation sent one, wait for it"
+            f"no message of ours asks for {len(leaked)} of them, the first: {leaked[0]}: apply a plan of leaked "
+            "ledgers (job `apply_plan`; it takes none that is younger than orphans.grace_period), or have the "
+            "installation whose message asks for them run `delete_pending`, then ask again"
         )
     elif any(one.presence in _DELETABLE for one in there):
         text += "run `delete_pending`, or wait for it, then ask again"
