@@ -328,14 +328,25 @@ def test_growth_is_measured_by_what_was_applied(scene: RetentionScene, monkeypat
     assert decision_of(where, RETENTION)[0].code is AutomationCode.GREW
 
 
-def test_an_offload_does_not_take_the_release_of_copies_by_the_same_plan_for_done(scene: RetentionScene) -> None:
-    where, now = scene.cluster, scene.now
-    step, about = Step(Action.OFFLOAD, Phase.OFFLOAD), Subject(7, "", "persistent://acme/orders/a", details=())
-    row = Writer("run", "test", "offload-1").row(step, about, Outcome.OFFLOADED, Why(Code.MAY_GO, "so"), now)
-    where.journal.record([row])
-    taken = {
-        kind.name: applied_plans(where.journal_reader, "test", ["offload-1"], now - 1, kind.effects)
+@pytest.mark.parametrize(
+    ("rows", "taken"),
+    [
+        ([(Action.OFFLOAD, Outcome.PREPARED), (Action.OFFLOAD, Outcome.VERIFIED)], "offload"),
+        ([(Action.OFFLOAD, Outcome.VERIFIED), (Action.RELEASE, Outcome.MARKED)], "bookkeeper_copies"),
+        ([(Action.OFFLOAD, Outcome.VERIFIED), (Action.RELEASE, Outcome.PROOF_FAILED)], "bookkeeper_copies"),
+    ],
+)
+def test_offload_and_release_by_the_same_plan_do_not_take_each_other_for_done(
+    scene: RetentionScene, rows: list[tuple[Action, Outcome]], taken: str
+) -> None:
+    """Releasing a copy proves it first, with the row that an offload has, too."""
+    where, about = scene.cluster, Subject(7, "", "persistent://acme/orders/a", details=())
+    writer, why = Writer("run", "test", "offload-1"), Why(Code.MAY_GO, "so")
+    said = [writer.row(Step(action, Phase.OFFLOAD), about, outcome, why, scene.now) for action, outcome in rows]
+    where.journal.record(said)
+    found = {
+        kind.name: applied_plans(where.journal_reader, "test", ["offload-1"], scene.now - 1, kind.effects)
         for kind in KINDS
         if kind.kind is PlanKind.OFFLOAD
     }
-    assert taken == {"offload": {"offload-1": 1}, "bookkeeper_copies": {}}
+    assert found == {name: {"offload-1": 1} if name == taken else {} for name in ("offload", "bookkeeper_copies")}
