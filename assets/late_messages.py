@@ -24,10 +24,15 @@ COLUMNS = {"topic": "string", "subscription": "string", "code": "string", "messa
 
 
 def late_messages_check(cluster: str) -> dg.AssetChecksDefinition:
-    """The check, on ``delayed_messages_due``; it may be run alone, without reading an index again."""
+    """The check, on ``delayed_messages_due``; it may be run alone, without reading an index again.
+
+    Sensor ``after_scan`` does so after each scan: time makes messages late, and schedules read indexes but once a day.
+    """
 
     @dg.asset_check(
         asset=key(cluster, "delayed_messages_due"),
+        additional_deps=[key(cluster, "scan_coverage")],
+        automation_condition=after_each_scan(),
         name=LATE,
         description="Fails where delayed messages are due by now, and by the newest check of indexes are delivered "
         "late or never. Reads stored findings only.",
@@ -37,6 +42,19 @@ def late_messages_check(cluster: str) -> dg.AssetChecksDefinition:
         return late_result(cluster, newest_findings(where), where.clock.now_ms())
 
     return late_delayed_messages
+
+
+def after_each_scan() -> dg.AutomationCondition[Any]:
+    """Once a scan has ended, or indexes were read; never before any was."""
+    updated = dg.AutomationCondition.any_deps_match(
+        dg.AutomationCondition.newly_updated() | dg.AutomationCondition.will_be_requested()
+    )
+    return (
+        updated.since_last_handled()
+        & ~dg.AutomationCondition.any_deps_missing()
+        & ~dg.AutomationCondition.any_deps_in_progress()
+        & ~dg.AutomationCondition.in_progress()
+    ).with_label("after each scan")
 
 
 def newest_findings(where: Cluster) -> list[Mapping[str, Any]]:
@@ -60,7 +78,9 @@ def late_result(cluster: str, rows: Iterable[Mapping[str, Any]], now: int) -> dg
         check_name=LATE,
         passed=not due,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=f"{len(due)} findings about messages that are due{since}: repair their indexes" if due else "",
+        description=f"findings about messages that are due{since}: {len(due)}; repair their indexes"
+        if due
+        else "no delayed message that is due waits for its index",
         metadata={
             "findings": len(due),  # two may be about the same messages
             "late": show.table([{**row, **_known(row)} for row in due], COLUMNS),

@@ -254,7 +254,7 @@ def finding(due: int | None, harm: str = "late", messages: int = 3) -> dict[str,
 @pytest.mark.parametrize(("due", "passed"), [(9, False), (10, False), (11, True), (None, False)])
 def test_messages_are_late_once_they_are_due(due: int | None, passed: bool) -> None:
     found = late_result("test", [finding(due)], 10)
-    assert (found.passed, found.severity) == (passed, dg.AssetCheckSeverity.ERROR)
+    assert (found.passed, found.severity, bool(found.description)) == (passed, dg.AssetCheckSeverity.ERROR, True)
     assert found.metadata["findings"].value == (0 if passed else 1)
 
 
@@ -268,6 +268,30 @@ def test_the_late_ones_turn_red_by_time_alone(scene: DelayedScene, instance: dg.
     result = done.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
     (late,) = result.get_asset_check_evaluations()
     assert (late.passed, late.metadata["findings"].value >= 1) == (False, True)
+
+
+def test_the_late_ones_are_looked_for_after_each_scan_once_indexes_were_read() -> None:
+    @dg.asset(key=["test", "scan_coverage"])
+    def scan_coverage() -> None:
+        """A scan."""
+
+    @dg.asset(key=["test", "delayed_messages_due"], deps=[scan_coverage])
+    def due() -> None:
+        """Indexes were read."""
+
+    late = late_messages_check("test")
+    defs = dg.Definitions([scan_coverage, due], asset_checks=[late], resources=RESOURCES)
+    with dg.DagsterInstance.ephemeral() as instance:
+        cursor, asked = None, []
+        for made in ([], [scan_coverage], [due], [], [scan_coverage], []):
+            if made:
+                dg.materialize([scan_coverage, due], instance=instance, selection=made)
+            result = dg.evaluate_automation_conditions(
+                defs, instance, asset_selection=dg.AssetSelection.all_asset_checks(), cursor=cursor
+            )
+            cursor = result.cursor
+            asked.append(result.total_requested)
+    assert asked == [0, 0, 1, 0, 1, 0]
 
 
 def of_namespace(scene: DelayedScene, instance: dg.DagsterInstance, *, dry_run: bool) -> dict[str, Any]:
