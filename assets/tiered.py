@@ -6,7 +6,8 @@ the plan.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
@@ -22,6 +23,8 @@ from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read
 from assets.pages.growth import growth_result, growth_spec
 from pulsar_lifecycle.automation_settings import Automation
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.journal.effects import Effect
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
@@ -39,6 +42,7 @@ from resources.lifecycle import LifecycleResource
 CHECK = "no_failed_proofs"
 KINDS = ("offload", "bookkeeper_copies")
 """Whose rows a plan holds, by their keys in ``[automation]``."""
+MEND_COPIES = "put the objects back, or launch job revert_offloads for those that BookKeeper still has"
 COLUMNS = {
     "ledger_id": "int",
     "action": "string",
@@ -177,14 +181,33 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
         with pages_written(context, names, page):
             if not config.dry_run:
                 order = OffloadOrder(plan.plan_id, plan.digest)
-                with lineage.noted(context, where, plan.plan_id):
+                with (
+                    lineage.noted(context, where, plan.plan_id) as done,
+                    proofs_told(context, where, epoch.epoch_id, done),
+                ):
                     outcomes += offload_now(where, context.run.run_id, order, context.log.info)
-                alarm = proofs_evaluated(where, epoch.epoch_id)
-                context.log_event(alarm)
             check_done(outcomes)
         yield from NO_MORE
 
     return [offload_plan, offloaded_ledgers]
+
+
+@contextmanager
+def proofs_told(context: Any, where: Cluster, epoch_id: str, done: Callable[[], Sequence[Effect]]) -> Iterator[None]:
+    """Check ``no_failed_proofs`` as a run leaves it that proves copies, also where it is paused or terminated.
+
+    Not where it was refused: its plan may be of an old scan.
+    """
+    made = False
+    try:
+        yield
+        made = True
+    finally:
+        try:
+            if made or done():
+                context.log_event(proofs_evaluated(where, epoch_id))
+        except LifecycleError as error:  # how the run ends matters more
+            context.log.warning(f"check {CHECK} was not made again: {error}")
 
 
 def proofs_evaluated(where: Cluster, epoch_id: str) -> dg.AssetCheckEvaluation:
@@ -202,7 +225,9 @@ def proofs_evaluated(where: Cluster, epoch_id: str) -> dg.AssetCheckEvaluation:
 
 def failed_proofs_text(unproven: Sequence[JournalRow]) -> str:
     """What check ``no_failed_proofs`` says."""
-    return f"{len(unproven)} offloaded copies that topics read failed their last proof: see revert_offloads"
+    if not unproven:
+        return "no offloaded copy that a topic reads failed its last proof"
+    return f"offloaded copies that topics read and that failed their last proof: {len(unproven)}; {MEND_COPIES}"
 
 
 def failed_proofs_shown(unproven: Sequence[JournalRow]) -> dict[str, Any]:

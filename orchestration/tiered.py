@@ -7,11 +7,12 @@ from pydantic import Field
 from assets.names import key, pool
 from assets.pages import lineage
 from assets.pages.failures import refusals_fail
-from assets.tiered import check_done, counted, outcomes_shown, proofs_evaluated, said
+from assets.tiered import check_done, counted, outcomes_shown, proofs_told, said
 from orchestration.automatic.may_begin import check_may_begin
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans import epoch_of
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now, revert_offloads
 from resources.lifecycle import LifecycleResource
@@ -56,11 +57,11 @@ def offload_ledgers(
     """Ledgers by outcome. Refuses a stale, report-only or foreign plan; a rerun finishes what was interrupted."""
     order, where = config.order(), lifecycle.cluster()
     check_may_begin(context, where, config.plan_id)
-    with lineage.noted(context, where, config.plan_id):
+    with (
+        lineage.noted(context, where, config.plan_id) as done,
+        proofs_told(context, where, epoch_of(config.plan_id), done),
+    ):
         outcomes = offload_now(where, context.run_id, order, context.log.info)
-    plan, _ = where.lake.offload_plan(config.plan_id)
-    alarm = proofs_evaluated(where, plan.epoch_id)
-    context.log_event(alarm)  # pyrefly: ignore[bad-argument-type]  # it is one of those that it takes
     context.log.info(said(outcomes))
     check_done(outcomes)
     context.add_output_metadata(outcomes_shown(outcomes))

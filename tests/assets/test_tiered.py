@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from assets import tiered as asset
 from assets.tiered import CHECK, check_done, named, outcomes_shown
 from orchestration import tiered
+from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
@@ -43,7 +45,12 @@ ROW = JournalRow(
 
 
 def launched(
-    monkeypatch: pytest.MonkeyPatch, outcomes: Sequence[OffloadOutcome], unproven: Sequence[JournalRow]
+    monkeypatch: pytest.MonkeyPatch,
+    outcomes: Sequence[OffloadOutcome],
+    unproven: Sequence[JournalRow],
+    *,
+    stopped: bool = False,
+    journal: FakeJournal | None = None,
 ) -> tuple[dg.ExecuteInProcessResult, list[tuple[str, bool]]]:
     """The run, and what its instance has of checks."""
     plan: Any = SimpleNamespace(epoch_id="e")
@@ -51,10 +58,18 @@ def launched(
         settings=SimpleNamespace(cluster="pulsar"),
         lake=SimpleNamespace(offload_plan=lambda plan_id: (plan, None)),
         clock=FakeClock(),
-        journal_reader=FakeJournal(),
+        journal_reader=journal or FakeJournal(),
     )
     monkeypatch.setattr(LifecycleResource, "cluster", lambda self: where)
-    monkeypatch.setattr(tiered, "offload_now", lambda *_: list(outcomes))
+
+    def run(where: Any, run_id: str, *_: Any) -> list[OffloadOutcome]:
+        if journal:
+            journal.record([replace(row, run_id=run_id, cluster="pulsar", at=where.clock.now_ms()) for row in unproven])
+        if stopped:
+            raise Refused("paused")
+        return list(outcomes)
+
+    monkeypatch.setattr(tiered, "offload_now", run)
     monkeypatch.setattr(asset, "failed_proofs_now", lambda *_: list(unproven))
     config = {"ops": {"offload_ledgers": {"config": {"plan_id": "p", "digest": "d"}}}}
     resources = {"lifecycle": LifecycleResource()}
@@ -78,6 +93,18 @@ def test_a_copy_that_failed_its_proof_fails_run_and_check(monkeypatch: pytest.Mo
     result, checks = launched(monkeypatch, [DONE, ALARM], [ROW])
     assert not result.success
     assert checks == [(f"pulsar/offload_candidates {CHECK}", False)]
+
+
+def test_a_run_that_was_paused_turns_the_check_by_what_it_had_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, checks = launched(monkeypatch, [], [ROW], stopped=True, journal=FakeJournal())
+    assert not result.success
+    assert checks == [(f"pulsar/offload_candidates {CHECK}", False)]
+
+
+def test_a_run_that_was_refused_leaves_the_check_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan may be of an old scan, which does not name what is offloaded by now."""
+    result, checks = launched(monkeypatch, [], [ROW], stopped=True)
+    assert (result.success, checks) == (False, [])
 
 
 def test_what_was_left_to_brokers_counts_ledgers() -> None:
