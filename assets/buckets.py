@@ -15,6 +15,7 @@ from assets.names import key
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
 from assets.pages.growth import growth_result, growth_spec
+from assets.tiered import MEND_COPIES
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
@@ -89,7 +90,7 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
                     check_name=CHECK,
                     passed=count == 0,
                     severity=dg.AssetCheckSeverity.ERROR,
-                    description=f"{count} offloaded ledgers that topics read are not whole",
+                    description=broken_text(count),
                     metadata={"not whole": count, "ledgers": _sample(broken)},
                 )
             ],
@@ -105,6 +106,13 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
         )
 
     return objects
+
+
+def broken_text(count: int) -> str:
+    """What check ``no_missing_objects`` says."""
+    if not count:
+        return "all offloaded ledgers that topics read are whole"
+    return f"offloaded ledgers that topics read and that are not whole: {count}; {MEND_COPIES}"
 
 
 def inventory_shown(rows: DataFrame) -> dict[str, Any]:

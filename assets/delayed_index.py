@@ -196,9 +196,13 @@ def check_results(cluster: str, checked: Checked) -> list[dg.AssetCheckResult]:
             asset_key=key(cluster, FINDINGS),
             check_name=IN_TIME,
             passed=not red,
+            description=f"findings: {', '.join(f'{count} {code}' for code, count in red)}; repair their indexes"
+            if red
+            else "no delayed message would be late, early or lost",
             metadata={
                 "findings": sum(count for _, count in red),
                 "by code": dg.MetadataValue.md(show.markdown(["code", "findings"], red)),
+                "repairs": dg.MetadataValue.asset(key(cluster, "delayed_index_plan")),
             },
         ),
         dg.AssetCheckResult(

@@ -125,7 +125,7 @@ def _check(asset_key: dg.AssetKey, name: str, wrong: DataFrame, what: str) -> dg
         asset_key=asset_key,
         check_name=name,
         passed=not count,
-        severity=dg.AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.ERROR,
         description=f"{count or 'no'} {what}{more}",
         metadata={
             "found": count,

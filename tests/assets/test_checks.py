@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import dagster as dg
 import pyarrow as pa
 import pytest
@@ -15,6 +17,7 @@ from assets.lifecycle.storage import check_result as storage_result
 from assets.pages.growth import growth_shown
 from assets.references import coverage_result
 from pulsar_lifecycle.delayed_index.stored.check_run import Checked
+from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.deletion_queue.queue_state import QueueState
 from pulsar_lifecycle.inspect.automation import Growth
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
@@ -55,3 +58,10 @@ def test_a_read_only_bookie_whose_compaction_is_suspended_fails_both_checks() ->
         "compaction_not_suspended": 1,
         "disks_not_full_soon": 0,
     }
+
+
+def test_what_would_be_late_says_so_in_words() -> None:
+    codes = Counter({IndexFinding.KEY_WITHOUT_LEDGER: 2})
+    found, *_ = delayed_results("c", Checked(0, codes))
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert "2 key_without_ledger" in (found.description or "")
