@@ -15,7 +15,7 @@ import dagster as dg
 
 from assets.names import key
 from assets.pages import show
-from pulsar_lifecycle.deletion.redrive import DeadLetters, Letter, Reasons, letters_of, look
+from pulsar_lifecycle.deletion.redrive import DeadLetters, Letter, Reasons, letters_of, look, what_to_do
 from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats.retry_letter import told_times
@@ -162,7 +162,7 @@ class Picture:
             text = f"{', '.join(map(str, unsafe))} had no durable subscription of ours: messages may be lost"
             return CheckVerdict(False, dg.AssetCheckSeverity.ERROR, text)
         if self.found.count:
-            text = f"{self.found.count} dead letters: mend the cause, then run the job redrive_dead_letters"
+            text = f"dead letters: {self.found.count}; {what_to_do(self.letters)}"
             text += f"; not all could be read: {self.unread}" if self.unread else ""
             return CheckVerdict(False, dg.AssetCheckSeverity.WARN, text)
         return CheckVerdict(True, dg.AssetCheckSeverity.WARN, "no dead letters")

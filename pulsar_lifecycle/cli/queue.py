@@ -166,7 +166,7 @@ def _failing(journal: JournalReader, runs: Sequence[DeletionRun]) -> list[str]:
 
 def _dead_letters(where: Cluster, reader: QueueReader, count: int, now: int) -> list[str]:
     """The codes of those looked at, each with its first reason and a ledger to follow."""
-    from pulsar_lifecycle.deletion.redrive import letters_of, look
+    from pulsar_lifecycle.deletion.redrive import letters_of, look, what_to_do
     from pulsar_lifecycle.deletion_queue.queue_state import LOOKED_AT
     from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
     from pulsar_lifecycle.errors import LifecycleError
@@ -193,7 +193,7 @@ def _dead_letters(where: Cluster, reader: QueueReader, count: int, now: int) -> 
     ]
     if rest := reasons[REASONS:]:
         causes.append(f"{sum(number for _, number in rest)} with {show.counted(len(rest), 'other code')}")
-    causes.append("mend that, then run the job redrive_dead_letters")
+    causes.append(what_to_do(letters))
     return [f"{told}: {'; '.join(causes)}"]
 
 

@@ -82,6 +82,14 @@ def letters_of(messages: Iterable[Received], reasons: Reasons) -> list[Letter]:
     ]
 
 
+def what_to_do(letters: Sequence[Letter]) -> str:
+    """What helps against these letters: sending those again that cannot be parsed changes nothing."""
+    unparseable = sum(letter.unparseable for letter in letters)
+    stay = f"{unparseable} cannot be parsed and stay: look at who produces into pulsar/system" if unparseable else ""
+    again = "mend that, then run the job redrive_dead_letters" if not letters or unparseable < len(letters) else ""
+    return "; ".join(filter(None, (again, stay)))
+
+
 def _why(info: PendingDeleteLedgerInfo, reasons: Reasons) -> DeadLetterReason:
     return reasons.get((info.ledger_id, action_of(info.ledger_type)), UNKNOWN)
 

@@ -246,10 +246,21 @@ def test_dead_letters_are_named_by_code_with_a_command_that_works(
         "8 dead letters: 3 with objects_unread: text 2 (`pulsar-lifecycle journal --ledger 2`); "
         "2 with changed_meanwhile: text 1 (`pulsar-lifecycle journal --ledger 1`); "
         "1 with unread: text 6 (`pulsar-lifecycle journal --ledger 6`); 2 with 2 other codes; "
-        "mend that, then run the job redrive_dead_letters"
+        "mend that, then run the job redrive_dead_letters; "
+        "1 cannot be parsed and stay: look at who produces into pulsar/system"
     )
     assert run("journal", "--ledger", "2") == 0
     assert "text 2" in capsys.readouterr().out
+
+
+def test_letters_that_cannot_be_parsed_are_not_to_be_sent_again(
+    run: Run, reader: Reader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader.bury(None)
+    assert run("queue", "status", "--json") == 1
+    (finding,) = document(capsys)["findings"]
+    assert finding.endswith("; 1 cannot be parsed and stay: look at who produces into pulsar/system")
+    assert "redrive_dead_letters" not in finding
 
 
 def test_dead_letters_that_cannot_be_looked_at_say_so(
