@@ -48,13 +48,14 @@ WAITS_LONG_MS = 86_400_000
 def queue_age(state: QueueState, now: int) -> dg.AssetCheckResult:
     """Check ``queue_age``: an error where intents may get lost, a warning where they wait for long."""
     long = [one for one in state.waits if now - one.since > WAITS_LONG_MS]
-    lost = f"no subscription keeps what is sent to {', '.join(state.unsubscribed)}" if state.unsubscribed else ""
+    gone = ", ".join(state.unsubscribed)
+    lost = f"no subscription keeps what is sent to {gone}: sensor dead_letters makes it again" if gone else ""
     waits = "; ".join(f"{one.messages} since {show.at(one.since)} for {WAITS_FOR[one.waiting]}" for one in long)
     return dg.AssetCheckResult(
         check_name=QUEUE_AGE,
         passed=not (lost or long),
         severity=dg.AssetCheckSeverity.ERROR if lost else dg.AssetCheckSeverity.WARN,
-        description=lost or waits,
+        description=lost or waits or "no intent waits for longer than a day",
         metadata={"waiting for too long": sum(one.messages for one in long)},
     )
 
