@@ -21,7 +21,7 @@ from tests.kit.scenes.retention_scene import MB
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ActivityScene:
     """Topic ``open`` was never closed; subscription ``s`` of ``behind`` has read nothing, some of it past its TTL."""
-    scene = ActivityScene(tmp_path, monkeypatch)
+    scene = ActivityScene(tmp_path, monkeypatch, files=True)
     scene.retention(60, -1)
     scene.namespace(message_ttl_in_seconds=4 * 3600)
     ledger = scene.open_topic("open")

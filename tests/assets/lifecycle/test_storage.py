@@ -28,7 +28,7 @@ OWN = f"persistent://{NAMESPACE}/"
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
-    return RetentionScene(tmp_path, monkeypatch)
+    return RetentionScene(tmp_path, monkeypatch, files=True)
 
 
 def report(scene: RetentionScene) -> dict[str, Any]:

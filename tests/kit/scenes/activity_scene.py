@@ -30,8 +30,8 @@ DAY = 86_400_000
 class ActivityScene(LoadScene):
     """Topics of namespace ``acme/orders``; their retention is none, and the settings let all that is inactive go."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(folder, monkeypatch)
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, files: bool = False) -> None:
+        super().__init__(folder, monkeypatch, files=files)
         self.retention(0, 0)
         self.choose(topics=(NAMESPACE,), subscriptions=(NAMESPACE,))
         self.epoch: Epoch | None = None

@@ -37,11 +37,11 @@ class LoadScene(RetentionScene):
         "brokerServiceCompactionThresholdInBytes": "0",
     }
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, files: bool = False) -> None:
         self._policies: dict[str, Any] = {}
         self.trimmed: list[int] = []
         """What the fake broker trimmed."""
-        super().__init__(folder, monkeypatch)
+        super().__init__(folder, monkeypatch, files=files)
         self.change(namespaces=(NAMESPACE,), min_bytes=1)
         self.configure()
 

@@ -31,6 +31,7 @@ from pulsar_lifecycle.runs.tasks import LocalTasks
 from pulsar_lifecycle.settings import Settings, load_settings
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.deletion_queue import FakeQueueReader
+from tests.kit.fakes.lake import FakeLake
 from tests.kit.fakes.ledger_reader import FakeLedgerWriter
 from tests.kit.fakes.metadata_store import FakeStore, Operation
 from tests.kit.settings import write_settings
@@ -42,15 +43,18 @@ MB = 1 << 20
 
 
 class RetentionScene:
-    """Topics of namespace ``acme/orders``, all unloaded, and a scan of them."""
+    """Topics of namespace ``acme/orders``, all unloaded, and a scan of them.
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    The lake is in memory, or in ``files``, which takes longer: for what opens it by the settings, as commands do.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, files: bool = False) -> None:
         self.servers = SimulatedCluster()
         more = (
             "bookkeeper.shared_with = []\norphans.grace_period = 0\norphans.confirm_after = 0\napply.max_share = 1.0\n"
         )
         self.settings: Settings = load_settings(str(write_settings(folder, monkeypatch, more=more)))
-        self.lake = FileLake(self.settings.lake.path)
+        self.lake = FileLake(self.settings.lake.path) if files else FakeLake()
         servers = self.servers
         connect = connecting(
             stores=lambda *_, read_only=False, **__: self._session(read_only),
@@ -63,6 +67,7 @@ class RetentionScene:
             journal_reader=lambda: servers.journal,
             objects=lambda: self.objects,
             clock=lambda: servers.clock,
+            lake=lambda: self.lake,
         )
         self.cluster = Cluster(self.settings, connect=connect, given=LocalTasks())
         servers.put(control.SANDBOX, b"")

@@ -45,7 +45,7 @@ from tests.kit.scenes.retention_scene import RetentionScene
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
-    return RetentionScene(tmp_path, monkeypatch)
+    return RetentionScene(tmp_path, monkeypatch, files=True)
 
 
 def test_nothing_goes_while_the_cluster_is_paused_or_does_not_say(

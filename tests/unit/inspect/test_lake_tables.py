@@ -16,7 +16,7 @@ from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
-    return RetentionScene(tmp_path, monkeypatch)
+    return RetentionScene(tmp_path, monkeypatch, files=True)
 
 
 def test_a_table_of_the_newest_scan_that_has_it(scene: RetentionScene) -> None:

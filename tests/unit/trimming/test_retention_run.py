@@ -14,6 +14,7 @@ from pulsar_lifecycle.formats.deletion_message import decode_deletion_message
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
@@ -35,7 +36,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
     return RetentionScene(tmp_path, monkeypatch)
 
 
-def planned(scene: RetentionScene, *gaps: str) -> PlanSummary:
+def planned(scene: RetentionScene, *gaps: Gap) -> PlanSummary:
     return make_retention_plan(scene.cluster, scene.scan(*gaps))[0]
 
 
@@ -178,7 +179,7 @@ def test_a_topic_that_was_made_anew_keeps_its_ledgers(scene: RetentionScene) -> 
 
 def test_a_plan_that_must_not_be_applied_is_refused(scene: RetentionScene) -> None:
     scene.topic("a", 100, 90, 80)
-    report = planned(scene, "a root was not read")
+    report = planned(scene, Gap(GapCode.ROOT_MISSING, "", "a root was not read"))
     with refused_by(RefusalCode.REPORT_ONLY):
         applied(scene, report)
     plan = planned(scene)
