@@ -13,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.lifecycle.load.load_rules import TopicTables
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import named_positions, policy_columns, retention_topics
+from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore import load_state, topics
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.walk import Unit
@@ -29,6 +31,10 @@ from pulsar_lifecycle.records.topic_load import LoadReason, LoadState
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+
+_UNKNOWN = frozenset(
+    {RetentionVerdict.UNKNOWN_POLICY, RetentionVerdict.UNKNOWN_CURSOR, RetentionVerdict.UNKNOWN_LEDGER}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,21 @@ class TopicNow:
     def ids(self) -> list[int]:
         """The ledgers that it lists."""
         return sorted(item.ledger_id for item in self.info.ledgers)
+
+    def end_of_closed(self, limit: int) -> Position | None:
+        """The last entry of its ledgers, from the first on, closed before ``limit`` (ms); None without any."""
+        end: Position | None = None
+        for item in sorted(self.info.ledgers, key=lambda item: item.ledger_id):
+            row = self.rows.get(item.ledger_id) or {}
+            closed = item.timestamp or (row.get("mtime") if row.get("state") == LedgerState.CLOSED.name else None)
+            entries = item.entries or row.get("entries") or 0
+            if item.ledger_id == self.ids[-1]:
+                closed = row.get("mtime") if row.get("state") == LedgerState.CLOSED.name else None
+                entries = row.get("entries") or 0
+            if closed is None or closed >= limit:
+                break
+            end = Position(item.ledger_id, entries - 1) if entries else end
+        return end
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +112,22 @@ class FreshTopics:
 
     def trimmed_by_broker(
         self, policies: InForce[RetentionPolicy | None], context: Context, now: int
-    ) -> dict[Topic, set[int]]:
-        """By topic, the ledgers that its broker, which has it loaded, trims at ``now`` (ms)."""
+    ) -> dict[Topic, set[int] | None]:
+        """By topic, the ledgers that its broker, which has it loaded, trims at ``now`` (ms).
+
+        None where a policy, a cursor or a ledger before the last is not known, such as while its broker replaces a
+        cursor's ledger.
+        """
         inputs = retention_topics(self.listed, self.positions, self.bookkeeper, policies, context)
-        found: dict[Topic, set[int]] = {topic: set() for topic in self.topics}
+        going: dict[Topic, set[int]] = {topic: set() for topic in self.topics}
+        doubtful: set[Topic] = set()
         for row in judge(inputs, now).to_pylist():
+            topic = Topic.from_managed_ledger(row["managed_ledger"])
             if row["goes_when_loaded"]:
-                found[Topic.from_managed_ledger(row["managed_ledger"])].add(row["ledger_id"])
-        return found
+                going[topic].add(row["ledger_id"])
+            elif row["alone"] in _UNKNOWN and row["ledger_id"] != self.topics[topic].ids[-1]:
+                doubtful.add(topic)
+        return {topic: None if topic in doubtful else ledgers for topic, ledgers in going.items()}
 
 
 def read_now(ports: Ports, root: str, wanted: Collection[Topic]) -> FreshTopics:

@@ -248,7 +248,7 @@ class Visits:
         """
         for visit in visits:
             limit = self.ports.clock.now_ms() - visit.ttl_seconds * 1000
-            end = _end_of_expired(visit.before, limit) if visit.ttl_seconds > 0 else None
+            end = visit.before.end_of_closed(limit) if visit.ttl_seconds > 0 else None
             visit.targets = {
                 name: end
                 for name, at in visit.before.cursors.items()
@@ -287,11 +287,24 @@ class Visits:
         return all(at is not None and at >= target for at, target in reached)
 
     def _expect(self, visits: Sequence[Visit]) -> None:
-        """What the broker trims is what the rule of retention says of the topic as it is now, loaded."""
-        fresh = self._fresh(visits)
-        going = fresh.trimmed_by_broker(self.policies, self.context, self.ports.clock.now_ms())
-        for visit in visits:
-            visit.going = going.get(visit.topic, set())
+        """What the broker trims is what the rule of retention says of the topic as it is now, loaded.
+
+        Looked at again where that cannot be said: of such a topic nothing would count as yet to be trimmed.
+        """
+        unsure, deadline = list(visits), self.ports.clock.now_ms() + self.timeout_ms
+        while unsure:
+            self.guard.check(self.ports.store)
+            going = self._fresh(unsure).trimmed_by_broker(self.policies, self.context, self.ports.clock.now_ms())
+            for visit in unsure:
+                visit.going = going.get(visit.topic) or set()
+            self._see_gone([visit for visit in unsure if visit.topic not in going])
+            unsure = [visit for visit in unsure if going.get(visit.topic) is None and not visit.gone]
+            if not unsure or self.ports.clock.now_ms() >= deadline:
+                break
+            self.ports.clock.sleep(POLL)
+        for visit in unsure:
+            text = f"a cursor or a ledger of it was not known for {self.timeout_ms // 1000} s: it was not trimmed"
+            visit.failure = Why(LoadStep.NOT_IN_TIME, text)
 
     def _trim(self, visit: Visit) -> None:
         self.ports.admin.trim(visit.topic)
@@ -320,7 +333,6 @@ class Visits:
                     silent.add(visit.broker)
         unloaded = [visit for visit in asked if not (visit.failure and visit.failure.code is Code.NOT_UNLOADED)]
         closed = self._closed(unloaded)
-        self._see_gone([visit for visit in unloaded if visit.topic not in closed])
         for visit in visits:
             if visit in unloaded and visit.topic not in closed and not visit.gone:
                 open_ = Why(LoadStep.NOT_IN_TIME, "its last ledger is not closed after the unload")
@@ -335,17 +347,19 @@ class Visits:
         return found
 
     def _closed(self, visits: Sequence[Visit]) -> dict[Topic, TopicNow]:
-        """The topics whose last ledger an unload has closed, or that are gone or loaded by somebody else since."""
+        """The topics whose last ledger an unload has closed, or that somebody else has loaded since."""
         deadline = self.ports.clock.now_ms() + self.timeout_ms
-        last = {topic: now.ids[-1] for topic, now in self._read(visits).items() if now.ids}
+        last: dict[Topic, int] = {}
         while True:
             now = self._read(visits)
-            closed = {
-                topic: one
-                for topic, one in now.items()
-                if one.last_state == LedgerState.CLOSED.name or (one.ids and one.ids[-1] > last.get(topic, -1))
-            }
-            if len(closed) == len(now) or self.ports.clock.now_ms() >= deadline:
+            closed: dict[Topic, TopicNow] = {}
+            for topic, one in now.items():
+                newest = max(one.ids, default=-1)
+                if one.last_state == LedgerState.CLOSED.name or newest > last.setdefault(topic, newest):
+                    closed[topic] = one
+            self._see_gone([visit for visit in visits if visit.topic not in now])
+            done = all(visit.topic in closed or visit.gone for visit in visits)
+            if done or self.ports.clock.now_ms() >= deadline:
                 return closed
             self.ports.clock.sleep(POLL)
             self.guard.check(self.ports.store)
@@ -424,19 +438,3 @@ class _Detail:
 
 def _detail(visit: Visit) -> _Detail:
     return _Detail(visit.broker, visit.before.ids, sorted(visit.going))
-
-
-def _end_of_expired(topic: TopicNow, limit: int) -> Position | None:
-    """The last entry of the ledgers, from the first on, that were closed before ``limit`` (ms); None without any."""
-    end: Position | None = None
-    for item in sorted(topic.info.ledgers, key=lambda item: item.ledger_id):
-        row = topic.rows.get(item.ledger_id) or {}
-        closed = item.timestamp or (row.get("mtime") if row.get("state") == LedgerState.CLOSED.name else None)
-        entries = item.entries or row.get("entries") or 0
-        if item.ledger_id == topic.ids[-1]:
-            closed = row.get("mtime") if row.get("state") == LedgerState.CLOSED.name else None
-            entries = row.get("entries") or 0
-        if closed is None or closed >= limit:
-            break
-        end = Position(item.ledger_id, entries - 1) if entries else end
-    return end
