@@ -38,7 +38,7 @@ class Told:
 class Suspended:
     """A bookie whose compaction is suspended; ``since`` (ms): when it was told, or was found so.
 
-    Not ``sure``: it was told, and whether it heard is not known.
+    Not ``sure``: it was told that, or to resume since, and whether it heard is not known.
     """
 
     bookie: str
@@ -63,15 +63,18 @@ def suspended_bookies(cluster: Cluster) -> list[Suspended]:
     said = {row["bookie"]: row for row in disks if row["verdict"] not in _SILENT}
     since = min((row["asked_at"] for row in disks), default=0) if len(said) == len(disks) else 0
     mine = pc.field("cluster") == cluster.settings.cluster
-    told = _words(cluster.journal_reader.find(mine & _SAID & filed_since(since), _WORDS).sort_by("at").to_pylist())
+    rows = cluster.journal_reader.find(mine & _SAID & filed_since(since), _WORDS).sort_by("at").to_pylist()
+    told, resumed = _words(rows)
     found: list[Suspended] = []
     for bookie in sorted({*said, *told}):
         word, seen = told.get(bookie), said.get(bookie)
         if word and (seen is None or word["at"] > seen["asked_at"]):
             if word["outcome"] != Outcome.RESUMED:
-                found.append(Suspended(bookie, word["at"], word["why"], word["outcome"] == Outcome.SUSPENDED))
+                sure = word["outcome"] == Outcome.SUSPENDED and resumed.get(bookie, 0) < word["at"]
+                found.append(Suspended(bookie, word["at"], word["why"], sure))
         elif seen and seen["verdict"] == DiskVerdict.SUSPENDED:
-            found.append(Suspended(bookie, seen["asked_at"], seen["detail"]))
+            sure = resumed.get(bookie, 0) < seen["asked_at"]
+            found.append(Suspended(bookie, seen["asked_at"], seen["detail"], sure))
     return found
 
 
@@ -79,19 +82,17 @@ _WORDS = ["run_id", "action", "detail", "outcome", "at"]
 _SAID = pc.field("outcome").isin([Outcome.TELLING, Outcome.SUSPENDED, Outcome.RESUMED, Outcome.NOT_TOLD])
 
 
-def _words(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _words(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
     """By bookie, the last word of these rows of the journal (:data:`_WORDS`) that it heard, with its ``why``.
 
-    One that it may have heard counts if it suspends.
+    One that it may have heard counts if it suspends. Also when (ms) each was last told to resume, heard or not.
     """
     said = [{**row, **json.loads(row["detail"])} for row in rows]
     unheard = {(row["run_id"], row["bookie"]) for row in said if row["outcome"] == Outcome.NOT_TOLD}
-    return {
-        row["bookie"]: {**row, "why": row.get("why") or ""}
-        for row in said
-        if (row["run_id"], row["bookie"]) not in unheard
-        and (row["outcome"] != Outcome.TELLING or row["action"] == Action.SUSPEND_COMPACTION)
-    }
+    said = [row for row in said if (row["run_id"], row["bookie"]) not in unheard]
+    maybe = [row for row in said if row["outcome"] == Outcome.TELLING and row["action"] == Action.RESUME_COMPACTION]
+    heard = {row["bookie"]: {**row, "why": row.get("why") or ""} for row in said if row not in maybe}
+    return heard, {row["bookie"]: row["at"] for row in maybe}
 
 
 def suspend(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str) -> list[Told]:

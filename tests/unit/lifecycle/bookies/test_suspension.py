@@ -139,6 +139,9 @@ def test_one_that_may_have_heard_may_be_suspended_until_it_is_resumed(
     errors.clear()
     assert command("compaction", "resume", "a") == 0
     assert suspended() == ["b has"]
+    errors["b"] = OutcomeUnknown("killed, for all that the journal knows")
+    assert command("compaction", "resume", "b") == 1
+    assert suspended() == ["b may have"]
 
 
 @pytest.mark.parametrize(
