@@ -45,12 +45,15 @@ from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_i
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.topic_run import owners_rules
 
+_BY_LOAD = "a load (jobs plan_load and load_topics)"
+_NOTHING_IN_IT = "nothing: it has no entries, and its topic needs a last ledger"
+
 FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
     RetentionVerdict.EXPIRED_BY_TIME: "jobs plan_retention and apply_retention",
     RetentionVerdict.EXPIRED_BY_SIZE: "jobs plan_retention and apply_retention",
     RetentionVerdict.NO_RETENTION: "jobs plan_retention and apply_retention",
     RetentionVerdict.EMPTY: "jobs plan_retention and apply_retention",
-    RetentionVerdict.LAST_LEDGER: "a load (jobs plan_load and load_topics); its retention time begins then",
+    RetentionVerdict.LAST_LEDGER: f"{_BY_LOAD}; its retention time begins then",
     RetentionVerdict.CURSOR: "its consumers, or `pulsar-admin topics skip-all`, `expire-messages` or `unsubscribe`",
     RetentionVerdict.WITHIN_TIME: "time",
     RetentionVerdict.WITHIN_SIZE: "more data behind it, or a smaller retention size",
@@ -313,16 +316,28 @@ def _freed_by(ledger: HeldLedger, alone: RetentionVerdict, cursors: Sequence[Hel
     A last one needs a newer one and what it needs ``alone``, were it not the last.
     """
     frees = FREED_BY[alone]
-    if alone is RetentionVerdict.CURSOR and cursors:
+    if cursors and (alone is RetentionVerdict.CURSOR or _unread(ledger, alone, cursors[0])):
+        alone, frees = RetentionVerdict.CURSOR, FREED_BY[RetentionVerdict.CURSOR]
         frees = next((text for begin, text in FREED_BY_CURSOR.items() if cursors[0].name.startswith(begin)), frees)
     if ledger.code is RetentionVerdict.CURSOR:
         return replace(ledger, freed_by=frees)
     if ledger.code is not RetentionVerdict.LAST_LEDGER:
         return ledger
+    if ledger.entries == 0:
+        return replace(ledger, freed_by=_NOTHING_IN_IT)
     if load.reason is LoadReason.LISTED:
         begins = "a newer ledger, which its broker begins when this one is full or too old"
         return replace(ledger, freed_by=begins if alone in _ONLY_LAST else f"{begins}; and {frees}")
+    if alone is RetentionVerdict.NO_RETENTION:
+        return replace(ledger, freed_by=_BY_LOAD)
     return ledger if alone in _ONLY_LAST else replace(ledger, freed_by=f"{frees}; and a newer ledger")
+
+
+def _unread(ledger: HeldLedger, alone: RetentionVerdict, slowest: HeldBy) -> bool:
+    """Whether a last ledger that is not closed has entries, as bookies say, that a cursor has yet to acknowledge."""
+    if alone is not RetentionVerdict.UNKNOWN_LEDGER or not ledger.entries or slowest.position is None:
+        return False
+    return slowest.position < Position(ledger.ledger_id, ledger.entries - 1)
 
 
 _ONLY_LAST = GOING | {RetentionVerdict.UNKNOWN_LEDGER}
