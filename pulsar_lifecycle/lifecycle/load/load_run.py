@@ -323,8 +323,12 @@ class _LoadRun:
     ) -> Why | None:
         """``row``: as it is judged now, ``end``: as it will be once its visit is over at the latest."""
         planned = self.planned[topic]
-        if row is None or now is None:
-            return Why(Code.CHANGED_SINCE_PLAN, "it needs no broker any more, is gone, or cannot be read")
+        if now is None:
+            return Why(Code.CHANGED_SINCE_PLAN, "it is gone, or cannot be read")
+        if differing:
+            return Why(LoadKept.MONITORS_UNKNOWN, differing[0])
+        if row is None:
+            return Why(Code.CHANGED_SINCE_PLAN, "it needs no broker any more")
         changed = [name for name in SAME if row[name] != planned[name]]
         if changed:
             said = ", ".join(f"{name} is {row[name]}, was {planned[name]}" for name in changed)
@@ -333,8 +337,6 @@ class _LoadRun:
             return Why(_code(row["kept"]), f"kept by {row['kept']}")
         if end and end["kept"]:
             return Why(_code(end["kept"]), f"kept by {end['kept']} before it were unloaded")
-        if differing:
-            return Why(LoadKept.MONITORS_UNKNOWN, differing[0])
         source = snapshot.shadow_source(self.ports.store, topic, now.info)
         if protected := self.run.topic_rule(topic, source, SHADOWS_SEEN_FOR):
             return protected

@@ -41,6 +41,19 @@ def test_a_ttl_that_changes_while_topics_are_loaded_keeps_their_messages(scene: 
     assert pending(scene) == []
 
 
+def test_brokers_that_differ_since_the_plan_are_said_to(scene: LoadScene) -> None:
+    """Not what follows from that, such as that the TTL is not known any more."""
+    expired(scene)
+    plan = planned(scene, "a")
+    admin, name = scene.servers.admin, "ttlDurationDefaultInSeconds"
+    ((first, said),) = admin.configuration.items()
+    admin.broker_ids = [first, "other:1"]
+    admin.configuration = {first: {**said, name: "1"}, "other:1": {**said, name: "2"}}
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (Outcome.LEFT, LoadKept.MONITORS_UNKNOWN)
+    assert name in one.why.text
+
+
 def test_a_ttl_that_changes_while_a_broker_is_slow_keeps_the_messages_of_the_next_topic(scene: LoadScene) -> None:
     for name in "ab":
         ids = scene.topic(name, 330, 240, 0)
