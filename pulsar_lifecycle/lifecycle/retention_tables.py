@@ -122,6 +122,17 @@ class RetentionTables:
         inputs = retention_topics(listed, positions, ledgers, self.policies, self.context, loaded.to_pylist())
         return listed, inputs, ledgers
 
+    def with_asked_cursors(self, inputs: pa.Table) -> pa.Table:
+        """Rows of ``RETENTION_TOPICS`` whose cursors are unknown where :class:`CursorPositions` did not ask for them.
+
+        It was told ``idle``.
+        """
+        asked = managed_ledgers_where(self.lake, self.topics, _UNLOADED | IDLE)
+        count = inputs.column("durable_cursors")
+        known = pc.if_else(pc.is_in(inputs.column("managed_ledger"), asked), count, pa.scalar(None, count.type))
+        place = inputs.column_names.index("durable_cursors")
+        return inputs.set_column(place, inputs.field(place), whole(known))
+
     def positions_of(self, listed: pa.Table) -> pa.Table:
         """Where the durable cursors of topics (rows with ``path``) stand (``POSITIONS``)."""
         return self._table(self.positions, POSITIONS, POSITIONS.names, _of(listed))

@@ -113,5 +113,6 @@ class _Judging:
         *_, level = policy_columns(listed, self.tables.policies)
         idle = self.tables.idle()
         opened = open_sizes_of(self.connect, self.settings, last_of(listed, idle, self.choice))
+        inputs = self.tables.with_asked_cursors(inputs)
         seen = TopicTables(listed, inputs, ledgers, cursors, idle, opened, level, self.tables.copies)
         yield from topics_to_load(seen, self.monitors, self.choice, self.now).to_batches()

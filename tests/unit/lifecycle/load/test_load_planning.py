@@ -214,6 +214,15 @@ def test_brokers_that_differ_make_the_plan_a_report(scene: LoadScene) -> None:
     assert "subscriptionExpirationTimeMinutes" in summary.gaps[-1].text
 
 
+def test_a_topic_that_its_broker_has_is_not_said_to_be_freed_by_a_load(scene: LoadScene) -> None:
+    """Where its cursors stand was not asked."""
+    scene.topic("a", 100, 90, cursor=0)
+    scene.servers.load(Topic.parse(f"{OWN}a"))
+    scene.servers.wait(1)
+    assert plan(scene)[1] == []
+    assert stored(scene) == {}
+
+
 def test_a_plan_on_a_scan_that_is_not_covered_is_report_only(scene: LoadScene) -> None:
     scene.topic("a", 100, cursor=0)
     scene.servers.wait(1)
