@@ -157,7 +157,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, 
     thresholds = np.zeros(inputs.num_rows, np.int64)
     thresholds[needed] = np.asarray(pc.fill_null(limits, 0), np.int64)[needed]
     compacts = would_compact(inputs, tables.listed, tables.cursors, thresholds, now)
-    after = rows.last & ~rows.goes & (rows.due | rows.past_ttl | rows.open_expired)
+    after = rows.last & ~rows.goes & ~rows.held_on & (rows.due | rows.past_ttl | rows.open_expired)
     later = rows.any_of(after)
     parts = rows.sum_of(rows.freed, rows.size), rows.sum_of(after, rows.size)
     leaving = (rows.may_go | after | rows.last & rows.may_expire) & np.isin(rows.topic, needed)
@@ -215,7 +215,8 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, 
 class _Ledgers:
     """The ledgers of all topics as numpy arrays; ``ttl`` and ``ends``, the place of the last ledger, by topic.
 
-    ``sized``: its bytes are known. ``held``: a cursor needs some of it. ``unsent``: a replicator's needs it, or may.
+    ``sized``: its bytes are known. ``held``: a cursor needs some of it; ``held_on``: even once what is ``past_ttl`` is
+    expired. ``unsent``: a replicator's needs it, or may.
     ``due``: acknowledged, and past their retention now. ``past_ttl``: what subscriptions that we may expire need of
     them is past the TTL, and so is all before it. ``may_expire``: the next one, which was closed within the TTL, but
     whose messages may all be older. ``goes``: a broker that has loaded the topic and expired its messages trims them;
@@ -234,6 +235,7 @@ class _Ledgers:
     past_ttl: Any
     may_expire: Any
     held: Any
+    held_on: Any
     unsent: Any
     open_expired: Any
     goes: Any
@@ -280,12 +282,12 @@ class _Ledgers:
         may_expire = to_expire & ~old & (young == 1) & (limit > 0) & begun
         entries = np.asarray(inner.field("entries").fill_null(0), np.int64)
 
-        def trimmed(these: Any) -> Any:
+        def without(these: Any) -> pa.Table:
             moved = slower_of(expired(moving, topic, ids, entries, these), fixed)
-            return np.asarray(judge(where_any(these, topic, moved, inputs), now).column("goes_when_loaded"))
+            return judge(where_any(these, topic, moved, inputs), now)
 
-        goes = trimmed(past_ttl)
-
+        after = without(past_ttl)
+        goes = np.asarray(after.column("goes_when_loaded"))
         stamps = whole(tables.listed.column("ledgers")).flatten().field("timestamp")
         stamped = np.asarray(pc.fill_null(pc.greater(stamps, 0), False))
         unknown = np.asarray(pc.equal(alone, str(RetentionVerdict.UNKNOWN_LEDGER)))
@@ -306,10 +308,11 @@ class _Ledgers:
             past_ttl=past_ttl,
             may_expire=may_expire,
             held=held,
+            held_on=np.asarray(pc.equal(after.column("alone").cast(pa.string()), str(RetentionVerdict.CURSOR))),
             unsent=unsent & (limit > 0),
             open_expired=np.asarray(pc.equal(reasons, str(Reason.EXPIRED_OPEN))),
             goes=goes,
-            may_go=trimmed(past_ttl | may_expire) if may_expire.any() else goes,
+            may_go=np.asarray(without(past_ttl | may_expire).column("goes_when_loaded")) if may_expire.any() else goes,
             freed=goes & ~np.asarray(pc.is_in(by_metadata.cast(pa.string()), _GOING)),
             misread=~last & (unknown | ~stamped & ~goes),
             kept_before=kept[topic],

@@ -11,6 +11,7 @@ from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.model import Topic
 from tests.kit.builders import A_GAP
 from tests.kit.scenes.load_runs import OWN, plan, stored
@@ -212,6 +213,20 @@ def test_brokers_that_differ_make_the_plan_a_report(scene: LoadScene) -> None:
     summary, _ = plan(scene)
     assert not summary.actionable
     assert "subscriptionExpirationTimeMinutes" in summary.gaps[-1].text
+
+
+def test_what_another_cursor_holds_once_messages_are_expired_is_not_counted(scene: LoadScene) -> None:
+    """Nothing of the topic goes, nor in a second visit: the last ledger is held, too."""
+    scene.configure(additionalSystemCursorNames="[system]")
+    ids = scene.topic("a", 330, 240, 239)
+    for name in ("s", "system"):
+        scene.servers.cursor(Topic.parse(f"{OWN}a"), name, at=ids[0])
+    scene.namespace(message_ttl_in_seconds=60)
+    scene.servers.wait(1)
+    assert plan(scene)[1] == []
+    row = stored(scene)["a"]
+    assert (row["needs"], row["kept"]) == (["past_ttl"], LoadKept.LITTLE_TO_FREE)
+    assert (row["bytes"], row["second_visit_at"]) == (0, None)
 
 
 def test_a_topic_that_its_broker_has_is_not_said_to_be_freed_by_a_load(scene: LoadScene) -> None:
