@@ -257,7 +257,10 @@ class Visits:
         self._check_ttl([visit for visit in visits if visit.targets])
 
     def _check_ttl(self, due: Sequence[Visit]) -> None:
-        """Nothing of a topic is expired whose TTL is another one by now."""
+        """No broker is told to expire anything of a topic whose TTL is another one by now.
+
+        One with policies of its own its broker has expired by the TTL of then, as it loaded it.
+        """
         if not due:
             return
         now = self.ports.clock.now_ms()
@@ -265,13 +268,15 @@ class Visits:
         for visit in due:
             visit.checked_at = now
             if unanswered and (not visit.broker or visit.broker in unanswered):
-                text = f"nothing of it was expired, as brokers do not answer: {', '.join(sorted(unanswered))}"
+                text = f"it was not told to expire anything, as brokers do not answer: {', '.join(sorted(unanswered))}"
                 visit.failure = Why(LoadKept.BROKER_SILENT, text)
                 continue
             known = str(visit.topic.namespace) in in_force.by_namespace
             if (ttl := in_force.of(visit.topic) if known else None) != visit.ttl_seconds:
                 said = "not known" if ttl is None else f"{ttl} s"
-                text = f"its TTL is {said} by now, was {visit.ttl_seconds} s: nothing of it was expired"
+                text = (
+                    f"its TTL is {said} by now, was {visit.ttl_seconds} s: its broker was not told to expire anything"
+                )
                 visit.failure = Why(Code.CHANGED_MEANWHILE, text)
 
     def _expire(self, visit: Visit) -> None:
@@ -378,9 +383,11 @@ class Visits:
             return LoadedTopic(str(visit.topic), Outcome.DONE, why, freed)
         if visit.gone:
             return LoadedTopic(str(visit.topic), Outcome.FAILED, Why(Code.TOPIC_GONE, "somebody deleted it meanwhile"))
-        if visit.failure:
-            return LoadedTopic(str(visit.topic), Outcome.FAILED, visit.failure, freed, second)
-        return LoadedTopic(str(visit.topic), Outcome.DONE, _said(visit, set(visit.before.ids) - listed), freed, second)
+        left = set(visit.before.ids) - listed
+        if why := visit.failure:
+            why = why.put(f"{why}; {len(left)} ledgers left its list all the same") if left else why
+            return LoadedTopic(str(visit.topic), Outcome.FAILED, why, freed, second)
+        return LoadedTopic(str(visit.topic), Outcome.DONE, _said(visit, left), freed, second)
 
     # ------------------------------------------------------------------------------------------------------- reading
 

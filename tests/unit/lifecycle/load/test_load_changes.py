@@ -41,6 +41,29 @@ def test_a_ttl_that_changes_while_topics_are_loaded_keeps_their_messages(scene: 
     assert pending(scene) == []
 
 
+def test_what_a_broker_expired_as_it_loaded_a_topic_is_not_denied(scene: LoadScene) -> None:
+    """It does so where the topic has policies of its own; then the TTL is raised, and we have nothing expired."""
+    ids = scene.topic("a", 330, 240, 0)
+    scene.servers.cursor(A, "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=3 * 3600)
+    plan = planned(scene, "a")
+    admin = scene.servers.admin
+    load, expire, trim, told = admin.on_load, admin.on_expire, admin.on_trim, list[str]()
+
+    def at_once(topic: Topic) -> None:
+        load(topic)
+        expire(topic, "s", 3 * 3600)
+        trim(topic)
+        scene.namespace(message_ttl_in_seconds=30 * 3600)
+
+    admin.on_load = at_once
+    admin.on_expire = lambda topic, name, seconds: told.append(name)
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code, told) == (Outcome.FAILED, Code.CHANGED_MEANWHILE, [])
+    assert "2 ledgers left its list all the same" in one.why.text
+    assert one.freed > 0
+
+
 def test_brokers_that_differ_since_the_plan_are_said_to(scene: LoadScene) -> None:
     """Not what follows from that, such as that the TTL is not known any more."""
     expired(scene)
