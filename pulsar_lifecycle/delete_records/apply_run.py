@@ -17,8 +17,8 @@ from pulsar_lifecycle.delete_records import partition_answers
 from pulsar_lifecycle.delete_records.consumed import stopped_since
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.finishing import finish, make_covered
-from pulsar_lifecycle.delete_records.leftovers import forbidding
-from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
+from pulsar_lifecycle.delete_records.leftovers import forbidding, low_watermarks_of_others
+from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion, Raised
 from pulsar_lifecycle.delete_records.records_planning import EACH, ask_brokers, denials, plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
 from pulsar_lifecycle.delete_records.topic_view import Clusters, replication_of, unanswered_owner
@@ -28,14 +28,18 @@ from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans import delete_records_plan
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.runs.progress import reporting, unsaid
 from pulsar_lifecycle.runs.side_by_side import shared
 from pulsar_lifecycle.runs.tasks import in_waves, share_of
@@ -139,6 +143,7 @@ def apply_delete_records(
             refused |= stopped
             going = [row for row in going if Topic.parse(row["topic"]) not in refused]
         with _acting(cluster, run_id, summary.plan_id) as (run, ports, guard, brokers):
+            _note_others(cluster, run, ports, going)
             launch = _Launch(cluster, run, ports, guard, brokers, named, patience.per_broker)
             count = len(refused) + len(going)
             with reporting(progress, lambda: f"{len(refused)} of {count} partitions done or refused", at_end=True):
@@ -183,6 +188,19 @@ def _acting(cluster: Cluster, run_id: str, plan_id: str) -> Iterator[tuple[Topic
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
             yield replace(run, plan_id=plan_id), ports, guard, brokers
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=not brokers.unanswered)
+
+
+def _note_others(cluster: Cluster, run: TopicRun, ports: Ports, rows: Sequence[Row]) -> None:
+    """Journal which low watermarks were there by none of our requests, before there are rows of ours."""
+    others = low_watermarks_of_others(cluster, rows)
+    writer, now = Writer(run.run_id, run.cluster, run.plan_id), ports.clock.now_ms()
+    step, found = Step(Action.DELETE_RECORDS, Phase.RAISE), list[JournalRow]()
+    for row in rows:
+        if before := others.get(row["topic"]):
+            about = Subject(-1, "", row["topic"], details=(Raised(row["low_watermark"], row["asked"], before),))
+            why = Why(Code.NOT_JOURNALLED, f"our journal does not say who raised its low watermark to {before}")
+            found.append(writer.row(step, about, Outcome.BEGUN, why, now))
+    ports.journal.record(found)
 
 
 class _Launch:

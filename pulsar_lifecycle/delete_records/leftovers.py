@@ -7,6 +7,7 @@ our journal has. Not here: looking whether it is gone (``absence.py``).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from pulsar_lifecycle.model import MessagePosition, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs.cluster import Cluster
 
 _DAY_MS = 86_400_000
@@ -102,6 +104,42 @@ def forbidding(cluster: Cluster, rows: Sequence[Row]) -> list[Row]:
     """
     earlier = left_lists(cluster, [row for row in rows if row["no_undo"]])
     return [{**row, "leftovers": sorted({*row["leftovers"], *earlier.get(row["topic"], ())})} for row in rows]
+
+
+def low_watermarks_of_others(cluster: Cluster, rows: Sequence[Row]) -> dict[str, str]:
+    """By topic, a low watermark that it had by no request that our journal knows, when a row was planned or before.
+
+    Another installation, or a lake that is lost, knows what was deleted below it. An apply writes down that it found
+    one (``before`` of phase ``raise``): the next plan finds a low watermark of ours.
+    """
+    going = {row["topic"]: row for row in rows if row["error"] is None}
+    if not going:
+        return {}
+    mine = pc.field("topic").isin(sorted(going)) & (pc.field("cluster") == cluster.settings.cluster)
+    requests = mine & pc.field("phase").isin([Phase.RAISE, Phase.MARK])
+    found = cluster.journal_reader.find(requests, ["topic", "phase", "plan_id", "detail", "at"]).sort_by("at")
+    ours: dict[str, set[str]] = {topic: set() for topic in going}
+    marked: dict[str, set[str]] = {topic: set() for topic in going}
+    others: dict[str, str] = {}
+    for row in found.to_pylist():
+        topic, plan_id = row["topic"], row["plan_id"]
+        if kind_of(plan_id) not in _REQUESTS or row["at"] < going[topic]["ctime"]:  # of another one of its name
+            continue
+        if row["phase"] == Phase.MARK:
+            marked[topic].add(plan_id)
+            continue
+        detail = json.loads(row["detail"])
+        ours[topic] |= {detail["low_watermark"], plan_id}
+        if before := detail.get("before"):
+            others.setdefault(topic, before)
+    for topic, row in going.items():
+        killed = marked[topic] - ours[topic]  # before it could say which low watermark it had raised
+        if (mark := row["old_low_watermark"]) and mark not in ours[topic] and not killed:
+            others.setdefault(topic, mark)
+    return others
+
+
+_REQUESTS = (PlanKind.DELETE_RECORDS, PlanKind.CONSUMED_RECORDS)
 
 
 def both(some: Ledgers, others: Ledgers) -> Ledgers:

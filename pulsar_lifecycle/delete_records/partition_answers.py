@@ -15,7 +15,14 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, Presence, look, wait_until_gone
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
-from pulsar_lifecycle.delete_records.leftovers import Ledgers, both, copies_of, left_lists, planned
+from pulsar_lifecycle.delete_records.leftovers import (
+    Ledgers,
+    both,
+    copies_of,
+    left_lists,
+    low_watermarks_of_others,
+    planned,
+)
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition, failed
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -51,7 +58,8 @@ def answers(
 
     What is not proven after ``wait_ms`` has error ``TIMEOUT``. ``refused``: what an apply found, None for a partition
     that became what the plan says. ``bookies``: every bookie that had a replica must say that it has no entry of what
-    must be gone, and once more ``bookkeeper.flush_interval`` later, as far as ``wait_ms`` lets.
+    must be gone, and once more ``bookkeeper.flush_interval`` later, as far as ``wait_ms`` lets. That is not known where
+    another installation deleted by a request, or one whose lake is lost.
     """
     earlier = _left_before(cluster, rows)
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
@@ -80,7 +88,18 @@ def answers(
         for name, own in kept.items():
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
             found[Topic.parse(name)] = _result(own, there, unsent, retried)
-    return {topic: result for topic, result in found.items() if result}
+    others = low_watermarks_of_others(cluster, rows) if bookies else {}
+    return {topic: _unless_of_others(result, others.get(str(topic))) for topic, result in found.items() if result}
+
+
+def _unless_of_others(result: DeleteRecordsResult, before: str | None) -> DeleteRecordsResult:
+    if result.error or before is None:
+        return result
+    text = (
+        f"its low watermark was {before} by no request that this journal knows: what that deleted is not known here, "
+        "and bookies may have it; ask the installation that deleted it, or ask without `--wait-for-bookies`"
+    )
+    return failed(RecordsError.TIMEOUT, text)
 
 
 def not_deleted(

@@ -46,10 +46,14 @@ TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """Details of phase ``raise``: the low watermark, and what was asked for."""
+    """Details of phase ``raise``: the low watermark, what was asked for, and ``before``, which was there already.
+
+    The latter only where no request that our journal knows had put it there.
+    """
 
     low_watermark: str
     asked: str
+    before: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from pulsar_lifecycle.records.outcomes import Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs import control
 from tests.kit.fakes.bookie_admin import status
+from tests.kit.fakes.journal import FakeJournal
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
 
 
@@ -140,6 +141,47 @@ def test_the_low_watermark_and_what_is_left_below_survive_the_loss_of_our_lake()
     (result,) = scene.apply()
     assert result.error is RecordsError.TIMEOUT  # nobody knows of the deletions any more, but the ledgers are there
     assert scene.properties()[LOW_WATERMARK] == str(scene.at(3, 4))
+
+
+def test_bookies_are_not_said_to_have_nothing_of_what_another_lake_deleted() -> None:
+    scene, asked = RecordsScene(), Patience(bookies=True)
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    scene.delete()
+    scene.lose_lake()
+    for _ in range(2):  # also once there are rows of ours
+        (row,) = scene.plan(scene.at(2, 0))
+        assert row["leftovers"] == []
+        (result,) = scene.apply(asked)
+        assert result.error is RecordsError.TIMEOUT
+        assert f"its low watermark was {scene.at(2, 0)} by no request that this journal knows" in result.reason
+    assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
+    assert scene.apply(asked, dry_run=True)[0].error is RecordsError.TIMEOUT
+
+
+def test_a_low_watermark_that_another_lake_raised_between_ours_is_seen() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(1, 0))
+    scene.apply()
+    scene.delete()
+    scene.cluster.reader.collected[BOOKIE] = {scene.ids[scene.topic][0]}
+    ours, scene.cluster.journal = scene.cluster.journal, FakeJournal()
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    scene.delete()
+    scene.cluster.journal = ours
+    scene.plan(scene.at(2, 0))
+    assert "by no request that this journal knows" in scene.apply(Patience(bookies=True))[0].reason
+
+
+def test_a_low_watermark_of_a_run_that_was_killed_is_ours() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    scene.delete()
+    scene.cluster.journal.rows = [row for row in scene.cluster.journal.rows if row.phase != Phase.RAISE]
+    scene.plan(scene.at(2, 0))
+    assert "by no request" not in scene.apply(Patience(bookies=True))[0].reason
 
 
 def test_a_position_inside_the_first_ledger_raises_the_low_watermark_alone() -> None:
