@@ -185,10 +185,16 @@ def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> None
     )
     if going and summary.actionable:
         show.text("to delete it, for good once the bookies have collected:", "bold cyan")
-        show.text(f"  pulsar-lifecycle delete-records --apply {summary.plan_id} {summary.digest}")
+        show.text(f"  {_command(summary.plan_id, summary.digest)}")
+
+
+def _command(plan_id: str, digest: str) -> str:
+    return f"pulsar-lifecycle delete-records --apply {plan_id} {digest}"
 
 
 def _undo(going: Sequence[Mapping[str, Any]]) -> str:
+    if not any(row["ledgers"] or row["leftovers"] for row in going):
+        return "nothing goes that could come back"
     if any(row["no_undo"] for row in going):
         return "forbidden"
     lost = sum(one["ledger_id"] in (*row["ledgers"], *row["leftovers"]) for row in going for one in row["copies"])
@@ -207,9 +213,13 @@ def _apply(where: Cluster, plan_id: str, digest: str, patience: Any, *, as_json:
     from pulsar_lifecycle.runs.caps import Order
 
     run_id = f"delete-records-{where.ids.token(4)}"
-    results = apply_delete_records(
-        where, run_id, Order(plan_id, digest), dry_run=False, patience=patience, progress=show.aside
-    )
+    try:
+        results = apply_delete_records(
+            where, run_id, Order(plan_id, digest), dry_run=False, patience=patience, progress=show.aside
+        )
+    except KeyboardInterrupt:
+        show.aside(f"interrupted; the same command goes on from there: {_command(plan_id, digest)}")
+        raise
     if as_json:
         document = [_document(topic, result) for topic, result in results.items()]
         show.json_document({"plan_id": plan_id, "run_id": run_id, "partitions": document})

@@ -111,6 +111,18 @@ def misplaced(view: PartitionView, position: MessagePosition) -> Refusal | None:
     return None
 
 
+def outrun(planned: Mapping[str, Any], refusal: Refusal) -> Refusal:
+    """``refusal``, with its way out where a plan was exact as its position was the end, and the end has moved on."""
+    if refusal.error is not RecordsError.NOT_EXACT or not planned["rolls"]:
+        return refusal
+    mark = MessagePosition.parse(planned["low_watermark"])
+    text = (
+        f"messages came behind {mark}, its end when the plan was made: ledger {mark.ledger_id} stays for them, and "
+        "--exact allows no message below to stay readable; plan again while nobody publishes, or without --exact"
+    )
+    return Refusal(refusal.error, refusal.why.put(text))
+
+
 def unmeasured(view: PartitionView, asked: MessagePosition | int) -> Refusal | None:
     """Why nothing is cut at the end, or inside a last ledger of unknown length; None if that does not matter."""
     if view.unmeasured is None or view.end is None:

@@ -189,8 +189,9 @@ class PartitionDeletion:
             text = f"subscription {new[0]} stands below {self._low_watermark}, and is not of the plan"
             return Refusal(RecordsError.CURSOR_BELOW, Why(RecordsError.CHANGED, text))
         writes = self._run.writes_loaded(self._topic)
-        refusal = cut_rules.refuse(read.view, cut, self._options, self._run.context, may_write_loaded=writes)
-        return refusal or unreplicated(read.view, self._clusters) or self._cut_since(read.view) or (read, cut)
+        if refusal := cut_rules.refuse(read.view, cut, self._options, self._run.context, may_write_loaded=writes):
+            return cut_rules.outrun(self._row, refusal)
+        return unreplicated(read.view, self._clusters) or self._cut_since(read.view) or (read, cut)
 
     def _cut_since(self, view: PartitionView) -> Refusal | None:
         """A message may have been on its way across the position when the plan was made, and be there by now."""

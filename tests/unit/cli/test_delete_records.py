@@ -115,6 +115,21 @@ def test_a_plan_says_what_no_undo_brings_back(operator: Operator) -> None:
     assert (code, "1 offloaded copies do not come back" in " ".join(text.split())) == (0, True)
 
 
+def test_a_plan_by_which_nothing_goes_promises_no_undo(operator: Operator) -> None:
+    scene = operator.scene
+    code, text = operator("--topic", str(scene.topic), "--before", str(scene.at(0, 4)))
+    assert (code, "nothing goes that could come back" in text, "until the bookies" in text) == (0, True, False)
+
+
+def test_an_apply_that_is_interrupted_says_how_to_go_on(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pulsar_lifecycle.delete_records.apply_run.apply_delete_records", interrupted)
+    code, text = operator("--apply", "plan", "digest")
+    assert (code, "delete-records --apply plan digest" in " ".join(text.split())) == (130, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

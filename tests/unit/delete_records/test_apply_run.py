@@ -293,6 +293,26 @@ def test_what_arrives_after_the_plan_stays() -> None:
     assert f"whether ledger {ids[-1]} may go is not known" in result.reason
 
 
+@pytest.mark.parametrize("rolled", [False, True])
+def test_an_exact_end_that_messages_have_passed_is_planned_again(rolled: bool) -> None:
+    """Asking for the end, as the plan did, is no way out."""
+    scene = RecordsScene()
+    scene.writes_loaded = True
+    ids = list(scene.ids[scene.topic])
+    scene.cluster.admin.topics[scene.topic] = {}
+    if rolled:
+        scene.cluster.admin.on_unload = lambda topic: (scene.publish(topic, 1), scene.rolled(topic))
+    (row,) = scene.plan(END, options=Options(exact=True))
+    assert row["error"] is None
+    if not rolled:  # as where a run was killed before, and applied again later
+        scene.publish(scene.topic, 1)
+    (result,) = scene.apply()
+    assert (result.error, "plan again" in result.reason) == (RecordsError.NOT_EXACT, True)
+    assert "ask for" not in result.reason
+    assert scene.listed()[: len(ids)] == ids
+    assert not scene.properties()
+
+
 def test_one_command_ends_with_the_answer() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
