@@ -128,21 +128,23 @@ def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> 
 
 def _plan(where: Cluster, requested: Sequence[RequestedOffset], options: Any, *, as_json: bool) -> None:
     from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
-    from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
+    from pulsar_lifecycle.delete_records.requested_partitions import partitions_beside, partitions_of, said_beside
 
     with where.ports(read_only=True) as ports:
         offsets = partitions_of(ports.store, ports.configuration, requested)
+        beside = partitions_beside(ports.store, ports.configuration, requested)
     summary, rows = plan_delete_records(where, offsets, options)
     listed = sorted(rows.to_pylist(), key=lambda row: row["topic"])
     if as_json:
-        show.json_document({**summary.to_json(), "run_config": run_config(summary), "partitions": listed})
+        applied = {"run_config": run_config(summary), "partitions": listed, "not_asked_for": [*map(str, beside)]}
+        show.json_document({**summary.to_json(), **applied})
     else:
-        _print_plan(summary, listed)
+        _print_plan(summary, listed, said_beside(beside))
     if any(row["error"] for row in listed) or not summary.actionable:
         raise typer.Exit(1)
 
 
-def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]], beside: str) -> None:
     going = [row for row in rows if row["error"] is None]
     show.table(
         ["partition", "asked", "low watermark", "first readable", "below it", "ledgers", "frees", "error"],
@@ -173,6 +175,8 @@ def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> None
             notes.append(f"{row['at_risk']} messages published at or after the time lie among older ones: all stay")
         for note in notes:
             show.text(f"{row['topic']}: {note}")
+    if beside:
+        show.text(beside)
     show.facts(
         [
             ("plan", summary.plan_id),

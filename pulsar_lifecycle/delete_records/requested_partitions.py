@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
 
 from pulsar_lifecycle.delete_records.offset_file import RequestedOffset
 from pulsar_lifecycle.delete_records.request import Offset, TopicPartition
 from pulsar_lifecycle.errors import CorruptFormat, RefusedBy, UsageError
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, MessagePosition, Topic, encode_name
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, MessagePosition, Topic, decode_name, encode_name
 from pulsar_lifecycle.ports import MetadataStore, Unread
 from pulsar_lifecycle.records.codes import Code
+
+SHOWN = 5
+"""Partitions that a sentence names."""
 
 
 def partitions_of(
@@ -36,6 +40,38 @@ def partitions_of(
                 raise UsageError(f"{one.where}: {name} is asked for already")
             found[name] = one.offset
     return found
+
+
+def partitions_beside(
+    store: MetadataStore, configuration: MetadataStore, asked: Iterable[RequestedOffset]
+) -> list[TopicPartition]:
+    """Partitions that have a topic's name and are not asked for: its metadata does not name them, or is gone.
+
+    So it is where a topic was deleted and made again with fewer. They may be topics of their own: whoever means them
+    names them. In a namespace that cannot be listed nobody looks.
+    """
+    entries = list(asked)
+    counts = dict(zip((one.name for one in entries), _counts(configuration, [one.name for one in entries]), strict=True))
+    whole = {name: count or 0 for name, count in counts.items() if name.partition is None}
+    folders = sorted({(name.namespace, name.domain) for name in whole}, key=str)
+    listings = store.children([f"{MANAGED_LEDGERS_ROOT}/{namespace}/{domain}" for namespace, domain in folders])
+    found: list[TopicPartition] = []
+    for (namespace, domain), listing in zip(folders, listings, strict=True):
+        for name in listing.names if listing and not isinstance(listing, Unread) else ():
+            with contextlib.suppress(CorruptFormat):  # no topic that a client can name
+                topic = Topic(namespace, decode_name(name), domain)
+                number = topic.partition
+                if number is not None and number >= whole.get(topic.partitioned_parent, number + 1):
+                    found.append(topic)
+    return sorted({*found}.difference(counts), key=lambda topic: (topic.partitioned_parent.local, topic.partition))
+
+
+def said_beside(beside: Sequence[TopicPartition]) -> str:
+    """A sentence about :func:`partitions_beside`; empty if there are none."""
+    if not beside:
+        return ""
+    shown = ", ".join(map(str, beside[:SHOWN])) + (f" and {len(beside) - SHOWN} more" if len(beside) > SHOWN else "")
+    return f"not asked for, as the metadata of their partitioned topic does not name them: {shown}; ask by name for each"
 
 
 def _counts(configuration: MetadataStore, names: Sequence[Topic]) -> list[int | None]:

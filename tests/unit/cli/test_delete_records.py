@@ -121,6 +121,26 @@ def test_a_plan_by_which_nothing_goes_promises_no_undo(operator: Operator) -> No
     assert (code, "nothing goes that could come back" in text, "until the bookies" in text) == (0, True, False)
 
 
+@pytest.mark.parametrize("partitions", [None, 1, 2])
+def test_partitions_that_their_metadata_does_not_name_are_said(operator: Operator, partitions: int | None) -> None:
+    scene = operator.scene
+    parent = scene.topic.partitioned_parent
+    if partitions is not None:
+        metadata = json.dumps({"partitions": partitions}).encode()
+        scene.cluster.put(f"/admin/partitioned-topics/{parent.managed_ledger}", metadata)
+    asked, beside = ("--topic", str(parent), "--before=-1"), [str(topic) for topic in scene.topics[partitions or 0 :]]
+    _, plan = operator.document(*asked)
+    assert plan["not_asked_for"] == beside
+    _, text = operator(*asked)
+    said = " ".join(text.split())
+    assert ([name for name in beside if name in said.partition("not asked for")[2]], bool(beside)) == (
+        beside,
+        "ask by name for each" in said,
+    )
+    _, plan = operator.document(*asked, *(word for name in beside for word in ("--topic", name)))
+    assert not plan["not_asked_for"]
+
+
 def test_an_apply_that_is_interrupted_says_how_to_go_on(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
