@@ -222,7 +222,7 @@ def _apply(where: Cluster, plan_id: str, digest: str, patience: Any, *, as_json:
             where, run_id, Order(plan_id, digest), dry_run=False, patience=patience, progress=show.aside
         )
     except KeyboardInterrupt:
-        show.aside(f"interrupted; the same command goes on from there: {_command(plan_id, digest)}")
+        show.aside(f"interrupted: with the same options this goes on from there: {_command(plan_id, digest)}")
         raise
     if as_json:
         document = [_document(topic, result) for topic, result in results.items()]

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Sequence
 from pulsar_lifecycle.delete_records.offset_file import RequestedOffset
 from pulsar_lifecycle.delete_records.request import Offset, TopicPartition
 from pulsar_lifecycle.errors import CorruptFormat, RefusedBy, UsageError
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, MessagePosition, Topic, decode_name, encode_name
+from pulsar_lifecycle.model import (
+    MANAGED_LEDGERS_ROOT,
+    PARTITIONED_ROOT,
+    MessagePosition,
+    Topic,
+    decode_name,
+    encode_name,
+)
 from pulsar_lifecycle.ports import MetadataStore, Unread
 from pulsar_lifecycle.records.codes import Code
 
@@ -50,8 +57,8 @@ def partitions_beside(
     So it is where a topic was deleted and made again with fewer. They may be topics of their own: whoever means them
     names them. In a namespace that cannot be listed nobody looks.
     """
-    entries = list(asked)
-    counts = dict(zip((one.name for one in entries), _counts(configuration, [one.name for one in entries]), strict=True))
+    names = [one.name for one in asked]
+    counts = dict(zip(names, _counts(configuration, names), strict=True))
     whole = {name: count or 0 for name, count in counts.items() if name.partition is None}
     folders = sorted({(name.namespace, name.domain) for name in whole}, key=str)
     listings = store.children([f"{MANAGED_LEDGERS_ROOT}/{namespace}/{domain}" for namespace, domain in folders])
@@ -71,7 +78,7 @@ def said_beside(beside: Sequence[TopicPartition]) -> str:
     if not beside:
         return ""
     shown = ", ".join(map(str, beside[:SHOWN])) + (f" and {len(beside) - SHOWN} more" if len(beside) > SHOWN else "")
-    return f"not asked for, as the metadata of their partitioned topic does not name them: {shown}; ask by name for each"
+    return f"not asked for, as the metadata of their topic does not name them: {shown}; ask for each by its name"
 
 
 def _counts(configuration: MetadataStore, names: Sequence[Topic]) -> list[int | None]:

@@ -135,7 +135,7 @@ def test_partitions_that_their_metadata_does_not_name_are_said(operator: Operato
     said = " ".join(text.split())
     assert ([name for name in beside if name in said.partition("not asked for")[2]], bool(beside)) == (
         beside,
-        "ask by name for each" in said,
+        "ask for each by its name" in said,
     )
     _, plan = operator.document(*asked, *(word for name in beside for word in ("--topic", name)))
     assert not plan["not_asked_for"]
