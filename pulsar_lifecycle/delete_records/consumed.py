@@ -58,10 +58,9 @@ def consumed_offsets(cluster: Cluster) -> Consumed:
     """The lowest persisted position of each topic's named subscriptions."""
     policy = cluster.settings.consumed_records.subscriptions
     offsets: dict[TopicPartition, Offset] = {}
-    stopped: dict[TopicPartition, Why] = {}
     with cluster.ports(read_only=True) as connections, topic_ports(cluster, read_only=True) as ports:
         ports.store.sync("/")
-        named = _topics(connections, policy)
+        named, stopped = _topics(connections, policy)
         for topic, names in named.items():
             try:
                 offsets[topic] = _lowest(ports, cluster.settings.bookkeeper.ledgers_root, topic, names)
@@ -90,16 +89,27 @@ def stopped_since(
 _NOT_NAMED = Why(RecordsError.CHANGED, "consumed_records.subscriptions does not name it any more")
 
 
-def _topics(ports: Connections, policy: Mapping[str, tuple[str, ...]]) -> dict[TopicPartition, tuple[str, ...]]:
-    """The subscriptions that count for each topic.
+def _topics(
+    ports: Connections, policy: Mapping[str, tuple[str, ...]]
+) -> tuple[dict[TopicPartition, tuple[str, ...]], dict[TopicPartition, Why]]:
+    """The subscriptions that count for each topic, and partitioned topics whose partitions are not known.
 
-    What names a partition goes before what names its topic, and that before what names its namespace.
+    What names a partition goes before what names its topic, and that before what names its namespace. So it does for a
+    partition that only its namespace shows, as its topic's metadata does not name it, is lost or cannot be read.
     """
     found: dict[TopicPartition, tuple[str, ...]] = {}
+    unread: dict[TopicPartition, Why] = {}
+    own = {Topic.parse(name): names for name, names in policy.items() if "://" in name}
     for name in sorted(policy, key=_narrowness):
-        topics = _named(ports, name) if "://" in name else _of_namespace(ports, Namespace.parse(name))
-        found |= dict.fromkeys(topics, policy[name])
-    return found
+        if "://" not in name:
+            of_namespace = _of_namespace(ports, Namespace.parse(name))
+            found |= {topic: own.get(topic.partitioned_parent, policy[name]) for topic in of_namespace}
+            continue
+        try:
+            found |= dict.fromkeys(_named(ports, name), policy[name])
+        except (CorruptFormat, RefusedBy) as error:
+            unread[Topic.parse(name)] = Why(Code.TOPIC_UNREAD, f"its partitions are not known: {error}")
+    return found, unread
 
 
 def _narrowness(name: str) -> int:

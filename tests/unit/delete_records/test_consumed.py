@@ -79,6 +79,31 @@ def test_a_partitions_own_policy_goes_before_its_topics(turned: bool) -> None:
     assert (why.code, "missing" in why.text) == (Code.SUBSCRIPTION_MISSING, True)
 
 
+@pytest.mark.parametrize("metadata", [b"", b"no metadata", b'{"partitions": 0}', b'{"partitions": 1}'])
+def test_a_topics_policy_counts_for_partitions_that_its_metadata_does_not_name(metadata: bytes) -> None:
+    """What their namespace names is less: a subscription that is yet to come could miss messages."""
+    topic = RecordsScene().topic
+    parent = topic.partitioned_parent
+    scene = scene_with({"acme/orders": ("billing",), str(parent): ("billing", "missing")}, 2)
+    if metadata:
+        scene.cluster.put(f"/admin/partitioned-topics/{parent.managed_ledger}", metadata)
+    for one in scene.topics:
+        scene.cursor("billing", 3, 4, one)
+    consumed = consumed_offsets(scene.where)
+    assert not consumed.offsets
+    assert {consumed.stopped[one].code for one in scene.topics} == {Code.SUBSCRIPTION_MISSING}
+
+
+def test_a_topic_whose_partitions_are_not_known_stops_no_other() -> None:
+    other = "persistent://acme/other/sent"
+    scene = scene_with({"acme/orders": ("billing",), other: ("billing",)})
+    scene.cluster.put("/admin/partitioned-topics/acme/other/persistent/sent", b"no metadata")
+    scene.cursor("billing", 3, 4)
+    consumed = consumed_offsets(scene.where)
+    assert consumed.offsets == {scene.topic: scene.at(3, 5)}
+    assert consumed.stopped[Topic.parse(other)].code is Code.TOPIC_UNREAD
+
+
 def test_another_subscription_that_is_behind_keeps_its_messages() -> None:
     scene = scene_with({"acme/orders": ("billing",)})
     scene.cursor("billing", 3, 4)
