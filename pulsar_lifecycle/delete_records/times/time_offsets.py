@@ -139,7 +139,7 @@ def _read_below(
 def count_between(
     cluster: Cluster, spans: Sequence[tuple[Topic, tuple[ReadableLedger, ...], MessagePosition, MessagePosition]]
 ) -> list[Counts | OffsetProblem]:
-    """How much is in each run of a topic's ledgers, from the first position up to the second; whole entries' bytes."""
+    """How much is in each run of a topic's ledgers, from the first position to the second; bytes of whole entries."""
     questions = [Question(topic, ledgers, start, position=end) for topic, ledgers, start, end in spans]
     return [answer.problem or answer.goes for answer in _read_below(cluster, questions)[0]] if questions else []
 
@@ -149,11 +149,15 @@ def count_between(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a question cuts: as the search found it, or as asked for; ``inside``: messages below in its entry."""
+    """Where a question cuts: as the search found it, or as asked for.
+
+    ``inside``: messages below in its entry, ``inside_bytes``: all of that where there are any.
+    """
 
     position: MessagePosition
     at: int | None = None
     inside: int = 0
+    inside_bytes: int = 0
     at_end: bool = False
 
 
@@ -232,7 +236,8 @@ def _place(question: Question, entries: TopicEntryReader) -> _Found:
             )
         return _Place(position, at_end=position == end)
     try:
-        found = envelope(position.entry, entries.one(ledger, position.entry_id))
+        data = entries.one(ledger, position.entry_id)
+        found = envelope(position.entry, data)
     except StoreError as error:
         if position.batch_index or ledger.offloaded is not None or not is_lost(error):
             raise
@@ -240,7 +245,7 @@ def _place(question: Question, entries: TopicEntryReader) -> _Found:
     if position.batch_index and position.batch_index >= (found.batch_size or 1):
         messages = f"a batch of {found.batch_size} messages" if found.batch_size is not None else "no batch"
         return ResolvedOffset(None, OffsetProblem.NO_SUCH_BATCH_INDEX, f"entry {position.entry} is {messages}")
-    return _Place(position, found.publish_time, position.batch_index)
+    return _Place(position, found.publish_time, position.batch_index, len(data) if position.batch_index else 0)
 
 
 def _search(question: Question, time_ms: int, entries: TopicEntryReader) -> _Found:
@@ -371,7 +376,7 @@ def _answer(question: Question, place: _Found, found: Span | ResolvedOffset) -> 
         at_end=at_end,
         before=found.last_below,
         after=after,
-        goes=replace(found.below, messages=max(0, messages)),
+        goes=replace(found.below, messages=max(0, messages), bytes=found.below.bytes + place.inside_bytes),
         disorder=_disorder(place, found),
         unfinished_chunks=tuple(sorted(chunked)),
         first_unfinished=min(chunked.values(), default=None),
