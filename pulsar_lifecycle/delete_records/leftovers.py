@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.absence import DeletedLedger
+from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.journal.first_phase_marks import marked_offloads
 from pulsar_lifecycle.journal.queries import filed_since
@@ -117,29 +119,43 @@ def low_watermarks_of_others(cluster: Cluster, rows: Sequence[Row]) -> dict[str,
         return {}
     mine = pc.field("topic").isin(sorted(going)) & (pc.field("cluster") == cluster.settings.cluster)
     requests = mine & pc.field("phase").isin([Phase.RAISE, Phase.MARK])
-    found = cluster.journal_reader.find(requests, ["topic", "phase", "plan_id", "detail", "at"]).sort_by("at")
-    ours: dict[str, set[str]] = {topic: set() for topic in going}
-    marked: dict[str, set[str]] = {topic: set() for topic in going}
+    columns = ["topic", "phase", "outcome", "plan_id", "detail", "at"]
+    begun, ended, raised = set[tuple[str, str]](), set[tuple[str, str]](), set[tuple[str, str]]()
     others: dict[str, str] = {}
-    for row in found.to_pylist():
-        topic, plan_id = row["topic"], row["plan_id"]
-        if kind_of(plan_id) not in _REQUESTS or row["at"] < going[topic]["ctime"]:  # of another one of its name
+    for row in cluster.journal_reader.find(requests, columns).sort_by("at").to_pylist():
+        topic, one = row["topic"], (row["topic"], row["plan_id"])
+        if kind_of(row["plan_id"]) not in _REQUESTS or row["at"] < going[topic]["ctime"]:  # of another one of its name
             continue
         if row["phase"] == Phase.MARK:
-            marked[topic].add(plan_id)
+            begun.add(one)
             continue
         detail = json.loads(row["detail"])
-        ours[topic] |= {detail["low_watermark"], plan_id}
         if before := detail.get("before"):
             others.setdefault(topic, before)
+        elif row["outcome"] == Outcome.DONE:
+            ended.add(one)
+            raised.add((topic, detail["low_watermark"]))
+    raised |= _planned_marks(cluster, begun - ended)
     for topic, row in going.items():
-        killed = marked[topic] - ours[topic]  # before it could say which low watermark it had raised
-        if (mark := row["old_low_watermark"]) and mark not in ours[topic] and not killed:
+        if (mark := row["old_low_watermark"]) and (topic, mark) not in raised:
             others.setdefault(topic, mark)
     return others
 
 
 _REQUESTS = (PlanKind.DELETE_RECORDS, PlanKind.CONSUMED_RECORDS)
+
+
+def _planned_marks(cluster: Cluster, begun: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Topics with the low watermarks that runs by these plans may have raised: they ended before they could say so.
+
+    Those of a plan that is not kept any more are missing.
+    """
+    found = set[tuple[str, str]]()
+    for plan_id in {plan_id for _, plan_id in begun}:
+        with suppress(NotFound):
+            rows = cluster.lake.delete_records_plan(plan_id)[1].to_pylist()
+            found |= {(row["topic"], row["low_watermark"]) for row in rows if (row["topic"], plan_id) in begun}
+    return found
 
 
 def both(some: Ledgers, others: Ledgers) -> Ledgers:

@@ -174,6 +174,22 @@ def test_a_low_watermark_that_another_lake_raised_between_ours_is_seen() -> None
     assert "by no request that this journal knows" in scene.apply(Patience(bookies=True))[0].reason
 
 
+def test_a_request_of_ours_that_was_refused_has_not_raised_what_another_lake_did() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 0))
+    scene.cursor("slow", 0, 3)
+    assert scene.apply()[0].error is RecordsError.CURSOR_BELOW
+    scene.cursor("slow", 3, 3)
+    ours, scene.cluster.journal = scene.cluster.journal, FakeJournal()
+    scene.scan()
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    scene.delete()
+    scene.cluster.journal = ours
+    scene.plan(scene.at(2, 0))
+    assert "by no request that this journal knows" in scene.apply(Patience(bookies=True))[0].reason
+
+
 def test_a_low_watermark_of_a_run_that_was_killed_is_ours() -> None:
     scene = RecordsScene()
     scene.plan(scene.at(2, 0))
