@@ -198,16 +198,16 @@ def proofs_told(context: Any, where: Cluster, epoch_id: str, done: Callable[[], 
 
     Not where it was refused: its plan may be of an old scan.
     """
-    made = False
     try:
         yield
-        made = True
-    finally:
+    except BaseException:
         try:
-            if made or done():
+            if done():
                 context.log_event(proofs_evaluated(where, epoch_id))
         except LifecycleError as error:  # how the run ends matters more
             context.log.warning(f"check {CHECK} was not made again: {error}")
+        raise
+    context.log_event(proofs_evaluated(where, epoch_id))
 
 
 def proofs_evaluated(where: Cluster, epoch_id: str) -> dg.AssetCheckEvaluation:
