@@ -11,6 +11,7 @@ import dagster as dg
 
 from assets.names import key
 from assets.pages import show
+from assets.pages.frame import deps_updated
 from pulsar_lifecycle.delayed_index.stored.check_run import FINDINGS, SCHEMAS
 from pulsar_lifecycle.delayed_index.stored.index_codes import Harm
 from pulsar_lifecycle.errors import NotFound
@@ -46,11 +47,8 @@ def late_messages_check(cluster: str) -> dg.AssetChecksDefinition:
 
 def after_each_scan() -> dg.AutomationCondition[Any]:
     """Once a scan has ended, or indexes were read; never before any was."""
-    updated = dg.AutomationCondition.any_deps_match(
-        dg.AutomationCondition.newly_updated() | dg.AutomationCondition.will_be_requested()
-    )
     return (
-        updated.since_last_handled()
+        deps_updated().since_last_handled()
         & ~dg.AutomationCondition.any_deps_missing()
         & ~dg.AutomationCondition.any_deps_in_progress()
         & ~dg.AutomationCondition.in_progress()

@@ -21,7 +21,7 @@ from pulsar_lifecycle.delete_records.request import (
     parse_offset,
     parse_topic,
 )
-from pulsar_lifecycle.delete_records.requested_partitions import partitions_beside, partitions_of, said_beside
+from pulsar_lifecycle.delete_records.requested_partitions import partitions_and_beside, said_beside
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
@@ -163,10 +163,9 @@ def failing(
 
 def _plan(where: Cluster, asked: Sequence[RequestedOffset], options: Options) -> dict[str, Any]:
     with where.ports(read_only=True) as ports:
-        offsets = partitions_of(ports.store, ports.configuration, asked)
-        beside = said_beside(partitions_beside(ports.store, ports.configuration, asked))
+        offsets, beside = partitions_and_beside(ports.store, ports.configuration, asked)
     summary, rows = plan_delete_records(where, offsets, options)
-    return ({"beside": beside} if beside else {}) | planned(summary, rows.to_pylist())
+    return ({"beside": said_beside(beside)} if beside else {}) | planned(summary, rows.to_pylist())
 
 
 def planned(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -25,6 +25,12 @@ Conditions = Mapping[str, dg.AutomationCondition[Any] | None]
 """What makes an asset by itself, by its name."""
 
 
+def deps_updated() -> dg.AutomationCondition[Any]:
+    """One of its dependencies was made anew, or is about to be."""
+    updated = dg.AutomationCondition.newly_updated() | dg.AutomationCondition.will_be_requested()
+    return dg.AutomationCondition.any_deps_match(updated)
+
+
 def framed(
     assets: Iterable[dg.AssetsDefinition | dg.AssetSpec], catalog: CatalogSettings, conditions: Conditions
 ) -> list[dg.AssetsDefinition | dg.AssetSpec]:

@@ -17,6 +17,7 @@ from assets.deletion import DELETING
 from assets.names import CLUSTER, EPOCH, PLAN, READER
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
+from assets.pages.frame import deps_updated
 from assets.pages.switch import SWITCH
 from orchestration.automatic.at_work import APPROVING, BY_ITSELF, COLLECTION, DELETION, lease_of_job, without_dead
 from orchestration.automatic.doorbell import Watch, rung
@@ -254,11 +255,8 @@ def follows_scan(cluster: str, kind: str, automation: AutomationSettings) -> dg.
     if mode is Automation.OFF or (mode is Automation.PLAN and kind in COSTLY):
         return None
     scan = dg.AssetSelection.assets(dg.AssetKey([cluster, "scan_coverage"]))
-    updated = dg.AutomationCondition.any_deps_match(
-        dg.AutomationCondition.newly_updated() | dg.AutomationCondition.will_be_requested()
-    )
     return (
-        updated.since_last_handled()
+        deps_updated().since_last_handled()
         & dg.AutomationCondition.all_deps_blocking_checks_passed().allow(scan)
         & ~dg.AutomationCondition.any_deps_in_progress()
         & ~dg.AutomationCondition.in_progress()

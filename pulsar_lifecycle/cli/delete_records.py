@@ -128,11 +128,10 @@ def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> 
 
 def _plan(where: Cluster, requested: Sequence[RequestedOffset], options: Any, *, as_json: bool) -> None:
     from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
-    from pulsar_lifecycle.delete_records.requested_partitions import partitions_beside, partitions_of, said_beside
+    from pulsar_lifecycle.delete_records.requested_partitions import partitions_and_beside, said_beside
 
     with where.ports(read_only=True) as ports:
-        offsets = partitions_of(ports.store, ports.configuration, requested)
-        beside = partitions_beside(ports.store, ports.configuration, requested)
+        offsets, beside = partitions_and_beside(ports.store, ports.configuration, requested)
     summary, rows = plan_delete_records(where, offsets, options)
     listed = sorted(rows.to_pylist(), key=lambda row: row["topic"])
     if as_json:

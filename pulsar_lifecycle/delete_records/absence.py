@@ -101,21 +101,21 @@ def wait_until_gone(
     collected. ``stop`` is called before each further look and may raise, to end the waiting.
     """
     flush_ms = flush_ms if bookies and ledgers else 0
-    answers, at_all, flushed = look(ports, root, ledgers, bookies=bookies), True, not flush_ms
+    every = range(len(ledgers))
+    answers: dict[int, Absence] = {}
+    asked: Sequence[int] = every
+    flushed = not flush_ms
     while True:
-        pending = [i for i, answer in enumerate(answers) if not answer.gone]
+        answers |= zip(asked, look(ports, root, [ledgers[i] for i in asked], bookies=bookies), strict=True)
+        pending = [i for i in every if not answers[i].gone]
         left = deadline_ms - ports.clock.now_ms()
-        if at_all and (left <= 0 or (flushed and not pending)):
-            return answers
+        if asked is every and (left <= 0 or (flushed and not pending)):
+            return [answers[i] for i in every]
         if left > 0 and (pending or not flushed):
             ports.clock.sleep(min(every_ms if pending else flush_ms, left) / 1000)
         stop()
         flushed = not flush_ms or not pending
-        at_all = not pending or ports.clock.now_ms() >= deadline_ms
-        asked = range(len(ledgers)) if at_all else pending
-        again = look(ports, root, [ledgers[i] for i in asked], bookies=bookies)
-        for i, answer in zip(asked, again, strict=True):
-            answers[i] = answer
+        asked = pending if pending and ports.clock.now_ms() < deadline_ms else every
 
 
 _ORDER = {presence: place for place, presence in enumerate(Presence)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pulsar_lifecycle.delete_records.offset_file import RequestedOffset
 from pulsar_lifecycle.delete_records.request import Offset, TopicPartition
@@ -34,7 +34,26 @@ def partitions_of(
     cannot be read.
     """
     entries = list(asked)
-    counts = _counts(configuration, [one.name for one in entries])
+    return _offsets(store, entries, _counts(configuration, [one.name for one in entries]))
+
+
+def partitions_and_beside(
+    store: MetadataStore, configuration: MetadataStore, asked: Iterable[RequestedOffset]
+) -> tuple[dict[TopicPartition, Offset], list[TopicPartition]]:
+    """:func:`partitions_of`, and partitions that have a topic's name and are not asked for.
+
+    The topic's metadata does not name them, or is gone, as where it was deleted and made again with fewer. They may be
+    topics of their own: whoever means them names them. In a namespace that cannot be listed nobody looks.
+    """
+    entries = list(asked)
+    names = [one.name for one in entries]
+    counts = _counts(configuration, names)
+    return _offsets(store, entries, counts), _beside(store, dict(zip(names, counts, strict=True)))
+
+
+def _offsets(
+    store: MetadataStore, entries: Sequence[RequestedOffset], counts: Sequence[int | None]
+) -> dict[TopicPartition, Offset]:
     found: dict[TopicPartition, Offset] = {}
     for one, count in zip(entries, counts, strict=True):
         names = [one.name] if count is None else _used(store, one.name, count)
@@ -49,16 +68,7 @@ def partitions_of(
     return found
 
 
-def partitions_beside(
-    store: MetadataStore, configuration: MetadataStore, asked: Iterable[RequestedOffset]
-) -> list[TopicPartition]:
-    """Partitions that have a topic's name and are not asked for: its metadata does not name them, or is gone.
-
-    So it is where a topic was deleted and made again with fewer. They may be topics of their own: whoever means them
-    names them. In a namespace that cannot be listed nobody looks.
-    """
-    names = [one.name for one in asked]
-    counts = dict(zip(names, _counts(configuration, names), strict=True))
+def _beside(store: MetadataStore, counts: Mapping[Topic, int | None]) -> list[TopicPartition]:
     whole = {name: count or 0 for name, count in counts.items() if name.partition is None}
     folders = sorted({(name.namespace, name.domain) for name in whole}, key=str)
     listings = store.children([f"{MANAGED_LEDGERS_ROOT}/{namespace}/{domain}" for namespace, domain in folders])
@@ -74,7 +84,7 @@ def partitions_beside(
 
 
 def said_beside(beside: Sequence[TopicPartition]) -> str:
-    """A sentence about :func:`partitions_beside`; empty if there are none."""
+    """A sentence about partitions that are not asked for; empty if there are none."""
     if not beside:
         return ""
     shown = ", ".join(map(str, beside[:SHOWN])) + (f" and {len(beside) - SHOWN} more" if len(beside) > SHOWN else "")

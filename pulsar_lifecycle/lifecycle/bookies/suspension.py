@@ -89,10 +89,16 @@ def _words(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, dict[str, Any]]
     """
     said = [{**row, **json.loads(row["detail"])} for row in rows]
     unheard = {(row["run_id"], row["bookie"]) for row in said if row["outcome"] == Outcome.NOT_TOLD}
-    said = [row for row in said if (row["run_id"], row["bookie"]) not in unheard]
-    maybe = [row for row in said if row["outcome"] == Outcome.TELLING and row["action"] == Action.RESUME_COMPACTION]
-    heard = {row["bookie"]: {**row, "why": row.get("why") or ""} for row in said if row not in maybe}
-    return heard, {row["bookie"]: row["at"] for row in maybe}
+    heard: dict[str, dict[str, Any]] = {}
+    resumed: dict[str, int] = {}
+    for row in said:
+        if (row["run_id"], row["bookie"]) in unheard:
+            continue
+        if row["outcome"] == Outcome.TELLING and row["action"] == Action.RESUME_COMPACTION:
+            resumed[row["bookie"]] = row["at"]
+        else:
+            heard[row["bookie"]] = {**row, "why": row.get("why") or ""}
+    return heard, resumed
 
 
 def suspend(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str) -> list[Told]:
