@@ -113,7 +113,7 @@ class Judging:
         """References to ledgers that were not listed and are not there now: newer ones were only listed too early."""
         needing = pc.field("ledger_id").is_valid() & pc.field("keeps_bookkeeper_copy")
         columns = ["ledger_id", "kind", "owner", "referrer", "keeps_bookkeeper_copy"]
-        seen: set[tuple[object, object]] = set()
+        seen: set[tuple[object, ...]] = set()
         for batch in self.lake.batches([part], columns, needing):
             ids = list(id_set(batch.column("ledger_id")) & self.missing)
             if not ids:
@@ -124,7 +124,7 @@ class Judging:
                 nodes = ports.store.read([ledger_path.ledger_path(i, root) for i in ids])
             gone = {i for i, node in zip(ids, nodes, strict=True) if node is None}
             rows = batch.filter(pc.is_in(batch.column("ledger_id"), pa.array(sorted(gone), pa.int64()))).to_pylist()
-            found = {(row["ledger_id"], row["reason"]): row for row in map(dangling_row, rows)}
+            found = {(row["ledger_id"], row["kind"], row["referrer"]): dangling_row(row) for row in rows}
             yield pa.RecordBatch.from_pylist([row for key, row in found.items() if key not in seen], tables.FINDINGS)
             seen |= found.keys()
 

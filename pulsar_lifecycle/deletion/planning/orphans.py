@@ -73,8 +73,9 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     age = context.now - ctime
 
     decide(problem == Problem.EMPTY, Finding.EMPTY_ZNODE, "the z-node has no data")
-    for broken in set(error[problem == Problem.CORRUPT]):
-        decide((problem == Problem.CORRUPT) & (error == broken), Finding.UNDECODABLE, broken)
+    for row in np.flatnonzero(problem == Problem.CORRUPT):  # each with its own error
+        number[row] = len(said)
+        said.append((Finding.UNDECODABLE, Finding.UNDECODABLE, error[row]))
     decide(_in(ids, refs.offloaded), Finding.OFFLOAD_LEFTOVER, "offloaded, and its BookKeeper copy is marked deleted")
     decide(~tagged, Finding.FOREIGN, "not tagged application=pulsar", Code.NOT_TAGGED)
     decide(~_in(text["component"], COMPONENTS), Finding.KEPT, "unknown component", Code.UNKNOWN_COMPONENT)
