@@ -14,7 +14,7 @@ from pulsar_lifecycle.inspect.kept_plans import KEPT, known_kind
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from tests.kit.command import run
-from tests.kit.scenes.activity_scene import ActivityScene
+from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 
 

@@ -21,8 +21,8 @@ from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
-from tests.kit.scenes.load_runs import OWN, expired, planned
-from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.lifecycle.load_runs import OWN, expired, planned
+from tests.kit.scenes.lifecycle.load_scene import LoadScene
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.refused import refused_by
-from tests.kit.scenes.activity_scene import ActivityScene, kept, never_deleted
+from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept, never_deleted
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
 from tests.kit.simulated.cluster import cursor_tags
 

@@ -18,7 +18,7 @@ from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.topics.protection import Protection
-from tests.kit.scenes.activity_scene import DAY, ActivityScene, kept
+from tests.kit.scenes.lifecycle.activity_scene import DAY, ActivityScene, kept
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
 from tests.kit.simulated.cluster import data_tags
 

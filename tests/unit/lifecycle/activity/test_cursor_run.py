@@ -26,7 +26,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.refused import refused_by
-from tests.kit.scenes.activity_scene import ActivityScene, kept
+from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
 from tests.kit.simulated.cluster import data_tags
 

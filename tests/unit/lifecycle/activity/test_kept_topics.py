@@ -12,7 +12,7 @@ from pulsar_lifecycle.lifecycle.activity.inactive_rules import InactivityChoice,
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.topics.policies import Layers, NamespacePolicies, owners_keep
-from tests.kit.scenes.activity_scene import ActivityScene, kept
+from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import CURSORS
 from pulsar_lifecycle.lifecycle.activity.activity_tables import CURSOR_HISTORY, UseEvidence
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
-from tests.kit.scenes.activity_scene import ActivityScene, kept
+from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept
 
 
 @pytest.fixture

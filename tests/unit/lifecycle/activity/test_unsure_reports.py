@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pulsar_lifecycle.lifecycle.activity.activity_run import build_activity
-from tests.kit.scenes.activity_scene import DAY, ActivityScene, kept
+from tests.kit.scenes.lifecycle.activity_scene import DAY, ActivityScene, kept
 from tests.kit.scenes.retention_scene import NAMESPACE
 
 

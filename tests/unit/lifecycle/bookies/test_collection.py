@@ -14,10 +14,10 @@ from pulsar_lifecycle.lifecycle.bookies.collection_run import POLL
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
-from tests.kit.collection_scene import GB, Scene, full, outcomes, plan, spoil
 from tests.kit.fakes.bookie_admin import IDLE
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.metadata_store import Operation
+from tests.kit.scenes.lifecycle.collection_scene import GB, Scene, full, outcomes, plan, spoil
 
 
 def test_each_bookie_is_chosen_or_named_with_why_not():

@@ -7,8 +7,8 @@ import pytest
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.lifecycle.bookies.collection import StopReason
 from pulsar_lifecycle.records.outcomes import Outcome
-from tests.kit.collection_scene import GB, Scene, spoil
 from tests.kit.fakes.bookie_admin import IDLE
+from tests.kit.scenes.lifecycle.collection_scene import GB, Scene, spoil
 
 
 def deaf(scene, bookie, looks):

@@ -7,8 +7,8 @@ import pytest
 from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
-from tests.kit.collection_scene import GB, Scene, outcomes, spoil
 from tests.kit.fakes.bookie_admin import IDLE
+from tests.kit.scenes.lifecycle.collection_scene import GB, Scene, outcomes, spoil
 
 
 @pytest.mark.parametrize("of_major", [False, True])

@@ -14,7 +14,7 @@ from pulsar_lifecycle.lifecycle.held.held_run import BACKLOG_TABLE, OPEN_TABLE, 
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OpenCause
 from pulsar_lifecycle.lifecycle.storage_run import build_storage_report
 from pulsar_lifecycle.model import Position
-from tests.kit.scenes.activity_scene import ActivityScene
+from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.scenes.retention_scene import MB
 
 ROLLOVER = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.lifecycle.load_scene import LoadScene
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from tests.kit.crash import Crash, raising
-from tests.kit.scenes.load_runs import OWN, applied, expired, pending, planned
-from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
+from tests.kit.scenes.lifecycle.load_scene import LoadScene
 
 A = Topic.parse(f"{OWN}a")
 

@@ -14,8 +14,8 @@ from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.lifecycle.load.monitors import monitors_in_force
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.topics.policies import Layers, NamespacePolicies
-from tests.kit.scenes.load_runs import OWN, plan, stored
-from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.lifecycle.load_runs import OWN, plan, stored
+from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MB, MINUTE, NAMESPACE
 from tests.kit.simulated.cluster import data_tags
 

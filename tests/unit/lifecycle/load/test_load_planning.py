@@ -14,8 +14,8 @@ from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.model import Topic
 from tests.kit.builders import A_GAP
-from tests.kit.scenes.load_runs import OWN, plan, stored
-from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.lifecycle.load_runs import OWN, plan, stored
+from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MB, MINUTE, NAMESPACE
 
 

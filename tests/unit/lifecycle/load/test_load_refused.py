@@ -11,8 +11,8 @@ from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
-from tests.kit.scenes.load_runs import OWN, applied, expired, pending, planned
-from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
+from tests.kit.scenes.lifecycle.load_scene import LoadScene
 
 REFUSALS = [AccessDenied("403"), NotFound("404: it moved"), StoreError("412: another broker has it")]
 

@@ -18,8 +18,8 @@ from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from tests.kit.refused import refused_by
-from tests.kit.scenes.load_runs import OWN, applied, expired, pending, planned
-from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
+from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MB, MINUTE, NAMESPACE
 
 A = Topic.parse(f"{OWN}a")

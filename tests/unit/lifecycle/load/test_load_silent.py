@@ -15,8 +15,8 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from tests.kit.scenes.load_runs import OWN, applied, expired, pending, planned
-from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
+from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 from tests.kit.simulated.cluster import BROKER
 
