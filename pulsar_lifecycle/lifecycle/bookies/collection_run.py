@@ -120,7 +120,7 @@ class _Watched:
     """A bookie that was told to collect; ``moved_at`` (ms) is when something last changed there.
 
     ``told``: what it said before that, ``before``: before it was told anything. ``began``: it answered that it begins,
-    or was seen at it since. ``silence``: why it did not answer last; empty if it did.
+    or was seen at it since. ``error``: why it did not answer last; None if it did.
     """
 
     before: BookieStatus
@@ -129,11 +129,11 @@ class _Watched:
     major: bool
     moved_at: int
     began: bool = False
-    silence: str = ""
+    error: LifecycleError | None = None
 
     def take(self, said: BookieStatus, now: int) -> None:
         """What it says at ``now`` (ms)."""
-        self.silence = ""
+        self.error = None
         if Progress.of(said) != Progress.of(self.said):
             self.moved_at = now
         self.said = said
@@ -187,8 +187,8 @@ class CollectionRun:
                 if why := self._stalled(other, self._beside[other]):
                     return why
                 waits = f"{other}, of another rack, collects or compacts already"
-                if silence := self._beside[other].silence:
-                    waits += f", or may: {silence}"
+                if error := self._beside[other].error:
+                    waits += f", or may: {error}"
             else:
                 break
             if waits != said:
@@ -201,12 +201,13 @@ class CollectionRun:
         return next((row.rack for row in self.plan if row.bookie == bookie), DEFAULT_RACK)
 
     def _watch_beside(self, bookie: str) -> None:
+        failure: LifecycleError | None = None
         try:
-            said, silence = self.bookies.status(bookie), ""
+            said = self.bookies.status(bookie)
         except LifecycleError as error:
-            said, silence = _nothing_said(bookie), str(error)
+            said, failure = _nothing_said(bookie), error
         major = any(one.major for one in said.compactions)
-        self._beside[bookie] = _Watched(said, said, said, major, self.clock.now_ms(), silence=silence)
+        self._beside[bookie] = _Watched(said, said, said, major, self.clock.now_ms(), error=failure)
 
     def _other_rack(self, rack: str) -> str:
         """A bookie that may hold copies of what a rack's have, and is at it without this run's word; empty if none.
@@ -219,7 +220,7 @@ class CollectionRun:
             try:
                 said = self.bookies.status(bookie)
             except LifecycleError as error:
-                one.silence = str(error)
+                one.error = error
                 return bookie
             if not is_at_it(said):
                 del self._beside[bookie]
@@ -288,7 +289,7 @@ class CollectionRun:
             try:
                 said = self.bookies.status(bookie)
             except LifecycleError as error:  # away or busy: the list of bookies says which, and patience ends
-                said, one.silence = None, str(error)
+                said, one.error = None, error
             if said is not None:
                 anew = restarted(one.before, one.said, said)
                 one.began |= is_at_it(said)
@@ -340,8 +341,8 @@ class CollectionRun:
         still = self.clock.now_ms() - one.moved_at
         if still <= self.settings.stalled_after * 1000:
             return None
-        if one.silence:
-            text = f"{bookie}: no progress was seen for {_long(still)}, as it does not answer: {one.silence}"
+        if one.error:
+            text = f"{bookie}: no progress was seen for {_long(still)}, as it does not answer: {one.error}"
             return Why(StopReason.STALLED, text)
         at = ", ".join(str(number) for number, each in enumerate(one.said.compactions) if each.running)
         where = f" in ledger directory {at} (of ledgerDirectories, from 0)" if at else ""

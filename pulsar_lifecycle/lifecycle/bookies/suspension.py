@@ -38,7 +38,7 @@ class Told:
 class Suspended:
     """A bookie whose compaction is suspended; ``since`` (ms): when it was told, or was found so.
 
-    Not ``sure``: it was told that, or to resume since, and whether it heard is not known.
+    Not ``sure``: it was told that, or to resume since, and whether that reached it is not known.
     """
 
     bookie: str
@@ -47,7 +47,7 @@ class Suspended:
     sure: bool = True
 
 
-_SILENT = UNKNOWN - {DiskVerdict.NO_METRICS, DiskVerdict.NOT_COLLECTED} | {DiskVerdict.READ_ONLY}
+_UNDECIDED = UNKNOWN - {DiskVerdict.NO_METRICS, DiskVerdict.NOT_COLLECTED} | {DiskVerdict.READ_ONLY}
 """Verdicts that leave open whether compaction is suspended."""
 
 
@@ -60,45 +60,45 @@ def suspended_bookies(cluster: Cluster) -> list[Suspended]:
         disks = newest_disks(cluster)
     except NotFound:
         disks = []
-    said = {row["bookie"]: row for row in disks if row["verdict"] not in _SILENT}
-    since = min((row["asked_at"] for row in disks), default=0) if len(said) == len(disks) else 0
+    disk_of = {row["bookie"]: row for row in disks if row["verdict"] not in _UNDECIDED}
+    since = min((row["asked_at"] for row in disks), default=0) if len(disk_of) == len(disks) else 0
     mine = pc.field("cluster") == cluster.settings.cluster
-    rows = cluster.journal_reader.find(mine & _SAID & filed_since(since), _WORDS).sort_by("at").to_pylist()
-    told, resumed = _words(rows)
+    rows = cluster.journal_reader.find(mine & _ORDERS & filed_since(since), _COLUMNS).sort_by("at").to_pylist()
+    told, resumed = _newest_orders(rows)
     found: list[Suspended] = []
-    for bookie in sorted({*said, *told}):
-        word, seen = told.get(bookie), said.get(bookie)
-        if word and (seen is None or word["at"] > seen["asked_at"]):
-            if word["outcome"] != Outcome.RESUMED:
-                sure = word["outcome"] == Outcome.SUSPENDED and resumed.get(bookie, 0) < word["at"]
-                found.append(Suspended(bookie, word["at"], word["why"], sure))
+    for bookie in sorted({*disk_of, *told}):
+        order, seen = told.get(bookie), disk_of.get(bookie)
+        if order and (seen is None or order["at"] > seen["asked_at"]):
+            if order["outcome"] != Outcome.RESUMED:
+                sure = order["outcome"] == Outcome.SUSPENDED and resumed.get(bookie, 0) < order["at"]
+                found.append(Suspended(bookie, order["at"], order["why"], sure))
         elif seen and seen["verdict"] == DiskVerdict.SUSPENDED:
             sure = resumed.get(bookie, 0) < seen["asked_at"]
             found.append(Suspended(bookie, seen["asked_at"], seen["detail"], sure))
     return found
 
 
-_WORDS = ["run_id", "action", "detail", "outcome", "at"]
-_SAID = pc.field("outcome").isin([Outcome.TELLING, Outcome.SUSPENDED, Outcome.RESUMED, Outcome.NOT_TOLD])
+_COLUMNS = ["run_id", "action", "detail", "outcome", "at"]
+_ORDERS = pc.field("outcome").isin([Outcome.TELLING, Outcome.SUSPENDED, Outcome.RESUMED, Outcome.NOT_TOLD])
 
 
-def _words(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
-    """By bookie, the last word of these rows of the journal (:data:`_WORDS`) that it heard, with its ``why``.
+def _newest_orders(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
+    """By bookie, the newest of these rows of the journal (:data:`_COLUMNS`) that reached it, with its ``why``.
 
-    One that it may have heard counts if it suspends. Also when (ms) each was last told to resume, heard or not.
+    One that may have reached it counts if it suspends. Also when (ms) each was last told to resume, reached or not.
     """
-    said = [{**row, **json.loads(row["detail"])} for row in rows]
-    unheard = {(row["run_id"], row["bookie"]) for row in said if row["outcome"] == Outcome.NOT_TOLD}
-    heard: dict[str, dict[str, Any]] = {}
+    orders = [{**row, **json.loads(row["detail"])} for row in rows]
+    not_told = {(row["run_id"], row["bookie"]) for row in orders if row["outcome"] == Outcome.NOT_TOLD}
+    newest: dict[str, dict[str, Any]] = {}
     resumed: dict[str, int] = {}
-    for row in said:
-        if (row["run_id"], row["bookie"]) in unheard:
+    for row in orders:
+        if (row["run_id"], row["bookie"]) in not_told:
             continue
         if row["outcome"] == Outcome.TELLING and row["action"] == Action.RESUME_COMPACTION:
             resumed[row["bookie"]] = row["at"]
         else:
-            heard[row["bookie"]] = {**row, "why": row.get("why") or ""}
-    return heard, resumed
+            newest[row["bookie"]] = {**row, "why": row.get("why") or ""}
+    return newest, resumed
 
 
 def suspend(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str) -> list[Told]:
