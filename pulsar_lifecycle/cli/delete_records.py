@@ -128,22 +128,22 @@ def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> 
 
 def _plan(where: Cluster, requested: Sequence[RequestedOffset], options: Any, *, as_json: bool) -> None:
     from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
-    from pulsar_lifecycle.delete_records.requested_partitions import partitions_and_beside, said_beside
+    from pulsar_lifecycle.delete_records.requested_partitions import not_asked_for, partitions_and_others
 
     with where.ports(read_only=True) as ports:
-        offsets, beside = partitions_and_beside(ports.store, ports.configuration, requested)
+        offsets, others = partitions_and_others(ports.store, ports.configuration, requested)
     summary, rows = plan_delete_records(where, offsets, options)
     listed = sorted(rows.to_pylist(), key=lambda row: row["topic"])
     if as_json:
-        applied = {"run_config": run_config(summary), "partitions": listed, "not_asked_for": [*map(str, beside)]}
+        applied = {"run_config": run_config(summary), "partitions": listed, "not_asked_for": [*map(str, others)]}
         show.json_document({**summary.to_json(), **applied})
     else:
-        _print_plan(summary, listed, said_beside(beside))
+        _print_plan(summary, listed, not_asked_for(others))
     if any(row["error"] for row in listed) or not summary.actionable:
         raise typer.Exit(1)
 
 
-def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]], beside: str) -> None:
+def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]], others: str) -> None:
     going = [row for row in rows if row["error"] is None]
     show.table(
         ["partition", "asked", "low watermark", "first readable", "below it", "ledgers", "frees", "error"],
@@ -174,8 +174,8 @@ def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]], beside:
             notes.append(f"{row['at_risk']} messages published at or after the time lie among older ones: all stay")
         for note in notes:
             show.text(f"{row['topic']}: {note}")
-    if beside:
-        show.text(beside)
+    if others:
+        show.text(others)
     show.facts(
         [
             ("plan", summary.plan_id),

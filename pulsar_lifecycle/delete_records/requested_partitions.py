@@ -37,7 +37,7 @@ def partitions_of(
     return _offsets(store, entries, _counts(configuration, [one.name for one in entries]))
 
 
-def partitions_and_beside(
+def partitions_and_others(
     store: MetadataStore, configuration: MetadataStore, asked: Iterable[RequestedOffset]
 ) -> tuple[dict[TopicPartition, Offset], list[TopicPartition]]:
     """:func:`partitions_of`, and partitions that have a topic's name and are not asked for.
@@ -48,7 +48,7 @@ def partitions_and_beside(
     entries = list(asked)
     names = [one.name for one in entries]
     counts = _counts(configuration, names)
-    return _offsets(store, entries, counts), _beside(store, dict(zip(names, counts, strict=True)))
+    return _offsets(store, entries, counts), _others(store, dict(zip(names, counts, strict=True)))
 
 
 def _offsets(
@@ -68,7 +68,7 @@ def _offsets(
     return found
 
 
-def _beside(store: MetadataStore, counts: Mapping[Topic, int | None]) -> list[TopicPartition]:
+def _others(store: MetadataStore, counts: Mapping[Topic, int | None]) -> list[TopicPartition]:
     whole = {name: count or 0 for name, count in counts.items() if name.partition is None}
     folders = sorted({(name.namespace, name.domain) for name in whole}, key=str)
     listings = store.children([f"{MANAGED_LEDGERS_ROOT}/{namespace}/{domain}" for namespace, domain in folders])
@@ -83,11 +83,11 @@ def _beside(store: MetadataStore, counts: Mapping[Topic, int | None]) -> list[To
     return sorted({*found}.difference(counts), key=lambda topic: (topic.partitioned_parent.local, topic.partition))
 
 
-def said_beside(beside: Sequence[TopicPartition]) -> str:
+def not_asked_for(others: Sequence[TopicPartition]) -> str:
     """A sentence about partitions that are not asked for; empty if there are none."""
-    if not beside:
+    if not others:
         return ""
-    shown = ", ".join(map(str, beside[:SHOWN])) + (f" and {len(beside) - SHOWN} more" if len(beside) > SHOWN else "")
+    shown = ", ".join(map(str, others[:SHOWN])) + (f" and {len(others) - SHOWN} more" if len(others) > SHOWN else "")
     return f"not asked for, as the metadata of their topic does not name them: {shown}; ask for each by its name"
 
 

@@ -19,13 +19,13 @@ from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, UsageEr
 from pulsar_lifecycle.inspect.kept_plans import KEPT, Plan, plans_of, stored_plan
 from pulsar_lifecycle.journal.approvals import (
     APPLIED_WITHIN_MS,
+    ApprovalRow,
     Approved,
-    Word,
     applied_plans,
     approval_in,
     approval_row,
+    rows_about,
     withdrawals,
-    words_about,
 )
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.outcomes import Action
@@ -122,11 +122,11 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     asked = [plan for plan in mine if plan.plan_id == plan_id] if plan_id else mine
     if not asked:
         return decide(settings, None, now, valid_for_ms=valid), None
-    said: dict[str, list[Word]] = {}
+    said: dict[str, list[ApprovalRow]] = {}
     fresh = [plan for plan in asked if 0 <= now - plan.created_at <= valid]
     if fresh and settings.mode is Automation.APPROVE:
         ids, since = [plan.plan_id for plan in fresh], min(plan.created_at for plan in fresh)
-        said = words_about(where.journal_reader, where.settings.cluster, ids, since)
+        said = rows_about(where.journal_reader, where.settings.cluster, ids, since)
     approved = next((plan for plan in reversed(asked) if _holds(_approval(plan, said), plan, now)), None)
     if approved and approved is not asked[-1]:
         decision = _decided(where, kind, approved, _approval(approved, said))
@@ -305,7 +305,7 @@ def after_approval(where: Cluster, plan_id: str) -> list[str]:
     return said
 
 
-def _approval(plan: Plan, said: Mapping[str, Sequence[Word]]) -> Approval | None:
+def _approval(plan: Plan, said: Mapping[str, Sequence[ApprovalRow]]) -> Approval | None:
     try:
         return approval_in(said.get(plan.plan_id, ()))
     except (ValueError, KeyError, TypeError) as error:  # a row of another program approves nothing

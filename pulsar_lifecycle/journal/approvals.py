@@ -21,7 +21,7 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.automation_rule import Approval
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 
-Word = Mapping[str, Any]
+ApprovalRow = Mapping[str, Any]
 """A row of the journal that approves a plan, or withdraws that."""
 APPLIED_WITHIN_MS = 30 * 86_400_000
 """How far back plans count that were applied."""
@@ -48,8 +48,8 @@ def approval_row(
     return Writer(run_id, cluster, plan_id).row(step, about, outcome, Why(Code.BY_OPERATOR, text), now)
 
 
-def approval_in(rows: Sequence[Word]) -> Approval | None:
-    """The newest approval among the :func:`words_about` a plan; None if there is none, or it was withdrawn.
+def approval_in(rows: Sequence[ApprovalRow]) -> Approval | None:
+    """The newest approval among the :func:`rows_about` a plan; None if there is none, or it was withdrawn.
 
     No clock says what came last: an approval holds if whoever gave it knew of every withdrawal. So where two say
     something at the same moment, the plan waits. Raises ValueError, KeyError or TypeError for a row of another program.
@@ -64,20 +64,22 @@ def approval_in(rows: Sequence[Word]) -> Approval | None:
 
 def withdrawals(journal: JournalReader, cluster: str, plan_id: str, since: int) -> tuple[str, ...]:
     """The runs in which approvals of a plan were withdrawn, at ``since`` (ms) or later."""
-    said = words_about(journal, cluster, [plan_id], since)
+    said = rows_about(journal, cluster, [plan_id], since)
     return tuple(sorted(_withdrawals(said.get(plan_id, ()))))
 
 
-def _withdrawals(rows: Sequence[Word]) -> set[str]:
+def _withdrawals(rows: Sequence[ApprovalRow]) -> set[str]:
     return {row["run_id"] for row in rows if row["outcome"] != Outcome.APPROVED}
 
 
-def words_about(journal: JournalReader, cluster: str, plan_ids: Collection[str], since: int) -> dict[str, list[Word]]:
+def rows_about(
+    journal: JournalReader, cluster: str, plan_ids: Collection[str], since: int
+) -> dict[str, list[ApprovalRow]]:
     """Approvals of plans and their withdrawals, given at ``since`` (ms) or later, oldest first; by plan, of few."""
     named = pc.field("plan_id").isin(pa.array(sorted(plan_ids), pa.string()))
     mine = (pc.field("cluster") == cluster) & named
     about = mine & (pc.field("action") == Action.APPROVE_PLAN) & filed_since(since)
-    found: dict[str, list[Word]] = {}
+    found: dict[str, list[ApprovalRow]] = {}
     for row in journal.find(about, ["plan_id", "run_id", "outcome", "detail", "at"]).sort_by("at").to_pylist():
         found.setdefault(row["plan_id"], []).append(row)
     return found
