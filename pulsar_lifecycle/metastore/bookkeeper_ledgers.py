@@ -47,13 +47,12 @@ def ledger_units(store: MetadataStore, root: str = "/ledgers") -> list[Unit]:
         ledger_path.parse_layout(layout.data)
     elif layout is not None or "available" not in node_names(top):
         raise NotFound(f"{root} is no BookKeeper root that can be read: is bookkeeper.ledgers_root right?")
-    short = [f"{root}/{n}" for n in node_names(top) if re.fullmatch(r"\d{2}", n)]
-    long = [f"{root}/{n}" for n in node_names(top) if re.fullmatch(r"\d{3}", n)]
-    strange = [n for n in node_names(top) if not re.fullmatch(r"\d{2,3}", n) and n not in _SPECIAL]
-    units += [unread(f"{root}/{n}", "not a node of a known ledger layout") for n in strange]
-    leaf_parents, failed = descend(store, short, 1)
+    folders = [n for n in node_names(top) if ledger_path.is_ledger_folder(n)]
+    unknown = [n for n in node_names(top) if n not in folders and n not in _SPECIAL]
+    units += [unread(f"{root}/{n}", "not a node of a known ledger layout") for n in unknown]
+    leaf_parents, failed = descend(store, [f"{root}/{n}" for n in folders if len(n) == 2], 1)
     units += failed
-    long_parents, failed = descend(store, long, 3)
+    long_parents, failed = descend(store, [f"{root}/{n}" for n in folders if len(n) == 3], 3)
     units += failed
     return units + [Unit(path, None, 0) for path in leaf_parents + long_parents]
 

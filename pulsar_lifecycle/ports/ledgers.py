@@ -70,11 +70,6 @@ class Traces:
     holding: tuple[str, ...]
     unanswered: Mapping[str, str]
 
-    @property
-    def none_left(self) -> bool:
-        """Whether every bookie answered that it has no entry of the ledger."""
-        return not self.holding and not self.unanswered
-
 
 class LedgerReader(Protocol):
     """Reads BookKeeper entries without ever recovering or fencing a ledger."""

@@ -95,7 +95,6 @@ class Trace:
     run_id: str
     guard: tuple[str, int] = ("", -1)
     epoch_id: str = ""
-    earlier_id: str = ""
     batch: int = 1
     per_second: float = 1e9
     started: int = 0
