@@ -20,6 +20,7 @@ from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.absence import DeletedLedger
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_COMPACTED_LEDGER, COMPONENT_MANAGED_LEDGER
 from pulsar_lifecycle.journal.first_phase_marks import marked_offloads
 from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.model import MessagePosition, Topic
@@ -170,7 +171,7 @@ def _joined(one: DeletedLedger, same: DeletedLedger) -> DeletedLedger:
 def _tagged(cluster: Cluster, epoch: Epoch, topics: Collection[str]) -> list[tuple[str, int]]:
     """By the tags of BookKeeper's z-nodes: data ledgers of these topics."""
     names = {Topic.parse(topic).managed_ledger: topic for topic in topics}
-    mine = pc.field("managed_ledger").isin(sorted(names)) & (pc.field("component") == "managed-ledger")
+    mine = pc.field("managed_ledger").isin(sorted(names)) & (pc.field("component") == COMPONENT_MANAGED_LEDGER)
     where = mine & pc.field("cursor").is_null()
     parts = cluster.parts(epoch.epoch_id, "bookkeeper_ledgers")
     found: list[tuple[str, int]] = []
@@ -184,7 +185,7 @@ def _compacted(cluster: Cluster, epoch: Epoch, topics: Sequence[str]) -> list[tu
 
     Nobody reads it any more; it has messages of whatever keys there were, from ledgers that are gone.
     """
-    where = pc.field("compacted_topic").isin(sorted(topics)) & (pc.field("component") == "compacted-ledger")
+    where = pc.field("compacted_topic").isin(sorted(topics)) & (pc.field("component") == COMPONENT_COMPACTED_LEDGER)
     parts = cluster.parts(epoch.epoch_id, "bookkeeper_ledgers") if topics else []
     batches = cluster.lake.batches(parts, ["compacted_topic", "ledger_id"], where)
     return [(row["compacted_topic"], row["ledger_id"]) for batch in batches for row in batch.to_pylist()]

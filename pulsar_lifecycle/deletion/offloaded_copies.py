@@ -27,6 +27,7 @@ from pulsar_lifecycle.deletion.run_evidence import NO_EARLIER_SCAN
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.deletion_message import MessageOffloadContext
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_MANAGED_LEDGER
 from pulsar_lifecycle.journal.in_doubt import NOT_KNOWN
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore
@@ -106,7 +107,7 @@ def _look_at_message(run: Run, ports: Ports, d: Decision) -> None:
     """What can be said without asking anybody."""
     context, bucket = _context(d), bucket_of(d.info)
     topic = Topic.parse(d.info.topic_name)
-    namespace, owner = owner_names.owner_of("managed-ledger", topic.managed_ledger, None, None, None)
+    namespace, owner = owner_names.owner_of(COMPONENT_MANAGED_LEDGER, topic.managed_ledger, None, None, None)
     d.path = f"s3://{bucket}/{_keys(d)[0]}"
     if context.driver_name.lower() not in offload_object.S3_DRIVERS:
         why = f"its driver is {context.driver_name}: only objects of aws-s3 and S3 can be deleted"

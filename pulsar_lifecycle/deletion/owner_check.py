@@ -18,6 +18,7 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, COMPONENT_COMPACTED_LEDGER
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.formats.retry_letter import reconsume_times, waiting_since
 from pulsar_lifecycle.metastore import load_state, schemas
@@ -253,9 +254,9 @@ def _decide_pending(
     rows = [
         {
             "ledger_id": d.info.ledger_id,
-            "component": "compacted-ledger"
+            "component": COMPONENT_COMPACTED_LEDGER
             if d.info.component is LedgerComponent.COMPACTED_LEDGER
-            else "delayed-index-bucket",
+            else COMPONENT_BUCKET,
             "topic_exists": node is not None,
             "load_state": state,
             "compaction": compaction,

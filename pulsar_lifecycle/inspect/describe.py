@@ -16,7 +16,7 @@ from typing import Any
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound
 from pulsar_lifecycle.formats import bookie_info, ledger_metadata, ledger_path, managed_ledger, schema
 from pulsar_lifecycle.formats import cursor as cursor_format
-from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_SCHEMA, LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.plain_data import describe
 from pulsar_lifecycle.inspect import explain
 from pulsar_lifecycle.metastore import load_state
@@ -165,7 +165,7 @@ def ledger(store: MetadataStore, reader: LedgerReader, ledger_id: int, ledgers_r
     document["replicas"] = _replicas(store, metadata, ledgers_root)
     document["underReplicated"] = _under_replicated(store, ledger_id, ledgers_root)
     document["lastEntry"] = _last_entry(reader.last_entries([(ledger_id, metadata)])[0])
-    schemas = [row["schema_id"]] if topic and row["component"] == "schema" else []
+    schemas = [row["schema_id"]] if topic and row["component"] == COMPONENT_SCHEMA else []
     owners = [Topic.parse(topic).managed_ledger] if topic and not schemas else []
     found = explain.look(store, reader, ledger_id, owners, schemas, ledgers_root)
     document["references"] = [

@@ -21,6 +21,7 @@ from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_SCHEMA
 from pulsar_lifecycle.inspect.explain_codes import ExplainCode, LedgerVerdict, Verdict
 from pulsar_lifecycle.inspect.ledger_history import History
 from pulsar_lifecycle.journal.in_doubt import ARCHIVE, JOURNAL_COLUMNS, WITHIN_MS, deletions_in_doubt, lost_copies
@@ -195,7 +196,7 @@ def _owners(ledger: Row | None, history: History) -> tuple[set[str], set[str]]:
     for row in history.references.to_pylist():
         (schemas if row["kind"] == "R5" else owners).add(row["owner"])
     topic = owner_in(ledger)[1] if ledger else ""
-    if ledger and topic and ledger["component"] == "schema":
+    if ledger and topic and ledger["component"] == COMPONENT_SCHEMA:
         schemas.add(ledger["schema_id"])
     elif topic:
         owners.add(Topic.parse(topic).managed_ledger)

@@ -13,19 +13,25 @@ from typing import Any
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
+from pulsar_lifecycle.formats.ledger_metadata import (
+    COMPONENT_BUCKET,
+    COMPONENT_COMPACTED_LEDGER,
+    COMPONENT_MANAGED_LEDGER,
+    COMPONENT_SCHEMA,
+)
 from pulsar_lifecycle.records.owner_names import parent_of, schema_owner
 
 _COMPONENTS = {
-    "managed-ledger": LedgerComponent.MANAGED_LEDGER,
-    "schema": LedgerComponent.SCHEMA_STORAGE,
-    "compacted-ledger": LedgerComponent.COMPACTED_LEDGER,
-    "delayed-index-bucket": LedgerComponent.DELAYED_INDEX_BUCKET,
+    COMPONENT_MANAGED_LEDGER: LedgerComponent.MANAGED_LEDGER,
+    COMPONENT_SCHEMA: LedgerComponent.SCHEMA_STORAGE,
+    COMPONENT_COMPACTED_LEDGER: LedgerComponent.COMPACTED_LEDGER,
+    COMPONENT_BUCKET: LedgerComponent.DELAYED_INDEX_BUCKET,
 }
 
 
 def component_of(tag: str, cursor: str | None) -> LedgerComponent:
     """The message's component for a ledger's tags; a cursor ledger is a managed ledger with a cursor tag."""
-    return LedgerComponent.MANAGED_CURSOR if tag == "managed-ledger" and cursor else _COMPONENTS[tag]
+    return LedgerComponent.MANAGED_CURSOR if tag == COMPONENT_MANAGED_LEDGER and cursor else _COMPONENTS[tag]
 
 
 class Finding(StrEnum):
@@ -57,7 +63,7 @@ class Finding(StrEnum):
     """Unreferenced, and kept by the rule that ``code`` names."""
 
 
-COMPONENTS = ("managed-ledger", "compacted-ledger", "schema", "delayed-index-bucket")
+COMPONENTS = (COMPONENT_MANAGED_LEDGER, COMPONENT_COMPACTED_LEDGER, COMPONENT_SCHEMA, COMPONENT_BUCKET)
 """Values of the ``component`` tag (LedgerMetadataUtils, 4.0.7)."""
 
 

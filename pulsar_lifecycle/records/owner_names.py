@@ -10,6 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.formats.ledger_metadata import (
+    COMPONENT_BUCKET,
+    COMPONENT_COMPACTED_LEDGER,
+    COMPONENT_MANAGED_LEDGER,
+    COMPONENT_SCHEMA,
+)
 from pulsar_lifecycle.model import Namespace, Topic
 
 
@@ -121,13 +127,13 @@ def owner_of(
     counts as none: it would send a later check to another topic.
     """
     try:
-        if component == "managed-ledger" and managed_ledger:
+        if component == COMPONENT_MANAGED_LEDGER and managed_ledger:
             topic = Topic.from_managed_ledger(managed_ledger)
-        elif component == "compacted-ledger" and compacted:
+        elif component == COMPONENT_COMPACTED_LEDGER and compacted:
             topic = Topic.parse(compacted)
-        elif component == "delayed-index-bucket" and bucket:
+        elif component == COMPONENT_BUCKET and bucket:
             topic = Topic.parse(bucket)
-        elif component == "schema" and schema_id:
+        elif component == COMPONENT_SCHEMA and schema_id:
             namespace, _, name = schema_id.rpartition("/")
             topic = Topic.from_managed_ledger(f"{namespace}/persistent/{name}")
         else:

@@ -16,6 +16,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_MANAGED_LEDGER, COMPONENT_SCHEMA
 from pulsar_lifecycle.io.connect import root_settings, without_chroot
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
 from pulsar_lifecycle.journal.first_phase_marks import taken_off, unnamed_snapshots
@@ -170,7 +171,7 @@ def _facts(cluster: Cluster, epoch_id: str) -> tuple[int, int, int]:
     for batch in cluster.lake.batches(parts, ["ledger_id", "czxid", "component"]):
         newest = max(newest, pc.max(batch.column("ledger_id").fill_null(-1)).as_py())
         zxid = max(zxid, pc.max(batch.column("czxid").fill_null(0)).as_py())
-        schemas += pc.sum(pc.equal(batch.column("component"), "schema")).as_py() or 0
+        schemas += pc.sum(pc.equal(batch.column("component"), COMPONENT_SCHEMA)).as_py() or 0
     return newest, zxid, schemas
 
 
@@ -278,7 +279,7 @@ def _lost(cluster: Cluster, epoch_id: str, last: Epoch, refs: Referenced, limits
     unnamed -= ours
     ledgers, there = cluster.parts(epoch_id, "bookkeeper_ledgers"), pc.field("problem").is_null()
     here = listed_by(lake.batches(ledgers, ["ledger_id"], there))
-    newer = (pc.field("czxid") > last.max_czxid) & (pc.field("component") == "managed-ledger")
+    newer = (pc.field("czxid") > last.max_czxid) & (pc.field("component") == COMPONENT_MANAGED_LEDGER)
     written = {
         row["ledger_id"]: f"{walk.MANAGED_LEDGERS_ROOT}/{row['managed_ledger']}"
         for batch in lake.batches(

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node
@@ -95,9 +96,7 @@ def must_ask(row: Mapping[str, Any]) -> bool:
 
 
 def _held_perhaps(row: Mapping[str, Any]) -> bool:
-    return row["component"] == "delayed-index-bucket" and not snapshot_memory.rests(
-        row["topic_exists"], row["load_state"]
-    )
+    return row["component"] == COMPONENT_BUCKET and not snapshot_memory.rests(row["topic_exists"], row["load_state"])
 
 
 def without_asking(row: Mapping[str, Any]) -> Memory | None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_MANAGED_LEDGER, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.formats.offload_object import S3_DRIVERS
 from pulsar_lifecycle.model import Topic
@@ -56,7 +56,7 @@ def _problem(row: Mapping[str, Any] | None, topic: Topic) -> Why | None:
         return Why(Code.NOT_IN_BOOKKEEPER, "BookKeeper does not have it: a dangling reference")
     if row["problem"]:
         return Why(Code.NOT_IN_BOOKKEEPER, f"its z-node in BookKeeper could not be read: {row['error']}")
-    if row["application"] != "pulsar" or row["component"] != "managed-ledger" or row["cursor"]:
+    if row["application"] != "pulsar" or row["component"] != COMPONENT_MANAGED_LEDGER or row["cursor"]:
         text = "BookKeeper's z-node does not call it a topic's data: the deletion run would keep it"
         return Why(Code.NOT_IN_BOOKKEEPER, text)
     if row["managed_ledger"] != topic.managed_ledger:
@@ -147,7 +147,7 @@ def _deletable(ids: Any, owners: Any, bookkeeper: pa.Table, context: findings.Co
     copies = {name: bookkeeper.column(name).take(place).combine_chunks() for name in COPY_COLUMNS}
     tagged = [
         pc.equal(copies["application"], "pulsar"),
-        pc.equal(copies["component"], "managed-ledger"),
+        pc.equal(copies["component"], COMPONENT_MANAGED_LEDGER),
         pc.equal(pc.fill_null(copies["cursor"], ""), ""),
         pc.equal(copies["managed_ledger"], owners),
         pc.equal(copies["state"], LedgerState.CLOSED.name),

@@ -16,7 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.ledger_metadata import (
+    COMPONENT_BUCKET,
+    COMPONENT_COMPACTED_LEDGER,
+    COMPONENT_SCHEMA,
+    LedgerState,
+)
 from pulsar_lifecycle.model import cursor_name
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import COMPONENTS, Context, Finding
@@ -28,7 +33,7 @@ from pulsar_lifecycle.records.topic_load import COMPACTS_NOT
 from pulsar_lifecycle.scan.snapshot_memory import KEPT_BECAUSE, NOT_ASKED, RESTING, Memory
 from pulsar_lifecycle.topics.protection import Protection, owner_rule
 
-NEEDS_OWNER = ("compacted-ledger", "delayed-index-bucket")
+NEEDS_OWNER = (COMPONENT_COMPACTED_LEDGER, COMPONENT_BUCKET)
 """Components whose owner's state decides: ``judge`` leaves them to ``decide_pending``."""
 
 PENDING = "pending"
@@ -80,7 +85,7 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     decide(~tagged, Finding.FOREIGN, "not tagged application=pulsar", Code.NOT_TAGGED)
     decide(~_in(text["component"], COMPONENTS), Finding.KEPT, "unknown component", Code.UNKNOWN_COMPONENT)
     decide(text["topic"] == "", Finding.KEPT, "its tags name no owner", Protection.UNNAMED_OWNER)
-    nameless = (text["component"] == "delayed-index-bucket") & ((text["cursor"] == "") | (text["bucket_key"] == ""))
+    nameless = (text["component"] == COMPONENT_BUCKET) & ((text["cursor"] == "") | (text["bucket_key"] == ""))
     decide(nameless, Finding.KEPT, "its tags name no cursor or no bucket key", Code.UNNAMED_CURSOR)
     for mask, rule in _owner_rules(text["namespace"], text["topic"], context):
         foreign = rule.code is Protection.UNKNOWN_NAMESPACE
@@ -91,7 +96,7 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     ):
         theirs = context.schemas_of(names)
         owned = _in(text["topic"], theirs) | _in(text["namespace"], theirs)
-        decide((text["component"] == "schema") & owned, Finding.KEPT, rule.text, rule.code)
+        decide((text["component"] == COMPONENT_SCHEMA) & owned, Finding.KEPT, rule.text, rule.code)
     closed = text["state"] == "CLOSED"
     decide(~closed & (age < context.grace), Finding.OPEN, "never closed, and younger than the grace period")
     decide(~closed, Finding.OPEN_ORPHAN, "never closed: no broker rolled it over, nothing refers to it")
@@ -115,7 +120,7 @@ def decide_pending(pending: pa.Table) -> pa.Table:
     memory = _texts(pending.column("memory"))
     exists: Any = pending.column("topic_exists").fill_null(False).to_numpy()
     resting = ~exists | _in(state, RESTING)
-    bucket = component == "delayed-index-bucket"
+    bucket = component == COMPONENT_BUCKET
     free = resting | np.where(bucket, memory == Memory.NOTHING, _in(compaction, COMPACTS_NOT))
     said = [
         _FREE if may_go else _held(known) if is_bucket else _COMPACTED

@@ -28,6 +28,7 @@ from pulsar_lifecycle.copies.object_pairs import (
 from pulsar_lifecycle.formats import offload_object
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, MessageOffloadContext
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo as Intent
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_MANAGED_LEDGER
 from pulsar_lifecycle.formats.offload_object import parse_key
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import owner_names, plans
@@ -138,7 +139,7 @@ def copy_owner(found: Sequence[Mapping[str, str]], rules: Rules) -> CopyOwner:
     names = sorted({metadata[offload_object.MANAGED_LEDGER_NAME] for metadata in found})
     if len(names) != 1:
         return CopyOwner("", "", "", Why(Code.NOT_OURS, "its objects are of different topics"))
-    namespace, topic = owner_names.owner_of("managed-ledger", names[0], None, None, None)
+    namespace, topic = owner_names.owner_of(COMPONENT_MANAGED_LEDGER, names[0], None, None, None)
     if not topic:
         why = Why(Code.NOT_OURS, f"the object says {names[0]}, which no topic can be called")
         return CopyOwner("", "", names[0], why)
