@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.absence import DeletedLedger
+from pulsar_lifecycle.delete_records.partition import PartitionView
+from pulsar_lifecycle.delete_records.request import TopicPartition
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_COMPACTED_LEDGER, COMPONENT_MANAGED_LEDGER
@@ -58,17 +60,25 @@ def copies_of(row: Row) -> Mapping[int, tuple[Location, ...]]:
     return found
 
 
-def add_leftovers(cluster: Cluster, epoch: Epoch, ports: Ports, rows: Sequence[dict[str, Any]]) -> None:
+def add_leftovers(
+    cluster: Cluster,
+    epoch: Epoch,
+    ports: Ports,
+    rows: Sequence[dict[str, Any]],
+    views: Mapping[TopicPartition, PartitionView],
+) -> None:
     """Fill column ``leftovers`` of rows of a plan that have no error, and add to their ``copies``.
 
-    They have ``listed`` and ``compacted``: the ledgers of the topic's list, and of its compacted view, if it has one.
+    ``views``: the partitions of those rows, as they were when they were planned.
     """
     going = [row for row in rows if row["error"] is None]
+    view_of = {str(topic): view for topic, view in views.items()}
+    uncompacted = [row["topic"] for row in going if view_of[row["topic"]].compacted is None]
     since = epoch.started_at - _DAY_MS  # clocks may differ
     found = left_lists(cluster, going, since, epoch)
-    for topic, ledger_id in _compacted(cluster, epoch, [row["topic"] for row in going if row["compacted"] is None]):
+    for topic, ledger_id in _compacted(cluster, epoch, uncompacted):
         found.setdefault(topic, {})[ledger_id] = DeletedLedger(ledger_id, None)
-    listed = {row["topic"]: {*row["ledgers"], *row["listed"]} for row in going}
+    listed = {topic: {item.ledger_id for item in view.info.ledgers} for topic, view in view_of.items()}
     asked = [(topic, i) for topic, own in found.items() for i in sorted(own.keys() - listed[topic])]
     root = cluster.settings.bookkeeper.ledgers_root
     nodes = ports.store.read([ledger_path.ledger_path(i, root) for _, i in asked])

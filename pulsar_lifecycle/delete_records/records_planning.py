@@ -80,7 +80,7 @@ def plan_delete_records(
         with step("partitions"):
             planned = planning.rows(offsets)
         with step("leftovers"):
-            add_leftovers(cluster, epoch, ports, planned)
+            add_leftovers(cluster, epoch, ports, planned, planning.views)
     rows = plans.by_id(pa.Table.from_pylist(planned, RECORDS))
     gaps = evidence.gaps_of(cluster, epoch)
     token = cluster.ids.token(2)
@@ -104,12 +104,14 @@ class _Planning:
         """Topics whose records our role may not delete: nothing of them is read."""
         self.clusters: Mapping[TopicPartition, Clusters] = {}
         """Where each topic is replicated to."""
+        self.views: Mapping[TopicPartition, PartitionView] = {}
+        """The partitions that could be read, once there are :meth:`rows`."""
 
     def rows(self, offsets: Mapping[TopicPartition, Offset]) -> list[Row]:
         """The plan's row of each partition."""
         self._ports.store.sync("/")
         looked = self._looked(list(offsets))
-        views = {topic: read.view for topic, read in looked.items() if isinstance(read, Read)}
+        self.views = views = {topic: read.view for topic, read in looked.items() if isinstance(read, Read)}
         needed = {
             topic: view
             for topic, view in views.items()
@@ -251,7 +253,7 @@ def row_of(
     refusal: Refusal | None,
     options: Options,
 ) -> Row:
-    """A row of ``RECORDS``, with what ``add_leftovers`` needs beside; what is not known of the partition is null."""
+    """A row of ``RECORDS``, but for its ``leftovers``; what is not known of the partition is null."""
     sizes = [_size(view, i) for i in cut.ledgers] if view and cut else []
     return {
         "ledger_id": cut.low_watermark.ledger_id if cut else -1,
@@ -269,8 +271,6 @@ def row_of(
         "sizes": sizes,
         "copies": copies_stored(_copies(view, cut)) if view and cut else [],
         "leftovers": [],
-        "listed": [item.ledger_id for item in view.info.ledgers] if view else [],
-        "compacted": view.compacted if view else None,
         "bytes": 0 if refusal else sum(sizes),
         "messages": None,
         "messages_between": 0 if cut and cut.exact else None,
