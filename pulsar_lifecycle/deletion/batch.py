@@ -162,7 +162,7 @@ def _reconsume(run: Run, ports: Ports, failed: Sequence[Decision]) -> None:
         return
     for d, one in zip(failed, postponed, strict=True):
         d.reconsume_times = one.times
-        if one.error:
+        if one.error is not None:
             stay([d], f"it could not be sent to the retry topic: {one.error}" if d.message.topic else one.error)
         elif one.dead:
             d.outcome, d.reason = Outcome.DEAD_LETTERED, f"{d.reason}; {run.max_retries} retries did not help"

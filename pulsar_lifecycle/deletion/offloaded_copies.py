@@ -78,7 +78,8 @@ def delete(run: Run, ports: Ports, doomed: Sequence[Decision]) -> LifecycleError
         markers: set[str] = set()
         try:
             for one in _objects(ports).delete_many(bucket, keys):
-                problems[one.key] = one.error
+                if one.error is not None:
+                    problems[one.key] = one.error
                 if one.marker:
                     markers.add(one.key)
         except LifecycleError as error:
@@ -96,8 +97,8 @@ def _confirm(
     if error:
         d.decide(Outcome.RETRYING, Code.OUTCOME_UNKNOWN, f"{NOT_KNOWN}: {error}")
     elif left:
-        why = next((problems[key] for key in left if problems.get(key)), "")
-        d.decide(Outcome.RETRYING, Code.STILL_THERE, f"it was not deleted: {why}" if why else "it was not deleted")
+        why = next((f": {problems[key]}" for key in left if key in problems), "")
+        d.decide(Outcome.RETRYING, Code.STILL_THERE, f"it was not deleted{why}")
     else:
         kept = "; the bucket is versioned: its bytes stay behind a delete marker" if marker else ""
         d.decide(Outcome.DELETED, Code.UNREFERENCED, f"nothing refers to it{kept}")

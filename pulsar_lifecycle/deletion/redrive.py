@@ -208,8 +208,8 @@ def redrive(
         receipts = letters.send_again([letter.message for letter in some])
         now = clock.now_ms()
         journal.record([_row(run_id, cluster, one, r, now) for one, r in zip(some, receipts, strict=True)])
-        letters.acknowledge([receipt.message for receipt in receipts if not receipt.error])
-        errors = [receipt.error for receipt in receipts if receipt.error]
+        letters.acknowledge([receipt.message for receipt in receipts if receipt.error is None])
+        errors = [receipt.error for receipt in receipts if receipt.error is not None]
         done.sent += len(receipts) - len(errors)
         done.failed += len(errors)
         done.first_error = done.first_error or (errors[0] if errors else "")
@@ -252,7 +252,7 @@ def _row(run_id: str, cluster: str, letter: Letter, receipt: Resent, now: int) -
     detail = _Detail(*ids, told_times(letter.message.properties))
     about = Subject(info.ledger_id, info.component.value, info.topic_name, details=(detail,))
     outcome, why = Outcome.SENT, Why(Code.SENT_AGAIN, f"sent again; a dead letter before: {letter.reason}")
-    if receipt.error:
+    if receipt.error is not None:
         outcome, why = Outcome.SEND_FAILED, Why(Code.NOT_SENT, receipt.error)
     writer = Writer(run_id, cluster, info.plan_id)
     return writer.row(Step(action_of(info.ledger_type), Phase.REDRIVE), about, outcome, why, now)

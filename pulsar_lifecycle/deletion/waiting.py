@@ -61,7 +61,7 @@ def send_back(run: Run, ports: Ports, waits: Sequence[Decision]) -> None:
     except LifecycleError as error:
         stay(waits, f"the retry topic could not be asked: {error}")
         return
-    ports.sent_back.update(_same(one) for one in postponed if not one.error)
+    ports.sent_back.update(_same(one) for one in postponed if one.error is None)
     errors = {_same(one): one.error for one in postponed}
     for d in waits:
         d.sent_back = _same(d) in ports.sent_back

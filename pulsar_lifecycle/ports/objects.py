@@ -27,13 +27,13 @@ class ObjectHead:
 
 @dataclass(frozen=True, slots=True)
 class ObjectDeletion:
-    """What became of one deletion: done (or nothing was there) unless ``error``.
+    """What became of one deletion: done, or nothing was there, if ``error`` is None.
 
     ``marker``: the bucket is versioned, and the bytes stay behind a delete marker.
     """
 
     key: str
-    error: str = ""
+    error: str | None = None
     marker: bool = False
 
 

@@ -31,24 +31,24 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Outcome of one send: ``error`` is empty when the broker acknowledged it."""
+    """Outcome of one send: ``error`` is None when the broker acknowledged it."""
 
     info: PendingDeleteLedgerInfo
     message_id: bytes
-    error: str
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """Outcome of one ``reconsume_later``: sent as retry number ``times``, or ``dead``-lettered, unless ``error``.
+    """Outcome of one ``reconsume_later``: sent as retry number ``times``, or ``dead``-lettered, if no ``error``.
 
-    Of one ``send_back``: ``times`` is what it was, unless ``error``.
+    Of one ``send_back``: ``times`` is what it was, if there is no ``error``.
     """
 
     message: Received
     times: int
     dead: bool
-    error: str
+    error: str | None
 
 
 class DeletionQueue(Protocol):
@@ -98,11 +98,11 @@ class DeletionQueue(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Resent:
-    """Outcome of sending a dead letter again: ``error`` is empty when the broker acknowledged it."""
+    """Outcome of sending a dead letter again: ``error`` is None when the broker acknowledged it."""
 
     message: Received
     message_id: bytes
-    error: str
+    error: str | None
 
 
 class DeadLetterQueue(Protocol):

@@ -108,7 +108,7 @@ def send_intents(
         sizes = todo.slice(start, SEND_BATCH).column("logical_bytes").to_pylist()
         outcomes = queue.send(batch, deliver_after_ms)
         journal.record([_row(run_id, summary, one, size, now) for one, size in zip(outcomes, sizes, strict=True)])
-        errors = [one.error for one in outcomes if one.error]
+        errors = [one.error for one in outcomes if one.error is not None]
         sent += len(outcomes) - len(errors)
         failed += len(errors)
         first_error = first_error or (errors[0] if errors else "")
@@ -123,12 +123,14 @@ def _row(run_id: str, summary: PlanSummary, one: Sent, size: int, now: int) -> J
     info = one.info
     message = MessageSent(one.message_id.hex(), copy_of(info) or None)
     about = Subject(info.ledger_id, info.component.value, info.topic_name, size, details=(message,))
-    why = Why(Code.NOT_SENT, one.error) if one.error else Why(Code.PLANNED, "planned as an orphan")
+    outcome, why = Outcome.SENT, Why(Code.PLANNED, "planned as an orphan")
+    if one.error is not None:
+        outcome, why = Outcome.SEND_FAILED, Why(Code.NOT_SENT, one.error)
     writer = Writer(run_id, summary.cluster, summary.plan_id)
     return writer.row(
         Step(action_of(info.ledger_type), Phase.SEND),
         about,
-        Outcome.SEND_FAILED if one.error else Outcome.SENT,
+        outcome,
         why,
         now,
     )

@@ -80,10 +80,10 @@ def release_topic(
     lengths = {one.ledger_id: one.verified.length for one in going}
     sent = {one.info.ledger_id: one for one in send_messages(run, ports, messages, lengths)}
     for one in going:
-        if sent[one.ledger_id].error:
+        if sent[one.ledger_id].error is not None:
             why = Why(Code.NOT_SENT, f"its message was not acknowledged: {sent[one.ledger_id].error}")
             outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, Outcome.LEFT, why)
-    going = [one for one in going if not sent[one.ledger_id].error]
+    going = [one for one in going if sent[one.ledger_id].error is None]
     if not going:
         return [outcomes[i] for i in sorted(outcomes)]
     czxids = {i: row["czxid"] for i, row in view.rows.items() if row}

@@ -347,7 +347,7 @@ def remove_objects(objects: ObjectStore, attempt: Attempt, last_look: Callable[[
     drop_uploads(objects, attempt)
     last_look()
     for one in objects.delete_many(attempt.bucket, _keys(attempt.uuid, attempt.ledger_id)):
-        if one.error:
+        if one.error is not None:
             raise StoreError(f"{one.key}: {one.error}")
 
 

@@ -82,8 +82,9 @@ def send_messages(
     rows: list[JournalRow] = []
     for sent in outcomes:
         info = sent.info
-        outcome = Outcome.SEND_FAILED if sent.error else Outcome.SENT
-        why = Why(Code.NOT_SENT, sent.error) if sent.error else Why(Code.PLANNED, reason)
+        outcome, why = Outcome.SENT, Why(Code.PLANNED, reason)
+        if sent.error is not None:
+            outcome, why = Outcome.SEND_FAILED, Why(Code.NOT_SENT, sent.error)
         length = lengths.get(info.ledger_id, 0)
         one = LedgerOutcome(info.topic_name, info.ledger_id, outcome, why, length, info.component.value)
         rows.append(journal_row(run, one, info.ledger_type, (MessageSent(sent.message_id.hex()),), now, Phase.SEND))

@@ -117,7 +117,7 @@ def _delete(
     todo = [message for _, messages, _ in named.values() for message in messages]
     lengths = {i: length for i, (_, _, length) in named.items()}
     sent = send_messages(run, ports, todo, lengths, "its broker is asked to delete its topic next")
-    unsent = next((one for one in sent if one.error), None)
+    unsent = next((one for one in sent if one.error is not None), None)
     if unsent:
         reason = f"nothing was deleted: the message of ledger {unsent.info.ledger_id} was not acknowledged"
         return _journalled(run, ports, topic, named, Outcome.LEFT, Why(Code.NOT_SENT, f"{reason}: {unsent.error}"))

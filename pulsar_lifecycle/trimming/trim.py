@@ -295,16 +295,16 @@ class _Trim:
             self._asked.pop(sent.info.ledger_id, None)
         leaving = trim_rules.prefix(view.goes, {i for i in view.goes if all(map(self._acknowledged, messages[i]))})
         for ledger_id in view.goes[len(leaving) :]:
-            error = next((self._sent[ledger_id][m.ledger_type].error for m in messages[ledger_id]), "")
+            errors = [self._sent[ledger_id][m.ledger_type].error for m in messages[ledger_id]]
             why = Why(Stays.NOT_PREFIX, "a ledger before it stays")
-            if error:
-                why = Why(Code.NOT_SENT, f"its message was not acknowledged: {error}")
+            if failed := [one for one in errors if one is not None]:
+                why = Why(Code.NOT_SENT, f"its message was not acknowledged: {failed[0]}")
             self._outcomes[ledger_id] = view.marked(ledger_id, Outcome.LEFT, why)
         return leaving
 
     def _acknowledged(self, message: PendingDeleteLedgerInfo) -> bool:
         sent = self._sent.get(message.ledger_id, {}).get(message.ledger_type)
-        if sent is None or sent.error:
+        if sent is None or sent.error is not None:
             return False
         return (sent.info.czxid, sent.info.offload_context) == (message.czxid, message.offload_context)
 
@@ -384,7 +384,7 @@ class _Trim:
         """What its acknowledged messages ask for."""
         if ledger_id not in self._asked:
             sent = self._sent.get(ledger_id, {})
-            self._asked[ledger_id] = mark_of([s.info for s in sent.values() if not s.error])
+            self._asked[ledger_id] = mark_of([s.info for s in sent.values() if s.error is None])
         return self._asked[ledger_id]
 
     def _row(self, one: LedgerOutcome, now: int) -> JournalRow:

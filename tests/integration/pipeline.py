@@ -218,7 +218,7 @@ def subscriptions_of(sandbox: Cluster) -> Iterator[Callable[[], Subscriptions]]:
 def send(sandbox: Cluster, infos: Sequence[PendingDeleteLedgerInfo]) -> None:
     """Send messages that no plan asked for."""
     with deletion_queue(sandbox) as queue:
-        errors = [sent.error for sent in queue.send(infos, 0) if sent.error]
+        errors = [sent.error for sent in queue.send(infos, 0) if sent.error is not None]
     assert not errors
 
 

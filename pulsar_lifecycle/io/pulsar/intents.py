@@ -73,7 +73,7 @@ class IntentSender:
         Raises what hinders all of them before the first is sent.
         """
         properties = {DELAY_TIME: str(deliver_after_ms)} if deliver_after_ms else {}
-        found = [Sent(info, b"", "") for info in infos]
+        found = [Sent(info, b"", "not sent") for info in infos]
         todo = list(range(len(infos)))
         for attempt in range(TRIES):
             if not todo:
@@ -108,7 +108,7 @@ class IntentSender:
         again: list[int] = []
         for index, one, receipt in zip(todo, outgoing, receipts, strict=True):
             message_id, error = receipt.message_id, receipt.error
-            if not error and after.get(one.topic) != before[one.topic]:
+            if error is None and after.get(one.topic) != before[one.topic]:
                 message_id, error = b"", f"{one.topic} lost its subscription while it was sent"
                 again.append(index)
             elif receipt.unanswered:

@@ -61,10 +61,10 @@ class Outgoing:
 
 
 class Receipt(NamedTuple):
-    """What became of a message that was sent. ``unanswered``: its topic's broker said nothing in time."""
+    """What became of a message: sent if ``error`` is None. ``unanswered``: its topic's broker said nothing in time."""
 
     message_id: bytes
-    error: str = ""
+    error: str | None = None
     unanswered: bool = False
 
 

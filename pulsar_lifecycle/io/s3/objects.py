@@ -178,7 +178,7 @@ class S3ObjectStore:
             done = {one["Key"]: bool(one.get("DeleteMarker")) for one in answer.get("Deleted", [])}
             errors = {one["Key"]: f"{one.get('Code')}: {one.get('Message')}" for one in answer.get("Errors", [])}
             for key in batch:
-                error = errors.get(key) or ("" if key in done else "the answer does not name it")
+                error = errors.get(key, None if key in done else "the answer does not name it")
                 results.append(ObjectDeletion(key, error, done.get(key, False)))
         return results
 

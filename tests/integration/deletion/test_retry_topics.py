@@ -119,7 +119,7 @@ def reconsume(queue: PulsarDeletionQueue, count: int, max_times: int, delay_ms: 
     received = queue.receive(count, 60_000)
     assert len(received) == count
     postponed = queue.reconsume_later(received, delay_ms, max_times)
-    assert {one.error for one in postponed} == {""}
+    assert {one.error for one in postponed} == {None}
     queue.acknowledge(received)
     return received
 
@@ -147,7 +147,7 @@ def test_ours_and_javas_retry_letters_are_the_same(sandbox, open_queue, publish)
     assert shown(after_java) == expected(content, origin, 2)
     assert Topic.parse(after_java.topic).partitioned_parent == RETRY_TOPIC
     (postponed,) = queue.reconsume_later([after_java], DELAY, 10)
-    assert (postponed.times, postponed.dead, postponed.error) == (3, False, "")
+    assert (postponed.times, postponed.dead, postponed.error) == (3, False, None)
     queue.acknowledge([after_java])
     third = receive_new(queue, {"data": content, **FROM_JAVA}, *(expected(content, origin, n) for n in (1, 2)))
     queue.acknowledge([third])
@@ -163,7 +163,7 @@ def test_java_counts_on_from_what_we_sent_back_uncounted(sandbox, open_queue, op
     once = receive_new(queue, {"data": content, **FROM_JAVA})
     for _ in range(4):  # more often than anything is retried
         (sent,) = queue.send_back([once], [notes], DELAY)
-        assert (sent.times, sent.dead, sent.error) == (1, False, "")
+        assert (sent.times, sent.dead, sent.error) == (1, False, None)
         queue.acknowledge([once])
         (once,) = queue.receive(1, 60_000)
     waiting_copy = expected(content, origin, 1)
@@ -355,7 +355,7 @@ def test_a_dead_letter_of_a_run_survives_a_subscription_lost_before(open_queue, 
     received = queue.receive(1, 60_000)
     operator.unsubscribe(DLQ_TOPIC)
     (postponed,) = queue.reconsume_later(received, DELAY, 0)
-    assert (postponed.dead, postponed.error) == (True, "")
+    assert (postponed.dead, postponed.error) == (True, None)
     queue.acknowledge(received)
     operator.unload_and_trim(DLQ_TOPIC)
     assert info in [letter.info for letter in open_letters().take(1000, 20_000)]

@@ -23,7 +23,7 @@ class DeletionQueueContract:
         infos = intents(30)
         sent = queue.send(infos, 0)
         assert [one.info for one in sent] == infos
-        assert {one.error for one in sent} == {""}
+        assert {one.error for one in sent} == {None}
         assert len({one.message_id for one in sent}) == len(infos)
         assert queue.backlog() == 30
         first = queue.receive(20, 60_000)
@@ -117,7 +117,7 @@ class DeletionQueueContract:
         received = queue.receive(2, 60_000)
         first, second = queue.reconsume_later(received, 4_000, 3)
         assert [(one.message, one.times, one.dead, one.error) for one in (first, second)] == [
-            (message, 1, False, "") for message in received
+            (message, 1, False, None) for message in received
         ]
         queue.acknowledge(received)
         assert queue.receive(1, 100) == []
@@ -140,7 +140,7 @@ class DeletionQueueContract:
         (message,) = queue.receive(1, 60_000)
         notes = {WAITING_SINCE: str(message.publish_time), WAITING_FOR: "no-scan", WAITING_RUN: "run"}
         (sent,) = queue.send_back([message], [notes], 4_000)
-        assert (sent.message, sent.dead, sent.error) == (message, False, "")
+        assert (sent.message, sent.dead, sent.error) == (message, False, None)
         queue.acknowledge([message])
         assert queue.receive(1, 100) == []
         (again,) = queue.receive(1, 60_000)
@@ -166,7 +166,7 @@ class DeletionQueueContract:
         for times in (1, 2, 3):
             (message,) = queue.receive(1, 60_000)
             (postponed,) = queue.reconsume_later([message], 10, 2)
-            assert (postponed.times, postponed.dead, postponed.error) == (times, times == 3, "")
+            assert (postponed.times, postponed.dead, postponed.error) == (times, times == 3, None)
             queue.acknowledge([message])
             origins.add(message.properties.get("ORIGIN_MESSAGE_ID"))
         assert len(origins - {None}) == 1
@@ -192,7 +192,7 @@ class DeletionQueueContract:
         publish(b"x", {"RECONSUMETIMES": count})
         (message,) = queue.receive(1, 60_000)
         (postponed,) = queue.reconsume_later([message], 10, max_times)
-        assert (postponed.times, postponed.dead, postponed.error) == (times, dead, "")
+        assert (postponed.times, postponed.dead, postponed.error) == (times, dead, None)
         queue.acknowledge([message])
 
     def test_a_dead_letter_is_sent_again_as_it_was_sent_first(self, open_queue, open_letters, publish):
@@ -205,7 +205,7 @@ class DeletionQueueContract:
         (letter,) = letters.take(1, 60_000)
         assert len(letter.properties) == 7
         (resent,) = letters.send_again([letter])
-        assert (resent.message, resent.error, bool(resent.message_id)) == (letter, "", True)
+        assert (resent.message, resent.error, bool(resent.message_id)) == (letter, None, True)
         letters.acknowledge([letter])
         (again,) = queue.receive(1, 60_000)
         assert (again.raw, again.properties) == (message.raw, {"mine": "kept"})

@@ -125,7 +125,7 @@ class FakeDeletionQueue:
         if info.ledger_id in self.refused:
             return Sent(info, b"", "refused by the test")
         properties = {DELAY_TIME: str(deliver_after_ms)} if deliver_after_ms else {}
-        return Sent(info, self.topics.publish(encode_deletion_message(info), properties, deliver_after_ms), "")
+        return Sent(info, self.topics.publish(encode_deletion_message(info), properties, deliver_after_ms), None)
 
     def receive(self, limit: int, wait_ms: int) -> list[Received]:
         if self.failure:
@@ -165,7 +165,7 @@ class FakeDeletionQueue:
             delay_ms=delay_ms,
         )
         self.topics.publish(message.raw, properties, 0 if dead else delay_ms, DLQ_TOPIC if dead else RETRY_TOPIC)
-        return Postponed(message, times, dead, "")
+        return Postponed(message, times, dead, None)
 
     def send_back(
         self, messages: Sequence[Received], notes: Sequence[Mapping[str, str]], delay_ms: int
@@ -185,7 +185,7 @@ class FakeDeletionQueue:
             notes=notes,
         )
         self.topics.publish(message.raw, properties, delay_ms, RETRY_TOPIC)
-        return Postponed(message, times, False, "")
+        return Postponed(message, times, False, None)
 
     def release(self, messages: Sequence[Received]) -> None:
         self.released.extend(messages)
@@ -221,7 +221,7 @@ class FakeDeadLetterQueue:
     def _send(self, message: Received) -> Resent:
         if message.info and message.info.ledger_id in self.refused:
             return Resent(message, b"", "refused by the test")
-        return Resent(message, self.topics.publish(message.raw, without_retry_properties(message.properties)), "")
+        return Resent(message, self.topics.publish(message.raw, without_retry_properties(message.properties)), None)
 
     def acknowledge(self, messages: Sequence[Received]) -> None:
         if self.failure:

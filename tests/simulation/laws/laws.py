@@ -265,13 +265,13 @@ class Laws(DeletionLaws):
 
     def was_sent(self, sent: Sent) -> None:
         """P13: however often a plan is applied, it sends no more than its cap."""
-        if not sent.error and kind_of(sent.info.plan_id) not in OF_WHAT_NOTHING_LISTS:
+        if sent.error is None and kind_of(sent.info.plan_id) not in OF_WHAT_NOTHING_LISTS:
             self.ours.add(encode_deletion_message(sent.info))
             self.tiered.messages.add(sent.info.ledger_id)
         if self.world.trace and self.world.trace.kind == SWEEP:
             self._is_swept(sent.info)
             return
-        if sent.error or not sent.info.plan_id:
+        if sent.error is not None or not sent.info.plan_id:
             return
         ledgers = self.sent[sent.info.plan_id]
         ledgers.add(sent.info.ledger_id)

@@ -238,7 +238,7 @@ def waiting_is_counted() -> Iterator[None]:
             ports.queue.reconsume_later([d.message for d in waits], run.retry_delay_ms, run.max_retries),
             strict=True,
         ):
-            d.sent_back = not sent.error
+            d.sent_back = sent.error is None
             d.waiting_since = 0
 
     with patch.object(batch, "send_back", counting):

@@ -112,7 +112,7 @@ def release_unsent() -> AbstractContextManager[Any]:
     """A copy in BookKeeper is released, and its message is for later."""
 
     def send(run: Any, ports: Any, messages: Sequence[Any], lengths: Mapping[int, int]) -> list[Sent]:
-        return [Sent(message, b"", "") for message in messages]
+        return [Sent(message, b"", None) for message in messages]
 
     return patch.object(bookkeeper_copies, "send_messages", send)
 

@@ -267,16 +267,18 @@ def test_what_was_not_acknowledged_stays_and_so_does_what_comes_after(scene: Sce
     assert scene.listed == scene.ids[3:]
 
 
-def test_one_copy_without_receipt_holds_the_ledger(scene: Scene) -> None:
+@pytest.mark.parametrize("error", ["timed out", ""])
+def test_one_copy_without_receipt_holds_the_ledger(scene: Scene, error: str) -> None:
     offload = OffloadContext(UUID(int=9), True, False, 1, "aws-s3", {"bucket": "b"})
     scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[1]: offload})
     scene.cluster.wait(1)
     send = scene.queue._send
     scene.queue._send = lambda info, after: (  # type: ignore[method-assign]
-        replace(send(info, after), error="timed out") if info.offload_context else send(info, after)
+        replace(send(info, after), error=error) if info.offload_context else send(info, after)
     )
-    scene.trim()
+    found = scene.trim()
     assert scene.listed == scene.ids[1:]
+    assert [found[i].why.code for i in scene.ids[1:3]] == [Code.NOT_SENT, Stays.NOT_PREFIX]
 
 
 # ---------------------------------------------------------------------------------- an unloaded topic meets a broker

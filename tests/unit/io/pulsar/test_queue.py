@@ -192,7 +192,7 @@ def test_what_was_sent_while_the_subscription_was_lost_is_sent_again(open_on, ad
 
     client.producer.send_async = lose_it
     sent = queue.send(intents(4), 0)
-    assert {one.error for one in sent} == {""}
+    assert {one.error for one in sent} == {None}
     assert len(client.producer.sent) == 5
     assert SUBSCRIPTION in admin.subscriptions(topics_of(admin, DELETION_TOPIC)[1])
 
@@ -220,7 +220,7 @@ def test_partitions_whose_broker_is_silent_leave_their_share_to_the_others(open_
     queue = open_on(client)
     for _ in range(2):
         sent = queue.send(intents(5), 0)
-        assert {one.error for one in sent} == {""}
+        assert {one.error for one in sent} == {None}
         assert {pulsar.MessageId.deserialize(one.message_id).partition() for one in sent} == {3}
     assert sorted(client.opened) == parts_of(DELETION_TOPIC)  # each was asked for once
 
@@ -228,7 +228,7 @@ def test_partitions_whose_broker_is_silent_leave_their_share_to_the_others(open_
 def test_a_broker_that_falls_silent_costs_no_message(open_on):
     client = Client([_pulsar.Result.Ok, _pulsar.Result.Timeout])
     sent = open_on(client).send(intents(4), 60_000)
-    assert {one.error for one in sent} == {""}
+    assert {one.error for one in sent} == {None}
     assert len(client.producer.sent) == 5
 
 
@@ -237,7 +237,7 @@ def test_what_a_silent_broker_keeps_from_being_made_hinders_no_other(open_on, ad
     queue.ensure()
     admin.topics[topics_of(admin, DELETION_TOPIC)[0]].pop(SUBSCRIPTION)
     admin.failure = Unavailable("no broker")
-    assert {one.error for one in queue.send(intents(4), 0)} == {""}
+    assert {one.error for one in queue.send(intents(4), 0)} == {None}
 
 
 def test_a_look_that_failed_is_no_look(open_on, admin):
@@ -281,9 +281,9 @@ def test_without_the_admin_api_nothing_is_sent(open_on, admin):
 
 
 def test_one_failed_send_loses_no_other_outcome(open_on):
-    failures = [_pulsar.Result.Ok, _pulsar.Result.MessageTooBig, ValueError("no text"), _pulsar.Result.Ok]
+    failures = [_pulsar.Result.Ok, _pulsar.Result.MessageTooBig, ValueError(""), _pulsar.Result.Ok]
     sent = open_on(Client(failures)).send(intents(5), 60_000)
-    assert [one.error for one in sent] == ["", "MessageTooBig", "no text", "", ""]
+    assert [one.error for one in sent] == [None, "MessageTooBig", "", None, None]
     assert [bool(one.message_id) for one in sent] == [True, False, False, True, True]
     assert [one.info.ledger_id for one in sent] == list(range(5))
 

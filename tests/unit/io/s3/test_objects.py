@@ -160,7 +160,7 @@ def test_each_key_of_a_deletion_has_its_own_outcome(server, open_store):
     )
     deleted = open_store(server.server_port).delete_many(BUCKET, ["a", "b", "c", "d"])
     assert [(one.key, one.marker) for one in deleted] == [("a", False), ("b", True), ("c", False), ("d", False)]
-    assert [one.error for one in deleted] == ["", "", "AccessDenied: no", "the answer does not name it"]
+    assert [one.error for one in deleted] == [None, None, "AccessDenied: no", "the answer does not name it"]
     ((_, _, headers, _),) = server.seen
     assert headers["Content-MD5"]
 
