@@ -24,8 +24,8 @@ INTENT_COLUMNS = ["ledger_id", "action", "topic", "phase", "outcome", "at"]
 class IntentState(StrEnum):
     """Where an intent stands whose message still exists; a final outcome stands for itself."""
 
-    IN_FLIGHT = "in flight"
-    DEAD_LETTER = "dead letter"
+    IN_FLIGHT = "in_flight"
+    DEAD_LETTER = "dead_letter"
 
 
 _OPEN = {

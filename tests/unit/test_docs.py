@@ -129,6 +129,12 @@ NO_CODES = {
 """Enumerations of the page Codes that column ``code`` of the journal has no members of."""
 
 
+@pytest.mark.parametrize("name", [name for _, name in generate.ENUMS])
+def test_a_code_is_one_word(name: str) -> None:
+    """It is typed after ``--code``, and a filter in SQL: a phrase would be a sentence that somebody compares."""
+    assert [code.value for code in generate.load(name) if not re.fullmatch(r"[A-Za-z0-9_-]+", code.value)] == []
+
+
 def test_every_enumeration_of_the_page_is_asked_of_the_journal_or_never_in_it() -> None:
     """A new one is named in ``journal_codes.CODES`` or here: `journal --code` must not refuse a code that a row has."""
     page = {name.rpartition(".")[2] for _, name in generate.ENUMS}

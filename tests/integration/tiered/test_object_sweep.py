@@ -266,7 +266,7 @@ def test_an_operator_reads_the_inventory_is_alarmed_and_sweeps_what_the_page_say
         assert "its index object is missing" in page["why kept"]
         plan = jobs.page("orphan_objects")
         assert (plan["dagster/row_count"], plan["copies to delete"], plan["bytes"]) == (2, 2, 2200)
-        assert f"| {BUCKET} | orphan pair | 1 | 2 | 2.1 KiB |" in plan["what goes"]
+        assert f"| {BUCKET} | orphan_pair | 1 | 2 | 2.1 KiB |" in plan["what goes"]
         (said,) = re.findall(r"```json\n(.*?)```", plan["how to apply"], re.DOTALL)
         config = json.loads(said)
         jobs.run("sweep_objects", config)
