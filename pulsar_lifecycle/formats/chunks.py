@@ -25,13 +25,13 @@ decompression."""
 class Loose(StrEnum):
     """Why a part is in no message."""
 
-    INCOMPLETE = "the other parts of its message are not here"
+    INCOMPLETE = "incomplete"
     """Never written, trimmed, in a ledger that is left out or still open."""
-    AGAIN = "this part of its message was here already"
+    AGAIN = "again"
     """Sent twice: the message has it once."""
-    TOO_MUCH = "too many bytes of unfinished messages were waiting"
+    TOO_MUCH = "too_much"
     """More than the reader holds at once (:data:`MAX_PENDING`)."""
-    ENCRYPTED = "it is encrypted, each part by itself"
+    ENCRYPTED = "encrypted"
     """Only who decrypts the parts can put them together."""
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import message
-from pulsar_lifecycle.formats.chunks import Assembler, Chunk, LoosePart, WholeMessage
+from pulsar_lifecycle.formats.chunks import Assembler, Chunk, Loose, LoosePart, WholeMessage
 from pulsar_lifecycle.formats.message import Message, MessageEntry
 from pulsar_lifecycle.model import Position
 
@@ -150,10 +150,18 @@ def _of_whole(one: WholeMessage) -> list[tuple[Any, ...]]:
     return [_row(one.last.position, found, replace(found.stored, payload=one.payload), (None, found.chunk[1]))]
 
 
+_WHY_LOOSE = {
+    Loose.INCOMPLETE: "the other parts of its message are not here",
+    Loose.AGAIN: "this part of its message was here already",
+    Loose.TOO_MUCH: "too many bytes of unfinished messages were waiting",
+    Loose.ENCRYPTED: "it is encrypted, each part by itself",
+}
+
+
 def _of_loose(one: LoosePart) -> list[tuple[Any, ...]]:
     found = one.part.entry
     assert found.stored
-    return [_row(one.part.position, found, found.stored, found.chunk, one.why.value)]
+    return [_row(one.part.position, found, found.stored, found.chunk, _WHY_LOOSE[one.why])]
 
 
 def _row(
