@@ -24,10 +24,10 @@ from tests.simulation.laws.delayed_laws import UNDO, DelayedLaws
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.operators.operator import Operator
 from tests.simulation.operators.retaining import EVERY
+from tests.simulation.operators.turns import Turns
 from tests.simulation.world.delayed.delayed_brokers import MOST, NAMESPACE, DelayedBrokers
 from tests.simulation.world.interception import Injection, crash
 from tests.simulation.world.model import HOUR, ModelTopic
-from tests.simulation.world.world import World
 
 AT = 13
 BROKERS = {
@@ -80,7 +80,7 @@ def settings_for(settings: Settings, random: Random) -> Settings:
     return Settings.model_validate({**settings.model_dump(), "delayed_index": repairs})
 
 
-class Delaying:
+class Delaying(Turns):
     """What an operator does about indexes of delayed messages. Its methods return what to print."""
 
     STEPS: tuple[str, ...] = (
@@ -93,7 +93,7 @@ class Delaying:
     RUNS = frozenset({"check", "plan_repair", "repair", "undo_repair"})
 
     def __init__(self, operator: Operator, *, merging: bool, throwing: bool) -> None:
-        self.operator = operator
+        super().__init__(operator)
         operator.world.unloads_exactly = True
         self.counts = Counter[str]()
         above = MERGED_ABOVE_FEW if throwing else MERGED_ABOVE if merging else {}
@@ -102,21 +102,7 @@ class Delaying:
         self.brokers.throws = throwing
         self.laws = DelayedLaws(operator.world, self.brokers, self.counts)
         self.grown = self.depth = 0
-        self.turn = -1
         self.faulty = True
-
-    def next(self) -> str:
-        """The step that is due, or another."""
-        random = self.operator.random
-        if random.random() < 0.25:
-            return random.choice(self.BESIDES)
-        self.turn += 1
-        return self.STEPS[self.turn % len(self.STEPS)]
-
-    @property
-    def world(self) -> World:
-        """The cluster."""
-        return self.operator.world
 
     # ------------------------------------------------------------------------------------------------------ the cluster
 

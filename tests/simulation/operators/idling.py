@@ -22,8 +22,8 @@ from tests.simulation.laws.activity_laws import ActivityLaws
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.operators.operator import Operator
 from tests.simulation.operators.retaining import EVERY
+from tests.simulation.operators.turns import Turns
 from tests.simulation.world.model import COMPACTION, HOUR, Cursor, ModelTopic
-from tests.simulation.world.world import World
 
 AT = 18
 NAMESPACES = ("acme/idle", "acme/quiet")
@@ -51,7 +51,7 @@ def settings_for(settings: Settings) -> Settings:
     return Settings.model_validate({**settings.model_dump(), "inactivity": own})
 
 
-class Idling:
+class Idling(Turns):
     """What clients and an operator do. Its methods return what to print."""
 
     STEPS: tuple[str, ...] = (
@@ -64,12 +64,11 @@ class Idling:
     RUNS = frozenset({"report", "delete_topics", "delete_subscriptions"})
 
     def __init__(self, operator: Operator) -> None:
-        self.operator = operator
+        super().__init__(operator)
         world = self.world
         self.laws = ActivityLaws(world, NAMESPACES, (KEPT, AUDIT), PERIOD)
         self.counts = self.laws.counts
         self.topics = 0
-        self.turn = -1
         self.listed: dict[Topic, frozenset[int]] = {}
         self._judge_deletion = world.admin.on_delete_topic
         world.admin.on_delete_topic = self.about_to_delete_topic
@@ -94,19 +93,6 @@ class Idling:
         lock = f"/namespace/{namespace}/0x00000000_0xffffffff"
         if self.world.zookeeper.stat(lock) is None:
             self.world.put(lock, json.dumps({"httpUrl": f"http://{BROKER}"}).encode())
-
-    def next(self) -> str:
-        """The step that is due, or another."""
-        random = self.operator.random
-        if random.random() < 0.25:
-            return random.choice(self.BESIDES)
-        self.turn += 1
-        return self.STEPS[self.turn % len(self.STEPS)]
-
-    @property
-    def world(self) -> World:
-        """The cluster."""
-        return self.operator.world
 
     # --------------------------------------------------------------------------------------------------------- clients
 

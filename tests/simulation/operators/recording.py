@@ -26,9 +26,9 @@ from tests.simulation.faults import states
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.operators.operator import Operator
 from tests.simulation.operators.retaining import EVERY
+from tests.simulation.operators.turns import Turns
 from tests.simulation.world.model import Cursor, ModelTopic
 from tests.simulation.world.ports import SimStore
-from tests.simulation.world.world import World
 
 AT = 10
 NAMESPACE = "acme/orders"
@@ -54,7 +54,7 @@ class Request:
     born: Mapping[Topic, int | None]
 
 
-class Recording:
+class Recording(Turns):
     """What an operator does about records. Its methods return what to print."""
 
     STEPS: tuple[str, ...] = (
@@ -67,8 +67,7 @@ class Recording:
     RUNS = frozenset({"plan_records", "apply_records", "answer_records", "delete_records"})
 
     def __init__(self, operator: Operator) -> None:
-        self.operator = operator
-        self.steps, self.besides = self.STEPS, self.BESIDES
+        super().__init__(operator)
         self.topics: list[Topic] = []
         self.counts = Counter[str]()
         self.had: dict[Topic, set[int]] = defaultdict(set)
@@ -81,25 +80,11 @@ class Recording:
         self.plans: list[Request] = []
         self.applied: Request | None = None
         """While it is applied."""
-        self.turn = -1
         operator.laws.judge_retention = self.judge
         self._judge_write: Callable[[SimStore, str, bytes, bytes], None] = self.world.zookeeper.on_write
         self.world.zookeeper.on_write = self.about_to_write
         self.world.admin.on_properties = self.broker_keeps
         self.world.admin.on_move = self.broker_moves
-
-    def next(self) -> str:
-        """The step that is due, or another."""
-        random = self.operator.random
-        if random.random() < 0.25:
-            return random.choice(self.besides)
-        self.turn += 1
-        return self.steps[self.turn % len(self.steps)]
-
-    @property
-    def world(self) -> World:
-        """The cluster."""
-        return self.operator.world
 
     def grow(self) -> str:
         """A partition that rests has ledgers of some messages, and sometimes a subscription amid them."""

@@ -19,8 +19,8 @@ from pulsar_lifecycle.trimming.retention_run import apply_retention
 from tests.kit.simulated.cluster import BROKER
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.operators.operator import Operator
+from tests.simulation.operators.turns import Turns
 from tests.simulation.world.model import Cursor, ModelTopic
-from tests.simulation.world.world import World
 
 EVERY, AT = 20, 12
 MINUTES = (0, 60, 1440, 10 * 1440, -1)
@@ -31,7 +31,7 @@ def has(seed: int) -> bool:
     return seed % EVERY == AT
 
 
-class Retaining:
+class Retaining(Turns):
     """What an operator does about retention. Its methods return what to print."""
 
     NAMESPACES: tuple[str, ...] = ("acme/orders", "acme/other")
@@ -42,7 +42,7 @@ class Retaining:
     RUNS = frozenset({"plan_retention", "apply_retention"})
 
     def __init__(self, operator: Operator, minutes: dict[str, int] | None = None) -> None:
-        self.operator = operator
+        super().__init__(operator)
         self.topics = 0
         self.minutes: dict[str, int] = {} if minutes is None else minutes
         """The policy in force, by namespace; brokers retain everything else for ever."""
@@ -53,21 +53,7 @@ class Retaining:
         brokers: dict[str, Any] = {"defaultRetentionTimeInMinutes": "-1", "defaultRetentionSizeInMB": "-1"}
         world.admin.configuration[BROKER] = brokers | {"topicLevelPoliciesEnabled": "false"}
         operator.laws.judge_retention = self.judge
-        self.turn = -1
         self.change()
-
-    def next(self) -> str:
-        """The step that is due, or another."""
-        random = self.operator.random
-        if random.random() < 0.25:
-            return random.choice(self.BESIDES)
-        self.turn += 1
-        return self.STEPS[self.turn % len(self.STEPS)]
-
-    @property
-    def world(self) -> World:
-        """The cluster."""
-        return self.operator.world
 
     def change(self) -> str:
         """Some namespace gets another policy."""
