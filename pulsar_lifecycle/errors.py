@@ -27,7 +27,11 @@ from enum import StrEnum
 
 
 class LifecycleError(Exception):
-    """Base class of every error raised on purpose by this library."""
+    """Base class of every error raised on purpose by this library. It always has a text, at least its class's name."""
+
+    def __str__(self) -> str:
+        """The message; a value that keeps it is never empty, so an empty one says that there was no error."""
+        return super().__str__() or type(self).__name__
 
 
 class ConfigError(LifecycleError):
