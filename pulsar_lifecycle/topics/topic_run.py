@@ -19,6 +19,7 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.holds_now import HoldsNow
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.throttle import RateBudget
@@ -92,6 +93,7 @@ def topic_run(
         deliver_after_ms=deliver_after_ms_of(settings, control.is_sandbox(ports.store)),
         loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
         shadows=snapshot.Shadows(lambda: shadow_sources(cluster, ports.store), ports.clock),
+        holds_now=HoldsNow(cluster.settings_file, ports.clock).names,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pulsar_lifecycle.errors import (
+    ConfigError,
     Conflict,
     LeaseLost,
     LifecycleError,
@@ -38,6 +39,7 @@ from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.snapshot import Shadows
 from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, is_gone
 
@@ -68,15 +70,21 @@ class TopicRun:
     shadows: Shadows
     plan_id: str = ""
     """The plan that it applies, if it does."""
+    holds_now: Callable[[], frozenset[str]] = frozenset
+    """What is on legal hold whenever it is asked, beside what ``context`` has. Raises ConfigError if nobody knows."""
 
     def writes_loaded(self, topic: Topic) -> bool:
         """Whether the policy lets this topic's z-node be written while a broker has it."""
         return writes_loaded(self.loaded_topics, topic)
 
     def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> Why | None:
-        """``protection.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago."""
+        """``protection.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago, and holds of now."""
         seen = self.shadows.sources(max_age)
-        context = replace(self.context, shadow_sources=self.context.shadow_sources | seen.names)
+        try:
+            holds = self.context.holds | self.holds_now()
+        except ConfigError as error:
+            return Why(Protection.LEGAL_HOLD, f"what is on legal hold by now is not known: {str(error).splitlines()[0]}")
+        context = replace(self.context, shadow_sources=self.context.shadow_sources | seen.names, holds=holds)
         return protection.topic_rule(topic, shadow_source or seen.of_partition(topic), context)
 
 

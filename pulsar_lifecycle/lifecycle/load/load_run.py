@@ -191,6 +191,7 @@ class _LoadRun:
             policies=judged.policies,
             monitors=judged.monitors,
             ttl_now=self._ttl_now,
+            protected=lambda visit: self._protected(visit.topic, visit.before),
             timeout_ms=int(self._settings.timeout * 1000),
         )
 
@@ -337,12 +338,16 @@ class _LoadRun:
             return Why(_code(row["kept"]), f"kept by {row['kept']}")
         if end and end["kept"]:
             return Why(_code(end["kept"]), f"kept by {end['kept']} before it were unloaded")
-        source = snapshot.shadow_source(self.ports.store, topic, now.info)
-        if protected := self.run.topic_rule(topic, source, SHADOWS_SEEN_FOR):
+        if protected := self._protected(topic, now):
             return protected
         if control.has_pending_unload(self.ports.store, topic):
             return Why(Code.UNLOAD_PENDING, "an unload of it is pending")
         return None
+
+    def _protected(self, topic: Topic, now: TopicNow) -> Why | None:
+        """What protects a topic, holds of now among it."""
+        source = snapshot.shadow_source(self.ports.store, topic, now.info)
+        return self.run.topic_rule(topic, source, SHADOWS_SEEN_FOR)
 
     def _crowded(
         self,

@@ -103,7 +103,8 @@ class Visits:
     """What every wave of visits needs. ``policies`` and ``monitors`` are those by which the topics were judged.
 
     ``ttl_now``: the TTL in force in namespaces, as it is when asked; what is not known is missing, or None. And the
-    brokers that did not say theirs. ``silent``: brokers that have not answered in this wave.
+    brokers that did not say theirs. ``protected``: what protects a topic by now, such as a hold that was set meanwhile.
+    ``silent``: brokers that have not answered in this wave.
     """
 
     writer: Writer
@@ -114,6 +115,7 @@ class Visits:
     policies: InForce[RetentionPolicy | None]
     monitors: Monitors
     ttl_now: Callable[[Collection[str]], tuple[InForce[int | None], Collection[str]]]
+    protected: Callable[[Visit], Why | None]
     timeout_ms: int
     silent: set[str] = field(default_factory=set[str])
 
@@ -163,7 +165,7 @@ class Visits:
             now = self._read(waiting)
             waiting = [one for one in waiting if one.topic not in now or not done(one, now[one.topic])]
             self._see_gone([one for one in waiting if one.topic not in now])
-            waiting = [one for one in waiting if not one.gone]
+            waiting = [one for one in waiting if not (one.gone or one.failure)]
             if not waiting or self.ports.clock.now_ms() >= deadline:
                 break
             self.ports.clock.sleep(POLL)
@@ -171,10 +173,8 @@ class Visits:
                 self._tell_again(waiting, tell)
         for visit in waiting:
             visit.failure = Why(LoadStep.NOT_IN_TIME, f"{phase} was not done within {self.timeout_ms // 1000} s")
-        well = _alive(visits)
-        self._journal(phase, well, Outcome.DONE, lambda _: Why(LoadStep.IN_METADATA, f"{phase} is done"))
-        wrong = [visit for visit in visits if visit.failure]
-        self._journal(phase, wrong, Outcome.FAILED, lambda one: one.failure or _UNSAID)
+        self._journal(phase, _alive(visits), Outcome.DONE, lambda _: Why(LoadStep.IN_METADATA, f"{phase} is done"))
+        self._journal(phase, [one for one in visits if one.failure], Outcome.FAILED, lambda one: one.failure or _UNSAID)
 
     def _see_gone(self, visits: Sequence[Visit]) -> None:
         """Which of these topics have no z-node any more."""
@@ -190,6 +190,9 @@ class Visits:
         if visit.broker in self.silent:
             text = f"broker {visit.broker} did not answer at another topic: it was not asked; its unload stays pending"
             visit.failure, visit.unanswered = Why(LoadKept.BROKER_SILENT, text), True
+            return
+        if why := self.protected(visit):
+            visit.failure, visit.untouched = why, bool(visit.broker) and not visit.loaded_at
             return
         try:
             tell(visit)
@@ -214,7 +217,7 @@ class Visits:
         for visit in waiting:
             if self.ports.clock.now_ms() - visit.told_at >= AGAIN * 1000:
                 self._told(visit, tell)
-                visit.failure = None
+                visit.failure = self.protected(visit)
 
     def _note(self, visit: Visit) -> None:
         visit.pending = PendingUnload(visit.topic, False, self.ports.clock.now_ms(), self.guard.guard[0])
@@ -274,9 +277,7 @@ class Visits:
             known = str(visit.topic.namespace) in in_force.by_namespace
             if (ttl := in_force.of(visit.topic) if known else None) != visit.ttl_seconds:
                 said = "not known" if ttl is None else f"{ttl} s"
-                text = (
-                    f"its TTL is {said} by now, was {visit.ttl_seconds} s: its broker was not told to expire anything"
-                )
+                text = f"its TTL is {said} by now, was {visit.ttl_seconds} s: its broker was told to expire nothing"
                 visit.failure = Why(Code.CHANGED_MEANWHILE, text)
 
     def _expire(self, visit: Visit) -> None:

@@ -53,7 +53,8 @@ class RetentionScene:
         more = (
             "bookkeeper.shared_with = []\norphans.grace_period = 0\norphans.confirm_after = 0\napply.max_share = 1.0\n"
         )
-        self.settings: Settings = load_settings(str(write_settings(folder, monkeypatch, more=more)))
+        self.file = write_settings(folder, monkeypatch, more=more)
+        self.settings: Settings = load_settings(str(self.file))
         self.lake = FileLake(self.settings.lake.path) if files else FakeLake()
         servers = self.servers
         connect = connecting(
@@ -69,7 +70,7 @@ class RetentionScene:
             clock=lambda: servers.clock,
             lake=lambda: self.lake,
         )
-        self.cluster = Cluster(self.settings, connect=connect, given=LocalTasks())
+        self.cluster = Cluster(self.settings, str(self.file), connect=connect, given=LocalTasks())
         servers.put(control.SANDBOX, b"")
         self.writer = FakeLedgerWriter(servers.open_store(), servers.reader)
         self.open_queue: Callable[[], Any] = servers.open_queue
@@ -88,6 +89,10 @@ class RetentionScene:
     def now(self) -> int:
         """The fakes' time (ms)."""
         return self.servers.clock.now_ms()
+
+    def hold(self, name: str) -> None:
+        """Put something on legal hold in the settings file, as an operator does while runs are at work."""
+        self.file.write_text(f"{self.file.read_text()}orphans.legal_holds = {json.dumps([name])}\n")
 
     def retention(self, minutes: int, megabytes: int, namespace: str = NAMESPACE) -> None:
         """Set a namespace's retention."""

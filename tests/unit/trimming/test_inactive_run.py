@@ -14,7 +14,7 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
-from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.plans import inactive_plan
@@ -64,6 +64,23 @@ def apply(scene: ActivityScene, made: PlanSummary, *, dry_run: bool = False, lim
 
 def there(scene: ActivityScene, name: str) -> bool:
     return scene.servers.topic_path(scene.named(name)) in scene.servers.zookeeper._nodes
+
+
+def test_a_topic_that_is_put_on_hold_meanwhile_is_not_deleted(scene: ActivityScene) -> None:
+    scene.used("a")
+    scene.used("b")
+    made = plan(scene, "a", "b")
+    gone = list[str]()
+
+    def held(topic: Topic) -> None:
+        gone.append(topic.local)
+        scene.servers.remove(scene.servers.topic_path(topic))
+        scene.hold(NAMESPACE)
+
+    scene.servers.admin.on_delete = held
+    (first,) = (name for name, said in apply(scene, made).items() if said == (Outcome.REMOVED, Code.TOPIC_DELETED))
+    assert gone == [first]
+    assert [there(scene, name) for name in "ab"] == [name != first for name in "ab"]
 
 
 def test_inactive_topics_of_a_plan_are_deleted_and_journalled(scene: ActivityScene) -> None:

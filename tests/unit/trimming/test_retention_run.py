@@ -177,6 +177,42 @@ def test_a_topic_that_was_made_anew_keeps_its_ledgers(scene: RetentionScene) -> 
     assert scene.listed("a") == new
 
 
+def test_a_hold_that_is_set_meanwhile_keeps_what_comes_after_it(scene: RetentionScene) -> None:
+    ids = {name: scene.topic(name, 100, 90, 80) for name in "abc"}
+    plan = planned(scene)
+    order, reported = Order(plan.plan_id, plan.digest), list[str]()
+
+    def report(found: Sequence[LedgerOutcome]) -> None:
+        reported.append(found[0].topic.rpartition("/")[2])
+        if len(reported) == 1:
+            scene.hold(NAMESPACE)
+
+    found = apply_retention(scene.cluster, "run", order, dry_run=False, report=report)
+    first, *later = reported
+    assert scene.listed(first) == ids[first][2:]
+    for name in later:
+        assert scene.listed(name) == ids[name]
+        assert {said(found)[i] for i in ids[name][:2]} == {(Outcome.REFUSED, Stays.TOPIC)}
+
+
+def test_nothing_goes_while_nobody_knows_what_is_on_hold(scene: RetentionScene) -> None:
+    """Such as while an editor writes the settings file."""
+    ids = scene.topic("a", 100, 90)
+    plan = planned(scene)
+    text = scene.file.read_text()
+    for broken in (f"{text}orphans.legal_ho", None):
+        if broken is None:
+            scene.file.unlink()
+        else:
+            scene.file.write_text(broken)
+        (one,) = applied(scene, plan)
+        assert (one.outcome, one.why.code) == (Outcome.REFUSED, Stays.TOPIC)
+        assert "lifecycle.toml" in one.why.text
+        assert scene.listed("a") == ids
+    scene.file.write_text(text)
+    assert said(applied(scene, plan)) == {ids[0]: (Outcome.REMOVED, Code.TAKEN_OFF)}
+
+
 def test_a_plan_that_must_not_be_applied_is_refused(scene: RetentionScene) -> None:
     scene.topic("a", 100, 90, 80)
     report = planned(scene, Gap(GapCode.ROOT_MISSING, "", "a root was not read"))

@@ -11,6 +11,7 @@ from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MINUTE, NAMESPACE
@@ -38,6 +39,50 @@ def test_a_ttl_that_changes_while_topics_are_loaded_keeps_their_messages(scene: 
     assert told == []
     assert scene.listed("a")[:3] == ids
     assert not scene.is_loaded("a")
+    assert pending(scene) == []
+
+
+def test_a_hold_that_is_set_while_topics_are_loaded_keeps_what_they_have(scene: LoadScene) -> None:
+    ids = scene.topic("a", 330, 240, 0)
+    scene.servers.cursor(A, "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=3 * 3600)
+    plan = planned(scene, "a")
+    admin, told = scene.servers.admin, list[str]()
+    load = admin.on_load
+
+    def held(topic: Topic) -> None:
+        load(topic)
+        scene.hold(NAMESPACE)
+
+    admin.on_load = held
+    admin.on_expire = lambda topic, name, seconds: told.append(name)
+    admin.on_trim = lambda topic: told.append("trimmed")
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code, told) == (Outcome.FAILED, Protection.LEGAL_HOLD, [])
+    assert scene.listed("a")[:3] == ids
+    assert not scene.is_loaded("a")
+    assert pending(scene) == []
+
+
+@pytest.mark.parametrize("second", ["a", "b"])
+def test_no_topic_is_loaded_or_trimmed_that_was_put_on_hold_in_its_wave(scene: LoadScene, second: str) -> None:
+    """Whichever is loaded first: the other one is not loaded any more."""
+    for name in "ab":
+        expired(scene, name)
+    plan = planned(scene, "a", "b")
+    admin, loaded = scene.servers.admin, list[str]()
+    load = admin.on_load
+
+    def held(topic: Topic) -> None:
+        loaded.append(topic.local)
+        load(topic)
+        scene.hold(f"{OWN}{second}")
+
+    admin.on_load = held
+    found = {one.topic.rpartition("/")[2]: one for one in applied(scene, plan)}
+    assert (found[second].outcome, found[second].why.code) == (Outcome.FAILED, Protection.LEGAL_HOLD)
+    assert [scene.is_loaded(name) for name in "ab"] == [False, False]
+    assert second not in loaded[1:]
     assert pending(scene) == []
 
 
