@@ -21,7 +21,13 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.inspect.cursor_holds import CursorHold, CursorHolds, cursor_holds, pinned_until
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
-from pulsar_lifecycle.lifecycle.load.monitors import COMPACTION, DEDUPLICATION, REPLICATOR
+from pulsar_lifecycle.lifecycle.load.monitors import (
+    COMPACTION,
+    DEDUPLICATION,
+    EXPIRY_NAMES,
+    REPLICATOR,
+    monitors_in_force,
+)
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics, with_shadow_sources
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
@@ -46,6 +52,8 @@ from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.topic_run import owners_rules
 
 _BY_LOAD = "a load (jobs plan_load and load_topics)"
+_BY_BROKER = "its broker, every `messageExpiryCheckIntervalInMinutes`"
+_PAST_TTL = "its messages are past their TTL"
 _NOTHING_IN_IT = "nothing: it has no entries, and its topic needs a last ledger"
 
 FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
@@ -195,11 +203,12 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         for row in verdicts
     )  # fmt: skip
     shown_cursors = _cursors(cursors, positions, held, holds, pins)
+    known = namespace in policies.by_namespace
+    closed_until = _past_ttl(layers, subject, shown_cursors, now) if known else None
     held = tuple(
-        _freed_by(one, RetentionVerdict(row["alone"]), shown_cursors, load)
+        _freed_by(one, RetentionVerdict(row["alone"]), shown_cursors, load, closed_until)
         for one, row in zip(held, verdicts, strict=True)
     )
-    known = namespace in policies.by_namespace
     warnings = [*unsure]
     unread = layers.topics[namespace].unknown if namespace in layers.topics else None
     if not known and layers.brokers:  # else `unsure` says why nobody looked at them
@@ -229,7 +238,7 @@ def _layers(cluster: Cluster, namespace: str) -> tuple[Layers, tuple[str, ...]]:
     try:
         with cluster.ports(read_only=True) as ports:
             answered, silent = load_state.ask_configurations(ports.admin)
-        layers, differing = policies_now(cluster, [namespace], ROLLOVER_NAMES, answered)
+        layers, differing = policies_now(cluster, [namespace], ROLLOVER_NAMES | EXPIRY_NAMES, answered)
     except LifecycleError as error:
         return Layers({}, {}), (str(error),)
     return layers, (*differing, *(f"what broker {name} is set to is not known: {why}" for name, why in silent.items()))
@@ -310,8 +319,24 @@ def _held(
     )
 
 
-def _freed_by(ledger: HeldLedger, alone: RetentionVerdict, cursors: Sequence[HeldBy], load: TopicLoad) -> HeldLedger:
-    """The ledger; one that the slowest cursor holds is freed by what moves that one.
+def _past_ttl(layers: Layers, topic: Topic, cursors: Sequence[HeldBy], now: int) -> int | None:
+    """Until when (ms) a ledger was closed whose messages are all past the TTL, as a broker has it, of what holds it.
+
+    None where nothing expires, or nobody knows.
+    """
+    monitors = monitors_in_force(layers)
+    ttl = monitors.ttl.of(topic)
+    return now - ttl * 1000 if ttl and cursors and monitors.expires_messages(cursors[0].name) else None
+
+
+def _freed_by(
+    ledger: HeldLedger,
+    alone: RetentionVerdict,
+    cursors: Sequence[HeldBy],
+    load: TopicLoad,
+    closed_until: int | None,
+) -> HeldLedger:
+    """The ledger; one that the slowest cursor holds is freed by what moves that one, or by its TTL (``closed_until``).
 
     A last one needs a newer one and what it needs ``alone``, were it not the last.
     """
@@ -319,6 +344,8 @@ def _freed_by(ledger: HeldLedger, alone: RetentionVerdict, cursors: Sequence[Hel
     if cursors and (alone is RetentionVerdict.CURSOR or _unread(ledger, alone, cursors[0])):
         alone, frees = RetentionVerdict.CURSOR, FREED_BY[RetentionVerdict.CURSOR]
         frees = next((text for begin, text in FREED_BY_CURSOR.items() if cursors[0].name.startswith(begin)), frees)
+        if closed_until is not None and ledger.closed_at is not None and ledger.closed_at < closed_until:
+            frees = f"{_BY_BROKER if load.reason is LoadReason.LISTED else _BY_LOAD}: {_PAST_TTL}; or {frees}"
     if ledger.code is RetentionVerdict.CURSOR:
         return replace(ledger, freed_by=frees)
     if ledger.code is not RetentionVerdict.LAST_LEDGER:

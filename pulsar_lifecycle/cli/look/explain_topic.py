@@ -24,12 +24,12 @@ def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
     if as_json:
         show.json_document(_document(found))
         return
-    listed = Counter(one.code for one in found.ledgers)
-    size = Counter[str]()
-    unsized = Counter[str]()
+    listed = Counter((one.code, one.freed_by) for one in found.ledgers)
+    size = Counter[tuple[str, str]]()
+    unsized = Counter[tuple[str, str]]()
     for one in found.ledgers:
-        size[one.code] += one.bytes or 0
-        unsized[one.code] += one.bytes is None
+        size[one.code, one.freed_by] += one.bytes or 0
+        unsized[one.code, one.freed_by] += one.bytes is None
     show.facts(
         [
             ("topic", str(found.topic)),
@@ -42,9 +42,8 @@ def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
             ("scan", f"{found.epoch_id}: holds, shadow topics and namespaces are as of it"),
         ]
     )
-    freed = {one.code: one.freed_by for one in found.ledgers}
     show.text("what keeps them", "bold cyan")
-    rows = [(code, listed[code], _size(size[code], unsized[code]), freed[code] or "nothing") for code in listed]
+    rows = [(one[0], listed[one], _size(size[one], unsized[one]), one[1] or "nothing") for one in listed]
     show.table(["code", "ledgers", "bytes", "freed by"], rows, 2)
     show.text(f"cursors ({len(found.cursors)})", "bold cyan")
     rows = [

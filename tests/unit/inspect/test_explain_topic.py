@@ -24,6 +24,7 @@ from pulsar_lifecycle.setting_types import SecretRef
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
+from tests.kit.scenes.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import bucket_tags, data_tags, deleted_copy
 from tests.kit.simulated.offloaded import BUCKET, Offloading, attempt
@@ -88,6 +89,25 @@ def test_what_holds_a_ledger_and_is_no_subscription_is_moved_otherwise(
     assert held.code is RetentionVerdict.CURSOR
     assert moves in held.freed_by
     assert "unsubscribe" not in held.freed_by
+
+
+@pytest.mark.parametrize(
+    ("loaded", "name", "frees"),
+    [(False, "s", "a load"), (True, "s", "its broker, every"), (False, "pulsar.repl.west", "its replication")],
+)
+def test_what_is_past_its_ttl_is_freed_by_a_broker_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool, name: str, frees: str
+) -> None:
+    scene = LoadScene(tmp_path, monkeypatch)
+    scene.namespace(message_ttl_in_seconds=3 * 3600)
+    ids = scene.topic("a", 400, 90, 80)  # and an hour until the scan
+    path = f"{scene.servers.topic_path(Topic.parse(f'persistent://{NAMESPACE}/a'))}/{name}"
+    scene.servers.put(path, cursor.encode(ManagedCursorInfo(-1, Position(ids[0], -1))))
+    scene.scan()
+    old, young, _ = explained(scene, "a", loaded).ledgers
+    assert (old.code, young.code) == (RetentionVerdict.CURSOR, RetentionVerdict.CURSOR)
+    assert old.freed_by.startswith(frees)
+    assert ("TTL" in old.freed_by, "TTL" in young.freed_by) == (name == "s", False)
 
 
 def test_what_protects_the_whole_topic_is_its_code(scene: RetentionScene) -> None:
