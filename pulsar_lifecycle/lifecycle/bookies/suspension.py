@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow.compute as pc
@@ -68,10 +68,10 @@ def suspended_bookies(cluster: Cluster) -> list[Suspended]:
     found: list[Suspended] = []
     for bookie in sorted({*disk_of, *told}):
         order, seen = told.get(bookie), disk_of.get(bookie)
-        if order and (seen is None or order["at"] > seen["asked_at"]):
-            if order["outcome"] != Outcome.RESUMED:
-                sure = order["outcome"] == Outcome.SUSPENDED and resumed.get(bookie, 0) < order["at"]
-                found.append(Suspended(bookie, order["at"], order["why"], sure))
+        if order and (seen is None or order.at > seen["asked_at"]):
+            if order.outcome != Outcome.RESUMED:
+                sure = order.outcome == Outcome.SUSPENDED and resumed.get(bookie, 0) < order.begun
+                found.append(Suspended(bookie, order.at, order.why, sure))
         elif seen and seen["verdict"] == DiskVerdict.SUSPENDED:
             sure = resumed.get(bookie, 0) < seen["asked_at"]
             found.append(Suspended(bookie, seen["asked_at"], seen["detail"], sure))
@@ -82,22 +82,41 @@ _COLUMNS = ["run_id", "action", "detail", "outcome", "at"]
 _ORDERS = pc.field("outcome").isin([Outcome.TELLING, Outcome.SUSPENDED, Outcome.RESUMED, Outcome.NOT_TOLD])
 
 
-def _newest_orders(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
-    """By bookie, the newest of these rows of the journal (:data:`_COLUMNS`) that reached it, with its ``why``.
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """An order that reached a bookie, or may have: when (ms) it was begun, and when its last row was written."""
 
-    One that may have reached it counts if it suspends. Also when (ms) each was last told to resume, reached or not.
+    outcome: str
+    why: str
+    begun: int
+    at: int
+
+
+def _newest_orders(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Order], dict[str, int]]:
+    """By bookie, the newest order that these rows of the journal (:data:`_COLUMNS`) say reached it.
+
+    One that may have reached it counts if it suspends, and so does one by another operator that ended after this one
+    was begun: which of the two reached it last nobody knows. Also when the last order to resume was begun or ended.
     """
-    orders = [{**row, **json.loads(row["detail"])} for row in rows]
-    not_told = {(row["run_id"], row["bookie"]) for row in orders if row["outcome"] == Outcome.NOT_TOLD}
-    newest: dict[str, dict[str, Any]] = {}
+    orders = [(row, BookieTold(**json.loads(row["detail"]))) for row in rows]
+    not_told = {(row["run_id"], told.bookie) for row, told in orders if row["outcome"] == Outcome.NOT_TOLD}
+    newest: dict[str, _Order] = {}
     resumed: dict[str, int] = {}
-    for row in orders:
-        if (row["run_id"], row["bookie"]) in not_told:
+    began: dict[tuple[str, str], int] = {}
+    for row, told in orders:
+        bookie, of = told.bookie, (row["run_id"], told.bookie)
+        begun, before = began.setdefault(of, row["at"]), newest.get(bookie)
+        if of in not_told:
             continue
-        if row["outcome"] == Outcome.TELLING and row["action"] == Action.RESUME_COMPACTION:
-            resumed[row["bookie"]] = row["at"]
+        if row["action"] == Action.RESUME_COMPACTION:
+            resumed[bookie] = row["at"]
+            if row["outcome"] == Outcome.TELLING:
+                continue
+        beside = before is not None and before.outcome == Outcome.SUSPENDED and before.at > begun
+        if before and beside and row["outcome"] == Outcome.RESUMED:
+            newest[bookie] = replace(before, outcome=Outcome.TELLING, at=row["at"])
         else:
-            newest[row["bookie"]] = {**row, "why": row.get("why") or ""}
+            newest[bookie] = _Order(row["outcome"], told.why or "", begun, row["at"])
     return newest, resumed
 
 

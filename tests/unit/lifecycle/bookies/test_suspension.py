@@ -171,6 +171,40 @@ def test_the_later_of_what_a_bookie_said_and_what_it_was_told_counts(
     assert [one.why for one in suspended_bookies(scene.cluster)] == ([expected] if expected else [])
 
 
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("S R suspended resumed", [False]),
+        ("S R resumed suspended", [False]),
+        ("R S suspended resumed", [False]),
+        ("R S resumed suspended", [False]),
+        ("R resumed S suspended", [True]),
+        ("S suspended R resumed", []),
+        ("S suspended R", [False]),
+        ("S R resumed", []),
+    ],
+)
+def test_of_two_operators_who_speak_at_once_nobody_knows_who_was_heard_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, expected: list[bool]
+) -> None:
+    """``S``: a run is about to have the bookie suspend, ``R``: another to have it resume."""
+    scene = RetentionScene(tmp_path, monkeypatch)
+    suspend = Step(Action.SUSPEND_COMPACTION, Phase.SUSPEND_COMPACTION)
+    resume = Step(Action.RESUME_COMPACTION, Phase.RESUME_COMPACTION)
+    words = {
+        "S": (suspend, Outcome.TELLING),
+        "R": (resume, Outcome.TELLING),
+        "suspended": (suspend, Outcome.SUSPENDED),
+        "resumed": (resume, Outcome.RESUMED),
+    }
+    for at, word in enumerate(order.split(), scene.now):
+        step, outcome = words[word]
+        subject = Subject(-1, "Bookie", "", details=(BookieTold("a", why="why"),))
+        row = Writer(f"run {step.action}", "test").row(step, subject, outcome, Why(outcome, "said"), at)
+        scene.servers.journal.record([row])
+    assert [one.sure for one in suspended_bookies(scene.cluster)] == expected
+
+
 def test_nobody_is_told_while_paused(scene: Scene) -> None:
     control.pause(scene.store.session(), "enough")
     assert scene.run("suspend", "--all") == 1
