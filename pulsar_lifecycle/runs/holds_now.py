@@ -5,8 +5,8 @@ Belongs here: when the settings file is read again. Not here: what a hold keeps 
 
 from __future__ import annotations
 
-import os
 import threading
+from pathlib import Path
 
 from pulsar_lifecycle.errors import ConfigError
 from pulsar_lifecycle.ports import Clock
@@ -40,7 +40,7 @@ class HoldsNow:
     def _version_now(self) -> tuple[int, ...]:
         """What differs once the file, or what its name leads to, is another one."""
         try:
-            stat = os.stat(self._file)
+            stat = Path(self._file).stat()
         except OSError as error:
             raise ConfigError(f"{self._file}: cannot be read: {error.strerror}") from error
         return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

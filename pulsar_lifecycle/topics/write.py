@@ -78,12 +78,13 @@ class TopicRun:
         return writes_loaded(self.loaded_topics, topic)
 
     def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> Why | None:
-        """``protection.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago, and holds of now."""
+        """``protection.topic_rule`` by the holds of now; sources of shadow topics are at most ``max_age`` ms old."""
         seen = self.shadows.sources(max_age)
         try:
             holds = self.context.holds | self.holds_now()
         except ConfigError as error:
-            return Why(Protection.LEGAL_HOLD, f"what is on legal hold by now is not known: {str(error).splitlines()[0]}")
+            first, *_ = str(error).splitlines()
+            return Why(Protection.LEGAL_HOLD, f"what is on legal hold by now is not known: {first}")
         context = replace(self.context, shadow_sources=self.context.shadow_sources | seen.names, holds=holds)
         return protection.topic_rule(topic, shadow_source or seen.of_partition(topic), context)
 
