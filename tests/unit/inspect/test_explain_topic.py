@@ -24,7 +24,7 @@ from pulsar_lifecycle.setting_types import SecretRef
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
-from tests.kit.scenes.load_scene import LoadScene
+from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import bucket_tags, data_tags, deleted_copy
 from tests.kit.simulated.offloaded import BUCKET, Offloading, attempt
