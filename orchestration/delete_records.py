@@ -21,7 +21,7 @@ from pulsar_lifecycle.delete_records.request import (
     parse_offset,
     parse_topic,
 )
-from pulsar_lifecycle.delete_records.requested_partitions import not_asked_for, partitions_and_others
+from pulsar_lifecycle.delete_records.requested_partitions import requested_partitions, not_asked_for
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
@@ -163,9 +163,9 @@ def failing(
 
 def _plan(where: Cluster, asked: Sequence[RequestedOffset], options: Options) -> dict[str, Any]:
     with where.ports(read_only=True) as ports:
-        offsets, others = partitions_and_others(ports.store, ports.configuration, asked)
-    summary, rows = plan_delete_records(where, offsets, options)
-    return ({"not asked for": not_asked_for(others)} if others else {}) | planned(summary, rows.to_pylist())
+        found = requested_partitions(ports.store, ports.configuration, asked)
+    summary, rows = plan_delete_records(where, found.offsets, options, unread=found.unread)
+    return ({"not asked for": not_asked_for(found.others)} if found.others else {}) | planned(summary, rows.to_pylist())
 
 
 def planned(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

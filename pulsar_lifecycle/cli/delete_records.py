@@ -128,17 +128,17 @@ def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> 
 
 def _plan(where: Cluster, requested: Sequence[RequestedOffset], options: Any, *, as_json: bool) -> None:
     from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
-    from pulsar_lifecycle.delete_records.requested_partitions import not_asked_for, partitions_and_others
+    from pulsar_lifecycle.delete_records.requested_partitions import requested_partitions, not_asked_for
 
     with where.ports(read_only=True) as ports:
-        offsets, others = partitions_and_others(ports.store, ports.configuration, requested)
-    summary, rows = plan_delete_records(where, offsets, options)
+        found = requested_partitions(ports.store, ports.configuration, requested)
+    summary, rows = plan_delete_records(where, found.offsets, options, unread=found.unread)
     listed = sorted(rows.to_pylist(), key=lambda row: row["topic"])
     if as_json:
-        applied = {"run_config": run_config(summary), "partitions": listed, "not_asked_for": [*map(str, others)]}
+        applied = {"run_config": run_config(summary), "partitions": listed, "not_asked_for": [*map(str, found.others)]}
         show.json_document({**summary.to_json(), **applied})
     else:
-        _print_plan(summary, listed, not_asked_for(others))
+        _print_plan(summary, listed, not_asked_for(found.others))
     if any(row["error"] for row in listed) or not summary.actionable:
         raise typer.Exit(1)
 

@@ -226,9 +226,9 @@ class _Launch:
         The role may have lost its rights since the plan was made, and no broker checks what we write ourselves.
         """
         topics = [Topic.parse(row["topic"]) for row in rows]
-        denied = denials(self._ports, self._brokers, topics)
-        allowed = [topic for topic in topics if topic not in denied]
         with self._cluster.ports(read_only=True) as more:  # policies may have changed since the plan, as rights may
+            denied = denials(self._ports, more.configuration, self._brokers, topics)
+            allowed = [topic for topic in topics if topic not in denied]
             clusters = replication_of(
                 more.configuration, self._ports, self._run.ledgers_root, self._brokers.cluster, allowed
             )

@@ -22,11 +22,19 @@ from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, PLAIN, Offset, Options, Timestamp, TopicPartition
 from pulsar_lifecycle.delete_records.times.offsets import counts_between, out_of_order, read_offsets
 from pulsar_lifecycle.delete_records.times.time_offsets import ResolvedOffset
-from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, read_partition, replication_of, unreplicated
+from pulsar_lifecycle.delete_records.topic_view import (
+    Clusters,
+    Read,
+    read_partition,
+    replication_of,
+    unread_policies,
+    unreplicated,
+)
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers, Brokers
 from pulsar_lifecycle.model import MessagePosition, Namespace
+from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.plans import delete_records_plan
@@ -54,10 +62,11 @@ def plan_delete_records(
     options: Options = PLAIN,
     step: Callable[[str], AbstractContextManager[object]] = nullcontext,
     kind: PlanKind = PlanKind.DELETE_RECORDS,
+    unread: Mapping[TopicPartition, Refusal] | None = None,
 ) -> tuple[PlanSummary, pa.Table]:
     """Resolve and judge every partition as it is now, and store the plan; a row for each, with its error if it has one.
 
-    ``kind`` begins the plan's id.
+    ``kind`` begins the plan's id. ``unread``: those of ``offsets`` that are known to have an error.
 
     Raises Refused and NotFound where there is no scan to rest on, and what the servers raise that all partitions need.
     """
@@ -70,13 +79,13 @@ def plan_delete_records(
         loaded_topics = cluster.settings.trimming.loaded_topics
         run = topic_run(cluster, "plan", ports, context, now, loaded_topics, brokers.brokers)
         planning = _Planning(cluster, run, ports, brokers, options)
-        with step("rights"):
-            planning.denied = denials(ports, brokers, offsets)
-        allowed = [topic for topic in offsets if topic not in planning.denied]
-        with step("replication"), cluster.ports(read_only=True) as connections:
-            planning.clusters = replication_of(
-                connections.configuration, ports, run.ledgers_root, brokers.cluster, allowed
-            )
+        with cluster.ports(read_only=True) as connections:
+            policies = connections.configuration
+            with step("rights"):
+                planning.denied = {**(unread or {}), **denials(ports, policies, brokers, offsets)}
+            allowed = [topic for topic in offsets if topic not in planning.denied]
+            with step("replication"):
+                planning.clusters = replication_of(policies, ports, run.ledgers_root, brokers.cluster, allowed)
         with step("partitions"):
             planned = planning.rows(offsets)
         with step("leftovers"):
@@ -101,7 +110,7 @@ class _Planning:
     def __init__(self, cluster: Cluster, run: TopicRun, ports: Ports, brokers: BrokerAnswers, options: Options) -> None:
         self._cluster, self._run, self._ports, self._brokers, self._options = cluster, run, ports, brokers, options
         self.denied: Mapping[TopicPartition, Refusal] = {}
-        """Topics whose records our role may not delete: nothing of them is read."""
+        """Topics whose records our role may not delete, or whose partitions are not known: nothing of them is read."""
         self.clusters: Mapping[TopicPartition, Clusters] = {}
         """Where each topic is replicated to."""
         self.views: Mapping[TopicPartition, PartitionView] = {}
@@ -203,7 +212,9 @@ def ask_brokers(ports: Ports) -> BrokerAnswers:
         return BrokerAnswers(Brokers({}, 0, str(error)), {}, {}, "", frozenset())
 
 
-def denials(ports: Ports, brokers: BrokerAnswers, topics: Iterable[TopicPartition]) -> dict[TopicPartition, Refusal]:
+def denials(
+    ports: Ports, policies: MetadataStore, brokers: BrokerAnswers, topics: Iterable[TopicPartition]
+) -> dict[TopicPartition, Refusal]:
     """Topics whose records our role may not delete. The others, too, where it may not ask ``brokers`` what they have.
 
     A broker knows the tenant and the role alone: one question answers for all topics of a namespace. One whose name
@@ -214,6 +225,8 @@ def denials(ports: Ports, brokers: BrokerAnswers, topics: Iterable[TopicPartitio
     for topic in topics:
         if topic.namespace not in by_namespace:
             refusal = _denial(ports, topic) or _unknown(brokers)
+            if refusal and refusal.error is RecordsError.TIMEOUT:  # a broker cannot answer without the policies
+                refusal = unread_policies(policies, topic.namespace) or refusal
             if refusal and refusal.error is RecordsError.BROKER_FAILED:
                 found[topic] = refusal
                 continue

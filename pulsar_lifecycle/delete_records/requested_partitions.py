@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.offset_file import RequestedOffset
 from pulsar_lifecycle.delete_records.request import Offset, TopicPartition
-from pulsar_lifecycle.errors import CorruptFormat, RefusedBy, UsageError
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy, UsageError
+from pulsar_lifecycle.metastore.topics import partition_count
 from pulsar_lifecycle.model import (
     MANAGED_LEDGERS_ROOT,
     PARTITIONED_ROOT,
@@ -17,11 +19,29 @@ from pulsar_lifecycle.model import (
     decode_name,
     encode_name,
 )
-from pulsar_lifecycle.ports import MetadataStore, Unread
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.ports import MetadataStore, Node, Unread
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 
 SHOWN = 5
 """Partitions that a sentence names."""
+
+_Count = int | None | LifecycleError
+"""How many partitions a topic has; None for what is no partitioned topic; or why that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedPartitions:
+    """The offset of each partition of a request, in its order.
+
+    ``unread``: topics among them whose partitions are not known, each with why. ``others``: partitions that have a
+    topic's name and are not asked for: its metadata does not name them, or is gone, as where it was deleted and made
+    again with fewer. They may be topics of their own: whoever means them names them.
+    """
+
+    offsets: Mapping[TopicPartition, Offset]
+    unread: Mapping[TopicPartition, Refusal]
+    others: Sequence[TopicPartition]
 
 
 def partitions_of(
@@ -30,33 +50,43 @@ def partitions_of(
     """The offset of each partition, in the order of the request.
 
     A partition that nobody has used yet has no z-node and is left out, unless it was named. Raises UsageError for one
-    that is asked for twice, and for a position where it would be that of several partitions; Refused for metadata that
-    cannot be read.
+    that is asked for twice, and for a position where it would be that of several partitions; Refused and CorruptFormat
+    for metadata that cannot be read.
     """
     entries = list(asked)
-    return _offsets(store, entries, _counts(configuration, [one.name for one in entries]))
+    counts = _counts(configuration, [one.name for one in entries])
+    if unread := next((count for count in counts if isinstance(count, LifecycleError)), None):
+        raise unread
+    return _offsets(store, entries, counts)
 
 
-def partitions_and_others(
+def requested_partitions(
     store: MetadataStore, configuration: MetadataStore, asked: Iterable[RequestedOffset]
-) -> tuple[dict[TopicPartition, Offset], list[TopicPartition]]:
-    """:func:`partitions_of`, and partitions that have a topic's name and are not asked for.
+) -> RequestedPartitions:
+    """:func:`partitions_of`, where one topic whose metadata cannot be read stops no other.
 
-    The topic's metadata does not name them, or is gone, as where it was deleted and made again with fewer. They may be
-    topics of their own: whoever means them names them. In a namespace that cannot be listed nobody looks.
+    In a namespace that cannot be listed nobody looks for other partitions. Raises UsageError.
     """
     entries = list(asked)
     names = [one.name for one in entries]
-    counts = _counts(configuration, names)
-    return _offsets(store, entries, counts), _others(store, dict(zip(names, counts, strict=True)))
+    counts = dict(zip(names, _counts(configuration, names), strict=True))
+    unread = {name: _unread(count) for name, count in counts.items() if isinstance(count, LifecycleError)}
+    offsets = _offsets(store, entries, [counts[name] for name in names])
+    known = {name: count for name, count in counts.items() if not isinstance(count, LifecycleError)}
+    return RequestedPartitions(offsets, unread, _others(store, known))
+
+
+def _unread(error: LifecycleError) -> Refusal:
+    text = f"its partitions are not known: {error}; ask for each by its own name"
+    return Refusal(RecordsError.UNREAD, Why(Code.TOPIC_UNREAD, text))
 
 
 def _offsets(
-    store: MetadataStore, entries: Sequence[RequestedOffset], counts: Sequence[int | None]
+    store: MetadataStore, entries: Sequence[RequestedOffset], counts: Sequence[_Count]
 ) -> dict[TopicPartition, Offset]:
     found: dict[TopicPartition, Offset] = {}
     for one, count in zip(entries, counts, strict=True):
-        names = [one.name] if count is None else _used(store, one.name, count)
+        names = _used(store, one.name, count) if isinstance(count, int) else [one.name]
         if len(names) > 1 and isinstance(one.offset, MessagePosition):
             raise UsageError(
                 f"{one.where}: {one.name} has {count} partitions, and {one.offset} is a position of one: name it"
@@ -91,21 +121,20 @@ def not_asked_for(others: Sequence[TopicPartition]) -> str:
     return f"not asked for, as the metadata of their topic does not name them: {shown}; ask for each by its name"
 
 
-def _counts(configuration: MetadataStore, names: Sequence[Topic]) -> list[int | None]:
-    """How many partitions each has; None for what is no partitioned topic."""
+def _counts(configuration: MetadataStore, names: Sequence[Topic]) -> list[_Count]:
     paths = [f"{PARTITIONED_ROOT}/{n.namespace}/{n.domain}/{encode_name(n.local)}" for n in names]
-    found: list[int | None] = []
-    for path, node in zip(paths, configuration.read(paths), strict=True):
-        if node is None:
-            found.append(None)
-            continue
-        if isinstance(node, Unread):
-            raise RefusedBy(Code.TOPIC_UNREAD, f"{path} cannot be read: {node.reason}")
-        try:
-            found.append(int(json.loads(node.data)["partitions"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error
-    return found
+    return [_count(path, node) for path, node in zip(paths, configuration.read(paths), strict=True)]
+
+
+def _count(path: str, node: Node | Unread | None) -> _Count:
+    if node is None:
+        return None
+    if isinstance(node, Unread):
+        return RefusedBy(Code.TOPIC_UNREAD, f"{path} cannot be read: {node.reason}")
+    try:
+        return partition_count(path, node.data)
+    except CorruptFormat as error:
+        return error
 
 
 def _used(store: MetadataStore, parent: Topic, count: int) -> list[Topic]:

@@ -244,6 +244,14 @@ def clusters_of(topic: TopicPartition, of_namespace: Clusters, own: NamespacePol
     return of_namespace if said.first(CLUSTERS) is None else _known(f"topic {topic}", said, None)
 
 
+def unread_policies(configuration: MetadataStore, namespace: Namespace) -> Refusal | None:
+    """Why a namespace's policies cannot be read, by brokers either; None if they can."""
+    path = f"/admin/policies/{namespace}"
+    (node,) = configuration.read([path])
+    named = _named(path, node)
+    return named if isinstance(named, Refusal) else None
+
+
 def _named(path: str, node: Node | Unread | None) -> Clusters:
     if isinstance(node, Unread):
         return Refusal.plain(RecordsError.UNREAD, f"{path} cannot be read: {node.reason}")

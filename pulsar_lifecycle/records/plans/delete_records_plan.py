@@ -54,7 +54,7 @@ class RecordsError(StrEnum):
     LOADED = "loaded"
     """A broker has it loaded, and `trimming.loaded_topics` does not let us write its list of ledgers."""
     UNREAD = "unread"
-    """Its z-node, its cursors or its messages could not be read."""
+    """Its z-node, its cursors, its messages, its namespace's policies or which partitions it has could not be read."""
     FOREIGN_WATERMARK = "foreign_watermark"
     """Its properties hold a low watermark beyond its end: somebody else wrote it. Remove the property."""
     BROKER_FAILED = "broker_failed"

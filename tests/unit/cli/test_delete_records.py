@@ -10,7 +10,10 @@ from uuid import UUID
 
 import pytest
 
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.builders import ROW
 from tests.kit.command import run
 from tests.kit.records.records_scene import HOUR, RecordsScene
@@ -139,6 +142,24 @@ def test_partitions_that_their_metadata_does_not_name_are_said(operator: Operato
     )
     _, plan = operator.document(*asked, *(word for name in beside for word in ("--topic", name)))
     assert not plan["not_asked_for"]
+
+
+@pytest.mark.parametrize("partitions", ["true", "1.9", '"2"', "-1", "null", "[]"])
+def test_a_topic_whose_partitions_are_not_known_keeps_no_other_one(operator: Operator, partitions: str) -> None:
+    scene = operator.scene
+    unread, other = Topic.parse("persistent://acme/orders/sent"), scene.topics[0]
+    metadata = f'{{"partitions": {partitions}}}'.encode()
+    scene.cluster.put(f"/admin/partitioned-topics/{unread.managed_ledger}", metadata)
+    code, plan = operator.document("--topic", str(unread), "--topic", str(other), "--before", f"@{HOUR + 25}")
+    found = {row["topic"]: (row["error"], row["code"]) for row in plan["partitions"]}
+    assert (code, found, plan["not_asked_for"]) == (
+        1,
+        {str(unread): (RecordsError.UNREAD, Code.TOPIC_UNREAD), str(other): (None, None)},
+        [],
+    )
+    _, done = operator.document("--apply", plan["plan_id"], plan["digest"])
+    errors = {one["partition"]: one["error"] for one in done["partitions"]}
+    assert errors == {str(unread): RecordsError.UNREAD, str(other): RecordsError.TIMEOUT}
 
 
 def test_an_apply_that_is_interrupted_says_how_to_go_on(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp
 from pulsar_lifecycle.delete_records.topic_view import clusters_of
-from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.errors import Failed, Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
@@ -230,6 +230,22 @@ def test_a_tenant_that_denies_us_is_that_partitions_error() -> None:
     scene.cluster.admin.denied = {"acme"}
     (row,) = scene.plan(scene.at(2, 3))
     assert (row["error"], row["low_watermark"]) == (RecordsError.NOT_AUTHORIZED, None)
+
+
+@pytest.mark.parametrize(
+    ("policies", "error"), [(b"{}", RecordsError.TIMEOUT), (b"{rubbish", RecordsError.UNREAD)], ids=["whole", "rubbish"]
+)
+def test_a_broker_that_cannot_answer_for_its_policies_is_not_called_slow(policies: bytes, error: RecordsError) -> None:
+    scene = RecordsScene()
+    scene.plan(END)
+    scene.cluster.put("/admin/policies/acme/orders", policies)
+    scene.cluster.admin.check_admin = failing  # type: ignore[method-assign]
+    applied = scene.apply()[0].error
+    assert (applied, scene.plan(END)[0]["error"]) == (error, error)
+
+
+def failing(topic: Topic) -> None:
+    raise Failed(f"{topic}: 500")
 
 
 def test_a_name_that_no_broker_can_be_asked_about_keeps_no_other_topic() -> None:
