@@ -163,7 +163,7 @@ def apply_delete_records(
             collect=patience.collect,
             progress=progress,
         )
-    if wait_ms:
+    if wait_ms and partition_answers.any_awaited(rows, refused):
         progress(f"waiting for at most {wait_ms // 1000} s until everything is proven gone")
     return partition_answers.answers(
         cluster, rows, refused, planned_at=summary.created_at, wait_ms=wait_ms, bookies=patience.bookies

@@ -15,6 +15,7 @@ from typing import Any
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.partition_answers import (
     answers,
+    any_awaited,
     bookies_holding,
     not_deleted,
     queue_is_empty,
@@ -81,7 +82,8 @@ def finish(
         progress(f"{len(holding)} bookies that have entries of it are to collect")
         trouble = _collect(cluster, run_id, holding)
     left = max(0, min(deadline - clock.now_ms(), wait_ms if gone else BY_ITSELF_MS))
-    progress(f"waiting for at most {left // 1000} s until everything is proven gone")
+    if any_awaited(rows, refused):
+        progress(f"waiting for at most {left // 1000} s until everything is proven gone")
     found = answers(cluster, rows, refused, planned_at=planned_at, wait_ms=left, bookies=bookies)
     if trouble:
         waited_for = {Topic.parse(row["topic"]) for row in rows if row["error"] is None}

@@ -102,6 +102,11 @@ def _unless_of_others(result: DeleteRecordsResult, before: str | None) -> Delete
     return failed(RecordsError.TIMEOUT, text)
 
 
+def any_awaited(rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]) -> bool:
+    """Whether any partition of a plan can be answered without an error, now or later."""
+    return any(_refused(row, refused) is None for row in rows)
+
+
 def not_deleted(
     cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
 ) -> frozenset[int]:

@@ -134,7 +134,7 @@ class Span:
             _steps(self, after),
             self.first or after.first,
             after.last or self.last,
-            after.earliest if self.earliest is None else min(self.earliest, after.earliest or self.earliest),
+            min((at for at in (self.earliest, after.earliest) if at is not None), default=None),
             _latest(self.latest, after.latest),
         )
 

@@ -17,7 +17,7 @@ from pulsar_lifecycle.model import MessagePosition, Position
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.records.topic_times import TopicTimes, batch, commit, in_transaction, marker, part, sent
 
-TIMES = st.integers(1, 9)
+TIMES = st.integers(0, 9)
 PLAIN = st.builds(sent, TIMES) | st.builds(batch, TIMES, st.integers(1, 3))
 UUIDS = st.sampled_from("uv")
 ANY = (

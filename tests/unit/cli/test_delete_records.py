@@ -33,21 +33,21 @@ class Operator:
     """Commands over a scene."""
 
     def __init__(self, scene: RecordsScene, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.scene, self._capsys = scene, capsys
-        self._file = folder / "lifecycle.toml"
-        self._file.write_text(SETTINGS)
+        self.scene, self.capsys = scene, capsys
+        self.file = folder / "lifecycle.toml"
+        self.file.write_text(SETTINGS)
         self.offsets = folder / "offsets.json"
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
         connect = self.scene.where.connect
-        code = run("--config", str(self._file), "delete-records", *arguments, connect=connect)
-        out, err = self._capsys.readouterr()
+        code = run("--config", str(self.file), "delete-records", *arguments, connect=connect)
+        out, err = self.capsys.readouterr()
         return code, out or err
 
     def with_bucket(self) -> None:
         """The settings name a bucket."""
         self.scene.with_bucket()
-        self._file.write_text(f'{SETTINGS}object_store = {{endpoint = "http://127.0.0.1:1", buckets = ["{BUCKET}"]}}')
+        self.file.write_text(f'{SETTINGS}object_store = {{endpoint = "http://127.0.0.1:1", buckets = ["{BUCKET}"]}}')
 
     def document(self, *arguments: str) -> tuple[int, Any]:
         code, text = self(*arguments, "--json")
@@ -160,6 +160,17 @@ def test_a_topic_whose_partitions_are_not_known_keeps_no_other_one(operator: Ope
     _, done = operator.document("--apply", plan["plan_id"], plan["digest"])
     errors = {one["partition"]: one["error"] for one in done["partitions"]}
     assert errors == {str(unread): RecordsError.UNREAD, str(other): RecordsError.TIMEOUT}
+
+
+@pytest.mark.parametrize("more", [(), ("--finish",)])
+def test_no_wait_is_said_of_a_plan_whose_partitions_all_have_errors(operator: Operator, more: tuple[str, ...]) -> None:
+    code, plan = operator.document("--topic", "persistent://acme/orders/nowhere", "--before=-1")
+    assert (code, [one["error"] for one in plan["partitions"]]) == (1, [RecordsError.UNKNOWN_PARTITION])
+    code = run(
+        "--config", str(operator.file), "delete-records", "--apply", plan["plan_id"], plan["digest"], "--wait", "60",
+        *more, connect=operator.scene.where.connect,
+    )  # fmt: skip
+    assert (code, "waiting" in operator.capsys.readouterr().err) == (1, False)
 
 
 def test_an_apply_that_is_interrupted_says_how_to_go_on(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
