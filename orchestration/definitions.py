@@ -113,7 +113,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
         jobs=jobs,
         schedules=[
             *looking_schedules(cluster, automation.schedules, scan, inventory, reconcile, watch, check_delayed_index),
-            consumed_records_schedule,
+            consumed_records_schedule(automation.schedules.consumed_records),
         ],
         sensors=[
             dead_letter_sensor(cluster),

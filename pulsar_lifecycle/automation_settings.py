@@ -165,8 +165,10 @@ class Schedules(Section):
     """Schedule ``nightly_reconcile``."""
     delayed_index: str = "23 2 * * *"
     """Schedule ``nightly_delayed_index``."""
+    consumed_records: str = "37 * * * *"
+    """Schedule ``hourly_consumed_records``."""
 
-    @field_validator("scan", "queue", "inventory", "reconcile", "delayed_index")
+    @field_validator("scan", "queue", "inventory", "reconcile", "delayed_index", "consumed_records")
     @classmethod
     def _five_fields(cls, value: str) -> str:
         parse_cron(value)

@@ -62,21 +62,23 @@ def plan_consumed_records_job() -> None:
     plan_consumed_op()
 
 
-@dg.schedule(
-    name="hourly_consumed_records",
-    job=plan_consumed_records_job,
-    cron_schedule="37 * * * *",
-    default_status=dg.DefaultScheduleStatus.STOPPED,
-    description="Starts `plan_consumed_records`, if `consumed_records.subscriptions` names anything and "
-    "`automation.consumed_records` is not off. Leaves a time out while the run before it is not over.",
-)
-def consumed_records_schedule(
-    context: dg.ScheduleEvaluationContext, lifecycle: LifecycleResource
-) -> dg.RunRequest | dg.SkipReason:
-    """Half an hour after a scan."""
-    settings = lifecycle.without_spark().settings
-    if settings.automation.consumed_records.mode is Automation.OFF:
-        return dg.SkipReason(OFF)
-    if not settings.consumed_records.subscriptions:
-        return dg.SkipReason(NOTHING_NAMED)
-    return unless_at_it(context.instance, settings.cluster, plan_consumed_records_job.name)
+def consumed_records_schedule(cron: str) -> dg.ScheduleDefinition:
+    """Half an hour after a scan, unless the settings say when."""
+
+    @dg.schedule(
+        name="hourly_consumed_records",
+        job=plan_consumed_records_job,
+        cron_schedule=cron,
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+        description="Starts `plan_consumed_records`, if `consumed_records.subscriptions` names anything and "
+        "`automation.consumed_records` is not off. Leaves a time out while the run before it is not over.",
+    )
+    def ring(context: dg.ScheduleEvaluationContext, lifecycle: LifecycleResource) -> dg.RunRequest | dg.SkipReason:
+        settings = lifecycle.without_spark().settings
+        if settings.automation.consumed_records.mode is Automation.OFF:
+            return dg.SkipReason(OFF)
+        if not settings.consumed_records.subscriptions:
+            return dg.SkipReason(NOTHING_NAMED)
+        return unless_at_it(context.instance, settings.cluster, plan_consumed_records_job.name)
+
+    return ring

@@ -110,9 +110,11 @@ def test_without_settings_it_loads_under_a_name_that_says_so() -> None:
 
 
 def test_the_settings_say_when_what_rings_by_itself_rings(tmp_path: Path) -> None:
-    more = '[automation]\nlook_every = "5s"\nschedules = { scan = "*/15 * * * *" }\n[catalog]\nscan_fresh_for = "75s"\n'
+    schedules = 'schedules = { scan = "*/15 * * * *", consumed_records = "*/20 * * * *" }'
+    more = f'[automation]\nlook_every = "5s"\n{schedules}\n[catalog]\nscan_fresh_for = "75s"\n'
     found = described(definitions(tmp_path, "east", more))
     assert found["schedules"]["hourly_scan"][1] == "*/15 * * * *"
+    assert found["schedules"]["hourly_consumed_records"][1] == "*/20 * * * *"
     assert {name: found["sensors"][name][1] for name in ("automation", "after_scan")} == {
         "automation": 5,
         "after_scan": 5,
