@@ -24,6 +24,7 @@ from pulsar_lifecycle.delete_records.leftovers import (
     planned,
 )
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition, failed
+from pulsar_lifecycle.delete_records.times.compacted_views import holding_views
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
@@ -88,8 +89,16 @@ def answers(
         for name, own in kept.items():
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
             found[Topic.parse(name)] = _result(own, there, unsent, retried)
+        for topic, refusal in holding_views(ports, root, _below(found)).items():  # last: one may be made meanwhile
+            found[topic] = failed(refusal.error, refusal.why.text)
     others = low_watermarks_of_others(cluster, rows) if bookies else {}
     return {topic: _unless_of_others(result, others.get(str(topic))) for topic, result in found.items() if result}
+
+
+def _below(results: Mapping[TopicPartition, DeleteRecordsResult | None]) -> dict[TopicPartition, MessagePosition]:
+    """Before which position nothing may be readable anywhere, of each partition that has no error."""
+    done = [(topic, one, one.low_watermark) for topic, one in results.items() if one]
+    return {t: min(mark, one.first_readable or mark) for t, one, mark in done if isinstance(mark, MessagePosition)}
 
 
 def _unless_of_others(result: DeleteRecordsResult, before: str | None) -> DeleteRecordsResult:

@@ -109,7 +109,7 @@ def view_of(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: Topic) -
         why_loaded(reading.store, root, brokers.brokers, run.now, topic, node, info),
         brokers.brokers.loaded.get(str(topic), ""),
         run.topic_rule(topic, snapshot.shadow_source(reading.store, topic, info), SHADOWS_SEEN_FOR),
-        _compacted(ports, root, node.path, cursors),
+        compacted_view(ports, root, node.path, cursors),
         _pending_acks(ports, topic, cursors),
         frozenset(clients.consumers) if (clients := brokers.connections.get(str(topic))) else frozenset(),
         brokers.replicators,
@@ -157,7 +157,8 @@ def _extents(
 _CLOSED = LedgerState.CLOSED.name
 
 
-def _compacted(ports: Ports, root: str, path: str, cursors: Mapping[str, ManagedCursorInfo]) -> int | None:
+def compacted_view(ports: Ports, root: str, path: str, cursors: Mapping[str, ManagedCursorInfo]) -> int | None:
+    """The ledger of a topic's compacted view, by its z-node's ``path``; None without one. Raises Refused if unread."""
     cursor = cursors.get(stored_references.COMPACTION_CURSOR)
     if cursor is None:
         return None

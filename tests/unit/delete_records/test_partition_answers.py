@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
 
+from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
@@ -15,13 +17,13 @@ from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Archived
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.builders import ROW
-from tests.kit.records.records_scene import BOOKIE, RecordsScene
-from tests.kit.records.topic_times import BUCKET
+from tests.kit.records.records_scene import BOOKIE, HOUR, RecordsScene
+from tests.kit.records.topic_times import BUCKET, sent
 from tests.kit.simulated import pipeline
 from tests.kit.simulated.cluster import compacted_tags
 
@@ -54,6 +56,43 @@ def test_a_ledger_that_is_cut_and_that_its_broker_trims_must_be_gone_too(offload
         scene.object_store = named
         objects.delete_many(BUCKET, [data])
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 3))]
+
+
+@pytest.mark.parametrize(
+    ("first", "error"),
+    [
+        ((1, 9), RecordsError.COMPACTED_VIEW),
+        ((2, 0), None),
+        (None, None),
+        ("no entry of a view", RecordsError.UNREAD),
+        ("lost", None),
+        ("under way", RecordsError.TIMEOUT),
+    ],
+    ids=str,
+)
+def test_a_view_that_was_made_while_its_topic_was_deleted_has_what_went(first: Any, error: RecordsError | None) -> None:
+    scene = RecordsScene()
+    ids, cluster = scene.ids[scene.topic], scene.cluster
+    scene.plan(scene.at(2, 3))
+    scene.apply()
+    scene.delete()
+    entries = [compacted_entry(Position(ids[first[0]], first[1]))] if isinstance(first, tuple) else []
+    entries = [first.encode()] if isinstance(first, str) else entries
+    view = cluster.ledger(compacted_tags(scene.topic), entries=entries)
+    if first == "lost":
+        cluster.remove(cluster.path(view))
+    if first == "under way":
+        cluster.cursor(scene.topic, "__compaction", at=ids[2])
+    else:
+        cluster.cursor(scene.topic, "__compaction", at=ids[-1], compacted=view)
+    (result,) = scene.apply(dry_run=True)
+    assert (result.error, result.low_watermark) == (error, -1 if error else scene.at(2, 3))
+
+
+def compacted_entry(position: Position) -> bytes:
+    """Where the topic had a message, and the message."""
+    raw = pb.MessageIdData(ledgerId=position.ledger_id, entryId=position.entry_id).SerializeToString()
+    return b"".join(len(part).to_bytes(4, "big") + part for part in (raw, sent(HOUR)))
 
 
 def _offloaded(scene: RecordsScene, ledger: int) -> None:
