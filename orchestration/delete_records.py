@@ -21,7 +21,7 @@ from pulsar_lifecycle.delete_records.request import (
     parse_offset,
     parse_topic,
 )
-from pulsar_lifecycle.delete_records.requested_partitions import requested_partitions, not_asked_for
+from pulsar_lifecycle.delete_records.requested_partitions import not_asked_for, requested_partitions
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of

@@ -128,7 +128,7 @@ def _requested(file: Path | None, topics: Sequence[str], before: str | None) -> 
 
 def _plan(where: Cluster, requested: Sequence[RequestedOffset], options: Any, *, as_json: bool) -> None:
     from pulsar_lifecycle.delete_records.records_planning import plan_delete_records, run_config
-    from pulsar_lifecycle.delete_records.requested_partitions import requested_partitions, not_asked_for
+    from pulsar_lifecycle.delete_records.requested_partitions import not_asked_for, requested_partitions
 
     with where.ports(read_only=True) as ports:
         found = requested_partitions(ports.store, ports.configuration, requested)
