@@ -19,7 +19,7 @@ from dagster._core.events import AssetObservationData, DagsterEvent, DagsterEven
 from assets.names import APPLIED, APPLIED_PLAN, CLUSTER, EPOCH, PLAN, TOLD, key, register_namespaces
 from assets.pages import show
 from assets.pages.deleted import deleted_by_run
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
+from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, Paused
 from pulsar_lifecycle.journal.effects import Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -65,7 +65,8 @@ def noted(
 ) -> Iterator[Callable[[], Sequence[Effect]]]:
     """Tag the run, and write what it did on the assets that it changed, however it ends; nothing for a dry run.
 
-    What it yields reads from the journal what the run did, once: to be called when all is done. Raises StoreError.
+    What it yields reads from the journal what the run did, once: to be called when all is done. Raises StoreError, and
+    dagster.Failure where a pause or another's lease stopped the run with some of it done: that is no refusal.
     """
     if dry_run:
         yield list
@@ -77,6 +78,11 @@ def noted(
     try:
         yield done
         made = True
+    except (Paused, LeaseLost) as error:
+        if any(one.changed for one in _known(done)):
+            told = f"`pulsar-lifecycle journal --run {run_id}` has what was done before"
+            raise dg.Failure(f"stopped: {error}; {told}", allow_retries=False) from error
+        raise
     finally:
         try:
             effects = done()
@@ -88,6 +94,14 @@ def noted(
             _tell_of_the_dead(context, where)
         except LifecycleError as error:  # what the run itself says matters more
             context.log.warning(f"what this run did is not on the pages of assets, only in the journal: {error}")
+
+
+def _known(done: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
+    """What a run that stops has done; nothing where the journal cannot be read, as why it stops matters more."""
+    try:
+        return done()
+    except LifecycleError:
+        return ()
 
 
 def about_plan(context: dg.OpExecutionContext, where: Cluster, plan_id: str) -> None:

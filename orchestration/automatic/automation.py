@@ -204,6 +204,8 @@ def approve_op(context: dg.OpExecutionContext, config: ApprovalConfig, lifecycle
     where = lifecycle.without_spark()
     lineage.about_plan(context, where, config.plan_id)
     done = approve_plan(where, context.run_id, config.plan_id, config.digest, config.by, withdraw=config.withdraw)
+    word = "withdrawn" if config.withdraw else "approved"  # whatever becomes of this run, so the journal has it by now
+    context.log.info(f"the journal has it: {config.plan_id} is {word} by {done.by}")
     found: dict[str, str | dg.MetadataValue] = {"plan id": config.plan_id}
     if config.withdraw:
         found["withdrawn"] = f"by {done.by}"

@@ -274,13 +274,14 @@ class CollectionRun:
                 self._end(bookie, Outcome.NOT_ANSWERING, why)
             else:
                 watched[bookie] = one
+        through = f"through: {', '.join(wave)}"
         while watched:
             self.clock.sleep(POLL)
             if stop := self._look(watched):
                 for bookie, one in watched.items():
                     self._end(bookie, Outcome.LEFT_AT_IT, stop, one)
                 return stop
-            self.say(", ".join(f"{b}: {_kind(one.major)} compaction" for b, one in watched.items()) or "all through")
+            self.say(", ".join(f"{b}: {_kind(one.major)} compaction" for b, one in watched.items()) or through)
         return None
 
     def _look(self, watched: dict[str, _Watched]) -> Why | None:

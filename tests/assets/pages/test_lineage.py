@@ -18,8 +18,10 @@ from assets.deletion import DELETING, deletion_assets
 from assets.lifecycle.retention import plan_shown
 from assets.names import APPLIED_PLAN, CLUSTER, EPOCH, PLAN, key
 from assets.pages import lineage, show
+from assets.pages.failures import refusals_fail
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import Automation
+from pulsar_lifecycle.errors import LeaseLost, LifecycleError, Paused
 from pulsar_lifecycle.journal.effects import NO_EFFECTS, Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan, run_config
 from pulsar_lifecycle.records.codes import Code, Why
@@ -277,6 +279,35 @@ def test_a_run_that_was_refused_before_it_did_anything_is_not_among_those_that_a
         assert run is not None
         assert run.tags[PLAN] == FIRST
         assert found_by_link(instance, FIRST) == []
+
+
+@pytest.mark.parametrize("error", [Paused("paused: why"), LeaseLost("another's")])
+def test_a_run_that_was_stopped_half_way_was_not_refused(scene: RetentionScene, error: LifecycleError) -> None:
+    """It says where what it had done is to be found; before it did anything, it was refused."""
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def words(ran: dg.ExecuteInProcessResult) -> str:
+            (event,) = (one for one in ran.all_events if one.is_step_failure)
+            failure = event.step_failure_data.user_failure_data
+            return str(failure and failure.description)
+
+        @dg.op
+        @refusals_fail()
+        def stops(context) -> None:
+            with lineage.noted(context, scene.cluster, FIRST):
+                if "acts" in context.run.tags:
+                    record_deleted(scene, context.run.run_id, FIRST)
+                raise error
+
+        @dg.job
+        def stopped() -> None:
+            stops()
+
+        early = stopped.execute_in_process(instance=instance, raise_on_error=False)
+        assert words(early) == f"refused: {error}"
+        late = stopped.execute_in_process(instance=instance, tags={"acts": "yes"}, raise_on_error=False)
+        assert words(late).startswith(f"stopped: {error}; `pulsar-lifecycle journal --run {late.run_id}`")
+        assert found_by_link(instance, FIRST) == [late.run_id]
 
 
 def test_a_run_executed_again_does_not_keep_the_plan_of_the_run_before(scene: RetentionScene) -> None:
