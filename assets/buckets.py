@@ -25,6 +25,7 @@ from pulsar_lifecycle.tiered.buckets.bucket_runs import TABLE, run_config, take_
 from resources.lifecycle import LifecycleResource
 
 CHECK = "no_missing_objects"
+THEN = "then run scan, plan_offload, offload (the proof) and inventory_objects: red until then"
 COLUMNS = {
     "bucket": "string",
     "key": "string",
@@ -112,7 +113,7 @@ def broken_text(count: int) -> str:
     """What check ``no_missing_objects`` says."""
     if not count:
         return "all offloaded ledgers that topics read are whole"
-    return f"offloaded ledgers that topics read and that are not whole: {count}; {MEND_COPIES}"
+    return f"offloaded ledgers that topics read and that are not whole: {count}; {MEND_COPIES}; {THEN}"
 
 
 def inventory_shown(rows: DataFrame) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from assets.names import EPOCH, FINDINGS, METASTORE, key, pool
 from assets.pages import show, versions
 from assets.pages.epochs import epoch_to_read, epoch_to_write
 from pulsar_lifecycle.deletion.planning import judged_scan
+from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -49,7 +50,11 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
         where = lifecycle.cluster()
         epoch_id, started_at = epoch_to_write(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
-            judged_scan.read_references(where, epoch_id)
+            try:
+                judged_scan.read_references(where, epoch_id)
+            except NotFound as error:  # a person materializes the tables one by one
+                text = f"{error}: materialize that table first, or launch job scan"
+                raise dg.Failure(text, allow_retries=False) from error
             epoch = judged_scan.close(where, epoch_id, started_at)
         counts, ids = _by_kind(where, epoch_id)
         kinds = show.markdown(

@@ -102,7 +102,10 @@ def by_itself(plan: PlanSummary | OffloadPlan, mode: Automation) -> str:
     if plan.ordered:
         return ""
     if mode is Automation.APPLY:
-        return "Sensor `automation` applies it by itself, as far as the settings let it: `pulsar-lifecycle automation`."
+        return (
+            "Sensor `automation` applies it by itself, unless a cap, its growth or its window is in the way: "
+            "`pulsar-lifecycle automation` says so."
+        )
     if mode is Automation.APPROVE:
         config = {"ops": {"approve": {"config": {"plan_id": plan.plan_id, "digest": plan.digest, "by": "YOU"}}}}
         launch = f"or job `approve_plan` with `{json.dumps(config)}`"

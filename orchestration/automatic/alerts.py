@@ -36,6 +36,12 @@ def cause_of(event: dg.DagsterEvent) -> str:
     return ((error.cause or error).message if error else "").strip()
 
 
+def of_no_step(run: dg.DagsterRun, message: str | None) -> str:
+    """Why a run failed of which no step did, such as one that was killed: it could say nothing of what it had done."""
+    did = f"no step says why: was its process killed? `pulsar-lifecycle journal --run {run.run_id}` has what it did"
+    return f"{message}; {did}" if message else did
+
+
 def failed_runs_sensor(cluster: str) -> dg.SensorDefinition:
     """Posts every failed run of this code location to ``automation.alert_webhook``."""
 
@@ -50,7 +56,7 @@ def failed_runs_sensor(cluster: str) -> dg.SensorDefinition:
             if ports.alerts is None:
                 return dg.SkipReason("automation.alert_webhook is not set")
             causes = [cause_of(event) for event in context.get_step_failure_events()]
-            message = next(filter(None, causes), context.failure_event.message or "")
+            message = next(filter(None, causes), "") or of_no_step(context.dagster_run, context.failure_event.message)
             ports.alerts.send(failure_document(cluster, context.dagster_run, message))
         return None
 

@@ -133,5 +133,5 @@ def test_a_job_that_is_refused_or_paused_says_the_code(scene: LoadScene) -> None
     assert launched(scene, plan)[1].startswith("refused: paused: ")
     control.resume(scene.servers.open_store())
     scene.servers.admin.on_trim = lambda topic: control.pause(scene.servers.open_store(), "by hand")
-    assert launched(scene, plan)[1].startswith("refused: paused: ")
+    assert launched(scene, plan)[1].startswith("stopped: paused: ")
     assert scene.is_loaded("a")  # until the next run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,8 @@ from pyroaring import BitMap64
 
 from assets.names import READER
 from assets.pages import epochs
+from assets.references import references_asset
+from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.records.epoch import Epoch
@@ -22,6 +24,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.store_history import StoreCounters
+from resources.lifecycle import LifecycleResource
 from tests.kit.simulated import pipeline
 from tests.kit.simulated.cluster import SimulatedCluster
 
@@ -128,3 +131,26 @@ def test_another_clusters_scan_in_the_same_lake_is_left_alone(instance: dg.Dagst
     finish(where.lake)
     with refused(RefusalCode.OTHER_CLUSTER):
         epochs.epoch_to_read(run(instance, "another"), where)
+
+
+def test_references_of_a_scan_that_lacks_a_table_say_what_to_materialize(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person materializes the tables one by one, and references too early."""
+
+    def lacking(*_: object) -> None:
+        raise NotFound("epoch e has no table managed_ledgers")
+
+    monkeypatch.setattr("assets.references.epoch_to_write", lambda context, where: ("e", 1))
+    monkeypatch.setattr("assets.references.judged_scan.read_references", lacking)
+    monkeypatch.setattr("assets.references.reporting", lambda log, stages: nullcontext())
+    monkeypatch.setattr("assets.references.of_stages", lambda spark: None)
+    monkeypatch.setattr(LifecycleResource, "cluster", lambda self: SimpleNamespace(spark=None))
+    resources = {"lifecycle": LifecycleResource()}
+    done = dg.materialize([references_asset("test")], instance=instance, resources=resources, raise_on_error=False)
+    (event,) = (one for one in done.all_events if one.is_step_failure)
+    failure = event.step_failure_data.user_failure_data
+    assert failure is not None
+    assert (
+        failure.description == "epoch e has no table managed_ledgers: materialize that table first, or launch job scan"
+    )

@@ -151,6 +151,20 @@ def test_an_alert_has_the_cause(
     assert hook.documents[-1][1]["error"].endswith(str(getattr(error, "description", error)))
 
 
+@pytest.mark.parametrize("message", ["This run has been marked as failed from outside the execution context.", None])
+def test_an_alert_of_a_run_that_was_killed_says_where_what_it_did_is(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, hook: Posted, message: str | None
+) -> None:
+    """No step of it failed, and Dagster knows no more than that."""
+    monkeypatch.setenv("HOOK", hook.url)
+    monkeypatch.setattr(dg.RunFailureSensorContext, "get_step_failure_events", lambda self: [])
+    monkeypatch.setattr(dg.DagsterEvent, "message", message, raising=False)
+    run_id, _ = told(scene, monkeypatch, {"env": "HOOK"})
+    error = hook.documents[-1][1]["error"]
+    assert error.startswith(message or "no step says why")
+    assert f"`pulsar-lifecycle journal --run {run_id}`" in error
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/" + KEY, "nonsense " + KEY])
 def test_a_webhook_that_is_not_there_names_no_secret(url: str) -> None:
     with closing(Webhook(url)) as webhook, pytest.raises(Unavailable) as refused:
