@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
@@ -65,6 +65,11 @@ class Owners:
             self._brokers[inside] = {bundle: brokers.loaded[str(one)] for one, bundle in bundles(store, listed).items()}
         known = self._brokers[inside]
         return known.get(bundles(store, [topic])[topic], "") if known else ""
+
+
+def keeps_locks(configuration: Mapping[str, str]) -> bool:
+    """Whether a broker that is configured so has a lock of each bundle that it owns."""
+    return not configuration.get("loadManagerClassName", "").endswith(".ExtensibleLoadManagerImpl")
 
 
 def owned_since(store: MetadataStore, topic: Topic) -> int | None:

@@ -44,7 +44,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import Owners, owned_since, would_be_loaded
+from pulsar_lifecycle.topics.bundle_owner import Owners, keeps_locks, owned_since, would_be_loaded
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
@@ -273,6 +273,9 @@ class _LoadRun:
                 left[topic] = why
         left |= self._grown({topic: row for topic, row in later.items() if topic not in left})
         since = {topic: owned_since(self.ports.store, topic) for topic in topics if topic not in left}
+        for topic, taken in since.items():  # without an owner, whoever takes the bundle loads all of it
+            if (broker := owned[topic]) and taken is None and keeps_locks(answers.configurations.get(broker, {})):
+                left[topic] = Why(LoadKept.BUNDLE_MOVED, f"{broker} has lost its bundle")
         left |= self._crowded(topics, left, owned, since, brokers)
         ordered = {topic for topic, row in rows.items() if str(LoadKept.TOPIC_WOULD_BE_DELETED) in row["monitors"]}
         trims = {topic: row["trims"] for topic, row in rows.items()}

@@ -44,13 +44,12 @@ def _lose(random: Random, world: World) -> str:
 
     What no covered scan has seen nobody outside can miss, and less than that share looks like a leak.
     """
-    listed = set[int]().union(*world.listed.values())
     resting = [t for t in world.model.topics.values() if _can_be_missed(world, t)]
     random.shuffle(resting)
     chosen: list[ModelTopic] = []
     for topic in resting:
         chosen.append(topic)
-        if weight(world, chosen) > LOSS * len(listed):
+        if weight(world, chosen) > LOSS * world.most_listed:
             break
     else:
         return ""

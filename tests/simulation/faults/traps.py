@@ -137,7 +137,7 @@ def seen_between(random: Random, world: World, operator: Operator) -> Iterator[S
         return
     name, (ledger,) = topic.name, topic.ledgers
     yield "scan", operator.scan
-    if disasters.weight(world, [topic]) > disasters.LOSS * len(set[int]().union(*world.listed.values())):
+    if disasters.weight(world, [topic]) > disasters.LOSS * world.most_listed:
         return  # no scan that misses so much is covered
     if not _takes_away(world, name, 2):
         return

@@ -100,13 +100,14 @@ class Operator:
             for topic in there if epoch.covered else ():
                 topic.unscanned = False
             if epoch.covered:
-                world.listed = listed
+                world.listed, late = listed, [t for t in world.model.topics.values() if not t.away]
+                world.most_listed = len(set[int]().union(*listed.values(), *(t.ledgers for t in late)))
             unneeded = frozenset(set(world.model.ledgers) - (live & set(world.live(memory=False))))
             existing = frozenset(i for i in unneeded if world.exists(i))
             self.laws.seen[epoch.epoch_id] = began, existing, in_words(epoch.gaps)
             self.laws.counters[epoch.epoch_id] = counters
             world.undone = [(first, last, after or counters) for first, last, after in world.undone]
-            unreachable = frozenset(set(world.attempts) - reached - set(world.reachable()))
+            unreachable = frozenset(set(world.attempts) - (reached & set(world.reachable())))
             self.laws.unreachable[epoch.epoch_id] = began, unreachable
             self.laws.ever_sources |= sources
             if epoch.covered:

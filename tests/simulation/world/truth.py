@@ -83,6 +83,8 @@ class Truth(SimulatedCluster):
         """Ledgers with an entry that nobody can read any more."""
         self.listed: dict[str, set[int]] = {}
         """What the last covered scan saw each topic list."""
+        self.most_listed = 0
+        """How many ledgers it may have seen listed: those that topics came to list amid it as well."""
         self.roots: dict[str, SimulatedCluster] = {}
         self.declared: set[int] = set()
         """Ids that a topic of a declared cluster names, whatever our own store was restored to."""

@@ -47,6 +47,28 @@ def test_a_bundle_without_an_owner_is_loaded_whole_or_not_at_all(scene: LoadScen
     assert not scene.is_loaded("a")
 
 
+LOAD_MANAGERS = "org.apache.pulsar.broker.loadbalance"
+
+
+@pytest.mark.parametrize(
+    ("manager", "code"),
+    [
+        (f"{LOAD_MANAGERS}.impl.ModularLoadManagerImpl", LoadKept.BUNDLE_MOVED),
+        (f"{LOAD_MANAGERS}.extensions.ExtensibleLoadManagerImpl", Code.MAY_GO),
+    ],
+)
+def test_a_bundle_that_its_owner_just_lost_is_left_alone(scene: LoadScene, manager: str, code: Code) -> None:
+    """A broker lists a topic of it, and has no lock by now: whoever takes the bundle loads all of it."""
+    expired(scene)
+    scene.servers.topic(Topic.parse(f"{OWN}young"))
+    scene.configure(loadManagerClassName=manager)
+    plan = planned(scene, "a")
+    scene.servers.admin.loaded[f"{OWN}young"] = BROKER
+    scene.servers.open_store().delete(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff", -1)
+    (found,) = load_topics(scene.cluster, "dry", Order(plan.plan_id, plan.digest), dry_run=True)
+    assert found.why.code == code, found
+
+
 def named(upper: bool) -> str:
     """A local name whose topic is in the upper half of all bundles, or not."""
     return next(n for n in map("t-{}".format, count()) if (zlib.crc32(f"{OWN}{n}".encode()) >> 31) == upper)
