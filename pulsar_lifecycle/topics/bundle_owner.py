@@ -42,16 +42,24 @@ NOT_WITH_BUNDLES = ("__transaction_pending_ack", "__transaction_log_", "transact
 
 
 class Owners:
-    """The brokers that own bundles, as the locks are now and the brokers answered; each bundle is looked up once."""
+    """The brokers that own bundles, as the locks are now and the brokers answered; each bundle is looked up once.
 
-    def __init__(self) -> None:
+    ``lockless``: brokers that keep no locks. What others list without having a lock they have just lost. None where
+    nobody asked: what any broker lists counts then.
+    """
+
+    def __init__(self, lockless: Collection[str] | None = None) -> None:
+        self._lockless = lockless
         self._names: dict[str, list[str]] | None = None
         self._brokers: dict[str, dict[str, str]] = {}
         """Namespace -> bundle -> the broker that lists a topic of it."""
 
     def of(self, store: MetadataStore, brokers: Brokers, topic: Topic) -> str:
         """The broker (``host:webport``) that owns a topic's bundle; empty where none does, or that is not known."""
-        return _locked(store, topic) or brokers.loaded.get(str(topic)) or self._listing(store, brokers, topic)
+        if owner := _locked(store, topic):
+            return owner
+        listing = brokers.loaded.get(str(topic)) or self._listing(store, brokers, topic)
+        return listing if self._lockless is None or listing in self._lockless else ""
 
     def _listing(self, store: MetadataStore, brokers: Brokers, topic: Topic) -> str:
         """The broker that lists another topic of the same bundle."""
@@ -67,9 +75,10 @@ class Owners:
         return known.get(bundles(store, [topic])[topic], "") if known else ""
 
 
-def keeps_locks(configuration: Mapping[str, str]) -> bool:
-    """Whether a broker that is configured so has a lock of each bundle that it owns."""
-    return not configuration.get("loadManagerClassName", "").endswith(".ExtensibleLoadManagerImpl")
+def lockless(configurations: Mapping[str, Mapping[str, str]]) -> set[str]:
+    """Those of some brokers that keep no locks of their bundles, by what they are configured with."""
+    kind = ".ExtensibleLoadManagerImpl"
+    return {name for name, said in configurations.items() if said.get("loadManagerClassName", "").endswith(kind)}
 
 
 def owned_since(store: MetadataStore, topic: Topic) -> int | None:

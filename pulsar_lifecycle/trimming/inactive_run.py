@@ -34,7 +34,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.scan.stored_references import COMPACTION_CURSOR
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import Owners, would_be_loaded
+from pulsar_lifecycle.topics.bundle_owner import Owners, lockless, would_be_loaded
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report, of_topic
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.topics.protection import Protection
@@ -108,7 +108,7 @@ class _Deletion:
     closed: frozenset[int]
     _policies: PoliciesInForce = field(init=False)
     _clients: tuple[int, Mapping[str, TopicConnections]] | None = None
-    _own: tuple[int, frozenset[str]] | None = None
+    _said: tuple[int, Mapping[str, Mapping[str, str]]] | None = None
     _listed: dict[str, tuple[int, Sequence[str]]] = field(default_factory=dict[str, tuple[int, Sequence[str]]])
 
     def __post_init__(self) -> None:
@@ -283,17 +283,20 @@ class _Deletion:
 
     def _system_cursors(self) -> frozenset[str]:
         """What any broker calls its own."""
-        now = self.ports.clock.now_ms()
-        if self._own is None or not 0 <= now - self._own[0] <= SEEN_FOR:
-            said = (one.get(SYSTEM_CURSORS, "") for one in self.ports.admin.configurations().values())
-            names = {name.strip() for one in said for name in one.strip("[]").split(",")}
-            self._own = now, frozenset(names - {""})
-        return self._own[1]
+        said = (one.get(SYSTEM_CURSORS, "") for one in self._configurations().values())
+        return frozenset({name.strip() for one in said for name in one.strip("[]").split(",")} - {""})
 
     def _shared(self, topic: Topic) -> Why | None:
         """The broker that deletes it loads what shares a bundle that it takes for that; those of the plan may be."""
-        besides = would_be_loaded(self.ports.store, self.run.brokers, Owners(), topic, set(self.planned))
+        owners = Owners(lockless(self._configurations()))
+        besides = would_be_loaded(self.ports.store, self.run.brokers, owners, topic, set(self.planned))
         return Why(InactiveKept.BUNDLE_SHARED, besides) if besides else None
+
+    def _configurations(self) -> Mapping[str, Mapping[str, str]]:
+        now = self.ports.clock.now_ms()
+        if self._said is None or not 0 <= now - self._said[0] <= SEEN_FOR:
+            self._said = now, self.ports.admin.configurations()
+        return self._said[1]
 
     def _loaded(self, topic: Topic) -> Why | None:
         one = self._connections().get(str(topic))

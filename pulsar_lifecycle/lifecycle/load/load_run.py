@@ -44,7 +44,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import Owners, keeps_locks, owned_since, would_be_loaded
+from pulsar_lifecycle.topics.bundle_owner import Owners, lockless, owned_since, would_be_loaded
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
@@ -248,7 +248,8 @@ class _LoadRun:
         answers = load_state.ask_brokers(self.ports.store, self.ports.admin)
         brokers, namespaces = answers.brokers, {str(topic.namespace) for topic in topics}
         layers, differing = policies_now(self.cluster, namespaces, BROKER_NAMES, answers.configurations)
-        owners = Owners()
+        unlocked = lockless(answers.configurations)
+        owners = Owners(unlocked)
         owned = {topic: owners.of(self.ports.store, brokers, topic) for topic in topics}
         silent = self._silent(owned, answers)
         policies, monitors = policies_in_force(layers), monitors_in_force(layers)
@@ -274,9 +275,9 @@ class _LoadRun:
         left |= self._grown({topic: row for topic, row in later.items() if topic not in left})
         since = {topic: owned_since(self.ports.store, topic) for topic in topics if topic not in left}
         for topic, taken in since.items():  # without an owner, whoever takes the bundle loads all of it
-            if (broker := owned[topic]) and taken is None and keeps_locks(answers.configurations.get(broker, {})):
+            if (broker := owned[topic]) and taken is None and broker not in unlocked:
                 left[topic] = Why(LoadKept.BUNDLE_MOVED, f"{broker} has lost its bundle")
-        left |= self._crowded(topics, left, owned, since, brokers)
+        left |= self._crowded(topics, left, owned, since, brokers, owners)
         ordered = {topic for topic, row in rows.items() if str(LoadKept.TOPIC_WOULD_BE_DELETED) in row["monitors"]}
         trims = {topic: row["trims"] for topic, row in rows.items()}
         may_trim = {topic: row["may_trim"] for topic, row in later.items()}
@@ -359,12 +360,12 @@ class _LoadRun:
         owned: Mapping[Topic, str],
         owners_since: Mapping[Topic, int | None],
         brokers: Brokers,
+        owners: Owners,
     ) -> dict[Topic, Why]:
         """What keeps topics because of their bundle, their broker or this run's budget for these."""
         store, settings = self.ports.store, self._settings
         place, now = bundles(store, topics), self.ports.clock.now_ms()
         found: dict[Topic, Why] = {}
-        owners = Owners()
         going = [topic for topic in topics if topic not in left]
         usage = self._usage({owned[topic] for topic in going})
         for topic in going:

@@ -172,6 +172,12 @@ def _unowned(scene: ActivityScene) -> None:
     scene.servers.remove(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff")
 
 
+def _unowned_by_now(scene: ActivityScene) -> None:
+    """Its owner lists a topic of the bundle, as it did when it was asked, and has no lock any more."""
+    _unowned(scene)
+    scene.servers.admin.loaded[str(scene.named("beside"))] = scene.servers.admin.broker_ids[0]
+
+
 def _compacted(scene: ActivityScene) -> None:
     scene.at("a", "__compaction", Position(scene.listed("a")[-1], 0))
 
@@ -199,6 +205,7 @@ def _not_chosen(scene: ActivityScene) -> None:
         (_system, InactiveKept.SYSTEM_CURSOR),
         (_compacted, InactiveKept.COMPACTED),
         (_unowned, InactiveKept.BUNDLE_SHARED),
+        (_unowned_by_now, InactiveKept.BUNDLE_SHARED),
     ],
 )
 def test_a_topic_that_is_not_as_planned_stays(

@@ -53,7 +53,7 @@ LOAD_MANAGERS = "org.apache.pulsar.broker.loadbalance"
 @pytest.mark.parametrize(
     ("manager", "code"),
     [
-        (f"{LOAD_MANAGERS}.impl.ModularLoadManagerImpl", LoadKept.BUNDLE_MOVED),
+        (f"{LOAD_MANAGERS}.impl.ModularLoadManagerImpl", LoadKept.BUNDLE_SHARED),
         (f"{LOAD_MANAGERS}.extensions.ExtensibleLoadManagerImpl", Code.MAY_GO),
     ],
 )
