@@ -7,7 +7,6 @@ our journal has. Not here: looking whether it is gone (``absence.py``).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.absence import DeletedLedger
 from pulsar_lifecycle.delete_records.partition import PartitionView
+from pulsar_lifecycle.delete_records.partition_effects import Raised
 from pulsar_lifecycle.delete_records.request import TopicPartition
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats import ledger_path
@@ -31,6 +31,7 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import details_of
 
 _DAY_MS = 86_400_000
 
@@ -140,12 +141,13 @@ def low_watermarks_of_others(cluster: Cluster, rows: Sequence[Row]) -> dict[str,
         if row["phase"] == Phase.MARK:
             begun.add(one)
             continue
-        detail = json.loads(row["detail"])
-        if before := detail.get("before"):
-            others.setdefault(topic, before)
+        if (detail := details_of(Raised, row["detail"])) is None:
+            continue
+        if detail.before:
+            others.setdefault(topic, detail.before)
         elif row["outcome"] == Outcome.DONE:
             ended.add(one)
-            raised.add((topic, detail["low_watermark"]))
+            raised.add((topic, detail.low_watermark))
     raised |= _planned_marks(cluster, begun - ended)
     for topic, row in going.items():
         if (mark := row["old_low_watermark"]) and (topic, mark) not in raised:

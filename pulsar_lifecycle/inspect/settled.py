@@ -7,12 +7,13 @@ Belongs here: what settles a ledger of each kind of plan. Not here: whether a pl
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.delayed_index.repair.repair_work import RepairDetail
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.kept_plans import Plan, stored_plan
 from pulsar_lifecycle.journal.queries import filed_since
@@ -20,6 +21,7 @@ from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import details_of
 
 DAY_MS = 86_400_000
 
@@ -65,7 +67,8 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
             done = journalled.filter(
                 (pc.field("action") == Action.REPAIR_INDEX) & (pc.field("outcome") == Outcome.DONE)
             )
-            ended = {(row["topic"], json.loads(row["detail"])["subscription"]) for row in done.to_pylist()}
+            edits = ((row["topic"], details_of(RepairDetail, row["detail"])) for row in done.to_pylist())
+            ended = {(topic, edit.subscription) for topic, edit in edits if edit}
             return sum((row["topic"], row["subscription"]) in ended for row in rows.to_pylist())
         case PlanKind.INACTIVE_TOPICS | PlanKind.INACTIVE_SUBSCRIPTIONS:
             deleted = pc.field("action").isin([Action.DELETE_TOPIC, Action.DELETE_SUBSCRIPTION])
@@ -95,9 +98,23 @@ def _settled_objects(rows: pa.Table, journalled: pa.Table) -> int:
     copies = journalled.filter(_ENDED & (pc.field("action") == Action.DELETE_OFFLOADED))
     ended = pc.field("outcome").isin([Outcome.ABORTED, Outcome.KEPT])
     uploads = journalled.filter(ended & (pc.field("action") == Action.ABORT_UPLOAD))
-    found = {json.loads(row).get("uuid") for row in copies.column("detail").to_pylist()}
-    found |= {json.loads(row).get("upload") for row in uploads.column("detail").to_pylist()}
+    found = {one.uuid for row in copies.column("detail").to_pylist() if (one := details_of(_Copy, row))}
+    found |= {one.upload for row in uploads.column("detail").to_pylist() if (one := details_of(_Upload, row))}
     return sum((row["upload_id"] or row["uuid"]) in found for row in rows.to_pylist())
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """The offloaded copy that details of a deletion name."""
+
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """The upload that details of a row name."""
+
+    upload: str
 
 
 def _both(rows: pa.Table, journalled: pa.Table, column: str) -> int:

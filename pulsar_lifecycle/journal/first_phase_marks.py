@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +16,7 @@ from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, filed_since, rows
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.copies import Asked, CopyNamed
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
+from pulsar_lifecycle.runs.journal_rows import details_of
 
 
 def marked_ledgers(journal: JournalReader, cluster: str) -> dict[int, tuple[int, int]]:
@@ -24,18 +25,15 @@ def marked_ledgers(journal: JournalReader, cluster: str) -> dict[int, tuple[int,
     Only ledgers that BookKeeper held then. A mark ends when a deletion run settles the ledger, or when the first phase
     says that it stayed after all.
     """
-    rows = ((row["ledger_id"], _czxid(row["detail"]), row["at"]) for row in _open(journal, cluster, False))
-    return {ledger_id: (czxid, at) for ledger_id, czxid, at in rows if czxid is not None}
+    rows = ((row, details_of(_LedgerNode, row["detail"])) for row in _open(journal, cluster, False))
+    return {row["ledger_id"]: (node.czxid, row["at"]) for row, node in rows if node}
 
 
-def _czxid(detail: str) -> int | None:
-    """The ledger's z-node as a mark names it; None where it names none, or is not a row of ours: it waives nothing."""
-    try:
-        found = json.loads(detail)
-    except (ValueError, RecursionError):
-        return None
-    czxid = found.get("czxid") if isinstance(found, dict) else None
-    return czxid if type(czxid) is int else None
+@dataclass(frozen=True, slots=True)
+class _LedgerNode:
+    """The ledger's z-node as the details of a mark name it; one that names none waives nothing."""
+
+    czxid: int
 
 
 def taken_off(journal: JournalReader, cluster: str, since: int) -> set[int]:
@@ -58,16 +56,26 @@ def unnamed_snapshots(journal: JournalReader, cluster: str, since: int) -> set[i
     taken: set[int] = set()
     begun: dict[tuple[str, ...], set[int]] = {}
     for row in sorted(rows, key=lambda row: row["at"]):
-        said = json.loads(row["detail"])
-        repair = row["run_id"], row["topic"], said["subscription"]
+        if (edit := details_of(_BucketsEdited, row["detail"])) is None:
+            continue
+        repair = row["run_id"], row["topic"], edit.subscription
         begun.pop(repair, None)
-        named = map(snapshot_ledger, set(said["before"].values()) - set(said["after"].values()))
+        named = map(snapshot_ledger, set(edit.before.values()) - set(edit.after.values()))
         gone = {one for one in named if one is not None}
         if row["outcome"] == Outcome.BEGUN:
             begun[repair] = gone
         elif row["outcome"] == Outcome.DONE:
             taken |= gone
     return taken.union(*begun.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _BucketsEdited:
+    """The bucket properties of a subscription, before and after, as the details of a repair have them."""
+
+    subscription: str
+    before: dict[str, str]
+    after: dict[str, str]
 
 
 def marked_offloads(journal: JournalReader, cluster: str) -> dict[int, tuple[Asked, int]]:

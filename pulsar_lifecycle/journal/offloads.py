@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -19,17 +18,29 @@ from pulsar_lifecycle.ports import JournalReader, JournalRow
 from pulsar_lifecycle.records.copies import BegunAttempt, Released, Verified
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import details_of
 
 
 def released_of(topic: str, detail: str) -> Released | None:
     """What a ``marked`` row of ours says was proven; None of a row that we did not write."""
-    try:
-        found = json.loads(detail)
-        uuid, bucket, czxid = UUID(found.pop("uuid")), found.pop("bucket"), found.pop("czxid")
-        proof = Verified(**found)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return Released(topic, uuid, bucket, czxid, proof) if type(czxid) is int and type(bucket) is str else None
+    copy, proof = details_of(_CopyAt, detail), details_of(Verified, detail)
+    return Released(topic, copy.uuid, copy.bucket, copy.czxid, proof) if copy and proof else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """The UUID of an offloaded copy, as details of a row have it."""
+
+    uuid: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class _CopyAt:
+    """The copy that details of a release name, and the z-node of the ledger in BookKeeper."""
+
+    uuid: UUID
+    bucket: str
+    czxid: int
 
 
 def sent_copies(journal: JournalReader, plan_id: str) -> frozenset[UUID]:
@@ -89,8 +100,8 @@ def begun_attempts(journal: JournalReader, cluster: str, ledger_ids: Collection[
 def attempts_in(rows: pa.Table) -> Iterator[tuple[UUID, dict[str, Any]]]:
     """Rows whose ``detail`` names an offload attempt."""
     for row in rows.to_pylist():
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # not as we write it: proves nothing
-            yield UUID(json.loads(row["detail"])["uuid"]), row
+        if copy := details_of(_Copy, row["detail"]):
+            yield copy.uuid, row
 
 
 def released_ledgers(journal: JournalReader, cluster: str) -> dict[int, Released]:
@@ -125,10 +136,9 @@ def verified_copies(
     )
     found: dict[tuple[int, UUID], Verified] = {}
     for row in rows_of_outcome(journal, Outcome.VERIFIED, 0, mine).sort_by("at").to_pylist():
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # not as we write it: proven anew
-            detail = json.loads(row["detail"])
-            uuid_of = UUID(detail.pop("uuid"))
-            found[row["ledger_id"], uuid_of] = Verified(**detail)
+        copy, proof = details_of(_Copy, row["detail"]), details_of(Verified, row["detail"])
+        if copy and proof:  # without them it is proven anew
+            found[row["ledger_id"], copy.uuid] = proof
     return found
 
 
@@ -141,8 +151,8 @@ def failed_proofs(journal: JournalReader, cluster: str) -> dict[tuple[int, UUID]
         .sort_by("at")
         .to_pylist()
     ):
-        if uuid_of := _uuid_in(row["detail"]):
-            found[row["ledger_id"], uuid_of] = JournalRow(**row)
+        if copy := details_of(_Copy, row["detail"]):
+            found[row["ledger_id"], copy.uuid] = JournalRow(**row)
     if not found:
         return found
     ids = pa.array(sorted({ledger_id for ledger_id, _ in found}), pa.int64())
@@ -150,14 +160,14 @@ def failed_proofs(journal: JournalReader, cluster: str) -> dict[tuple[int, UUID]
         mine & (pc.field("action") == Action.OFFLOAD) & pc.field("outcome").isin((Outcome.VERIFIED, Outcome.REVERTED))
     )
     for row in journal.find(whole & pc.is_in(pc.field("ledger_id"), ids)).to_pylist():
-        uuid_of = _uuid_in(row["detail"])
-        known = found.get((row["ledger_id"], uuid_of)) if uuid_of else None
-        if uuid_of is None or known is None:
+        copy = details_of(_Copy, row["detail"])
+        known = found.get((row["ledger_id"], copy.uuid)) if copy else None
+        if copy is None or known is None:
             continue
         # A run proves no copy again that it disproved: its own proof was before, whatever its executors' clocks say.
         before = row["outcome"] == Outcome.VERIFIED and row["run_id"] == known.run_id
         if not before and known.at < row["at"]:
-            del found[row["ledger_id"], uuid_of]
+            del found[row["ledger_id"], copy.uuid]
     return found
 
 
@@ -166,10 +176,3 @@ def failed_proofs_now(cluster: Cluster, epoch_id: str) -> list[JournalRow]:
     rows = failed_proofs(cluster.journal_reader, cluster.settings.cluster)
     named = cluster.lake.offload_uuids(epoch_id).named(uuid for _, uuid in rows) if rows else set()
     return [row for (_, uuid), row in sorted(rows.items()) if uuid in named]
-
-
-def _uuid_in(detail: str) -> UUID | None:
-    """The UUID in the detail of a row of ours; None where there is none."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return UUID(json.loads(detail)["uuid"])
-    return None

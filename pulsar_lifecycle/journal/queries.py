@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +12,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, IntentState, intent_states
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting
+from pulsar_lifecycle.runs.journal_rows import MessageSent, details_of
 
 
 def rows_of_outcome(
@@ -63,7 +62,7 @@ def taken_messages(journal: JournalReader, run_id: str) -> frozenset[str]:
     """Ids (hexadecimal) of the messages of the deletion queue that a run decided."""
     mine = (pc.field("run_id") == run_id) & (pc.field("phase") == Phase.DELETE)
     details = journal.find(mine, ["detail"]).column("detail").to_pylist()
-    return frozenset(json.loads(detail).get("message", "") for detail in details)
+    return frozenset(sent.message for detail in details if (sent := details_of(MessageSent, detail)))
 
 
 def deleted_since(journal: JournalReader, since: int, cluster: str) -> int:
@@ -162,11 +161,15 @@ def waiting_ledgers(
     columns = ["ledger_id", "outcome", "detail", "at"]
     rows = journal.find(mine & pc.is_in(pc.field("ledger_id"), ids), columns).sort_by("at")
     last = {row["ledger_id"]: row for row in rows.to_pylist()}
-    return {i for i, row in last.items() if row["outcome"] == Outcome.WAITING and _waits_for(row["detail"]) == waiting}
+    return {
+        ledger_id
+        for ledger_id, row in last.items()
+        if row["outcome"] == Outcome.WAITING and details_of(_Waits, row["detail"]) == _Waits(waiting)
+    }
 
 
-def _waits_for(detail: str) -> Waiting | None:
-    """What the detail of a decision says that its message waits for; None if it does not, or is not ours."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        return Waiting(json.loads(detail)["waiting"])
-    return None
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """What the details of a decision say that its message waits for."""
+
+    waiting: Waiting

@@ -1,6 +1,6 @@
-"""The journal's row of a decision or an effect: the one place that builds it.
+"""The journal's row of a decision or an effect: the one place that builds it, and that reads its details.
 
-Not here: what a row says, which whoever decides or acts knows; reading rows (``journal/queries.py``).
+Not here: what a row says, which whoever decides or acts knows; finding rows (``journal/queries.py``).
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.codes import Why
@@ -17,6 +20,7 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+D = TypeVar("D")
 Details: TypeAlias = "Sequence[DataclassInstance]"
 """Typed values whose fields the row's ``detail`` has, as JSON, under their names; what is None is left out."""
 
@@ -86,6 +90,22 @@ class BookieTold:
     free: tuple[int, int] | None = None
     entry_logs: tuple[int, int] | None = None
     why: str | None = None
+
+
+def details_of(kind: type[D], detail: str) -> D | None:
+    """The details of a row that a dataclass has as its fields; others the row may have besides.
+
+    None where the row does not have them, or has them of other types: it is another program's, and shows nothing.
+    """
+    try:
+        return _reader(kind).validate_json(detail, strict=True)
+    except ValidationError:
+        return None
+
+
+@cache
+def _reader(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _stored(details: Details) -> str:

@@ -9,7 +9,6 @@ has the topic may know it: as long as one has, the ledger is left for a later ru
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import Deletion, JournalReader, MetadataStore, Node, NodeDeletion, Unread
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.runs.journal_rows import Step
+from pulsar_lifecycle.runs.journal_rows import Step, details_of
 from pulsar_lifecycle.topics import snapshot
 
 
@@ -57,11 +56,11 @@ def left_begun(journal: JournalReader, cluster: str) -> list[BegunSnapshot]:
         if row["outcome"] != Outcome.BEGUN:
             ended[row["ledger_id"]] = max(row["at"], ended.get(row["ledger_id"], 0))
     found = {
-        row["ledger_id"]: BegunSnapshot(
-            row["ledger_id"], Topic.parse(row["topic"]), json.loads(row["detail"])["subscription"]
-        )
+        row["ledger_id"]: BegunSnapshot(row["ledger_id"], Topic.parse(row["topic"]), new.subscription)
         for row in rows
-        if row["outcome"] == Outcome.BEGUN and row["at"] > ended.get(row["ledger_id"], -1)
+        if row["outcome"] == Outcome.BEGUN
+        and row["at"] > ended.get(row["ledger_id"], -1)
+        and (new := details_of(NewSnapshot, row["detail"]))
     }
     return [one for _, one in sorted(found.items())]
 

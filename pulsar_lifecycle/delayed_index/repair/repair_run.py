@@ -7,7 +7,6 @@ Belongs here: whether the plan may be applied, the lease, spreading topics over 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.repair.begun_snapshots import left_begun
-from pulsar_lifecycle.delayed_index.repair.repair_work import UNDO, Repaired, SubscriptionRepairs
+from pulsar_lifecycle.delayed_index.repair.repair_work import UNDO, RepairDetail, Repaired, SubscriptionRepairs
 from pulsar_lifecycle.delayed_index.stored.index_reading import index_ports
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.io.connect import Connect
@@ -32,7 +31,7 @@ from pulsar_lifecycle.records.plans import delayed_index_plan
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.journal_rows import Writer
+from pulsar_lifecycle.runs.journal_rows import Writer, details_of
 from pulsar_lifecycle.runs.tasks import in_waves, share_of
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
@@ -93,12 +92,12 @@ def _newest(rows: Iterable[Row]) -> list[Row]:
     found: dict[tuple[str, str], Row] = {}
     begun: dict[tuple[str, str], Row] = {}
     for row in sorted(rows, key=lambda one: (one["at"], one["outcome"] != Outcome.BEGUN)):
-        said = json.loads(row["detail"])
-        cursor = row["topic"], said["path"]
-        if not said["path"]:  # it came to no edit, or failed in the midst of one
+        edit = details_of(RepairDetail, row["detail"])
+        if not edit or not edit.path:  # it came to no edit, or failed in the midst of one
             continue
+        cursor = row["topic"], edit.path
         if row["outcome"] == Outcome.BEGUN:
-            begun |= {cursor: row} if said["level"] != UNDO else {}
+            begun |= {cursor: row} if edit.level != UNDO else {}
         else:
             begun.pop(cursor, None)
             found |= {cursor: row} if row["outcome"] == Outcome.DONE else {}

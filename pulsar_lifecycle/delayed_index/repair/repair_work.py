@@ -9,7 +9,6 @@ snapshots that no cursor came to name: old ones are left to the plan of orphans.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,7 +38,7 @@ from pulsar_lifecycle.ports import ArchivedSnapshot, JournalReader, LedgerWriter
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why, why_refused
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer, details_of
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard
@@ -102,11 +101,12 @@ class SubscriptionRepairs:
 
     def back(self, row: Mapping[str, Any]) -> Repaired:
         """Undo the repair that a row of the journal is of."""
-        said = json.loads(row["detail"])
-        subject = _Subject(Topic.parse(row["topic"]), said["subscription"], UNDO, said["after"], 0)
-        if said["level"] == UNDO:
+        edit = details_of(RepairDetail, row["detail"])
+        assert edit is not None  # of rows that have it
+        subject = _Subject(Topic.parse(row["topic"]), edit.subscription, UNDO, edit.after, 0)
+        if edit.level == UNDO:
             return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "it has its buckets back already"))
-        return self._guarded(subject, lambda: self._undone(subject, said))
+        return self._guarded(subject, lambda: self._undone(subject, edit))
 
     def _guarded(self, subject: _Subject, work: Callable[[], Repaired]) -> Repaired:
         if self.guard:
@@ -153,11 +153,11 @@ class SubscriptionRepairs:
         after = self._written(subject, new, kept)
         return self._exchange(subject, Edit(one.path, one.czxid, subject.before, after), kept, self.guard)
 
-    def _undone(self, subject: _Subject, said: Mapping[str, Any]) -> Repaired:
+    def _undone(self, subject: _Subject, edit: RepairDetail) -> Repaired:
         stored = read_topic(self.reading, subject.topic, self.run.ledgers_root, subject.cursor)
         if stored.unread:
             return self._said(subject, Outcome.LEFT, Why(Code.UNREAD, next(iter(stored.unread.values()))))
-        before: Keys = said["before"]
+        before = edit.before
         current = {b.key: b.value for one in stored.subscriptions for b in one.buckets}
         if current == dict(before):
             return self._said(subject, Outcome.NOTHING, Why(Code.NOT_THERE, "it has the buckets that it had"), before)
@@ -176,7 +176,7 @@ class SubscriptionRepairs:
             keys = goal | {key: "(new)" for key, _, _ in new}
             return self._said(subject, Outcome.GOES, Why(Code.MAY_GO, "it is to get its buckets back"), keys)
         after = self._written(subject, new, goal)
-        return self._exchange(subject, Edit(said["path"], said["czxid"], subject.before, after), goal, self.guard)
+        return self._exchange(subject, Edit(edit.path, edit.czxid, subject.before, after), goal, self.guard)
 
     # ------------------------------------------------------------------------------------------------------ may it be
 

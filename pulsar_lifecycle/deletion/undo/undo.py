@@ -14,9 +14,8 @@ a z-node of the archived ledger and such a row is ours, and a rerun goes on with
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pulsar_lifecycle.deletion.undo.undone import (
@@ -45,6 +44,7 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.journal_rows import details_of
 from pulsar_lifecycle.throttle import RateBudget, mind_latency
 
 STEP = 5.0
@@ -98,20 +98,18 @@ def begun(rows: Iterable[Mapping[str, Any]], cluster: str) -> dict[int, int]:
     for row in rows:
         if row["cluster"] == cluster and row["phase"] == Phase.UNDO:
             if row["outcome"] in PENDING:
-                if (czxid := _archived_czxid(row["detail"])) is not None:
-                    found[row["ledger_id"]] = czxid
+                if archived := details_of(_ArchivedNode, row["detail"]):
+                    found[row["ledger_id"]] = archived.archived_czxid
             elif row["outcome"] in (Outcome.RESTORED, Outcome.LOST):
                 found.pop(row["ledger_id"], None)
     return found
 
 
-def _archived_czxid(detail: str) -> int | None:
-    """As :func:`_row` wrote it; None of a row that it did not write."""
-    try:
-        czxid = json.loads(detail)["archived_czxid"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return czxid if type(czxid) is int else None
+@dataclass(frozen=True, slots=True)
+class _ArchivedNode:
+    """The archived z-node as the details of an undo name it."""
+
+    archived_czxid: int
 
 
 def candidates(archived: Sequence[Archived], run: UndoRun) -> list[Undone]:

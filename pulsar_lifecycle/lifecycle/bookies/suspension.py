@@ -7,7 +7,6 @@ own heeds no suspension (``GarbageCollectorThread``, ``TriggerGCService``).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.journal_rows import BookieTold, Step, Subject, Writer
+from pulsar_lifecycle.runs.journal_rows import BookieTold, Step, Subject, Writer, details_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def _newest_orders(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Order]
     One that may have reached it counts if it suspends, and so does one by another operator that ended after this one
     was begun: which of the two reached it last nobody knows. Also when the last order to resume was begun or ended.
     """
-    orders = [(row, BookieTold(**json.loads(row["detail"]))) for row in rows]
+    orders = [(row, told) for row in rows if (told := details_of(BookieTold, row["detail"]))]
     not_told = {(row["run_id"], told.bookie) for row, told in orders if row["outcome"] == Outcome.NOT_TOLD}
     newest: dict[str, _Order] = {}
     resumed: dict[str, int] = {}
