@@ -184,16 +184,17 @@ class Visits:
             for visit, node in zip(visits, self.ports.store.read(paths), strict=True):
                 visit.gone = node is None
 
-    def _told(self, visit: Visit, tell: Callable[[Visit], None]) -> None:
+    def _told(self, visit: Visit, tell: Callable[[Visit], None]) -> Why | None:
+        """Tell its broker, unless something protects the topic: what that is."""
         self.guard.check(self.ports.store)
         visit.told_at = self.ports.clock.now_ms()
         if visit.broker in self.silent:
             text = f"broker {visit.broker} did not answer at another topic: it was not asked; its unload stays pending"
             visit.failure, visit.unanswered = Why(LoadKept.BROKER_SILENT, text), True
-            return
+            return None
         if why := self.protected(visit):
             visit.failure, visit.untouched = why, bool(visit.broker) and not visit.loaded_at
-            return
+            return why
         try:
             tell(visit)
         except STOPPING:
@@ -204,6 +205,7 @@ class Visits:
             visit.failure, visit.unanswered = Why(Code.SERVER_FAILED, f"{error}{later}"), visit.unanswered or silent
             if silent and not self._answers(visit.broker):
                 self.silent.add(visit.broker)
+        return None
 
     def _answers(self, broker: str) -> bool:
         """Whether a broker says anything of itself; one whose name is not known counts as if it did."""
@@ -216,8 +218,7 @@ class Visits:
         """A trim that met another write of its broker is forgotten."""
         for visit in waiting:
             if self.ports.clock.now_ms() - visit.told_at >= AGAIN * 1000:
-                self._told(visit, tell)
-                visit.failure = self.protected(visit)
+                visit.failure = self._told(visit, tell)
 
     def _note(self, visit: Visit) -> None:
         visit.pending = PendingUnload(visit.topic, False, self.ports.clock.now_ms(), self.guard.guard[0])

@@ -159,17 +159,22 @@ def test_bookies_are_not_said_to_have_nothing_of_what_another_lake_deleted() -> 
     assert scene.apply(asked, dry_run=True)[0].error is RecordsError.TIMEOUT
 
 
+def raised_by_another_lake(scene: RecordsScene) -> None:
+    """What is before the third ledger goes by a request that our journal does not know."""
+    ours, scene.cluster.journal = scene.cluster.journal, FakeJournal()
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    scene.delete()
+    scene.cluster.journal = ours
+
+
 def test_a_low_watermark_that_another_lake_raised_between_ours_is_seen() -> None:
     scene = RecordsScene()
     scene.plan(scene.at(1, 0))
     scene.apply()
     scene.delete()
     scene.cluster.reader.collected[BOOKIE] = {scene.ids[scene.topic][0]}
-    ours, scene.cluster.journal = scene.cluster.journal, FakeJournal()
-    scene.plan(scene.at(2, 0))
-    scene.apply()
-    scene.delete()
-    scene.cluster.journal = ours
+    raised_by_another_lake(scene)
     scene.plan(scene.at(2, 0))
     assert "by no request that this journal knows" in scene.apply(Patience(bookies=True))[0].reason
 
@@ -180,12 +185,8 @@ def test_a_request_of_ours_that_was_refused_has_not_raised_what_another_lake_did
     scene.cursor("slow", 0, 3)
     assert scene.apply()[0].error is RecordsError.CURSOR_BELOW
     scene.cursor("slow", 3, 3)
-    ours, scene.cluster.journal = scene.cluster.journal, FakeJournal()
     scene.scan()
-    scene.plan(scene.at(2, 0))
-    scene.apply()
-    scene.delete()
-    scene.cluster.journal = ours
+    raised_by_another_lake(scene)
     scene.plan(scene.at(2, 0))
     assert "by no request that this journal knows" in scene.apply(Patience(bookies=True))[0].reason
 
