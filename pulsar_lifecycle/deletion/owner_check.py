@@ -162,7 +162,11 @@ def memory_of(
     """
     broker = run.brokers.loaded.get(str(topic))
     if node is None:
-        return _not_known_yet(f"its topic has no z-node, and {broker} still lists it") if broker else BrokerMemory()
+        return (
+            _not_known_yet(f"its topic has no z-node, and {load_state.still_listed(broker)}")
+            if broker
+            else BrokerMemory()
+        )
     if not broker:
         if run.now - node.stat.mtime <= load_state.UNLOADED_AFTER * run.brokers.stats_interval:
             return _not_known_yet("its topic's z-node was just written: some broker may be loading it")

@@ -134,7 +134,7 @@ def ask_brokers(store: MetadataStore, admin: BrokerAdmin) -> BrokerAnswers:
         clusters.add(said.cluster)
         replicators.add(said.replicator)
         configurations[broker] = said.configuration
-        connections |= said.topics
+        connections |= {name: one.joined(connections.get(name)) for name, one in said.topics.items()}
         loaded |= dict.fromkeys(said.topics, broker)
     if len(failures) == len(ids):
         raise _nobody(failures)
@@ -303,6 +303,11 @@ def load_state(
     if last_state != "CLOSED":
         return TopicLoad(LoadState.LOADED, LoadReason.LAST_LEDGER_NOT_CLOSED, last_state or "")
     return TopicLoad(LoadState.UNLOADED, LoadReason.AT_REST)
+
+
+def still_listed(broker: str) -> str:
+    """What is said of a topic without z-node that a broker lists."""
+    return f"{broker} still lists it; if that lasts, restart that broker: bundles were split, it may do so for good"
 
 
 def ledger_states(store: MetadataStore, ids: Sequence[int | None], root: str) -> list[str | None]:

@@ -71,6 +71,14 @@ class TopicConnections:
     consumers: Mapping[str, int]
     published: int
 
+    def joined(self, other: TopicConnections | None) -> TopicConnections:
+        """All that either says of the topic, which a broker may list for good that once had it loaded."""
+        if other is None:
+            return self
+        names = {**self.consumers, **other.consumers}
+        most = {name: max(self.consumers.get(name, 0), other.consumers.get(name, 0)) for name in names}
+        return TopicConnections(max(self.producers, other.producers), most, max(self.published, other.published))
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatistics:

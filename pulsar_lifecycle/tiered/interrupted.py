@@ -20,6 +20,7 @@ from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, StoreError
 from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
+from pulsar_lifecycle.metastore.load_state import still_listed
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import ObjectHead, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
@@ -187,7 +188,7 @@ def _state_of(run: TopicRun, ports: Ports, topic: Topic, attempt: Attempt) -> tu
             text = f"{path} does not exist, and the brokers did not answer: {run.brokers.error}"
             raise RefusedBy(LoadReason.BROKERS_UNREACHABLE, text)
         if broker := run.brokers.loaded.get(str(topic)):
-            raise RefusedBy(LoadReason.LISTED, f"{path} does not exist, and {broker} still lists the topic")
+            raise RefusedBy(LoadReason.LISTED, f"{path} does not exist, and {still_listed(broker)}")
         return None, Why(Code.TOPIC_GONE, "its topic is gone")
     info = managed_ledger.decode(node.data)
     item = next((item for item in info.ledgers if item.ledger_id == attempt.ledger_id), None)

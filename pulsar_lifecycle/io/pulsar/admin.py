@@ -81,14 +81,11 @@ class HttpBrokerAdmin:
 
     def loaded_topics(self, brokers: Sequence[str] = ()) -> dict[str, str]:
         """Full topic name -> broker id, from every broker's own statistics; any failure raises."""
-        return {name: broker for broker, topics in self._statistics(brokers) for name in topics}
+        return {name: broker for broker, topics in self._statistics(brokers) for name, _ in topics}
 
     def connections(self) -> dict[str, TopicConnections]:
         """Full topic name -> its clients, of persistent topics, from every broker's own statistics; failure raises."""
-        found: dict[str, TopicConnections] = {}
-        for _, topics in self._statistics():
-            found |= statistics.connections_of(topics)
-        return found
+        return statistics.connections_of(said for _, topics in self._statistics() for said in topics)
 
     def statistics(self, broker: str) -> BrokerStatistics:
         """Of one broker, at its own address: the clients of its persistent topics, and what its configuration says."""
@@ -97,12 +94,12 @@ class HttpBrokerAdmin:
         statistics.check_replicator(broker, said)
         return BrokerStatistics(topics, statistics.interval_ms(broker, said), said)
 
-    def _statistics(self, brokers: Sequence[str] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _statistics(self, brokers: Sequence[str] = ()) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         """Of each broker its id, and what it says of each loaded topic."""
         for broker in brokers or self.brokers():
             yield broker, self._topics_at(self._web_url(broker))
 
-    def _topics_at(self, address: httpx.URL) -> Mapping[str, Any]:
+    def _topics_at(self, address: httpx.URL) -> list[tuple[str, Any]]:
         url = address.join("/admin/v2/broker-stats/topics")
         return statistics.topics_of(self._get(url), str(url))
 

@@ -6,7 +6,7 @@ Not here: asking for it (``admin.py``). Source: ``PersistentTopic.updateRates``,
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pulsar_lifecycle.errors import NotFound, StoreError
@@ -16,28 +16,32 @@ from pulsar_lifecycle.ports import Acknowledged, TopicConnections, TopicInternal
 _PERSISTENT = "persistent://"
 
 
-def topics_of(answer: Any, where: str) -> Mapping[str, Any]:
-    """What is said of each topic, by its full name. Raises StoreError for another shape."""
+def topics_of(answer: Any, where: str) -> list[tuple[str, Any]]:
+    """What is said of each topic, with its full name. Raises StoreError for another shape.
+
+    One may be there twice, in a bundle that was split, too.
+    """
     try:
-        return {
-            name: said
+        return [
+            (name, said)
             for bundles in answer.values()
             for domains in bundles.values()
             for names in domains.values()
             for name, said in names.items()
-        }
+        ]
     except AttributeError:
         raise _unlike(where, "{namespace: {bundle: {domain: {topic: ...}}}}") from None
 
 
-def connections_of(topics: Mapping[str, Any]) -> dict[str, TopicConnections]:
+def connections_of(topics: Iterable[tuple[str, Any]]) -> dict[str, TopicConnections]:
     """The clients of the persistent ones of these topics. Raises StoreError where one does not say so."""
     found: dict[str, TopicConnections] = {}
-    for name, said in topics.items():
+    for name, said in topics:
         if name.startswith(_PERSISTENT):
             try:
                 own = {str(sub): len(one["consumers"]) for sub, one in said["subscriptions"].items()}
-                found[name] = TopicConnections(int(said["producerCount"]), own, int(said["msgInCount"]))
+                here = TopicConnections(int(said["producerCount"]), own, int(said["msgInCount"]))
+                found[name] = here.joined(found.get(name))
             except (AttributeError, KeyError, TypeError, ValueError):
                 raise _unlike(name, "producerCount, msgInCount and subscriptions with their consumers") from None
     return found

@@ -8,8 +8,10 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.io.pulsar.statistics import connections_of
+from pulsar_lifecycle.metastore.load_state import ask_brokers
 from pulsar_lifecycle.ports import TopicConnections
 from tests.kit.contracts.admin_answers import AnsweringCluster, heartbeat
+from tests.kit.fakes.metadata_store import FakeZooKeeper
 
 WEB = {heartbeat(f"{b}:8080"): {"httpUrl": f"http://{b}:8080"} for b in ("b1", "b2")}
 STATS = {"a/b": {"0x0_0xf": {"persistent": {"persistent://a/b/c": {}}, "non-persistent": {}}}}
@@ -58,6 +60,32 @@ def test_where_a_broker_is_reached_is_asked_once_until_one_does_not_answer():
     cluster.answers |= {topics: httpx.ConnectError("gone"), ("GET", "http://b2:81/admin/v2/broker-stats/topics"): STATS}
     cluster.answers[heartbeat("b2:8080")] = {"httpUrl": "http://b2:81"}
     assert lookups() == (2, 3)
+
+
+def said(producers: int, published: int, **consumers: int):
+    subscriptions = {name: {"consumers": [{}] * count} for name, count in consumers.items()}
+    return {"persistent://a/b/c": {"producerCount": producers, "msgInCount": published, "subscriptions": subscriptions}}
+
+
+@pytest.mark.parametrize("stale_at", ["b1", "b2"])
+def test_a_topic_on_two_lists_has_the_clients_of_both(stale_at: str):
+    used = {"0x0_0x7": {"persistent": said(2, 7, mine=1)}, "0x0_0xf": {"persistent": said(0, 3, mine=0, old=0)}}
+    stale = {"0x0_0xf": {"persistent": said(0, 4, old=0)}}
+    lists = {
+        ("GET", f"http://{b}:8080/admin/v2/broker-stats/topics"): {"a/b": stale if b == stale_at else used}
+        for b in ("b1", "b2")
+    }
+    runtime = {
+        ("GET", f"http://{b}:8080/admin/v2/brokers/configuration/runtime"): {
+            "statsUpdateFrequencyInSecs": "60",
+            "replicatorPrefix": "pulsar.repl",
+        }
+        for b in ("b1", "b2")
+    }
+    cluster = AnsweringCluster(WEB | lists | runtime)
+    both = {"persistent://a/b/c": TopicConnections(2, {"mine": 1, "old": 0}, 7)}
+    assert cluster.admin.connections() == both
+    assert ask_brokers(FakeZooKeeper().session(), cluster.admin).connections == both
 
 
 def test_with_https_each_broker_is_asked_on_its_https_address():
@@ -157,4 +185,4 @@ def test_statistics_without_clients_are_refused(missing):
     said = {"producerCount": 0, "msgInCount": 0, "subscriptions": {}}
     del said[missing]
     with pytest.raises(StoreError):
-        connections_of({"persistent://a/b/c": said})
+        connections_of([("persistent://a/b/c", said)])
