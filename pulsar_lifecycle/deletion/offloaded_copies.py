@@ -147,11 +147,12 @@ def _look_at_scans(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
         return
     for d in live:
         marked_at = _marked_at(run, d)
-        if _uuid(d) in now:
-            in_use(run, ports, d, "the newest scan found its UUID in a topic's metadata")
+        if marked_at is not None and marked_at >= evidence.started_at:
+            d.wait(Waiting.NO_SCAN, "no covered scan has started since its ledger left its topic")
+        elif _uuid(d) in now:
+            in_use(run, ports, d, "the newest scan found its UUID in a topic's metadata", marked_at or 0)
         elif marked_at is not None:
-            if marked_at >= evidence.started_at:
-                d.wait(Waiting.NO_SCAN, "no covered scan has started since its ledger left its topic")
+            continue
         elif not run.offload.exclusive:
             why = "our own first phase did not ask for it, and object_store.exclusive is not set"
             d.decide(Outcome.KEPT, Code.NOT_OURS, why)

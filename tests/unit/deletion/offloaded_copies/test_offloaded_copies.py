@@ -146,6 +146,16 @@ def test_a_live_copy_is_kept_even_if_our_own_first_phase_marked_its_ledger(scene
     scene.one(Outcome.KEPT, Code.STILL_IN_USE)
 
 
+def test_what_left_its_topic_after_the_scan_waits_though_the_scan_found_its_uuid(scene: Scene) -> None:
+    """An earlier trim had sent the message, and failed."""
+    scene.list(TOPIC, **{f"_{scene.gone}": attempt(scene.gone_uuid)})
+    scene.send(scene.intent)
+    scene.cluster.wait(1)
+    scene.list(TOPIC)
+    scene.mark(scene.gone)
+    scene.one(Outcome.WAITING, Waiting.NO_SCAN)
+
+
 def test_a_uuid_that_another_topic_names_is_kept(scene: Scene) -> None:
     other = scene.ledger(OTHER)
     scene.cluster.topic(OTHER, [other], offloaded={other: attempt(scene.gone_uuid)})
