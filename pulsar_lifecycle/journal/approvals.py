@@ -5,7 +5,6 @@ Not here: what an approval is worth (``runs/automation_rule.py``), who may give 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from pulsar_lifecycle.ports import JournalReader, JournalRow
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.automation_rule import Approval
-from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer, details_of
 
 ApprovalRow = Mapping[str, Any]
 """A row of the journal that approves a plan, or withdraws that."""
@@ -52,13 +51,13 @@ def approval_in(rows: Sequence[ApprovalRow]) -> Approval | None:
     """The newest approval among the :func:`rows_about` a plan; None if there is none, or it was withdrawn.
 
     No clock says what came last: an approval holds if whoever gave it knew of every withdrawal. So where two say
-    something at the same moment, the plan waits. Raises ValueError, KeyError or TypeError for a row of another program.
+    something at the same moment, the plan waits. A row of another program approves nothing.
     """
     withdrawn = _withdrawals(rows)
     for row in reversed([row for row in rows if row["outcome"] == Outcome.APPROVED]):
-        detail = json.loads(row["detail"])
-        if withdrawn <= set(detail.get("despite", ())):
-            return Approval(detail["by"], detail["digest"], row["at"], detail["until"])
+        approved = details_of(Approved, row["detail"])
+        if approved and withdrawn <= set(approved.despite):
+            return Approval(approved.by, approved.digest, row["at"], approved.until)
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation, offload_location
 from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.runs.journal_rows import details_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,11 @@ class ReadAt:
     held: int | None = None
     after: int | None = None
 
+    @property
+    def location(self) -> NamespaceLocation:
+        """Which location, of one namespace."""
+        return self.namespace, self.driver, tuple(sorted(self.metadata))
+
 
 def locations_that_passed(rows: Iterable[Mapping[str, Any]], store: str, now: int) -> dict[NamespaceLocation, int]:
     """The locations that brokers of this metadata store read when they were asked last, and when (ms) that was.
@@ -39,9 +44,9 @@ def locations_that_passed(rows: Iterable[Mapping[str, Any]], store: str, now: in
     """
     last: dict[NamespaceLocation, tuple[int, bool]] = {}
     for row in _sound(rows, now):
-        if found := _location_in(row["detail"], store):
+        if found := _read_at(row["detail"], store):
             word = row["at"], row["outcome"] != Outcome.CHECK_PASSED  # of two at once the one that says no
-            last[found[0]] = max(last.get(found[0], word), word)
+            last[found.location] = max(last.get(found.location, word), word)
     return {location: at for location, (at, failed) in last.items() if not failed}
 
 
@@ -61,19 +66,17 @@ def locations_that_failed(
     for row in sorted(
         words, key=lambda row: (row["at"], row["outcome"] != Outcome.CHECK_PASSED)
     ):  # of two at once the no stands
-        if not (found := _location_in(row["detail"], store)) or (
-            row["outcome"] == Outcome.CHECK_UNANSWERED and row["at"] > now
-        ):
+        found = _read_at(row["detail"], store)
+        if found is None or (row["outcome"] == Outcome.CHECK_UNANSWERED and row["at"] > now):
             continue
-        (_, driver, metadata), broker = found
-        where = offload_location(driver, dict(metadata))
+        where = offload_location(found.driver, dict(found.metadata))
         noes_there = left.setdefault(where, set())
         if row["outcome"] == Outcome.CHECK_PASSED:
-            read = _Read(row["run_id"], broker, _mark(row["detail"], "after"))
+            read = _Read(row["run_id"], found.broker, found.after or 0)
             reads.setdefault(where, []).append(read)
             noes_there -= {no for no in noes_there if read.speaks_for(no)}
         else:
-            noes_there.add(_No(row["run_id"], broker, _mark(row["detail"], "held")))
+            noes_there.add(_No(row["run_id"], found.broker, found.held or 0))
     for where, some in reads.items():
         left[where] -= {
             no for no in left[where] if any(0 < no.held <= one.after and one.speaks_for(no) for one in some)
@@ -103,27 +106,14 @@ class _Read:
         return no.run_id != self.run_id or bool(self.broker and no.broker == self.broker)
 
 
-def _mark(detail: str, name: str) -> int:
-    """One of the marks in the detail of a row that :func:`_location_in` has decoded."""
-    mark = json.loads(detail).get(name, 0)
-    return mark if type(mark) is int else 0
-
-
 def _sound(rows: Iterable[Mapping[str, Any]], now: int) -> Iterator[Mapping[str, Any]]:
     return (row for row in rows if row["outcome"] != Outcome.CHECK_PASSED or row["at"] <= now)
 
 
-def _location_in(detail: str, store: str) -> tuple[NamespaceLocation, str] | None:
-    """The location and the broker in the detail of a row; None if it is another store's, or not ours."""
-    try:
-        found = json.loads(detail)
-        if found["store"] != store:
-            return None
-        pairs = tuple((str(name), str(value)) for name, value in found["metadata"])
-        location = str(found["namespace"]), str(found["driver"]), tuple(sorted(pairs))
-        return location, str(found.get("broker", ""))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+def _read_at(detail: str, store: str) -> ReadAt | None:
+    """Which read a row is of; None if it is another store's, or not ours."""
+    found = details_of(ReadAt, detail)
+    return found if found and found.store == store else None
 
 
 def passed_locations(journal: JournalReader, cluster: str, store: str, now: int) -> dict[NamespaceLocation, int]:
