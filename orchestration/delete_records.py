@@ -134,7 +134,7 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
     if failed and not config.dry_run:
         first = results[failed[0]]
         raise dg.Failure(
-            f"{len(failed)} of {len(results)} partitions have an error, the first: {failed[0]}: {first.error}: "
+            f"{len(failed)} of {len(results)} partitions fail this run, the first: {failed[0]}: {first.error}: "
             f"{first.reason}; running it again is harmless",
             metadata=metadata,
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 from pulsar_lifecycle.delete_records import partition_answers
@@ -22,7 +23,7 @@ from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion,
 from pulsar_lifecycle.delete_records.records_planning import EACH, ask_brokers, denials, plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
 from pulsar_lifecycle.delete_records.topic_view import Clusters, replication_of, unanswered_owner
-from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
@@ -71,6 +72,7 @@ class Patience:
 
     ``bookies``: an answer needs the word of every bookie that had a replica. ``finish``: scans and deletion runs are
     made meanwhile, so that there is an answer at the end. ``collect``: the bookies are made to collect then.
+    Raises UsageError for what is no time.
     """
 
     per_broker: float = 300.0
@@ -78,6 +80,11 @@ class Patience:
     bookies: bool = False
     finish: bool = False
     collect: bool = False
+
+    def __post_init__(self) -> None:
+        for name, seconds in (("the time-out of a broker", self.per_broker), ("the wait for answers", self.answers)):
+            if not (isfinite(seconds) and seconds >= 0):
+                raise UsageError(f"{name}: expected seconds, 0 or more, found {seconds}")
 
 
 NO_PATIENCE = Patience()
@@ -311,7 +318,7 @@ class _Work:
         topic = Topic.parse(row["topic"])
         if self.ports.clock.now_ms() > self.deadline:
             broker = self.brokers.brokers.loaded.get(row["topic"]) or "the metadata store"
-            text = f"{broker} took too long for the partitions before it: run again"
+            text = f"the time-out of {broker} was over before this partition's turn: run again"
             return topic, Refusal.plain(RecordsError.TIMEOUT, text)
         named = self.named.get(topic, ())
         return topic, PartitionDeletion(self.run, self.ports, guard, self.brokers, self.clusters, row, named).delete()

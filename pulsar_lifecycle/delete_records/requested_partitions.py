@@ -25,6 +25,8 @@ from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 
 SHOWN = 5
 """Partitions that a sentence names."""
+READ_EACH = 1000
+"""Of a topic with more partitions the namespace is listed: metadata may name millions that nobody has used."""
 
 _Count = int | None | LifecycleError
 """How many partitions a topic has; None for what is no partitioned topic; or why that is not known."""
@@ -138,6 +140,18 @@ def _count(path: str, node: Node | Unread | None) -> _Count:
 
 
 def _used(store: MetadataStore, parent: Topic, count: int) -> list[Topic]:
-    names = [Topic(parent.namespace, f"{parent.local}-partition-{n}", parent.domain) for n in range(count)]
+    numbers = _listed(store, parent, count) if count > READ_EACH else range(count)
+    names = [Topic(parent.namespace, f"{parent.local}-partition-{n}", parent.domain) for n in numbers]
     nodes = store.read([f"{MANAGED_LEDGERS_ROOT}/{name.managed_ledger}" for name in names])
     return [name for name, node in zip(names, nodes, strict=True) if node is not None] or [parent]
+
+
+def _listed(store: MetadataStore, parent: Topic, count: int) -> Sequence[int]:
+    """Numbers below ``count`` of partitions that have a z-node; all if their namespace cannot be listed."""
+    (listing,) = store.children([f"{MANAGED_LEDGERS_ROOT}/{parent.namespace}/{parent.domain}"])
+    if isinstance(listing, Unread):
+        return range(count)
+    prefix = encode_name(f"{parent.local}-partition-")
+    ends = [name.removeprefix(prefix) for name in (listing.names if listing else ()) if name.startswith(prefix)]
+    numbers = sorted(int(end) for end in ends if end.isdecimal() and len(end) <= len(str(count)) and end == str(int(end)))
+    return [number for number in numbers if number < count]

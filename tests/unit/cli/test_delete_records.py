@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from uuid import UUID
 
 import pytest
 
+from pulsar_lifecycle.delete_records.requested_partitions import READ_EACH
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.builders import ROW
 from tests.kit.command import run
+from tests.kit.fakes.metadata_store import FakeStore
 from tests.kit.records.records_scene import HOUR, RecordsScene
 from tests.kit.records.topic_times import BUCKET, sent
 
@@ -142,6 +145,26 @@ def test_partitions_that_their_metadata_does_not_name_are_said(operator: Operato
     )
     _, plan = operator.document(*asked, *(word for name in beside for word in ("--topic", name)))
     assert not plan["not_asked_for"]
+
+
+def test_of_millions_of_partitions_those_that_are_there_are_read(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = operator.scene
+    parent = scene.topic.partitioned_parent
+    scene.cluster.put(f"/admin/partitioned-topics/{parent.managed_ledger}", b'{"partitions": 2000000}')
+    for name in ("01", "2000000", "x", ""):  # no partitions of it
+        scene.cluster.put(f"/managed-ledgers/{parent.managed_ledger}-partition-{name}", b"")
+    read, most = FakeStore.read, list[int]()
+
+    def counted(store: FakeStore, paths: Sequence[str]) -> list[Any]:
+        most.append(len(paths))
+        return read(store, paths)
+
+    monkeypatch.setattr(FakeStore, "read", counted)
+    _, plan = operator.document("--topic", str(parent), "--before=-1")
+    assert [row["topic"] for row in plan["partitions"]] == sorted(map(str, scene.topics))
+    assert max(most) < READ_EACH
 
 
 @pytest.mark.parametrize("partitions", ["true", "1.9", '"2"', "-1", "null", "[]"])

@@ -12,7 +12,7 @@ from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, parse_offset
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
-from pulsar_lifecycle.errors import RefusedBy, Unavailable
+from pulsar_lifecycle.errors import RefusedBy, Unavailable, UsageError
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -428,3 +428,11 @@ def test_a_brokers_open_offload_attempt_leaves_the_low_watermark_unwritten() -> 
     scene.cluster.wait(1)
     (row,) = scene.plan(scene.at(0, 4))
     assert (row["error"], row["ledgers"]) == (RecordsError.LEDGER_STAYS, [])
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_what_is_no_time_is_wrong_usage(seconds: float) -> None:
+    with pytest.raises(UsageError, match="the time-out of a broker: expected seconds"):
+        Patience(per_broker=seconds)
+    with pytest.raises(UsageError, match="the wait for answers: expected seconds"):
+        Patience(answers=seconds)
