@@ -31,6 +31,7 @@ DEDUPLICATION = "pulsar.dedup"
 """The cursor of deduplication (PersistentTopic.DEDUPLICATION_CURSOR_NAME)."""
 SHOWN = 5
 """Cursors that a sentence names."""
+_MOVED = "--move-cursors moves them up to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,9 @@ def _behind(view: PartitionView, cut: Cut, options: Options) -> Refusal | None:
         text = f"{_named(view, cut, [COMPACTION])}: have the topic compacted, or delete that subscription"
         return Refusal.plain(RecordsError.SYSTEM_CURSOR_BELOW, text)
     if behind and not options.move_cursors:
-        text = f"{_named(view, cut, list(behind))}: --move-cursors moves them up to it"
+        own = [name for name in behind if name in view.pending_acks]
+        way = f"subscription {own[0]} acknowledges in transactions, have it read on itself" if own else _MOVED
+        text = f"{_named(view, cut, list(behind))}: {way}"
         return Refusal.plain(RecordsError.CURSOR_BELOW, text)
     return None
 

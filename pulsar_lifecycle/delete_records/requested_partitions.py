@@ -149,7 +149,7 @@ def _used(store: MetadataStore, parent: Topic, count: int) -> list[Topic]:
 def _listed(store: MetadataStore, parent: Topic, count: int) -> Sequence[int]:
     """Numbers below ``count`` of partitions that have a z-node; all if their namespace cannot be listed."""
     (listing,) = store.children([f"{MANAGED_LEDGERS_ROOT}/{parent.namespace}/{parent.domain}"])
-    if isinstance(listing, Unread):
+    if isinstance(listing, Unread) or (listing and not listing.is_whole):
         return range(count)
     prefix = encode_name(f"{parent.local}-partition-")
     ends = [name.removeprefix(prefix) for name in (listing.names if listing else ()) if name.startswith(prefix)]

@@ -96,6 +96,14 @@ def with_the_low_watermark_of_another_topic(scene: RecordsScene) -> None:
     scene.cluster.wait(1)
 
 
+def test_no_way_is_named_that_is_refused() -> None:
+    scene = RecordsScene()
+    acknowledging_in_transactions(scene)
+    (row,) = scene.plan(scene.at(2, 3))
+    assert (row["error"], "--move-cursors" in row["reason"]) == (RecordsError.CURSOR_BELOW, False)
+    assert "subscription s acknowledges in transactions" in row["reason"]
+
+
 @pytest.mark.parametrize(
     ("planted", "options", "error"),
     [
