@@ -218,6 +218,10 @@ def _census_gaps(census: Census, acknowledged: Sequence[str], schema_ledgers: in
         yield Gap(GapCode.UNACCOUNTED, table, said)
 
 
+OF_TOPICS = ("managed_ledgers", "topics")
+"""Tables of which one z-node, a topic's, may be in both; what the first says of it holds."""
+
+
 def _undecodable(census: Census, place: str, table: str, acknowledged: Sequence[str]) -> Iterator[Gap]:
     if census.table == "bookkeeper_ledgers":  # an undecodable ledger z-node refers to nothing: it is a finding
         return
@@ -225,7 +229,7 @@ def _undecodable(census: Census, place: str, table: str, acknowledged: Sequence[
     what_to_do = (
         "it may be a shadow topic, which needs ledgers of other namespaces, so no acknowledgement lifts this: repair "
         "or remove the topic"
-        if topics
+        if census.table in OF_TOPICS
         else "look at it, then put its path into orphans.acknowledged_znodes"
     )
     for path in census.corrupt:

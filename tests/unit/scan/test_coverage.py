@@ -108,6 +108,13 @@ def test_an_undecodable_topic_is_a_gap_whatever_is_acknowledged(root: str) -> No
     assert "no acknowledgement" in gap.text
 
 
+def test_two_tables_that_have_one_topic_say_one_thing_of_it() -> None:
+    topics = Census("topics", "", 2, 1, 0, 0, ("/a/b",))
+    managed = replace(topics, table="managed_ledgers")
+    said = [gap.text for gap in proof(replace(EPOCH, census=(managed, topics))) if gap.where == "/a/b"]
+    assert [("no acknowledgement" in text, "acknowledged_znodes" in text) for text in said] == [(True, False)] * 2
+
+
 def test_an_undecodable_ledger_refers_to_nothing() -> None:
     assert gaps(with_census("bookkeeper_ledgers", decoded=999, corrupt=("/ledgers/x",))) == []
 
