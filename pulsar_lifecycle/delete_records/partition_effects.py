@@ -277,6 +277,8 @@ class PartitionDeletion:
 
     def _raise(self) -> Refusal | None:
         """The low watermark, where no write of the list of ledgers has raised it."""
+        if self._row["end"] is None:
+            return None  # it had no ledger when the plan was made: nothing is below, and nothing to keep
         for _ in range(TRIES):
             self._ports.store.sync("/")
             node, info = snapshot.topic_node(self._ports.store, self._topic)

@@ -11,13 +11,13 @@ import pytest
 
 from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.delete_records.apply_run import Patience
-from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Offset, Timestamp
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
-from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.ports import Archived
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
@@ -371,3 +371,16 @@ def test_a_later_copy_of_the_ledger_that_the_low_watermark_is_in_must_be_gone_to
     assert f"{last}, object (s3://{BUCKET}/{data})" in result.reason
     objects.delete_many(BUCKET, [data])
     assert scene.apply(dry_run=True)[0].error is None
+
+
+@pytest.mark.parametrize("offset", [END, Timestamp(0)])
+def test_a_partition_that_nobody_has_loaded_yet_is_answered_and_stays_as_it_is(offset: Offset) -> None:
+    scene = RecordsScene()
+    path = scene.cluster.topic_path(scene.topic)
+    scene.cluster.remove(path)
+    scene.cluster.put(path, b"")  # as brokers create the partitions of a topic
+    scene.cluster.wait(1)
+    (row,) = scene.plan(offset)
+    assert (row["error"], row["ledgers"]) == (None, [])
+    assert scene.apply() == [DeleteRecordsResult(MessagePosition(0, 0))]
+    assert scene.cluster.zookeeper.data(path) == b""
