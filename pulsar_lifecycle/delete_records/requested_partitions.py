@@ -153,5 +153,5 @@ def _listed(store: MetadataStore, parent: Topic, count: int) -> Sequence[int]:
         return range(count)
     prefix = encode_name(f"{parent.local}-partition-")
     ends = [name.removeprefix(prefix) for name in (listing.names if listing else ()) if name.startswith(prefix)]
-    numbers = sorted(int(end) for end in ends if end.isdecimal() and len(end) <= len(str(count)) and end == str(int(end)))
-    return [number for number in numbers if number < count]
+    numbers = (int(end) for end in ends if end.isdecimal() and len(end) <= len(str(count)) and end == str(int(end)))
+    return sorted(number for number in numbers if number < count)
