@@ -155,6 +155,11 @@ def envelope(position: Position, data: bytes) -> Envelope:
         raise type(error)(f"entry {position}: {error.what}", error.offset, error.expected) from error
 
 
+def published_at(entry: Envelope) -> int | None:
+    """When a message was published, in ms; None for what brokers write for themselves."""
+    return entry.publish_time if entry.marker_type is None else None
+
+
 class _Tally:
     """A span in the making: an entry costs as much whatever came before it."""
 

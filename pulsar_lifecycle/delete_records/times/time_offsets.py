@@ -24,10 +24,12 @@ from pulsar_lifecycle.delete_records.times.publish_times import (
     Span,
     Steps,
     envelope,
+    published_at,
     span,
 )
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, end_of, is_lost
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy, StoreError
+from pulsar_lifecycle.formats.message import Envelope
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.records.codes import Code
@@ -149,7 +151,7 @@ def count_between(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a question cuts: as the search found it, or as asked for.
+    """Where a question cuts: as the search found it, or as asked for; ``at``: when its message was published.
 
     ``inside``: messages below in its entry, ``inside_bytes``: all of that where there are any.
     """
@@ -245,26 +247,26 @@ def _place(question: Question, entries: TopicEntryReader) -> _Found:
     if position.batch_index and position.batch_index >= (found.batch_size or 1):
         messages = f"a batch of {found.batch_size} messages" if found.batch_size is not None else "no batch"
         return ResolvedOffset(None, OffsetProblem.NO_SUCH_BATCH_INDEX, f"entry {position.entry} is {messages}")
-    return _Place(position, found.publish_time, position.batch_index, len(data) if position.batch_index else 0)
+    return _Place(position, published_at(found), position.batch_index, len(data) if position.batch_index else 0)
 
 
 def _search(question: Question, time_ms: int, entries: TopicEntryReader) -> _Found:
     """The place where times come to ``time_ms`` if they only grow; the entry before it was published earlier."""
-    known: dict[Position, int] = {}
+    known: dict[Position, Envelope] = {}
 
-    def published(ledger: ReadableLedger, entry_id: int) -> int:
+    def look(ledger: ReadableLedger, entry_id: int) -> Envelope:
         position = Position(ledger.ledger_id, entry_id)
         if position not in known:
-            known[position] = envelope(position, entries.one(ledger, entry_id)).publish_time
+            known[position] = envelope(position, entries.one(ledger, entry_id))
         return known[position]
 
     runs = list(runs_between(question.ledgers, question.start, end_of(question.ledgers)))
-    at = bisect_left(runs, True, key=lambda run: published(run[0], run[2]) >= time_ms)
+    at = bisect_left(runs, True, key=lambda run: look(run[0], run[2]).publish_time >= time_ms)
     if at == len(runs):
         return _Place(max(question.start, end_of(question.ledgers)), at_end=True)
     ledger, first, last = runs[at]
-    entry_id = first + bisect_left(range(first, last), True, key=lambda e: published(ledger, e) >= time_ms)
-    return _Place(MessagePosition(ledger.ledger_id, entry_id), published(ledger, entry_id))
+    entry_id = first + bisect_left(range(first, last), True, key=lambda e: look(ledger, e).publish_time >= time_ms)
+    return _Place(MessagePosition(ledger.ledger_id, entry_id), published_at(look(ledger, entry_id)))
 
 
 _Run = tuple[ReadableLedger, int, int]

@@ -106,6 +106,19 @@ def test_what_brokers_write_for_themselves_is_no_message_and_has_no_say():
     assert found.disorder is None
 
 
+def test_no_publish_time_is_said_of_what_brokers_write_for_themselves():
+    topic = TopicTimes()
+    topic.ledger(1, [sent(10), marker(20), marker(21), sent(30)])
+    found = topic.at_time(15)
+    assert (found.position, found.goes.messages, found.before, found.after) == (
+        at("1:1"),
+        1,
+        Published(at("1:0"), 10),
+        None,
+    )
+    assert topic.at_time(25).after == Published(at("1:3"), 30)
+
+
 def test_a_position_in_a_chunked_message_moves_back_to_its_first_part():
     topic = TopicTimes()
     topic.ledger(1, [part(5, 0, 2, "v"), part(10, 0, 3), sent(20), part(30, 1, 3), part(40, 2, 3), sent(50)])
