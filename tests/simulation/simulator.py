@@ -268,6 +268,7 @@ class _Schedule(Steps):
                     self.say(f"storm: {self._calmly(getattr(whose, what))}")
             if not self.world.held():
                 break
+            self.say(f"storm: {broker_acts.end_offloads(self.world)}")  # no run of ours touches a topic that has one
 
     def _undecided(self) -> list[bytes]:
         """The messages that runs must be able to end."""

@@ -113,6 +113,19 @@ def offload(world: World) -> str | None:
     return f"{topic.name} offloads {ledger}: complete {complete}, BookKeeper copy deleted {deleted}"
 
 
+def end_offloads(world: World) -> str:
+    """Brokers give up what they have begun to offload and not completed."""
+    ours, ended = world.opened(), list[int]()
+    for topic in world.model.topics.values():
+        for ledger, known in list(topic.offloaded.items()):
+            if not known.complete and known.uuid not in ours:
+                del topic.offloaded[ledger]
+                ended.append(ledger)
+                world.store(topic)
+                world.drop_copy(known, ledger)
+    return f"brokers give up their offloads of {ended}"
+
+
 def remember(world: World) -> str | None:
     """A ledger whose compare-and-set into the topic is still pending: only the broker knows it."""
     topic = pick(world, lambda t: t.loaded and not t.memory)
