@@ -57,7 +57,7 @@ SCANS = 4.0
 """So many times as long as a scan took, a busy machine needs from the first delayed message to the repair's end."""
 MARK = "demo"
 """The file in a sandbox's folder that says that a demo is, or was, at work in it."""
-EXPIRED_BYTES = 140 << 20
+EXPIRED_BYTES = 190 << 20
 """What :mod:`sandbox.acts.expired` plans to see freed."""
 
 
@@ -219,7 +219,7 @@ def _free_disk(
 
     Returns the act's topics and its verdicts.
     """
-    say("180 MB past their retention in topics that no broker has loaded, one of them open since its broker was killed")
+    say("190 MB past their retention in topics that no broker has loaded, one of them open since its broker was killed")
     made = expired.seed(cluster, settings)
     time.sleep(UNLOADED_AFTER)
     jobs.run("scan", "scan: what is there now")

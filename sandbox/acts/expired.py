@@ -59,7 +59,7 @@ def seed(cluster: Cluster, settings: Settings) -> Expired:
         _namespace(admin, SESSIONS, 0)
         _namespace(admin, ALERTS, 0)
         admin.call("POST", f"/v2/namespaces/{ALERTS}/messageTTL", 5)
-        ids = {clicks: _publish(client, clicks, 110), views: _publish(client, views, 30)}
+        ids = {clicks: _publish(client, clicks, 160), views: _publish(client, views, 30)}
         client.subscribe(held, "slow", initial_position=pulsar.InitialPosition.Earliest).close()
         ids[held] = _publish(client, held, 60, 100)
         client.subscribe(alert, "pager", initial_position=pulsar.InitialPosition.Earliest).close()
@@ -73,7 +73,7 @@ def seed(cluster: Cluster, settings: Settings) -> Expired:
     _collect(settings)
     wait_for("the broker to forget the topics", lambda: not loaded(cluster))
     live = [
-        Live(clicks, 10, digest(_payloads(clicks, 110)[100:])),
+        Live(clicks, 10, digest(_payloads(clicks, 160)[150:])),
         Live(views, 30, digest(_payloads(views, 30))),
         Live(held, 60, digest(_payloads(held, 60, 100))),
     ]
