@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import dagster as dg
 import httpx
 import yaml
 
@@ -56,6 +57,7 @@ class Deployment:
         instance = yaml.safe_load((ROOT / "dagster.yaml").read_text())
         instance["run_monitoring"] |= {"start_timeout_seconds": 240, "poll_interval_seconds": 30}
         (home / "dagster.yaml").write_text(json.dumps(instance))
+        dg.DagsterInstance.from_config(str(home)).get_runs_count()  # two processes that make its storage at once fail
         ports = free_ports(len(clusters) + 1)
         self.home, self._at = home, dict(zip(clusters, ports, strict=False))
         self.url = f"http://127.0.0.1:{ports[-1]}"
