@@ -22,7 +22,7 @@ from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.deletion.workers import FAILURES, OutcomeCount, RunEnd
-from pulsar_lifecycle.deletion_queue.queue_state import QueueState, look
+from pulsar_lifecycle.deletion_queue.queue_state import UNTAKEN, QueueState, look
 from pulsar_lifecycle.deletion_queue.queue_topics import pending
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.journal import metrics
@@ -50,12 +50,15 @@ def queue_age(state: QueueState, now: int) -> dg.AssetCheckResult:
     long = [one for one in state.waits if now - one.since > WAITS_LONG_MS]
     gone = ", ".join(state.unsubscribed)
     lost = f"no subscription keeps what is sent to {gone}: sensor dead_letters makes it again" if gone else ""
-    waits = "; ".join(f"{one.messages} since {show.at(one.since)} for {WAITS_FOR[one.waiting]}" for one in long)
+    waits = [f"{one.messages} since {show.at(one.since)} for {WAITS_FOR[one.waiting]}" for one in long]
+    since = state.due_since
+    if untaken := since is not None and now - since > WAITS_LONG_MS:
+        waits.append(f"no run has taken what is due since {show.at(since)}: {UNTAKEN}")
     return dg.AssetCheckResult(
         check_name=QUEUE_AGE,
-        passed=not (lost or long),
+        passed=not (lost or long or untaken),
         severity=dg.AssetCheckSeverity.ERROR if lost else dg.AssetCheckSeverity.WARN,
-        description=lost or waits or "no intent waits for longer than a day",
+        description=lost or "; ".join(waits) or "no intent waits for longer than a day",
         metadata={"waiting for too long": sum(one.messages for one in long)},
     )
 

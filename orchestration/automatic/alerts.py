@@ -38,7 +38,10 @@ def cause_of(event: dg.DagsterEvent) -> str:
 
 def of_no_step(run: dg.DagsterRun, message: str | None) -> str:
     """Why a run failed of which no step did, such as one that was killed: it could say nothing of what it had done."""
-    did = f"no step says why: was its process killed? `pulsar-lifecycle journal --run {run.run_id}` has what it did"
+    did = (
+        f"no step says why: was its process killed? `pulsar-lifecycle journal --run {run.run_id}` has what it did, "
+        "but for the batch that it was at: intents that it had just sent are in the queue alone"
+    )
     return f"{message}; {did}" if message else did
 
 

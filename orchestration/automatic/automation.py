@@ -22,10 +22,11 @@ from assets.pages.switch import SWITCH
 from orchestration.automatic.at_work import APPROVING, BY_ITSELF, COLLECTION, DELETION, lease_of_job, without_dead
 from orchestration.automatic.doorbell import Watch, rung
 from orchestration.automatic.launches import COLLECT, LAUNCHES
-from orchestration.automatic.may_begin import BOOKIES, bookies_wait
+from orchestration.automatic.may_begin import bookies_wait
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.automation import (
+    BOOKIES,
     KINDS,
     AutomatedKind,
     after_approval,
@@ -170,7 +171,7 @@ def _collection(
     """
     window = where.settings.automation.bookies.window
     opened = window.opened_at(now) if window else None
-    if why := bookies_wait(where, now):
+    if why := bookies_wait(where):
         return why
     attempt = next_attempt(instance, cluster, f"{BOOKIES}-{opened}", now, look_every)
     if isinstance(attempt, Spent):

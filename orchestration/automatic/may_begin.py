@@ -12,11 +12,8 @@ import dagster as dg
 from assets.pages.switch import by_a_person, switched_off
 from orchestration.automatic.at_work import BY_ITSELF
 from orchestration.automatic.launches import LAUNCHES
-from pulsar_lifecycle.automation_settings import Automation
-from pulsar_lifecycle.inspect.automation import KINDS, decision_of, settings_of
+from pulsar_lifecycle.inspect.automation import BOOKIES, KINDS, bookies_decision, decision_of, settings_of
 from pulsar_lifecycle.runs.cluster import Cluster
-
-BOOKIES = "bookies"
 
 
 def check_may_begin(context: dg.OpExecutionContext, where: Cluster, plan_id: str = "") -> None:
@@ -28,20 +25,16 @@ def check_may_begin(context: dg.OpExecutionContext, where: Cluster, plan_id: str
     if not name or by_a_person(context.run):
         return
     why = switched_off(context.instance, context.run) or (
-        bookies_wait(where, where.clock.now_ms())
-        if name == BOOKIES
-        else _against(where, name, plan_id, context.run.run_config)
+        bookies_wait(where) if name == BOOKIES else _against(where, name, plan_id, context.run.run_config)
     )
     if why:
         raise dg.Failure(f"launched by itself, it may not begin any more: {why}", allow_retries=False)
 
 
-def bookies_wait(where: Cluster, now: int) -> str:
-    """Why bookies do not collect by themselves at ``now`` (ms); empty if they may."""
-    kind = where.settings.automation.bookies
-    if kind.mode is not Automation.APPLY:
-        return f"automation.bookies is {kind.mode.value}"
-    return "" if kind.window and kind.window.opened_at(now) is not None else "its window is not open"
+def bookies_wait(where: Cluster) -> str:
+    """Why bookies do not collect by themselves now; empty if they may."""
+    decision = bookies_decision(where)
+    return "" if decision.goes else decision.text
 
 
 def _against(where: Cluster, name: str, plan_id: str, launched: Mapping[str, Any]) -> str:

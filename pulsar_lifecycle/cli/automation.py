@@ -16,12 +16,21 @@ from pulsar_lifecycle.cli.options import AsJson, cluster_of
 
 
 def automation(context: typer.Context, as_json: AsJson = False) -> None:
-    """What becomes of the newest plan of each kind by itself, and why, as `[automation]` has it."""
-    from pulsar_lifecycle.inspect.automation import KINDS, decision_of, settings_of, unless_paused
+    """What becomes of the newest plan of each kind by itself, and of bookies, and why, as `[automation]` has it."""
+    from pulsar_lifecycle.inspect.automation import (
+        BOOKIES,
+        KINDS,
+        bookies_decision,
+        decision_of,
+        settings_of,
+        unless_paused,
+    )
 
     where = cluster_of(context)
-    decisions = unless_paused(where, [decision_of(where, kind)[0] for kind in KINDS])
-    found = [(kind.name, settings_of(where, kind).mode, one) for kind, one in zip(KINDS, decisions, strict=True)]
+    modes = {kind.name: settings_of(where, kind).mode for kind in KINDS}
+    modes |= {BOOKIES: where.settings.automation.bookies.mode}
+    decisions = unless_paused(where, [*(decision_of(where, kind)[0] for kind in KINDS), bookies_decision(where)])
+    found = [(name, mode, one) for (name, mode), one in zip(modes.items(), decisions, strict=True)]
     if as_json:
         show.json_document(
             [

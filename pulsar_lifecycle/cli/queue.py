@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="The deletion queue.", no_args_is_help=True)
 
 PATIENCE_MS = 86_400_000
-"""How long an intent may wait for a scan before somebody must look why there is none."""
+"""How long an intent may wait for a scan, or be due, before somebody must look why there is none."""
 
 REASONS = 3
 """Reasons of dead letters that are named, the most frequent ones."""
@@ -126,10 +126,14 @@ def _run(run: Any) -> dict[str, Any]:
 
 
 def _stuck(waiting: QueueState, now: int) -> list[str]:
-    """What waits for an operator; what waits for a scan only once it has waited for long."""
+    """What waits for an operator; what waits for a scan, or for a run, only once it has waited for long."""
+    from pulsar_lifecycle.deletion_queue.queue_state import UNTAKEN
     from pulsar_lifecycle.records.outcomes import WAITS_FOR, Waiting
 
-    return [
+    since = waiting.due_since
+    long = since is not None and now - since > PATIENCE_MS
+    untaken = [f"no run has taken what is due since {show.moment(since)}: {UNTAKEN}"] if since and long else []
+    return untaken + [
         f"{show.counted(one.messages, 'intent')}, the oldest for {show.span(now - one.since)}, waiting for "
         f"{WAITS_FOR[one.waiting]}"
         for one in waiting.waits

@@ -19,6 +19,9 @@ from pulsar_lifecycle.records.outcomes import Waiting
 LOOKED_AT = 1_000
 """Messages of one partition that are looked at to see which are due."""
 
+UNTAKEN = "run job delete_pending; sensor automation starts it where it is on, and its last tick says why it does not"
+"""What to do about messages that are due for long."""
+
 TOPICS = {"main": DELETION_TOPIC, "retry": RETRY_TOPIC, "dead letters": DLQ_TOPIC}
 
 
@@ -36,7 +39,8 @@ class PartitionState:
     """One partition. ``backlog`` is None where the subscription is missing: nobody holds what is sent there.
 
     ``due`` and ``later``: messages that may be delivered now, and those that may not yet; None where that could not be
-    seen. They, and ``waits``, are of the first :data:`LOOKED_AT` messages only where ``all_seen`` is false.
+    seen. ``due_since``: since when (ms) the first of them may. All of these, and ``waits``, are of the first
+    :data:`LOOKED_AT` messages only where ``all_seen`` is false.
     """
 
     topic: str
@@ -46,6 +50,7 @@ class PartitionState:
     later: int | None = None
     all_seen: bool = True
     waits: tuple[Waits, ...] = ()
+    due_since: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +88,16 @@ class QueueState:
         """What waits for something, of those looked at, by what it waits for."""
         return _added(one for part in (*self.main, *self.retry) for one in part.waits)
 
+    @property
+    def due_since(self) -> int | None:
+        """Since when (ms) a message is due that no run has taken, of those looked at; None where none is."""
+        known = [part.due_since for part in (*self.main, *self.retry) if part.due_since is not None]
+        return min(known, default=None)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        named: dict[str, list[Any]] = {"unsubscribed": list(self.unsubscribed), "missing": list(self.missing)}
-        named["waits"] = [asdict(one) for one in self.waits]
+        named: dict[str, Any] = {"unsubscribed": list(self.unsubscribed), "missing": list(self.missing)}
+        named |= {"waits": [asdict(one) for one in self.waits], "due_since": self.due_since}
         return {**asdict(self), "in_flight": self.in_flight, "dead": self.dead, **named}
 
 
@@ -113,9 +124,10 @@ def _look(
     except LifecycleError as error:
         due_error.append(str(error))
         return PartitionState(str(part), True, backlog)
-    due = sum(due_at(message.properties, message.publish_time, now) <= now for message in page.messages)
+    due = [at for at in (due_at(one.properties, one.publish_time, now) for one in page.messages) if at <= now]
     waits = _added(_waits(message) for message in page.messages if WAITING_FOR in message.properties)
-    return PartitionState(str(part), True, backlog, due, len(page.messages) - due, page.end, waits)
+    later, since = len(page.messages) - len(due), min(due, default=None)
+    return PartitionState(str(part), True, backlog, len(due), later, page.end, waits, since)
 
 
 def _waits(message: Received) -> Waits:

@@ -103,6 +103,8 @@ KINDS = (
     ),
 )  # fmt: skip
 """Every kind that may go by itself and whose plans the lake keeps; bookies have none."""
+BOOKIES = "bookies"
+"""The key in ``[automation]`` of what has no plans: bookies that collect."""
 
 
 def settings_of(where: Cluster, kind: AutomatedKind) -> KindAutomation:
@@ -133,6 +135,18 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
         if decision.code in SOON:
             return decision, approved
     return _decided(where, kind, asked[-1], _approval(asked[-1], said)), asked[-1]
+
+
+def bookies_decision(where: Cluster) -> PlanDecision:
+    """Whether bookies may collect by themselves now; whether they have in this window, Dagster's runs tell."""
+    kind = where.settings.automation.bookies
+    if kind.mode is Automation.OFF:
+        return PlanDecision(AutomationCode.OFF, "automation.bookies is off")
+    if kind.mode is not Automation.APPLY or kind.window is None:
+        return PlanDecision(AutomationCode.PLAN_ONLY, f"automation.bookies is {kind.mode.value}")
+    if kind.window.opened_at(where.clock.now_ms()) is None:
+        return PlanDecision(AutomationCode.WINDOW_SHUT, "its window is not open")
+    return PlanDecision(AutomationCode.GOES, "once in each window")
 
 
 def unless_paused(where: Cluster, decisions: Sequence[PlanDecision]) -> list[PlanDecision]:

@@ -183,6 +183,8 @@ def test_intents_that_wait_for_long_turn_the_queues_check() -> None:
     assert queue_age(QueueState((part,), (), ()), day).passed
     late = queue_age(QueueState((part,), (), ()), 2 * day)
     assert (late.passed, late.severity) == (False, dg.AssetCheckSeverity.WARN)
+    untaken = queue_age(QueueState((PartitionState("t", True, 1, 1, 0, due_since=1_000),), (), ()), 2 * day)
+    assert (untaken.passed, untaken.severity) == (False, dg.AssetCheckSeverity.WARN)
     lost = queue_age(QueueState((PartitionState("t", False, None),), (), ()), day)
     assert (lost.passed, lost.severity) == (False, dg.AssetCheckSeverity.ERROR)
 

@@ -46,7 +46,7 @@ class Reader:
         self.waits: dict[str, list[tuple[str, int]]] = {}
         self.dead: list[Received] = []
         self.mute = False
-        self.end = True
+        self.end, self.published = True, NOW
 
     def waiting(self, part: Topic, after: Position | None, limit: int) -> Page:
         if self.mute:
@@ -54,7 +54,7 @@ class Reader:
         if part == DLQ_TOPIC:
             return Page(tuple(self.dead[:limit]), Position(1, 1), self.end)
         messages = [
-            Received(b"", str(part), b"", {DELAY_TIME: str(d)} if d else {}, NOW, None, "")
+            Received(b"", str(part), b"", {DELAY_TIME: str(d)} if d else {}, self.published, None, "")
             for d in self.delays.get(str(part), [])
         ]
         messages += [
@@ -312,7 +312,7 @@ def test_what_waits_is_shown_by_what_it_waits_for_and_is_a_finding(
     assert "no-object-store" in capsys.readouterr().out
 
 
-def test_what_waits_for_a_scan_is_a_finding_after_a_day(
+def test_what_waits_for_a_scan_or_a_run_is_a_finding_after_a_day(
     run: Run, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = part(RETRY_TOPIC, 0)
@@ -323,6 +323,12 @@ def test_what_waits_for_a_scan_is_a_finding_after_a_day(
     reader.waits = {str(first): [("no-scan", NOW - 2 * 86_400_000)]}
     assert run("queue", "status", "--json") == 1
     assert "run job scan" in document(capsys)["findings"][0]
+    reader.waits, reader.delays, reader.published = {}, {str(first): [600_000]}, NOW - 86_400_000
+    assert run("queue", "status", "--json") == 0
+    capsys.readouterr()
+    reader.published -= 600_001
+    assert run("queue", "status", "--json") == 1
+    assert "run job delete_pending" in document(capsys)["findings"][0]
 
 
 def test_metrics_last_run_and_textfile(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

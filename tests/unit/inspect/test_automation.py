@@ -74,6 +74,21 @@ def automation_said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
     return json.loads(capsys.readouterr().out)
 
 
+def test_bookies_are_told_of_though_they_have_no_plan(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    window = {"cron": "* * * * *", "duration": "1h"}
+    said: list[str] = []
+    kinds: list[dict[str, Any]] = [{"mode": "off"}, {"mode": "plan"}, {"mode": "apply", "window": window}]
+    for bookies in kinds:
+        automation = AutomationSettings(bookies=KindAutomation(**bookies))
+        settings = scene.settings.model_copy(update={"automation": automation})
+        where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
+        monkeypatch.setattr("pulsar_lifecycle.cli.automation.cluster_of", lambda context, where=where: where)
+        said += [one["code"] for one in automation_said(capsys) if one["kind"] == "bookies"]
+    assert said == ["off", "plan_only", "goes"]
+
+
 def test_an_approval_expires(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
     where, plan = automated(scene, monkeypatch, mode="approve"), planned(scene)
     approve_plan(where, "run-1", plan.plan_id, plan.digest, "ann")
