@@ -109,8 +109,8 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             dg.AssetCheckSpec(
                 QUEUE_AGE,
                 asset=key(cluster, "pending_deletions"),
-                description="Fails where intents wait for the same thing for longer than a day, or where a partition "
-                "has no subscription that keeps them.",
+                description="Fails where intents wait for longer than a day, for one thing or for a run, or where a "
+                "partition has no subscription that keeps them.",
             )
         ],
     )

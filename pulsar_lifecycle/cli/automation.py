@@ -21,15 +21,15 @@ def automation(context: typer.Context, as_json: AsJson = False) -> None:
         BOOKIES,
         KINDS,
         bookies_decision,
-        decision_of,
         settings_of,
+        told,
         unless_paused,
     )
 
     where = cluster_of(context)
     modes = {kind.name: settings_of(where, kind).mode for kind in KINDS}
     modes |= {BOOKIES: where.settings.automation.bookies.mode}
-    decisions = unless_paused(where, [*(decision_of(where, kind)[0] for kind in KINDS), bookies_decision(where)])
+    decisions = unless_paused(where, [*(told(where, kind) for kind in KINDS), bookies_decision(where)])
     found = [(name, mode, one) for (name, mode), one in zip(modes.items(), decisions, strict=True)]
     if as_json:
         show.json_document(

@@ -82,10 +82,14 @@ def accept_restore(
     settings, lake = where.settings, where.lake
     aside = lake.epochs(cluster=settings.cluster)
     broken = next((e.broken for e in reversed(aside) if e.broken), None)
+    if not broken and not anyway:  # as `status` sees it, which may say so before any scan does
+        with where.ports(read_only=True) as ports:
+            found = refusals(settings, ports.store, aside)
+        broken = next((one["text"] for one in found if one["code"] == RefusalCode.STORE_WENT_BACK), None)
     if not broken and not anyway:
         raise RefusedBy(
             RefusalCode.NOTHING_RESTORED,
-            f"no scan of {settings.cluster} found that its metadata store was restored, so they are good evidence: "
+            f"nothing says that the metadata store of {settings.cluster} was restored, so its scans are good evidence: "
             "run the job scan and look; if you know better, give --anyway",
         )
     now, who = where.clock.now_ms(), by.strip() or _user()
@@ -94,7 +98,7 @@ def accept_restore(
     lake.set_scans_aside(settings.cluster, now, reason.strip(), who)
     show.text(f"{show.counted(len(aside), 'scan')} of {settings.cluster} set aside", "bold")
     if broken:
-        show.text(f"what the newest of them had found: {broken}")
+        show.text(f"what was found: {broken}")
     show.text("run the job `scan` now, and again orphans.confirm_after later; until then plans are report-only")
 
 

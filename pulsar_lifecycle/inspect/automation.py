@@ -137,6 +137,14 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     return _decided(where, kind, asked[-1], _approval(asked[-1], said)), asked[-1]
 
 
+def told(where: Cluster, kind: AutomatedKind) -> PlanDecision:
+    """What becomes of a kind's newest plan by itself, also where that cannot be told: no other kind waits for that."""
+    try:
+        return decision_of(where, kind)[0]
+    except LifecycleError as error:
+        return PlanDecision(AutomationCode.UNREAD, str(error))
+
+
 def bookies_decision(where: Cluster) -> PlanDecision:
     """Whether bookies may collect by themselves now; whether they have in this window, Dagster's runs tell."""
     kind = where.settings.automation.bookies

@@ -261,12 +261,17 @@ def test_explain_knows_a_mark_until_a_scan_refutes_it_or_a_restore_is_accepted(
 # ------------------------------------------------------------------------------------------------------ accept-restore
 
 
-def test_scans_are_set_aside_only_for_a_reason(settings_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scans_are_set_aside_only_for_a_reason(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    monkeypatch.setattr("pulsar_lifecycle.scan.history_check.broken_since", lambda *_: None)
+    run = command_over(stores=lambda *_, **__: cluster.open_store())
     lake = FileLake(load_settings(settings_file).lake.path)
     store_scan(lake, 1_000)
     assert run("accept-restore", " ") == 2
     assert run("accept-restore", "a feeling") == 1
-    assert "no scan of test found" in capsys.readouterr().err
+    assert "nothing says that the metadata store of test was restored" in capsys.readouterr().err
     assert lake.epochs()
     assert run("accept-restore", "a feeling", "--anyway", "--by", "mary") == 0
     assert not lake.epochs()
@@ -314,6 +319,19 @@ def test_status_lists_what_the_operator_said_and_what_is_withdrawn(
     out = " ".join(capsys.readouterr().out.split())
     assert "gone-namespace shop/gone by mary, no run has met it yet, until 2999-01-01: removed" in out
     assert "WITHDRAWN" in out
+
+
+def test_scans_are_set_aside_after_a_restore_that_no_scan_has_seen_yet(
+    settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`status` says so at once, and names this command."""
+    cluster = SimulatedCluster()
+    lake = FileLake(load_settings(settings_file).lake.path)
+    store_scan(lake, 1_000)
+    run = command_over(stores=lambda *_, **__: cluster.open_store())
+    assert run("accept-restore", "backup of 02:00") == 0
+    assert "this is another metadata store than at scan" in capsys.readouterr().out
+    assert not lake.epochs()
 
 
 def test_scans_are_set_aside_after_a_restore_that_one_of_them_found(

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
-from pulsar_lifecycle.errors import StoreError, UsageError
+from pulsar_lifecycle.errors import NotFound, StoreError, UsageError
 from pulsar_lifecycle.inspect.automation import (
     CLOCKS_APART_MS,
     KINDS,
+    AutomatedKind,
     after_approval,
     approve_plan,
     decision_of,
@@ -29,7 +30,7 @@ from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoic
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.automation_rule import AutomationCode
+from pulsar_lifecycle.runs.automation_rule import AutomationCode, PlanDecision
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
@@ -66,6 +67,24 @@ def test_nothing_goes_while_the_cluster_is_paused_or_does_not_say(
 
     scene.before = unreachable
     assert {one["kind"]: one["code"] for one in automation_said(capsys)}["retention"] == "paused"
+
+
+def test_a_kind_of_which_nothing_can_be_told_hides_no_other(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = automated(scene, monkeypatch, mode="apply")
+    planned(scene)
+    monkeypatch.setattr("pulsar_lifecycle.cli.automation.cluster_of", lambda _: where)
+
+    def decided(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[PlanDecision, Any]:
+        if kind.name == "offload":
+            raise NotFound("its scan was set aside by accept-restore")
+        return decision_of(where, kind, plan_id)
+
+    monkeypatch.setattr("pulsar_lifecycle.inspect.automation.decision_of", decided)
+    said = {one["kind"]: (one["code"], one["text"]) for one in automation_said(capsys)}
+    assert said["retention"][0] == "goes"
+    assert said["offload"] == ("unread", "its scan was set aside by accept-restore")
 
 
 def automation_said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
