@@ -140,7 +140,10 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
 def told(where: Cluster, kind: AutomatedKind) -> PlanDecision:
     """What becomes of a kind's newest plan by itself, also where that cannot be told: no other kind waits for that."""
     try:
-        return decision_of(where, kind)[0]
+        decision, plan = decision_of(where, kind)
+        if plan and decision.code in SOON:
+            where.lake.epoch(plan.epoch_id)  # once that is set aside, its application is refused
+        return decision
     except LifecycleError as error:
         return PlanDecision(AutomationCode.UNREAD, str(error))
 

@@ -87,6 +87,15 @@ def test_a_kind_of_which_nothing_can_be_told_hides_no_other(
     assert said["offload"] == ("unread", "its scan was set aside by accept-restore")
 
 
+def test_no_plan_goes_whose_scan_was_set_aside(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where, plan = automated(scene, monkeypatch, mode="apply"), planned(scene)
+    monkeypatch.setattr("pulsar_lifecycle.cli.automation.cluster_of", lambda _: where)
+    where.lake.set_scans_aside(where.settings.cluster, plan.created_at + 1, "restored", "mary")
+    assert {one["kind"]: one["code"] for one in automation_said(capsys)}["retention"] == "unread"
+
+
 def automation_said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
     """What command ``automation`` answers."""
     assert run("automation", "--json") == 0
