@@ -137,8 +137,10 @@ class Recording(Turns):
         if not offsets:
             return "no partition to ask for"
         world.trace = None
-        before, acts = world.zookeeper.zxid, len(world.interceptor.fired)
+        before, acts, restored = world.zookeeper.zxid, len(world.interceptor.fired), world.restored_at
         summary, rows = plan_delete_records(self.operator.cluster, offsets, options)
+        if world.restored_at != restored:
+            return "the metadata store was restored amid a plan: what was asked for may be gone"
         if len(world.interceptor.fired) == acts and world.zookeeper.zxid != before:
             raise Violation("I6: a plan to delete records wrote to the metadata store")
         marks = {
