@@ -53,6 +53,7 @@ class Retaining(Turns):
         brokers: dict[str, Any] = {"defaultRetentionTimeInMinutes": "-1", "defaultRetentionSizeInMB": "-1"}
         world.admin.configuration[BROKER] = brokers | {"topicLevelPoliciesEnabled": "false"}
         operator.laws.judge_retention = self.judge
+        world.after_restore.append(self._again)
         self.change()
 
     def change(self) -> str:
@@ -62,6 +63,12 @@ class Retaining(Turns):
         self.minutes[name] = minutes
         self.world.put(f"/admin/policies/{name}", self._policy(name))
         return f"{name} retains {minutes} minutes"
+
+    def _again(self) -> None:
+        """A restore took policies back."""
+        for name in self.minutes:
+            if self.world.zookeeper.stat(f"/admin/policies/{name}") is not None:
+                self.world.put(f"/admin/policies/{name}", self._policy(name))
 
     def _policy(self, namespace: str) -> bytes:
         if namespace not in self.minutes:

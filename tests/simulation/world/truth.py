@@ -93,6 +93,8 @@ class Truth(SimulatedCluster):
         self.undone: list[tuple[int, int, Counters | None]] = []
         """Spans of time that a restore of the metadata store took back, and its counters at the next scan."""
         self.restored_at = 0
+        self.after_restore: list[Callable[[], None]] = []
+        """What an operator sees to at once when the metadata store was restored."""
         self.dates_ledgers = False
         """Whether topics say when their ledgers were closed."""
         self.unloads_exactly = False

@@ -280,3 +280,5 @@ class World(Brokers):
         now = self.time.now_ms()
         self.model.returns = [(max(at, now), topic) for at, topic in self.model.returns]
         self.model.pending = {i: (sid, max(at, now)) for i, (sid, at) in self.model.pending.items()}
+        for see_to in self.after_restore:
+            see_to()
