@@ -74,6 +74,7 @@ class DelayedBrokers:
         self.on_early: Callable[[str], None] = lambda what: None
         """Called with a message that comes before it is due."""
         world.on_forget = self._forget
+        world.after_restore.append(self._ids_are_issued_anew)
 
     def topics(self) -> list[ModelTopic]:
         """Those of them that are there, by name."""
@@ -84,6 +85,10 @@ class DelayedBrokers:
     def merges(self) -> bool:
         """Whether they merge buckets."""
         return self.settings.delayed_delivery_max_num_buckets > 0
+
+    def _ids_are_issued_anew(self) -> None:
+        for ledger in self.lost.keys() - self.world.model.ledgers.keys():
+            del self.lost[ledger]
 
     def _forget(self, topic: ModelTopic) -> None:
         """Of a merge that is under way nothing more comes, or all in a moment."""
