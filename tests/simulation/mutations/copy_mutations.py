@@ -25,7 +25,7 @@ from tests.simulation.mutations.mutation import Mutation
 @contextmanager
 def any_copy_may_go() -> Iterator[None]:
     """An offloaded copy is deleted whatever metadata names it."""
-    with patch.object(offloaded_copies, "in_use", lambda run, ports, d, why: None):
+    with patch.object(offloaded_copies, "in_use", lambda run, ports, d, why, since=0: None):
         yield
 
 
