@@ -47,12 +47,14 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
         return
     now = where.clock.now_ms()
     settled = settled_plans(where, found, now)
+    ours = [plan for plan in found if plan.cluster == settings.cluster]
+    newest = {known_kind(plan.plan_id): plan.plan_id for plan in reversed(ours)}
     rows = [
         (
             plan.plan_id,
             f"{show.span(now - plan.created_at)} ago",
             *PAGES[known_kind(plan.plan_id)].brief(plan),
-            condition(plan, settings, now, settled),
+            condition(plan, settings, now, settled, newest.get(known_kind(plan.plan_id), "")),
         )
         for plan in found
     ]
@@ -181,8 +183,11 @@ def _say_what_there_is(journal: JournalReader, cluster: str, code: str, outcome:
         show.text(f"{what}: {counts or 'no row'}")
 
 
-def condition(summary: Plan, settings: Settings, now: int, settled: Collection[str] = ()) -> str:
-    """Whether a plan can still be applied, in few words; ``settled``: ids of plans with nothing left to apply."""
+def condition(summary: Plan, settings: Settings, now: int, settled: Collection[str] = (), newest: str = "") -> str:
+    """Whether a plan can still be applied, in few words.
+
+    ``settled``: ids of plans with nothing left to apply; ``newest``: that of the newest of its kind, if known.
+    """
     if summary.plan_id in settled:
         return NOTHING_LEFT
     left = summary.created_at + settings.orphans.plan_valid_for * 1000 - now
@@ -190,7 +195,10 @@ def condition(summary: Plan, settings: Settings, now: int, settled: Collection[s
         return f"of another cluster: {summary.cluster}"
     if not summary.actionable:
         return f"report-only, {show.counted(len(summary.gaps), 'gap')}"
-    return f"actionable for {show.span(left)}" if left >= 0 else "expired"
+    if left < 0:
+        return "expired"
+    newer = "" if newest in ("", summary.plan_id) else "; a newer one is there"
+    return f"actionable for {show.span(left)}{newer}"
 
 
 def refusal_of(summary: Plan, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> Why | None:

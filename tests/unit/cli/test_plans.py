@@ -41,6 +41,19 @@ def test_plans_lists_what_can_be_applied(plan: PlanSummary, capsys: pytest.Captu
     assert [p["plan_id"] for p in json.loads(capsys.readouterr().out)] == ["orphans-1"]
 
 
+def test_plans_says_that_a_newer_one_of_the_kind_is_there(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake, none = FileLake(load_settings(settings_file).lake.path), pa.Table.from_pylist([], FINDINGS)
+    lake.store_plan(replace(plan, plan_id="orphans-2", created_at=plan.created_at + 1), none)
+    lake.store_plan(replace(plan, plan_id="orphans-3", created_at=plan.created_at + 2, cluster="another"), none)
+    assert run("plans") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("actionable for 23 h") == 2
+    assert shown.count("a newer one is there") == 1
+    assert shown.index("orphans-2") < shown.index("orphans-1") < shown.index("a newer one is there")
+
+
 def test_plans_names_those_of_kinds_that_it_does_not_know(
     plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
