@@ -81,16 +81,18 @@ def test_brokers_that_delete_split_shed_and_trim_by_themselves_lose_nothing_to_u
 ) -> None:
     namespace, idle = new_namespace(production, "busy"), new_namespace(production, "idle")
     live = [f"persistent://{namespace}/live-{number}" for number in range(12)]
-    expired = [f"persistent://{namespace}/expired-{number}" for number in range(3)]
     inactive = [f"persistent://{idle}/inactive-{number}" for number in range(3)]
-    # no bundle of theirs is split: a broker may list for good what goes amid that
+    # no bundle of theirs is split: a broker may list for good what goes, or is unloaded, amid that
     gone = [f"persistent://{new_namespace(production, 'gone')}/gone" for _ in range(2)]
+    ages = [new_namespace(production, "ages") for _ in range(3)]
+    expired = [f"persistent://{one}/expired" for one in ages]
     pipeline = Pipeline(
         settings_file(production, tmp_path, {"deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1}})
     )
     with pulsar_client(production.service_url) as client, Admin(production.admin_url) as admin:
-        retention(admin, namespace, 60)
-        keep_inactive_topics(admin, namespace)  # a broker that loads an expired topic may delete it
+        for one in (namespace, *ages):
+            retention(admin, one, 60)
+            keep_inactive_topics(admin, one)  # a broker that loads an expired topic may delete it
         admin.call("DELETE", f"/v2/namespaces/{idle}/retention")  # brokers retain a topic that they delete otherwise
         for name in (*live, *expired):
             client.subscribe(name, "holds", initial_position=pulsar.InitialPosition.Earliest).close()
