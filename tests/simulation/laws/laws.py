@@ -103,7 +103,8 @@ class Laws(DeletionLaws):
         self.trimmed += len(before) - len(after)
         owner = str(Topic.from_managed_ledger(path.removeprefix("/managed-ledgers/")))
         for item in listed[: len(before) - len(after)]:
-            if self.world.exists(item.ledger_id):
+            made = self.world.model.ledgers.get(item.ledger_id)  # one in recovery is left to the orphan scan
+            if self.world.exists(item.ledger_id) and made and made.state is LedgerState.CLOSED:
                 self._take(item.ledger_id, Action.DELETE_LEDGER, owner)
             attempt = item.offload.uuid if item.offload and item.offload.complete else None
             if attempt and str(self.world.attempts[attempt][0]) == owner:  # objects of a topic that was renamed stay
@@ -164,9 +165,9 @@ class Laws(DeletionLaws):
         made, stat = self.world.model.ledgers[row.ledger_id], self.world.zookeeper.stat(self.world.path(row.ledger_id))
         changed = made.state is not LedgerState.CLOSED or (stat is not None and stat.ctime != made.born)
         changed = changed and row.action == Action.DELETE_LEDGER
-        new = shared or topic in self.world.damaged_owners()
-        unknown = namespace not in self.namespaces  # deleted, and made again since that scan
         names = {topic, str(Topic.parse(topic).partitioned_parent)}  # a partition is kept with its topic
+        new = shared or bool(names & self.world.damaged_owners())
+        unknown = namespace not in self.namespaces  # deleted, and made again since that scan
         forbidden = unknown or bool(names & (self._shadowed() | self.ever_sources)) or self._forbids(topic)
         new = new or (not why and (changed or forbidden))
         if (
