@@ -8,7 +8,7 @@ cluster is paused.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -129,12 +129,14 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     if fresh and settings.mode is Automation.APPROVE:
         ids, since = [plan.plan_id for plan in fresh], min(plan.created_at for plan in fresh)
         said = rows_about(where.journal_reader, where.settings.cluster, ids, since)
-    approved = next((plan for plan in reversed(asked) if _holds(_approval(plan, said), plan, now)), None)
+    approved = next(
+        (plan for plan in reversed(asked) if _holds(approval_in(said.get(plan.plan_id, ())), plan, now)), None
+    )
     if approved and approved is not asked[-1]:
-        decision = _decided(where, kind, approved, _approval(approved, said))
+        decision = _decided(where, kind, approved, approval_in(said[approved.plan_id]))
         if decision.code in SOON:
             return decision, approved
-    return _decided(where, kind, asked[-1], _approval(asked[-1], said)), asked[-1]
+    return _decided(where, kind, asked[-1], approval_in(said.get(asked[-1].plan_id, ()))), asked[-1]
 
 
 def told(where: Cluster, kind: AutomatedKind) -> PlanDecision:
@@ -328,10 +330,6 @@ def after_approval(where: Cluster, plan_id: str) -> list[str]:
             )
         said.append(f"{kind.name}: {text}")
     return said
-
-
-def _approval(plan: Plan, said: Mapping[str, Sequence[ApprovalRow]]) -> Approval | None:
-    return approval_in(said.get(plan.plan_id, ()))
 
 
 def _bare(plan: Plan) -> Candidate:

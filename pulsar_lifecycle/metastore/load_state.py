@@ -307,7 +307,7 @@ def load_state(
 
 def still_listed(broker: str) -> str:
     """What is said of a topic without z-node that a broker lists."""
-    return f"{broker} still lists it; if that lasts, restart that broker: bundles were split, it may do so for good"
+    return f"{broker} still lists it; if that lasts, restart that broker: after a split of bundles that can be for good"
 
 
 def ledger_states(store: MetadataStore, ids: Sequence[int | None], root: str) -> list[str | None]:
