@@ -171,7 +171,7 @@ def _table(rows: list[dict[str, Any]]) -> dg.MetadataValue:
 
 def plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[str, Any]:
     """The plan's page: what would go, whether it may, and how to apply it."""
-    how = show.how_to_apply(
+    head = show.planned(
         summary,
         run_config(summary),
         job="sweep_objects",
@@ -180,14 +180,10 @@ def plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[s
         mode=mode,
     )
     return {
-        "dagster/row_count": summary.ledgers,
-        "plan id": summary.plan_id,
-        "digest": summary.digest,
-        "actionable": summary.actionable,
+        **head,
         "bytes": summary.logical_bytes,
         "share": f"{summary.ledgers / max(summary.cluster_ledgers, 1):.2%} of {summary.cluster_ledgers} copies",
         "confirmed by scan": summary.confirmed_by or show.NOTHING,
-        "how to apply": how,
         **rows_shown(rows),
     }
 

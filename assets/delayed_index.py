@@ -318,12 +318,8 @@ def plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[s
     some = [row | {"codes": ", ".join(row["codes"])} for row in listed[: show.SAMPLE]]
     columns = {"topic": "string", "subscription": "string", "level": "string", "codes": "string", "messages": "int"}
     return {
-        "dagster/row_count": summary.ledgers,
-        "plan id": summary.plan_id,
-        "digest": summary.digest,
-        "actionable": summary.actionable,
         "by level": dg.MetadataValue.md(show.markdown(["level", "subscriptions"], levels.most_common())),
-        "how to apply": show.how_to_apply(
+        **show.planned(
             summary,
             run_config(summary),
             job="repair_delayed_index",

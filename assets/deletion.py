@@ -193,22 +193,18 @@ def _deleted(
 
 
 def _plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[str, Any]:
-    how = show.how_to_apply(summary, run_config(summary), job="apply_plan", nothing="Nothing to delete.", mode=mode)
+    head = show.planned(summary, run_config(summary), job="apply_plan", nothing="Nothing to delete.", mode=mode)
     share = summary.ledgers / max(summary.cluster_ledgers, 1)
     deletes, frees = ("deletes", "frees") if summary.actionable else ("would delete", "would free")
     return {
-        "actionable": summary.actionable,
+        **head,
         deletes: f"{summary.ledgers} ledgers, {share:.2%} of the cluster's {summary.cluster_ledgers}",
         frees: f"{show.size(summary.physical_bytes)} on the bookies ({show.size(summary.logical_bytes)} of data)",
         "by namespace": dg.MetadataValue.md(_by(rows, "namespace")),
         "by component": dg.MetadataValue.md(_by(rows, "component")),
         "why": dg.MetadataValue.md(_by(rows, "code", "reason")),
-        "how to apply": how,
-        "dagster/row_count": summary.ledgers,
         "logical bytes": summary.logical_bytes,
         "physical bytes": summary.physical_bytes,
-        "plan id": summary.plan_id,
-        "digest": summary.digest,
         "confirmed by scan": summary.confirmed_by or show.NOTHING,
         "sample": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
     }

@@ -140,19 +140,13 @@ def activity_assets(cluster: str) -> dg.AssetsDefinition:
 def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
     """A plan's page: what would be deleted, and how to apply it."""
     subscriptions = "cursor" in rows.column_names
-    how = show.how_to_apply(
+    head = show.planned(
         summary,
         run_config(summary),
         job="delete_inactive_subscriptions" if subscriptions else "delete_inactive_topics",
         nothing="No inactive subscription may be deleted." if subscriptions else "No inactive topic may be deleted.",
     )
-    return {
-        "plan id": summary.plan_id,
-        "digest": summary.digest,
-        "actionable": summary.actionable,
-        "how to apply": how,
-        **inactive_shown(rows),
-    }
+    return {**head, **inactive_shown(rows)}
 
 
 def history_shown(report: ActivityReport) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         if later
         else ""
     )
-    how = show.how_to_apply(
+    head = show.planned(
         summary,
         run_config(summary),
         job="load_topics",
@@ -108,15 +108,11 @@ def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         then=then,
     )
     return {
-        "dagster/row_count": summary.ledgers,
-        "plan id": summary.plan_id,
-        "digest": summary.digest,
-        "actionable": summary.actionable,
+        **head,
         "bytes": summary.logical_bytes,
         "bytes on disk": summary.physical_bytes,
         "bytes at once": at_once,
         "second visit": f"{len(later)} topics, the last at {show.at(max(later))}" if later else "none",
-        "how to apply": how,
         "by namespace": dg.MetadataValue.md(show.markdown(["namespace", "topics", "bytes"], cells)),
         "sample": _sample(listed),
     }

@@ -103,7 +103,7 @@ def expired_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
 
 def plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[str, Any]:
     """The plan's page: what would go, whether it may, and how to apply it."""
-    how = show.how_to_apply(
+    head = show.planned(
         summary,
         run_config(summary),
         job="apply_retention",
@@ -112,15 +112,11 @@ def plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[s
         mode=mode,
     )
     return {
-        "dagster/row_count": summary.ledgers,
-        "plan id": summary.plan_id,
-        "digest": summary.digest,
-        "actionable": summary.actionable,
+        **head,
         "bytes": summary.logical_bytes,
         "bytes on disk": summary.physical_bytes,
         "topics": pc.count_distinct(rows.column("topic")).as_py(),
         "share": f"{summary.ledgers / max(summary.cluster_ledgers, 1):.2%} of the cluster's {summary.cluster_ledgers}",
-        "how to apply": how,
         "by namespace": dg.MetadataValue.md(_by(rows, "namespace")),
         "by limit": dg.MetadataValue.md(_by(rows, "expired_by")),
         "sample": _sample(rows),

@@ -116,6 +116,25 @@ def by_itself(plan: PlanSummary | OffloadPlan, mode: Automation) -> str:
     return ""
 
 
+def planned(
+    plan: PlanSummary,
+    run_config: Mapping[str, Any],
+    *,
+    job: str,
+    nothing: str,
+    then: str = "",
+    mode: Automation = Automation.PLAN,
+) -> dict[str, Any]:
+    """What the page of every plan begins with; the arguments are those of :func:`how_to_apply`."""
+    return {
+        "dagster/row_count": plan.ledgers,
+        "plan id": plan.plan_id,
+        "digest": plan.digest,
+        "actionable": plan.actionable,
+        "how to apply": how_to_apply(plan, run_config, job=job, nothing=nothing, then=then, mode=mode),
+    }
+
+
 def how_to_apply(
     plan: PlanSummary,
     run_config: Mapping[str, Any],
