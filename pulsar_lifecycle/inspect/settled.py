@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.delayed_index.repair.repair_work import RepairDetail
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.kept_plans import Plan, stored_plan
+from pulsar_lifecycle.journal.offloads import attempts_in
 from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
@@ -98,16 +99,9 @@ def _settled_objects(rows: pa.Table, journalled: pa.Table) -> int:
     copies = journalled.filter(_ENDED & (pc.field("action") == Action.DELETE_OFFLOADED))
     ended = pc.field("outcome").isin([Outcome.ABORTED, Outcome.KEPT])
     uploads = journalled.filter(ended & (pc.field("action") == Action.ABORT_UPLOAD))
-    found = {one.uuid for row in copies.column("detail").to_pylist() if (one := details_of(_Copy, row))}
+    found = {str(uuid) for uuid, _ in attempts_in(copies)}
     found |= {one.upload for row in uploads.column("detail").to_pylist() if (one := details_of(_Upload, row))}
     return sum((row["upload_id"] or row["uuid"]) in found for row in rows.to_pylist())
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """The offloaded copy that details of a deletion name."""
-
-    uuid: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ the lease, and archives the z-node as it is then.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from pulsar_lifecycle.records import owner_names
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
-from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer, details_of
 
 WITHIN_MS = 7 * 86_400_000
 """How far back a deletion run looks for what earlier ones left unsaid."""
@@ -147,7 +146,7 @@ def lost_copies(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     def lost(row: Mapping[str, Any]) -> bool:
         words = [one for one in said.get(row["ledger_id"], ()) if one["at"] >= row["at"] and _same_copy(one, row)]
         gone = any(one["outcome"] in (Outcome.DELETED, Outcome.GONE) for one in words)
-        return gone or not any("objects" in _detail(one) for one in words)
+        return gone or not any(details_of(_Objects, one["detail"]) for one in words)
 
     return {name: row for name, row in last.items() if lost(row)}
 
@@ -158,24 +157,42 @@ def _says_something(row: Mapping[str, Any]) -> bool:
 
 
 def _objects(row: Mapping[str, Any]) -> list[str]:
-    try:
-        return [f"s3://{one['bucket']}/{one['key']}" for one in _detail(row)["objects"]]
-    except (KeyError, TypeError):  # not as we write it
-        return [f"the copy of ledger {row['ledger_id']}"]
+    if found := details_of(_Objects, row["detail"]):
+        return [f"s3://{one.bucket}/{one.key}" for one in found.objects]
+    return [f"the copy of ledger {row['ledger_id']}"]
 
 
 def _same_copy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two rows about a ledger are about one copy of it; one that does not say is about any."""
-    found, known = _detail(one), _detail(other)
-    return all(name not in found or name not in known or found[name] == known[name] for name in ("uuid", "bucket"))
+    found, known = details_of(_CopyNamed, one["detail"]), details_of(_CopyNamed, other["detail"])
+    if found is None or known is None:
+        return True
+    return _agree(found.uuid, known.uuid) and _agree(found.bucket, known.bucket)
 
 
-def _detail(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    try:
-        found = json.loads(row["detail"])
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _agree(one: str | None, other: str | None) -> bool:
+    return one is None or other is None or one == other
+
+
+@dataclass(frozen=True, slots=True)
+class _ObjectNamed:
+    bucket: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Objects:
+    """The objects that details of a deletion name."""
+
+    objects: list[_ObjectNamed]
+
+
+@dataclass(frozen=True, slots=True)
+class _CopyNamed:
+    """The offloaded copy that details of a row name, as far as they do."""
+
+    uuid: str | None = None
+    bucket: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def begun_attempts(journal: JournalReader, cluster: str, ledger_ids: Collection[
 
 
 def attempts_in(rows: pa.Table) -> Iterator[tuple[UUID, dict[str, Any]]]:
-    """Rows whose ``detail`` names an offload attempt."""
+    """Rows whose ``detail`` names an offloaded copy, each after its UUID."""
     for row in rows.to_pylist():
         if copy := details_of(_Copy, row["detail"]):
             yield copy.uuid, row
