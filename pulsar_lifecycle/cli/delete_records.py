@@ -7,7 +7,7 @@ Belongs here: options to a request, and the pages. Not here: what is done (``del
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -241,6 +241,7 @@ def _document(topic: TopicPartition, result: DeleteRecordsResult) -> dict[str, A
         "first_readable": first,
         "error": result.error,
         "reason": result.reason or None,
+        "remaining": [asdict(one) for one in result.remaining],
     }
 
 

@@ -9,35 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.delete_records.request import Absence, Presence
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import bookie_info, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-
-
-class Presence(StrEnum):
-    """Where a deleted ledger still is, as far as servers answer; of several places, the first in this order."""
-
-    Z_NODE = "z_node"
-    """Its z-node is there: it is not deleted, or was restored."""
-    Z_NODE_UNREAD = "z_node_unread"
-    """Its z-node could not be read."""
-    ON_BOOKIE = "on_bookie"
-    """A bookie has entries of it: its garbage collection has yet to come."""
-    BOOKIE_UNANSWERED = "bookie_unanswered"
-    """No bookie has entries of it, as far as they answer; at least one did not."""
-    BOOKIES_UNKNOWN = "bookies_unknown"
-    """Nothing says which bookies had it, nor could those be listed that there are."""
-    OBJECT = "object"
-    """An object of its offloaded copy is there."""
-    OBJECT_UNREAD = "object_unread"
-    """Whether an object of its offloaded copy is there could not be asked."""
-    GONE = "gone"
-    """It is nowhere: every server that had a part of it says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +32,6 @@ class DeletedLedger:
     metadata: LedgerMetadata | None
     copies: tuple[Location, ...] = ()
     others: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Absence:
-    """What was found of a ledger: ``where`` names the z-node, the bookies or the objects of ``presence``."""
-
-    ledger_id: int
-    presence: Presence
-    where: tuple[str, ...] = ()
-
-    @property
-    def gone(self) -> bool:
-        """Whether every server that had a part of it says that it has none."""
-        return self.presence is Presence.GONE
 
 
 def look(ports: Ports, root: str, ledgers: Sequence[DeletedLedger], *, bookies: bool) -> list[Absence]:

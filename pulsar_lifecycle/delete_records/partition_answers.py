@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.delete_records import cut_rules
-from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, Presence, look, wait_until_gone
+from pulsar_lifecycle.delete_records.absence import DeletedLedger, look, wait_until_gone
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.leftovers import (
     Ledgers,
@@ -23,7 +23,7 @@ from pulsar_lifecycle.delete_records.leftovers import (
     low_watermarks_of_others,
     planned,
 )
-from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition, failed
+from pulsar_lifecycle.delete_records.request import Absence, DeleteRecordsResult, Presence, TopicPartition, failed
 from pulsar_lifecycle.delete_records.times.compacted_views import holding_views
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -260,7 +260,7 @@ def _result(
         text += "".join(
             f"; {way}" for presence, way in _WAYS_OUT.items() if any(one.presence is presence for one in there)
         )
-    return failed(RecordsError.TIMEOUT, text)
+    return failed(RecordsError.TIMEOUT, text, there)
 
 
 def _kept(ports: Ports, root: str, rows: Sequence[Row]) -> dict[str, _Kept]:

@@ -7,9 +7,10 @@ what an offset comes to (``records_planning.py``). Source: KIP-107, "AdminClient
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Literal
 
 from pulsar_lifecycle.errors import CorruptFormat, UsageError
@@ -117,6 +118,41 @@ PLAIN = Options()
 """Nothing is moved, waived or demanded."""
 
 
+class Presence(StrEnum):
+    """Where a deleted ledger still is, as far as servers answer; of several places, the first in this order."""
+
+    Z_NODE = "z_node"
+    """Its z-node is there: it is not deleted, or was restored."""
+    Z_NODE_UNREAD = "z_node_unread"
+    """Its z-node could not be read."""
+    ON_BOOKIE = "on_bookie"
+    """A bookie has entries of it: its garbage collection has yet to come."""
+    BOOKIE_UNANSWERED = "bookie_unanswered"
+    """No bookie has entries of it, as far as they answer; at least one did not."""
+    BOOKIES_UNKNOWN = "bookies_unknown"
+    """Nothing says which bookies had it, nor could those be listed that there are."""
+    OBJECT = "object"
+    """An object of its offloaded copy is there."""
+    OBJECT_UNREAD = "object_unread"
+    """Whether an object of its offloaded copy is there could not be asked."""
+    GONE = "gone"
+    """It is nowhere: every server that had a part of it says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """What was found of a ledger: ``where`` names the z-node, the bookies or the objects of ``presence``."""
+
+    ledger_id: int
+    presence: Presence
+    where: tuple[str, ...] = ()
+
+    @property
+    def gone(self) -> bool:
+        """Whether every server that had a part of it says that it has none."""
+        return self.presence is Presence.GONE
+
+
 @dataclass(frozen=True, slots=True)
 class DeleteRecordsResult:
     """What became of one partition: its low watermark, or -1 with the error and its sentence.
@@ -124,12 +160,14 @@ class DeleteRecordsResult:
     A low watermark is given only once everything below it that could go whole is gone, on every replica.
     ``first_readable``: from where on brokers could show messages at that moment; where it is below the low watermark,
     the ledger that both lie in holds messages above it, too, and stays.
+    ``remaining``: with an error, the ledgers that are to be gone and are not proven to be.
     """
 
     low_watermark: MessagePosition | Literal[-1]
     error: RecordsError | None = None
     reason: str = ""
     first_readable: MessagePosition | None = field(default=None, compare=False)
+    remaining: tuple[Absence, ...] = field(default=(), compare=False)
 
     @property
     def readable_below(self) -> str:
@@ -140,9 +178,9 @@ class DeleteRecordsResult:
         return f"messages from {self.first_readable} up to {mark} remain readable: ledgers go whole"
 
 
-def failed(error: RecordsError, reason: str) -> DeleteRecordsResult:
+def failed(error: RecordsError, reason: str, remaining: Sequence[Absence] = ()) -> DeleteRecordsResult:
     """A partition with an error."""
-    return DeleteRecordsResult(NO_WATERMARK, error, reason)
+    return DeleteRecordsResult(NO_WATERMARK, error, reason, remaining=tuple(remaining))
 
 
 Results = Mapping[TopicPartition, DeleteRecordsResult]

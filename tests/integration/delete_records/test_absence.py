@@ -10,7 +10,8 @@ import httpx
 import pulsar
 import pytest
 
-from pulsar_lifecycle.delete_records.absence import DeletedLedger, Presence, look, wait_until_gone
+from pulsar_lifecycle.delete_records.absence import DeletedLedger, look, wait_until_gone
+from pulsar_lifecycle.delete_records.request import Presence
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports

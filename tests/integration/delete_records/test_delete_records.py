@@ -17,9 +17,8 @@ import pulsar
 import pyarrow.compute as pc
 import pytest
 
-from pulsar_lifecycle.delete_records.absence import Presence
 from pulsar_lifecycle.delete_records.apply_run import Patience
-from pulsar_lifecycle.delete_records.request import END, PLAIN, DeleteRecordsResult, Offset, Options
+from pulsar_lifecycle.delete_records.request import END, PLAIN, DeleteRecordsResult, Offset, Options, Presence
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, topics_of
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin

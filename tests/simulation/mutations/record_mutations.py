@@ -12,8 +12,8 @@ from typing import Any
 from unittest.mock import patch
 
 from pulsar_lifecycle.delete_records import absence, cut_rules, partition_answers
-from pulsar_lifecycle.delete_records.absence import Absence, Presence
 from pulsar_lifecycle.delete_records.partition import PartitionView
+from pulsar_lifecycle.delete_records.request import Absence, Presence
 from pulsar_lifecycle.delete_records.times import time_offsets
 from pulsar_lifecycle.delete_records.times.publish_times import Span, Steps
 from pulsar_lifecycle.model import Position

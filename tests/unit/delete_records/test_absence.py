@@ -8,7 +8,8 @@ from uuid import UUID
 import pytest
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.delete_records.absence import Absence, DeletedLedger, Presence, look, wait_until_gone
+from pulsar_lifecycle.delete_records.absence import DeletedLedger, look, wait_until_gone
+from pulsar_lifecycle.delete_records.request import Absence, Presence
 from pulsar_lifecycle.errors import Paused, Unavailable
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
