@@ -382,7 +382,7 @@ def show_pending_unloads(one: dict[str, Any]) -> str:
     if one["at_work"]:
         return f"{one['topic']} {what}: its run is at work"
     return (
-        f"{one['topic']} {what}: the next run that trims, deletes topics, deletes ledgers or offloads does it; "
+        f"{one['topic']} {what}: the next run that trims, loads, offloads or deletes does it; "
         "where that fails, the run's log says why"
     )
 

@@ -204,9 +204,10 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     )  # fmt: skip
     shown_cursors = _cursors(cursors, positions, held, holds, pins)
     known = namespace in policies.by_namespace
+    policy = policies.of(subject) if known else None
     closed_until = _past_ttl(layers, subject, shown_cursors, now) if known else None
     held = tuple(
-        _freed_by(one, RetentionVerdict(row["alone"]), shown_cursors, load, closed_until)
+        _freed_by(one, RetentionVerdict(row["alone"]), shown_cursors, load, closed_until, _kept_on(one, policy, now))
         for one, row in zip(held, verdicts, strict=True)
     )
     warnings = [*unsure]
@@ -223,7 +224,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     return TopicExplanation(
         subject,
         load,
-        policies.of(subject) if known else None,
+        policy,
         protection.topic_rule(subject, listed.column("shadow_source")[0].as_py() or "", context),
         held,
         shown_cursors,
@@ -335,17 +336,22 @@ def _freed_by(
     cursors: Sequence[HeldBy],
     load: TopicLoad,
     closed_until: int | None,
+    kept_on: RetentionVerdict | None,
 ) -> HeldLedger:
     """The ledger; one that the slowest cursor holds is freed by what moves that one, or by its TTL (``closed_until``).
 
-    A last one needs a newer one and what it needs ``alone``, were it not the last.
+    And by what ends the retention that keeps it all the same (``kept_on``): nobody loads a topic for what is kept for
+    ever. A last one needs a newer one and what it needs ``alone``, were it not the last.
     """
     frees = FREED_BY[alone]
     if cursors and (alone is RetentionVerdict.CURSOR or _unread(ledger, alone, cursors[0])):
         alone, frees = RetentionVerdict.CURSOR, FREED_BY[RetentionVerdict.CURSOR]
         frees = next((text for begin, text in FREED_BY_CURSOR.items() if cursors[0].name.startswith(begin)), frees)
-        if closed_until is not None and ledger.closed_at is not None and ledger.closed_at < closed_until:
-            frees = f"{_BY_BROKER if load.reason is LoadReason.LISTED else _BY_LOAD}: {_PAST_TTL}; or {frees}"
+        by = _BY_BROKER if load.reason is LoadReason.LISTED else _BY_LOAD
+        expires = closed_until is not None and ledger.closed_at is not None and ledger.closed_at < closed_until
+        if expires and (by == _BY_BROKER or kept_on is not RetentionVerdict.FOREVER):
+            frees = f"{by}: {_PAST_TTL}; or {frees}"
+        frees = f"{frees}; and {FREED_BY[kept_on]}" if kept_on else frees
     if ledger.code is RetentionVerdict.CURSOR:
         return replace(ledger, freed_by=frees)
     if ledger.code is not RetentionVerdict.LAST_LEDGER:
@@ -358,6 +364,16 @@ def _freed_by(
     if alone is RetentionVerdict.NO_RETENTION:
         return replace(ledger, freed_by=_BY_LOAD)
     return ledger if alone in _ONLY_LAST else replace(ledger, freed_by=f"{frees}; and a newer ledger")
+
+
+def _kept_on(ledger: HeldLedger, policy: RetentionPolicy | None, now: int) -> RetentionVerdict | None:
+    """What keeps a ledger once no cursor needs it: for ever, or until ``expires_at``, which no size shortens."""
+    if policy is None or policy.nothing:
+        return None
+    if policy.forever:
+        return RetentionVerdict.FOREVER
+    by_time_alone = policy.megabytes < 0 and ledger.expires_at is not None
+    return RetentionVerdict.WITHIN_TIME if by_time_alone and now <= (ledger.expires_at or 0) else None
 
 
 def _unread(ledger: HeldLedger, alone: RetentionVerdict, slowest: HeldBy) -> bool:

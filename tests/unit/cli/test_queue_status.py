@@ -376,7 +376,7 @@ def test_a_pending_unload_is_shown_and_a_finding_unless_its_own_run_is_at_work(
         NOW,
         lease,
     )
-    said = "its run is at work" if at_work else "the next run that trims, deletes topics, deletes ledgers or offloads"
+    said = "its run is at work" if at_work else "the next run that trims, loads, offloads or deletes"
     assert [said in finding for finding in found["findings"]] == ([] if at_work else [True])
     run("queue", "status")
     assert f"must be unloaded: {said}" in capsys.readouterr().out

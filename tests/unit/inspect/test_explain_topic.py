@@ -110,6 +110,40 @@ def test_what_is_past_its_ttl_is_freed_by_a_broker_that_has_it(
     assert ("TTL" in old.freed_by, "TTL" in young.freed_by) == (name == "s", False)
 
 
+@pytest.mark.parametrize(
+    ("retention", "loaded", "begins", "ends"),
+    [
+        ((-1, -1), False, "its consumers", "; and a finite retention policy"),
+        ((-1, -1), True, "its broker, every", "; and a finite retention policy"),
+        ((600, -1), False, "a load", "; and time"),
+        ((10, -1), False, "a load", "`unsubscribe`"),
+        ((600, 1), False, "a load", "`unsubscribe`"),
+        ((0, -1), False, "a load", "`unsubscribe`"),
+    ],
+)
+def test_what_retention_keeps_all_the_same_is_not_said_to_be_freed_by_consumers_or_ttl(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    retention: tuple[int, int],
+    loaded: bool,
+    begins: str,
+    ends: str,
+) -> None:
+    scene = LoadScene(tmp_path, monkeypatch)
+    scene.namespace(
+        message_ttl_in_seconds=3 * 3600,
+        retention_policies={"retentionTimeInMinutes": retention[0], "retentionSizeInMB": retention[1]},
+    )
+    ids = scene.topic("a", 400, 90)
+    path = f"{scene.servers.topic_path(Topic.parse(f'persistent://{NAMESPACE}/a'))}/s"
+    scene.servers.put(path, cursor.encode(ManagedCursorInfo(-1, Position(ids[0], -1))))
+    scene.scan()
+    old, last = explained(scene, "a", loaded).ledgers
+    assert old.code is RetentionVerdict.CURSOR
+    assert (old.freed_by.startswith(begins), old.freed_by.endswith(ends)) == (True, True), old.freed_by
+    assert ("finite" in last.freed_by) == (retention == (-1, -1))
+
+
 def test_what_protects_the_whole_topic_is_its_code(scene: RetentionScene) -> None:
     scene.topic("a", 400, 390)
     scene.scan(shadow_sources=frozenset({f"persistent://{NAMESPACE}/a"}))
