@@ -391,7 +391,9 @@ def _by_whom(load: TopicLoad) -> str:
     """What frees a ledger that is past its retention, of a topic that counts as loaded."""
     if load.reason is LoadReason.LISTED:
         return "its broker, every `retentionCheckIntervalInSeconds`"
-    if load.reason in (LoadReason.LAST_LEDGER_NOT_CLOSED, LoadReason.TERMINATED):
+    if load.reason is LoadReason.LAST_LEDGER_NOT_CLOSED:
+        return f"{_BY_LOAD}; it counts as loaded, as {load.text}"
+    if load.reason is LoadReason.TERMINATED:
         return f"a broker that loads the topic; it counts as loaded, as {load.text}"
     return f"plan_retention, once it is known that no broker has it loaded: {load.text}"
 

@@ -42,7 +42,7 @@ from pulsar_lifecycle.lifecycle.activity.partition_check import (
 )
 from pulsar_lifecycle.lifecycle.activity.scan_time import not_before
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes_of
-from pulsar_lifecycle.lifecycle.load.load_rules import by_topic
+from pulsar_lifecycle.lifecycle.load.monitors import by_topic
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import (
     POSITIONS,

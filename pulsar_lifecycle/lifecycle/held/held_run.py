@@ -27,8 +27,7 @@ from pulsar_lifecycle.lifecycle.held.open_ledgers import (
     with_sizes,
 )
 from pulsar_lifecycle.lifecycle.held.open_sizes import AT_ONCE, open_sizes
-from pulsar_lifecycle.lifecycle.load.load_rules import by_topic
-from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
+from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, by_topic, monitors_in_force
 from pulsar_lifecycle.lifecycle.reasons import of_topics
 from pulsar_lifecycle.lifecycle.retention import judge, whole
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS

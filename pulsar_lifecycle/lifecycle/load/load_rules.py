@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.lifecycle.held.open_ledgers import with_sizes
-from pulsar_lifecycle.lifecycle.load.monitors import LEFT_LOADED, Monitors, TopicDeletion, is_subscription
+from pulsar_lifecycle.lifecycle.load.monitors import LEFT_LOADED, Monitors, TopicDeletion, by_topic, is_subscription
 from pulsar_lifecycle.lifecycle.load.other_cursors import (
     doubtful_to,
     expired,
@@ -34,7 +34,6 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.owner_names import holders
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.topics.listed_ledgers import on_disk
-from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 
@@ -46,6 +45,9 @@ class LoadNeed(StrEnum):
     """Its last ledger is past its retention: a load puts a new one behind it."""
     OPEN_EXPIRED = "open_expired"
     """Its last ledger is past its retention by its age, and was never closed: a load closes it."""
+    BEFORE_OPEN = "before_open"
+    """Its last ledger was never closed, and is not past its retention; others before it are. Metadata leaves them to a
+    broker, as one may write the last."""
     PAST_TTL = "past_ttl"
     """A subscription has not acknowledged messages that are past their TTL: brokers acknowledge them."""
 
@@ -144,13 +146,16 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, 
     rows = _Ledgers.of(tables, inputs, monitors, now)
     minutes, mb = (whole(inputs.column(name)) for name in ("retention_minutes", "retention_mb"))
     limited = pc.or_(pc.greater_equal(minutes, 0), pc.greater_equal(mb, 0))
+    idle = np.asarray(pc.is_in(whole(inputs.column("managed_ledger")), tables.idle))
+    open_expired = rows.any_of(rows.open_expired)
     needs = {
         LoadNeed.LAST_LEDGER_EXPIRED: rows.any_of(rows.last & rows.due & ~rows.kept_before),
-        LoadNeed.OPEN_EXPIRED: rows.any_of(rows.open_expired),
+        LoadNeed.OPEN_EXPIRED: open_expired,
+        LoadNeed.BEFORE_OPEN: rows.any_of(rows.goes & rows.due & ~rows.last) & idle & ~open_expired,
         LoadNeed.PAST_TTL: rows.any_of(rows.past_ttl) & np.asarray(pc.fill_null(limited, False)),
     }
     subscribed = np.asarray(pc.fill_null(pc.greater(inputs.column("durable_cursors"), 0), True))
-    unread = rows.any_of(rows.held) | (rows.any_of(rows.open_expired) & subscribed)
+    unread = rows.any_of(rows.held) | ((open_expired | needs[LoadNeed.BEFORE_OPEN]) & subscribed)
     unsent = rows.any_of(rows.unsent)
     needed = np.flatnonzero(np.logical_or.reduce(list(needs.values())))
     limits = by_topic(tables.listed, monitors.compaction)
@@ -186,7 +191,7 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, 
         one |= {"unread": bool(unread[row]), "unsent": bool(unsent[row])}
         would = _monitored(one, cursors.get(one["managed_ledger"], {}), monitors, now)
         lengths = int(parts[0][row]), int(parts[1][row])
-        opened = needs[LoadNeed.OPEN_EXPIRED][row]
+        opened = open_expired[row]
         unknown = misread[row] or not rows.sized[rows.ends[row]]
         own = slice(int(begin[n]), int(rows.ends[row]) + 1)
         found.append(
@@ -352,18 +357,6 @@ def _on_disk(ledgers: Any, tables: TopicTables) -> Any:
     place = pc.index_in(ids, whole(tables.opened.column("ledger_id")))
     known = whole(tables.opened.column("physical_bytes")).take(place)
     return np.asarray(pc.coalesce(known, on_disk(ids, tables.copies(ids))), np.int64)
-
-
-def by_topic(listed: pa.Table, in_force: InForce[int | None]) -> Any:
-    """What is in force of each topic, null where it is unknown."""
-    own, others = in_force.by_topic, in_force.by_namespace
-    if not own:
-        names = whole(listed.column("namespace")).dictionary_encode()
-        values = [others.get(name) for name in names.dictionary.to_pylist()]
-        return pa.array(values, pa.int64()).take(names.indices)
-    pairs = zip(listed.column("topic").to_pylist(), listed.column("namespace").to_pylist(), strict=True)
-    found = ((str(Topic.parse(topic).partitioned_parent), namespace) for topic, namespace in pairs)
-    return pa.array([own[name] if name in own else others.get(namespace) for name, namespace in found], pa.int64())
 
 
 def _upto(these: Any, topic: Any) -> Any:

@@ -12,7 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.lifecycle.retention import whole
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.topics.policies import (
     CLUSTERS,
     INACTIVE,
@@ -228,3 +232,15 @@ def _compaction(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broke
         if said is not None:
             return max(0, said) if type(said) is int else None
     return _number(broker, _BROKER_COMPACTS)
+
+
+def by_topic(listed: pa.Table, in_force: InForce[int | None]) -> Any:
+    """What is in force of each topic, null where it is unknown."""
+    own, others = in_force.by_topic, in_force.by_namespace
+    if not own:
+        names = whole(listed.column("namespace")).dictionary_encode()
+        values = [others.get(name) for name in names.dictionary.to_pylist()]
+        return pa.array(values, pa.int64()).take(names.indices)
+    pairs = zip(listed.column("topic").to_pylist(), listed.column("namespace").to_pylist(), strict=True)
+    found = ((str(Topic.parse(topic).partitioned_parent), namespace) for topic, namespace in pairs)
+    return pa.array([own[name] if name in own else others.get(namespace) for name, namespace in found], pa.int64())

@@ -132,6 +132,25 @@ def test_what_metadata_leaves_of_a_topic_whose_broker_died_counts(scene: LoadSce
     assert (row["bytes"], row["weights"]) == (2 * MB + 10, [MB, MB, 10])
 
 
+@pytest.mark.parametrize("retention", [(60, -1), (-1, 1)])
+def test_what_expired_before_an_open_ledger_that_may_not_go_is_freed_by_a_load(
+    scene: LoadScene, retention: tuple[int, int]
+) -> None:
+    """Its broker died, and a subscription, or retention by size, keeps the last ledger for good."""
+    ids = scene.topic("a", 400, 390, 380, 370)
+    scene.retention(*retention)
+    if retention == (60, -1):
+        scene.servers.cursor(Topic.parse(f"{OWN}a"), "s", at=ids[2])
+    _left_open(scene, ids[-1])
+    scene.servers.wait(2)
+    _, (row,) = plan(scene)
+    assert (row["needs"], row["bytes_at_once"], row["trims"]) == (["before_open"], 2 * MB, ids[:2])
+    assert (row["bytes"], row["weights"], row["second_visit_at"]) == (2 * MB, [MB, MB], None)
+    scene.servers.load(Topic.parse(f"{OWN}a"))
+    scene.servers.wait(2)
+    assert plan(scene)[1] == []
+
+
 def test_an_open_ledger_of_a_topic_that_a_broker_lists_is_left_to_it(scene: LoadScene) -> None:
     scene.open_topic("a")
     scene.servers.load(Topic.parse(f"{OWN}a"))
