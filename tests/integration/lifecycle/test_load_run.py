@@ -22,7 +22,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming.retention_run import apply_retention
-from sandbox.clients import Admin, pulsar_client
+from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics
 from tests.integration.killed_run import Step, strike
@@ -39,6 +39,9 @@ from tests.integration.pipeline import (
 
 pytestmark = pytest.mark.integration
 
+HALFWAY = topics.payloads(120)
+"""Three ledgers, of which a subscription has read the first, and some of the second."""
+READ = 70
 MINUTE = 61.0
 """Seconds after which what was closed is older than the shortest retention time but none."""
 
@@ -77,13 +80,17 @@ def state(pipeline: Pipeline, ledger: int) -> str | None:
 
 @dataclass(frozen=True)
 class Aged:
-    """Topics that no broker has since ``since`` (``time.time()``), and the ledgers of each; ``live`` is loaded."""
+    """Topics that no broker has since ``since`` (``time.time()``), and the ledgers of each; ``live`` is loaded.
+
+    The broker of ``open`` and ``halfway`` died.
+    """
 
     namespaces: Mapping[str, str]
     ids: Mapping[str, list[int]]
     client: pulsar.Client
     live: str
     open: str
+    halfway: str
     since: float
 
     def topic(self, namespace: str, name: str) -> str:
@@ -93,18 +100,23 @@ class Aged:
 @pytest.fixture(scope="module")
 def aged(lone: Cluster) -> Iterator[Aged]:
     """Begun before the kills: the shortest retention time but none is a minute."""
-    names = {name: new_namespace(lone, name) for name in ("aged", "killed", "ttl", "unnamed")}
+    names = {name: new_namespace(lone, name) for name in ("aged", "killed", "halfway", "ttl", "unnamed")}
     last, live, held = (f"persistent://{names['aged']}/{name}" for name in ("last", "live", "held"))
-    open_ = beside(names["killed"], "__transaction_buffer_snapshot")
+    open_, halfway = (beside(names[name], "__transaction_buffer_snapshot") for name in ("killed", "halfway"))
     late, other = f"persistent://{names['ttl']}/late", f"persistent://{names['unnamed']}/other"
     with pulsar_client(lone.service_url) as client, Admin(lone.admin_url) as admin:
         retention(admin, names["killed"], 1)
-        ids = {open_: list(dict.fromkeys(topics.publish(client, open_, CONTENTS)))}
+        client.subscribe(halfway, "s", initial_position=pulsar.InitialPosition.Earliest).close()
+        contents = {open_: CONTENTS, halfway: HALFWAY}
+        ids = {name: list(dict.fromkeys(topics.publish(client, name, some))) for name, some in contents.items()}
+        admin.topic("POST", halfway, f"/subscription/s/skip/{READ}")
+        wait_for("what was skipped to be stored", lambda: _stored(admin, halfway))
     lone.kill("broker-1")
     lone.start_server("broker-1")
     with pulsar_client(lone.service_url) as client, Admin(lone.admin_url) as admin:
         retention(admin, names["aged"], 1)
-        no_retention(admin, names["unnamed"])
+        for name in ("unnamed", "halfway"):
+            no_retention(admin, names[name])
         no_retention(admin, names["ttl"])
         admin.call("POST", f"/v2/namespaces/{names['ttl']}/messageTTL", 5)
         for name in (last, held, late, other):
@@ -115,8 +127,14 @@ def aged(lone: Cluster) -> Iterator[Aged]:
         since = time.time()
         wait_unlisted(lone, ids)
         wait_listed(lone, live)
-        yield Aged(names, ids, client, live, open_, since)
+        yield Aged(names, ids, client, live, open_, halfway, since)
         producer.close()
+
+
+def _stored(admin: Admin, topic: str) -> bool:
+    """Whether the broker has written down where a subscription stands."""
+    cursor = admin.topic("GET", topic, "/internalStats")["cursors"]["s"]
+    return bool(cursor["cursorLedgerLastEntry"] >= 0)
 
 
 STEPS = [
@@ -172,10 +190,10 @@ def test_what_a_killed_run_has_loaded_the_next_one_unloads(
 def test_brokers_free_what_metadata_cannot_and_all_else_stays(
     lone: Cluster, aged: Aged, spark: None, tmp_path: Path
 ) -> None:
-    last, held, open_ = aged.topic("aged", "last"), aged.topic("aged", "held"), aged.open
+    last, held, open_, halfway = aged.topic("aged", "last"), aged.topic("aged", "held"), aged.open, aged.halfway
     late, other, ids = aged.topic("ttl", "late"), aged.topic("unnamed", "other"), aged.ids
     time.sleep(max(0.0, aged.since + MINUTE - time.time()))
-    pipeline = pipeline_of(lone, tmp_path, [aged.namespaces[name] for name in ("aged", "killed", "ttl")])
+    pipeline = pipeline_of(lone, tmp_path, [aged.namespaces[name] for name in ("aged", "killed", "halfway", "ttl")])
     where = pipeline.where
     assert state(pipeline, ids[open_][-1]) == LedgerState.OPEN.name
     plan, rows = planned(pipeline)
@@ -183,6 +201,7 @@ def test_brokers_free_what_metadata_cannot_and_all_else_stays(
     assert needs == {
         last: (["last_ledger_expired"], None),
         open_: (["open_expired"], None),
+        halfway: (["before_open"], None),
         late: (["past_ttl"], None),
         other: (["last_ledger_expired"], str(LoadKept.WAY_IS_METADATA)),
     }
@@ -192,14 +211,15 @@ def test_brokers_free_what_metadata_cannot_and_all_else_stays(
     others = listed(lone, other)  # what was acknowledged its broker may have trimmed before the unload
     order = Order(plan.plan_id, plan.digest)
     dry = load_topics(where, "dry", order, dry_run=True)
-    assert {one.topic: one.outcome for one in dry} == dict.fromkeys((last, open_, late), Outcome.GOES), dry
+    assert {one.topic: one.outcome for one in dry} == dict.fromkeys((last, open_, halfway, late), Outcome.GOES), dry
     assert not loaded(lone) & set(ids)
 
     done = load_topics(where, "run", order, dry_run=False)
-    assert {one.topic: one.outcome for one in done} == dict.fromkeys((last, open_, late), Outcome.DONE), done
+    assert {one.topic: one.outcome for one in done} == dict.fromkeys((last, open_, halfway, late), Outcome.DONE), done
     assert set(ids[late]).isdisjoint(listed(lone, late)), done
     assert listed(lone, last)[0] == ids[last][-1]
     assert ids[open_][-1] in listed(lone, open_)
+    assert listed(lone, halfway)[:2] == ids[halfway][1:]
     assert state(pipeline, ids[open_][-1]) == LedgerState.CLOSED.name
     assert (listed(lone, held), listed(lone, other)) == (ids[held], others)
     wait_unlisted(lone, ids)
@@ -222,6 +242,8 @@ def test_brokers_free_what_metadata_cannot_and_all_else_stays(
     gone = {one.ledger_id for one in found if one.outcome is Outcome.REMOVED}
     assert {ids[last][-1], ids[open_][-1]} <= gone
     assert not loaded(lone) & set(ids)
+    consumer = aged.client.subscribe(halfway, "s")
+    assert [consumer.receive(60_000).data() for _ in HALFWAY[READ:]] == HALFWAY[READ:]
     for name in (aged.live, held):
         reader = aged.client.create_reader(name, pulsar.MessageId.earliest)
         assert [reader.read_next(60_000).data() for _ in CONTENTS] == CONTENTS
