@@ -42,6 +42,7 @@ Offset = MessagePosition | Timestamp | Literal[-1]
 
 _MAX_MS = 253_402_300_799_999
 """The last millisecond of the year 9999."""
+_FIRST_OF_BATCH = re.compile(r"\A([0-9]+:[0-9]+):0\Z")
 _OWNER = re.compile(r"[-=:.\w]+", re.ASCII)
 """A tenant, a cluster or a namespace (NamedEntity.checkName)."""
 _FOLDERS = (".", "..")
@@ -68,14 +69,15 @@ def parse_topic(text: str) -> Topic:
 def parse_offset(text: str) -> Offset:
     """``LEDGER:ENTRY``, ``LEDGER:ENTRY:BATCH-INDEX``, ``-1``, or ``@`` and a time: ms, or ISO 8601 with its zone.
 
-    Raises UsageError saying what it expected.
+    Batch index 0, as clients name the first message of a batch, is where the entry begins. Raises UsageError saying
+    what it expected.
     """
     if text == str(END):
         return END
     if text.startswith("@"):
         return Timestamp(_time(text[1:]))
     try:
-        return MessagePosition.parse(text)
+        return MessagePosition.parse(_FIRST_OF_BATCH.sub(r"\1", text))
     except CorruptFormat as error:
         raise UsageError(
             f"expected LEDGER:ENTRY, LEDGER:ENTRY:BATCH-INDEX, -1 (the end) or @TIME, found {text!r}"

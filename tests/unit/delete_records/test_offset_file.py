@@ -67,6 +67,7 @@ def test_a_file_of_kafkas_shape() -> None:
         (file(entry(partition=True)), "line 2: partitions[0].partition"),
         (file(entry(topic=f"{TOPIC}-partition-3", partition=0)), "is a partition already"),
         (file(entry(offset=-2)), "line 2: partitions[0].offset: expected LEDGER:ENTRY"),
+        (file(entry(offset="5:0:00")), "line 2: partitions[0].offset: expected LEDGER:ENTRY"),
         (file(entry(offset="5")), "line 2: partitions[0].offset: expected LEDGER:ENTRY"),
         (file(entry(offset=1.5)), "line 2: partitions[0].offset"),
         (file(entry(offset="@2026-11-24T10:00:00")), "a time with its zone"),
@@ -102,7 +103,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 )
 def test_a_position_is_read_as_it_is_written(ledger: int, entry: int, batch: int) -> None:
     position = MessagePosition(ledger, entry, batch)
-    assert parse_offset(str(position)) == position
+    assert parse_offset(str(position)) == parse_offset(f"{ledger}:{entry}:{batch}") == position
 
 
 @given(st.datetimes(timezones=st.timezones()).filter(lambda at: at.year > 1971))
