@@ -208,7 +208,6 @@ def refusal_of(summary: Plan, rows: pa.Table, lake: Lake, settings: Settings, no
     from pulsar_lifecycle.inspect.kept_plans import KEPT, known_kind
     from pulsar_lifecycle.records.codes import Why
     from pulsar_lifecycle.records.plans import check_applicable
-    from pulsar_lifecycle.records.refusals import RefusalCode
 
     kind = known_kind(summary.plan_id)
     try:
@@ -216,6 +215,7 @@ def refusal_of(summary: Plan, rows: pa.Table, lake: Lake, settings: Settings, no
             summary,
             KEPT[kind].digest(rows, summary.to_json()),
             digest_given=summary.digest,
+            cluster=settings.cluster,
             fingerprint=summary.fingerprint,
             now=now,
             valid_for_ms=int(settings.orphans.plan_valid_for * 1000),
@@ -223,9 +223,7 @@ def refusal_of(summary: Plan, rows: pa.Table, lake: Lake, settings: Settings, no
         PAGES[kind].check(summary, rows, lake, settings, now)
     except RefusedBy as refused:
         return Why(refused.code, str(refused))
-    if summary.cluster == settings.cluster:
-        return None
-    return Why(RefusalCode.OTHER_CLUSTER, f"it is a plan of another cluster: {summary.cluster}")
+    return None
 
 
 def _print_plan(

@@ -132,7 +132,9 @@ def _rows_to_apply(cluster: Cluster, store: MetadataStore, order: Order, now: in
     fingerprint = check_may_act(cluster, store)
     summary, rows = cluster.lake.plan(order.plan_id)
     valid = int(settings.orphans.plan_valid_for * 1000)
-    some = chosen(order, caps, summary, rows, fingerprint=fingerprint, now=now, valid_for_ms=valid)
+    some = chosen(
+        order, caps, summary, rows, cluster=settings.cluster, fingerprint=fingerprint, now=now, valid_for_ms=valid
+    )
     plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, settings.words_in_force(now))
     return some, summary
 

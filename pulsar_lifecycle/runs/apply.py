@@ -63,7 +63,15 @@ class Applied:
 
 
 def chosen(
-    order: Order, caps: Caps, summary: PlanSummary, rows: pa.Table, *, fingerprint: str, now: int, valid_for_ms: int
+    order: Order,
+    caps: Caps,
+    summary: PlanSummary,
+    rows: pa.Table,
+    *,
+    cluster: str,
+    fingerprint: str,
+    now: int,
+    valid_for_ms: int,
 ) -> pa.Table:
     """The rows to apply, lowest ids first; those that were sent before are among them, so that a retry sends no more.
 
@@ -71,7 +79,13 @@ def chosen(
     """
     found = deletion_plan.digest(rows, summary.to_json())
     plans.check_applicable(
-        summary, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid_for_ms
+        summary,
+        found,
+        digest_given=order.digest,
+        cluster=cluster,
+        fingerprint=fingerprint,
+        now=now,
+        valid_for_ms=valid_for_ms,
     )
     some = plan_checks.within(rows, order.namespaces).sort_by("ledger_id").slice(0, order.limit or rows.num_rows)
     plan_checks.check_caps(summary, some, caps)

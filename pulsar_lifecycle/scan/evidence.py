@@ -179,6 +179,7 @@ def check_order(
         summary,
         digest(rows, summary.to_json()),
         digest_given=order.digest,
+        cluster=settings.cluster,
         fingerprint=fingerprint,
         now=now,
         valid_for_ms=valid,

@@ -133,15 +133,16 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         fingerprint = evidence.check_store(cluster, ports.store)
         now = ports.clock.now_ms()
         plan, rows = cluster.lake.offload_plan(order.plan_id)
-        if plan.cluster != settings.cluster:
-            raise RefusedBy(
-                RefusalCode.OTHER_CLUSTER,
-                f"plan {plan.plan_id} is for cluster {plan.cluster}, the settings say {settings.cluster}",
-            )
         found = offload_plan.digest(rows, plan.to_json())
         valid = int(settings.orphans.plan_valid_for * 1000)
         plans.check_applicable(
-            plan, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid
+            plan,
+            found,
+            digest_given=order.digest,
+            cluster=settings.cluster,
+            fingerprint=fingerprint,
+            now=now,
+            valid_for_ms=valid,
         )
         rows = order.of(rows)
         epoch = evidence.newest_epoch(cluster, fingerprint)

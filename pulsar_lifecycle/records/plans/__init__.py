@@ -26,6 +26,8 @@ class Summary(Protocol):
     @property
     def plan_id(self) -> str: ...  # noqa: D102 - see the dataclasses
     @property
+    def cluster(self) -> str: ...  # noqa: D102
+    @property
     def fingerprint(self) -> str: ...  # noqa: D102
     @property
     def created_at(self) -> int: ...  # noqa: D102
@@ -110,10 +112,18 @@ def check_digest(plan_id: str, given: str, stored: str, found: str) -> None:
 
 
 def check_applicable(
-    summary: Summary, found: str, *, digest_given: str, fingerprint: str, now: int, valid_for_ms: int
+    summary: Summary, found: str, *, digest_given: str, cluster: str, fingerprint: str, now: int, valid_for_ms: int
 ) -> None:
-    """Raise Refused unless the plan is whole, actionable, fresh, and of this cluster; ``found``: its files' digest."""
+    """Raise Refused unless the plan is whole, actionable, fresh, and of this cluster; ``found``: its files' digest.
+
+    By its name, too: the journal files by that what a run did, and another name would not find it again.
+    """
     check_digest(summary.plan_id, digest_given, summary.digest, found)
+    if summary.cluster != cluster:
+        raise RefusedBy(
+            RefusalCode.OTHER_CLUSTER,
+            f"plan {summary.plan_id} is for cluster {summary.cluster}, the settings say {cluster}",
+        )
     if summary.fingerprint != fingerprint:
         raise RefusedBy(
             RefusalCode.OTHER_CLUSTER,

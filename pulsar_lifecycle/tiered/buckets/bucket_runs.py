@@ -278,7 +278,13 @@ def _chosen(cluster: Cluster, order: Order, caps: Caps, fingerprint: str) -> tup
     now, valid = cluster.clock.now_ms(), int(cluster.settings.orphans.plan_valid_for * 1000)
     found = bucket_rules.digest(rows, summary.to_json())
     plans.check_applicable(
-        summary, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid
+        summary,
+        found,
+        digest_given=order.digest,
+        cluster=cluster.settings.cluster,
+        fingerprint=fingerprint,
+        now=now,
+        valid_for_ms=valid,
     )
     plan_deletion.check_scan(summary, cluster.lake.epoch, now, valid, cluster.settings.words_in_force(now))
     some = plan_deletion.within(rows, order.namespaces).slice(0, order.limit or rows.num_rows)

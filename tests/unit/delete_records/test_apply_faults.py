@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.delete_records.apply_run import Patience
+from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp
 from pulsar_lifecycle.errors import AccessDenied, OutcomeUnknown
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
@@ -20,12 +20,15 @@ from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from pulsar_lifecycle.topics import low_watermark
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
 from tests.kit.records.topic_times import BUCKET, part
+from tests.kit.refused import refused_by
 
 
 def test_a_request_that_its_broker_forbids_is_that_partitions_error() -> None:
@@ -38,6 +41,17 @@ def test_a_request_that_its_broker_forbids_is_that_partitions_error() -> None:
     scene.plan(END, scene.at(0, 4, scene.topics[1]))
     first, second = scene.apply()
     assert (first.error, second.error) == (RecordsError.NOT_AUTHORIZED, None)
+    assert scene.listed() == scene.ids[scene.topic]
+
+
+def test_a_plan_is_not_applied_by_settings_that_call_its_cluster_otherwise() -> None:
+    """The journal would file what goes by a name under which nobody who answers for the plan looks."""
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 0))
+    renamed = replace(scene.where, settings=scene.where.settings.model_copy(update={"cluster": "renamed"}))
+    order = Order(scene.summary.plan_id, scene.summary.digest)
+    with refused_by(RefusalCode.OTHER_CLUSTER):
+        apply_delete_records(renamed, "records-run", order, dry_run=False)
     assert scene.listed() == scene.ids[scene.topic]
 
 

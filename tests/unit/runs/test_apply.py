@@ -147,8 +147,18 @@ def test_a_plan_that_was_touched_or_belongs_elsewhere_is_refused(cluster: Simula
         with refused_by(RefusalCode.PLAN_DIFFERS):
             apply_plan(cluster, planned._replace(rows=tampered))
     order = Order(summary.plan_id, summary.digest)
-    with refused_by(RefusalCode.OTHER_CLUSTER):
-        chosen(order, CAPS, summary, rows, fingerprint="x", now=summary.created_at, valid_for_ms=1)
+    for name, fingerprint in ((summary.cluster, "x"), ("renamed", summary.fingerprint)):
+        with refused_by(RefusalCode.OTHER_CLUSTER):
+            chosen(
+                order,
+                CAPS,
+                summary,
+                rows,
+                cluster=name,
+                fingerprint=fingerprint,
+                now=summary.created_at,
+                valid_for_ms=1,
+            )
     cluster.wait(25)
     with refused_by(RefusalCode.PLAN_EXPIRED):
         apply_plan(cluster, planned)
@@ -159,5 +169,6 @@ def test_a_plan_that_was_touched_or_belongs_elsewhere_is_refused(cluster: Simula
 def test_a_limit_takes_the_lowest_ids(planned, limit: int) -> None:
     summary, rows, _ = planned
     order = Order(summary.plan_id, summary.digest, limit=limit)
-    some = chosen(order, CAPS, summary, rows, fingerprint=summary.fingerprint, now=summary.created_at, valid_for_ms=1)
+    of, now = {"cluster": summary.cluster, "fingerprint": summary.fingerprint}, summary.created_at
+    some = chosen(order, CAPS, summary, rows, **of, now=now, valid_for_ms=1)
     assert some.column("ledger_id").to_pylist() == [2, 3, 4, 5, 6][:limit]

@@ -95,7 +95,8 @@ def test_the_digest_is_of_the_rows_in_any_order_and_of_what_makes_the_plan_actio
 
 
 def check(summary: PlanSummary, rows: pa.Table, **changes: Any) -> None:
-    given: dict[str, Any] = {"digest_given": summary.digest, "fingerprint": "f", "now": 1000, "valid_for_ms": 500}
+    given: dict[str, Any] = {"digest_given": summary.digest, "cluster": "c", "fingerprint": "f", "now": 1000}
+    given["valid_for_ms"] = 500
     plans.check_applicable(summary, deletion_plan.digest(rows, summary.to_json()), **(given | changes))
 
 
@@ -110,6 +111,7 @@ def test_a_plan_may_be_applied_while_it_is_valid() -> None:
     [
         ({"digest_given": "0"}, RefusalCode.PLAN_DIFFERS),
         ({"fingerprint": "g"}, RefusalCode.OTHER_CLUSTER),
+        ({"cluster": "renamed"}, RefusalCode.OTHER_CLUSTER),
         ({"now": 1501}, RefusalCode.PLAN_EXPIRED),
         ({"now": 999}, RefusalCode.PLAN_EXPIRED),
     ],
