@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
@@ -38,7 +38,8 @@ class RequestedPartitions:
 
     ``unread``: topics among them whose partitions are not known, each with why. ``others``: partitions that have a
     topic's name and are not asked for: its metadata does not name them, or is gone, as where it was deleted and made
-    again with fewer. They may be topics of their own: whoever means them names them.
+    again with fewer. They may be topics of their own: whoever means them names them. So is a topic that exists beside
+    partitions of its name, which stands for those.
     """
 
     offsets: Mapping[TopicPartition, Offset]
@@ -75,7 +76,7 @@ def requested_partitions(
     unread = {name: _unread(count) for name, count in counts.items() if isinstance(count, LifecycleError)}
     offsets = _offsets(store, entries, [counts[name] for name in names])
     known = {name: count for name, count in counts.items() if not isinstance(count, LifecycleError)}
-    return RequestedPartitions(offsets, unread, _others(store, known))
+    return RequestedPartitions(offsets, unread, _others(store, known, offsets))
 
 
 def _unread(error: LifecycleError) -> Refusal:
@@ -100,7 +101,9 @@ def _offsets(
     return found
 
 
-def _others(store: MetadataStore, counts: Mapping[Topic, int | None]) -> list[TopicPartition]:
+def _others(
+    store: MetadataStore, counts: Mapping[Topic, int | None], asked: Collection[TopicPartition]
+) -> list[TopicPartition]:
     whole = {name: count or 0 for name, count in counts.items() if name.partition is None}
     folders = sorted({(name.namespace, name.domain) for name in whole}, key=str)
     listings = store.children([f"{MANAGED_LEDGERS_ROOT}/{namespace}/{domain}" for namespace, domain in folders])
@@ -110,17 +113,30 @@ def _others(store: MetadataStore, counts: Mapping[Topic, int | None]) -> list[To
             with contextlib.suppress(CorruptFormat):  # no topic that a client can name
                 topic = Topic(namespace, decode_name(name), domain)
                 number = topic.partition
-                if number is not None and number >= whole.get(topic.partitioned_parent, number + 1):
+                if number is None:
+                    beside = counts.get(topic) is not None
+                else:
+                    beside = number >= whole.get(topic.partitioned_parent, number + 1)
+                if beside:
                     found.append(topic)
-    return sorted({*found}.difference(counts), key=lambda topic: (topic.partitioned_parent.local, topic.partition))
+    return sorted({*found}.difference(asked), key=lambda topic: (topic.partitioned_parent.local, topic.partition or 0))
 
 
 def not_asked_for(others: Sequence[TopicPartition]) -> str:
-    """A sentence about partitions that are not asked for; empty if there are none."""
-    if not others:
-        return ""
-    shown = ", ".join(map(str, others[:SHOWN])) + (f" and {len(others) - SHOWN} more" if len(others) > SHOWN else "")
-    return f"not asked for, as the metadata of their topic does not name them: {shown}; ask for each by its name"
+    """Sentences about partitions, and topics beside theirs, that are not asked for; empty if there are none."""
+    said: list[str] = []
+    if partitions := [topic for topic in others if topic.partition is not None]:
+        why = "not asked for, as the metadata of their topic does not name them"
+        said.append(f"{why}: {_shown(partitions)}; ask for each by its name")
+    if beside := [topic for topic in others if topic.partition is None]:
+        why = "not asked for, as each is a topic beside partitions of its name, which stands for those"
+        said.append(f"{why}: {_shown(beside)}; ask for each once its partitioned topic is deleted")
+    return ". ".join(said)
+
+
+def _shown(topics: Sequence[TopicPartition]) -> str:
+    more = f" and {len(topics) - SHOWN} more" if len(topics) > SHOWN else ""
+    return ", ".join(map(str, topics[:SHOWN])) + more
 
 
 def _counts(configuration: MetadataStore, names: Sequence[Topic]) -> list[_Count]:

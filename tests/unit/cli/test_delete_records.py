@@ -21,6 +21,7 @@ from tests.kit.command import run
 from tests.kit.fakes.metadata_store import FakeStore
 from tests.kit.records.records_scene import HOUR, RecordsScene
 from tests.kit.records.topic_times import BUCKET, sent
+from tests.kit.simulated.cluster import data_tags
 
 SETTINGS = """
 cluster = "simulated"
@@ -145,6 +146,24 @@ def test_partitions_that_their_metadata_does_not_name_are_said(operator: Operato
     )
     _, plan = operator.document(*asked, *(word for name in beside for word in ("--topic", name)))
     assert not plan["not_asked_for"]
+
+
+def test_a_topic_beside_the_partitions_of_its_name_is_said(operator: Operator) -> None:
+    """No client reads it, and its messages are there all the same."""
+    scene = operator.scene
+    parent = scene.topic.partitioned_parent
+    scene.cluster.put(f"/admin/partitioned-topics/{parent.managed_ledger}", b'{"partitions": 2}')
+    asked = ("--topic", str(parent), "--before=-1")
+    _, plan = operator.document(*asked)
+    named = [str(topic) for topic in scene.topics[2:]]
+    assert plan["not_asked_for"] == named
+    scene.cluster.topic(parent, [scene.cluster.ledger(data_tags(parent))], entries=1)
+    _, plan = operator.document(*asked)
+    assert plan["not_asked_for"] == [str(parent), *named]
+    assert "topic beside partitions of its name" in " ".join(operator(*asked)[1].split())
+    scene.cluster.remove(f"/admin/partitioned-topics/{parent.managed_ledger}")
+    _, plan = operator.document(*asked)
+    assert [row["topic"] for row in plan["partitions"]] == [str(parent)]
 
 
 def test_of_millions_of_partitions_those_that_are_there_are_read(
