@@ -240,7 +240,8 @@ def _behind(view: PartitionView, cut: Cut, options: Options) -> Refusal | None:
         text = f"{_named(view, cut, replicators)}: wait until that is sent, or end the replication"
         return Refusal.plain(RecordsError.REPLICATION_BELOW, text)
     if DEDUPLICATION in behind:
-        text = f"{_named(view, cut, [DEDUPLICATION])}: its broker moves it once it takes a snapshot"
+        load = "" if view.loaded else "no broker has the topic loaded, so have a client read it: "
+        text = f"{_named(view, cut, [DEDUPLICATION])}: {load}its broker moves it once it takes a snapshot"
         return Refusal.plain(RecordsError.SYSTEM_CURSOR_BELOW, text)
     if COMPACTION in behind:
         text = f"{_named(view, cut, [COMPACTION])}: have the topic compacted, or delete that subscription"

@@ -152,6 +152,16 @@ def test_a_compacted_view_holds_messages_below_where_no_ledger_goes_too(begun: b
     assert not scene.properties()
 
 
+def test_only_a_broker_that_has_the_topic_moves_the_cursor_of_deduplication() -> None:
+    scene = RecordsScene()
+    deduplicated(scene)
+    (row,) = scene.plan(scene.at(2, 0))
+    assert "have a client read it" in row["reason"], row
+    scene.load(broker="b1:8080")
+    (row,) = scene.plan(scene.at(2, 0))
+    assert (row["error"], "have a client" in row["reason"]) == (RecordsError.SYSTEM_CURSOR_BELOW, False), row
+
+
 def test_a_low_watermark_that_is_copied_after_the_plan_lets_nothing_go() -> None:
     scene = RecordsScene()
     scene.plan(scene.at(2, 3))
