@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -132,6 +133,27 @@ def test_a_webhook_that_has_taken_an_alert_may_take_its_time_with_the_rest(hook:
     with closing(Webhook(hook.url)) as webhook:
         webhook.send({"text": "x"})
     assert len(hook.documents) == 1
+
+
+def test_a_webhook_whose_answer_comes_in_drops_holds_no_tick_up() -> None:
+    """Each drop comes in time; its header has no end."""
+    gone = Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            while not gone.wait(0.02):
+                connection.sendall(b"X-more: 1\r\n")
+        gone.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        Thread(target=drip, args=(listener,), daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/{KEY}"
+        with closing(Webhook(url, timeout=0.3)) as webhook, pytest.raises(Unavailable) as refused:
+            webhook.send({"text": "x"})
+        assert gone.wait(timeout=60)  # its connection has ended
+    assert KEY not in str(refused.value)
 
 
 def test_the_webhooks_url_is_not_logged(hook: Posted, caplog: pytest.LogCaptureFixture) -> None:
