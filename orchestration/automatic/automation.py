@@ -33,6 +33,7 @@ from pulsar_lifecycle.inspect.automation import (
     approve_plan,
     decision_of,
     settings_of,
+    stopping,
 )
 from pulsar_lifecycle.inspect.kept_plans import Plan
 from pulsar_lifecycle.records.plans import epoch_of
@@ -57,7 +58,7 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
         description="The one switch of what changes the cluster by itself. Applies plans as far as `[automation]` of "
         f"the settings file lets it, and starts `{DELETING}` when an intent of the deletion or retry topic is due. "
         "Each tick says what becomes of the newest plan of each kind, by a code, of the bookies, and of the queue. "
-        "Silent while the cluster is paused.",
+        "Silent while the cluster is paused, and launches nothing until a restore of the metadata store is accepted.",
     )
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
         where = lifecycle.without_spark()
@@ -99,6 +100,8 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
             else rung(context, where, watch, cluster, now, int(look_every))
         )
         requests += [queue] if isinstance(queue, dg.RunRequest) else []
+        if requests and (stopped := stopping(where)):  # each would fail, and its tries would be spent
+            return dg.SkipReason(f"{stopped.code.value}: {stopped.text}")
         kinds = (f"{kind.name}: {said[kind.name]}" for kind in KINDS)
         text = "; ".join([*kinds, f"{BOOKIES}: {bookies}", f"queue: {queue}"])
         return dg.SensorResult(requests, skip_reason=None if requests else text, cursor=watch.dump())

@@ -23,13 +23,13 @@ def automation(context: typer.Context, as_json: AsJson = False) -> None:
         bookies_decision,
         settings_of,
         told,
-        unless_paused,
+        unless_stopped,
     )
 
     where = cluster_of(context)
     modes = {kind.name: settings_of(where, kind).mode for kind in KINDS}
     modes |= {BOOKIES: where.settings.automation.bookies.mode}
-    decisions = unless_paused(where, [*(told(where, kind) for kind in KINDS), bookies_decision(where)])
+    decisions = unless_stopped(where, [*(told(where, kind) for kind in KINDS), bookies_decision(where)])
     found = [(name, mode, one) for (name, mode), one in zip(modes.items(), decisions, strict=True)]
     if as_json:
         show.json_document(

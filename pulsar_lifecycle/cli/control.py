@@ -70,6 +70,7 @@ def accept_restore(
     Writes to the lake and its journal, nothing to the cluster. Plans made of those scans cannot be applied any more;
     two new scans, orphans.confirm_after apart, begin afresh. What the queue holds is judged by them.
     """
+    from pulsar_lifecycle.cli.plans import known_restore
     from pulsar_lifecycle.errors import RefusedBy, UsageError
     from pulsar_lifecycle.journal.operator_words import journal_row
     from pulsar_lifecycle.records.known_words import KnownWord
@@ -81,7 +82,8 @@ def accept_restore(
     where = cluster_of(context)
     settings, lake = where.settings, where.lake
     aside = lake.epochs(cluster=settings.cluster)
-    broken = next((e.broken for e in reversed(aside) if e.broken), None)
+    known = known_restore(lake, settings)
+    broken = known.text if known else ""
     if not broken and not anyway:  # as `status` sees it, which may say so before any scan does
         with where.ports(read_only=True) as ports:
             found = refusals(settings, ports.store, aside)
@@ -213,7 +215,8 @@ def _print(document: dict[str, Any], where: Cluster) -> None:
     if document["plan"]:
         newest = PlanSummary.from_json(document["plan"])
         plan = f"{newest.plan_id}: {show.counted(newest.ledgers, 'ledger')}, {show.size(newest.physical_bytes)}"
-        plan += f", {condition(newest, where.settings, now, settled_plans(where, [newest], now))}"
+        scans = {epoch.epoch_id for epoch in where.lake.epochs(cluster=newest.cluster)}
+        plan += f", {condition(newest, where.settings, now, settled_plans(where, [newest], now), scans=scans)}"
     show.facts(
         [
             ("cluster", f"{document['cluster']} (fingerprint {document['fingerprint']})"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pulsar_lifecycle.inspect.kept_plans import Plan
     from pulsar_lifecycle.ports import JournalReader, Lake
     from pulsar_lifecycle.records.codes import Why
+    from pulsar_lifecycle.records.gaps import Gap
     from pulsar_lifecycle.settings import Settings
 
 SAMPLE = 20
@@ -49,12 +50,13 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
     settled = settled_plans(where, found, now)
     ours = [plan for plan in found if plan.cluster == settings.cluster]
     newest = {known_kind(plan.plan_id): plan.plan_id for plan in reversed(ours)}
+    scans = {epoch.epoch_id for epoch in lake.epochs(cluster=settings.cluster)}
     rows = [
         (
             plan.plan_id,
             f"{show.span(now - plan.created_at)} ago",
             *PAGES[known_kind(plan.plan_id)].brief(plan),
-            condition(plan, settings, now, settled, newest.get(known_kind(plan.plan_id), "")),
+            condition(plan, settings, now, settled, newest.get(known_kind(plan.plan_id), ""), scans),
         )
         for plan in found
     ]
@@ -62,6 +64,8 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
         show.table(["plan", "made", "what", "share", "frees", "condition"], rows)
     else:
         show.text("no plan yet: run the job `scan`")
+    if broken := known_restore(lake, settings):
+        show.text(f"every run with effects is refused: {broken.text}")
 
 
 def plan(
@@ -183,10 +187,18 @@ def _say_what_there_is(journal: JournalReader, cluster: str, code: str, outcome:
         show.text(f"{what}: {counts or 'no row'}")
 
 
-def condition(summary: Plan, settings: Settings, now: int, settled: Collection[str] = (), newest: str = "") -> str:
+def condition(
+    summary: Plan,
+    settings: Settings,
+    now: int,
+    settled: Collection[str] = (),
+    newest: str = "",
+    scans: Collection[str] | None = None,
+) -> str:
     """Whether a plan can still be applied, in few words.
 
-    ``settled``: ids of plans with nothing left to apply; ``newest``: that of the newest of its kind, if known.
+    ``settled``: ids of plans with nothing left to apply; ``newest``: that of the newest of its kind, if known;
+    ``scans``: ids of the scans that count, if known.
     """
     if summary.plan_id in settled:
         return NOTHING_LEFT
@@ -197,8 +209,15 @@ def condition(summary: Plan, settings: Settings, now: int, settled: Collection[s
         return f"report-only, {show.counted(len(summary.gaps), 'gap')}"
     if left < 0:
         return "expired"
+    if scans is not None and summary.epoch_id not in scans:
+        return "its scan was set aside, or is gone"
     newer = "" if newest in ("", summary.plan_id) else "; a newer one is there"
     return f"actionable for {show.span(left)}{newer}"
+
+
+def known_restore(lake: Lake, settings: Settings) -> Gap | None:
+    """What a scan found that says that the metadata store was restored, until that is accepted."""
+    return next((e.broken for e in reversed(lake.epochs(cluster=settings.cluster)) if e.broken), None)
 
 
 def refusal_of(summary: Plan, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> Why | None:
@@ -208,6 +227,7 @@ def refusal_of(summary: Plan, rows: pa.Table, lake: Lake, settings: Settings, no
     from pulsar_lifecycle.inspect.kept_plans import KEPT, known_kind
     from pulsar_lifecycle.records.codes import Why
     from pulsar_lifecycle.records.plans import check_applicable
+    from pulsar_lifecycle.records.refusals import RefusalCode
 
     kind = known_kind(summary.plan_id)
     try:
@@ -223,7 +243,8 @@ def refusal_of(summary: Plan, rows: pa.Table, lake: Lake, settings: Settings, no
         PAGES[kind].check(summary, rows, lake, settings, now)
     except RefusedBy as refused:
         return Why(refused.code, str(refused))
-    return None
+    broken = known_restore(lake, settings)
+    return Why(RefusalCode.STORE_WENT_BACK, broken.text) if broken else None
 
 
 def _print_plan(

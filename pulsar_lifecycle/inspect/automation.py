@@ -44,7 +44,8 @@ from pulsar_lifecycle.runs.automation_rule import (
 )
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import check_not_paused
-from pulsar_lifecycle.runs.plan_checks import within
+from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF, within
+from pulsar_lifecycle.scan.evidence import check_store
 
 LATELY_MS = 3 * 86_400_000
 """Where a plan of the usual size was applied, if plans are applied regularly."""
@@ -70,6 +71,11 @@ class AutomatedKind:
     """The rows as caps count them, where one row is not one ledger."""
     effects: frozenset[Action] = frozenset()
     """What it does, in the journal's words, where a plan holds rows of two kinds; empty: whatever a plan has done."""
+
+    @property
+    def deletes(self) -> bool:
+        """Whether it does nothing while two-phase deletion is switched off."""
+        return self.action is not OffloadChoice.OFFLOAD
 
     def rows(self, rows: pa.Table, names: Sequence[str]) -> pa.Table:
         """What of a plan's rows may go by itself."""
@@ -142,10 +148,7 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
 def told(where: Cluster, kind: AutomatedKind) -> PlanDecision:
     """What becomes of a kind's newest plan by itself, also where that cannot be told: no other kind waits for that."""
     try:
-        decision, plan = decision_of(where, kind)
-        if plan and decision.code in SOON:
-            where.lake.epoch(plan.epoch_id)  # once that is set aside, its application is refused
-        return decision
+        return decision_of(where, kind)[0]
     except LifecycleError as error:
         return PlanDecision(AutomationCode.UNREAD, str(error))
 
@@ -162,17 +165,23 @@ def bookies_decision(where: Cluster) -> PlanDecision:
     return PlanDecision(AutomationCode.GOES, "once in each window")
 
 
-def unless_paused(where: Cluster, decisions: Sequence[PlanDecision]) -> list[PlanDecision]:
-    """What becomes of plans while the cluster may be paused, which ZooKeeper is asked for if any plan goes."""
-    if not any(one.goes for one in decisions):
-        return list(decisions)
+def unless_stopped(where: Cluster, decisions: Sequence[PlanDecision]) -> list[PlanDecision]:
+    """What becomes of plans while nothing may begin on the cluster, which ZooKeeper is asked for if any plan goes."""
+    stopped = stopping(where) if any(one.goes for one in decisions) else None
+    return [replace(stopped, plan_id=one.plan_id) if stopped and one.goes else one for one in decisions]
+
+
+def stopping(where: Cluster) -> PlanDecision | None:
+    """Why no run with effects may begin on the cluster now, whatever its plan; None if it may."""
     try:
         with where.ports(read_only=True) as ports:
             check_not_paused(ports.store)
+            check_store(where, ports.store)
+    except RefusedBy as refused:
+        return PlanDecision(AutomationCode.STORE_WENT_BACK, str(refused))
     except LifecycleError as error:
-        paused = PlanDecision(AutomationCode.PAUSED, str(error))
-        return [replace(paused, plan_id=one.plan_id) if one.goes else one for one in decisions]
-    return list(decisions)
+        return PlanDecision(AutomationCode.PAUSED, str(error))
+    return None
 
 
 def _valid_ms(where: Cluster) -> int:
@@ -202,6 +211,14 @@ def _decided(where: Cluster, kind: AutomatedKind, plan: Plan, approval: Approval
     found = decided(ledgers)  # as if as much had been applied
     if found.code in SOON and grew_too_much(settings, ledgers, 0):
         found = decided(_largest_applied(where, kind, plan, now, ledgers / settings.max_growth))
+    if found.code not in SOON:
+        return found
+    if kind.deletes and not where.settings.deletion.topicTwoPhaseDeletionEnabled:
+        return replace(found, code=AutomationCode.SWITCHED_OFF, text=SWITCHED_OFF)
+    try:
+        where.lake.epoch(plan.epoch_id)  # once that is set aside, its application is refused
+    except NotFound as error:
+        return replace(found, code=AutomationCode.UNREAD, text=str(error))
     return found
 
 
@@ -319,7 +336,7 @@ def after_approval(where: Cluster, plan_id: str) -> list[str]:
     for kind in (one for one in KINDS if one.kind is kind_of(plan_id)):
         first, _ = decision_of(where, kind)
         mine = first if first.plan_id == plan_id else decision_of(where, kind, plan_id)[0]
-        (decision,) = unless_paused(where, [mine])
+        (decision,) = unless_stopped(where, [mine])
         text = f"{decision.code}: {decision.text}"
         if mine.code in SOON and first.plan_id != plan_id:
             newer = f"plan {first.plan_id} is newer"

@@ -39,6 +39,8 @@ class _Deadline:
     """
 
     def __init__(self, seconds: float) -> None:
+        self.over = False
+        """Whether it was not over in time."""
         self._connections: list[socket.socket] = []
         self._timer = threading.Timer(seconds, self._end)
         self._timer.daemon = True
@@ -58,6 +60,7 @@ class _Deadline:
             self._timer.start()
 
     def _end(self) -> None:
+        self.over = True
         for one in self._connections:
             with suppress(OSError):  # it has ended by itself
                 one.shutdown(socket.SHUT_RDWR)
@@ -72,17 +75,17 @@ class Webhook:
 
     def send(self, document: Mapping[str, object]) -> None:
         """Post one alert; of the answer, only its status is read. Raises Unavailable."""
+        deadline = _Deadline(self._timeout)
         try:
-            with _unlogged(), _Deadline(self._timeout) as deadline, self._posted(document, deadline) as answer:
+            with _unlogged(), deadline, self._posted(document, deadline) as answer:
                 status = answer.status_code
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise Unavailable(f"the alert webhook did not take the alert: {type(error).__name__}") from None
+            why = f"no answer within {self._timeout:g} s" if deadline.over else type(error).__name__
+            raise Unavailable(f"the alert webhook did not take the alert: {why}") from None
         if not 200 <= status < 300:  # who is sent elsewhere has taken nothing
             raise Unavailable(f"the alert webhook answered {status}")
 
-    def _posted(
-        self, document: Mapping[str, object], deadline: _Deadline
-    ) -> AbstractContextManager[httpx.Response]:
+    def _posted(self, document: Mapping[str, object], deadline: _Deadline) -> AbstractContextManager[httpx.Response]:
         return self._client.stream("POST", self._url, json=dict(document), extensions={"trace": deadline})
 
     def close(self) -> None:

@@ -19,6 +19,11 @@ class AutomationCode(StrEnum):
     """It is applied now."""
     PAUSED = "paused"
     """It would be applied, but the cluster is paused, or does not say whether it is."""
+    STORE_WENT_BACK = "store_went_back"
+    """It would be applied, but the metadata store was restored, and nobody has accepted that: the text has the command.
+    """
+    SWITCHED_OFF = "switched_off"
+    """Two-phase deletion is switched off: what deletes, trims or repairs is not begun."""
     OFF = "off"
     """The mode is ``off``."""
     PLAN_ONLY = "plan_only"

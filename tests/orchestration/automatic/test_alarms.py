@@ -150,7 +150,10 @@ def test_a_webhook_whose_answer_comes_in_drops_holds_no_tick_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         Thread(target=drip, args=(listener,), daemon=True).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/{KEY}"
-        with closing(Webhook(url, timeout=0.3)) as webhook, pytest.raises(Unavailable) as refused:
+        with (
+            closing(Webhook(url, timeout=0.3)) as webhook,
+            pytest.raises(Unavailable, match="no answer within") as refused,
+        ):
             webhook.send({"text": "x"})
         assert gone.wait(timeout=60)  # its connection has ended
     assert KEY not in str(refused.value)

@@ -37,6 +37,7 @@ from pulsar_lifecycle.inspect.automation import (
     growth_of,
 )
 from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.outcomes import Waiting
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.automation_rule import AutomationCode, PlanDecision
@@ -106,14 +107,16 @@ def test_nothing_is_launched_that_nobody_ordered(
         assert not rung(instance).run_requests
 
 
-def test_nothing_is_launched_while_paused(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_launched_while_no_run_may_begin(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
     automated(scene, monkeypatch, mode="apply")
     planned(scene)
-    control.pause(scene.servers.open_store(), "test")
+    back = Gap(GapCode.HISTORY_BROKEN, "", "restored")
     with dg.DagsterInstance.ephemeral() as instance:
-        found = rung(instance)
-        assert not found.run_requests
-        assert "paused" in found.skip_message
+        with monkeypatch.context() as patch:
+            patch.setattr("pulsar_lifecycle.scan.history_check.broken_since", lambda *_: back)
+            assert rung(instance).skip_message == "store_went_back: restored"
+        control.pause(scene.servers.open_store(), "test")
+        assert "paused" in rung(instance).skip_message
 
 
 def test_an_approved_plan_goes_and_the_journal_says_who(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans import load_plan, retention_plan
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
@@ -286,6 +287,27 @@ def test_a_plan_that_would_be_refused_says_why_and_ends_with_1(
     out = capsys.readouterr().out
     assert "max_share: 10.0%" in out
     assert "apply.json" not in out
+
+
+def test_plans_are_refused_until_a_restore_that_a_scan_found_is_accepted(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = FileLake(load_settings(settings_file).lake.path)
+    back = Gap(GapCode.HISTORY_BROKEN, "", "it went back")
+    found = Epoch("e9", "test", "f", plan.created_at, plan.created_at, (), 1, 1, (), broken=back)
+    lake.store_epoch(found, Referenced(), Context(plan.created_at, 1, frozenset()))
+    assert run("plan", "orphans-1") == 1
+    said = capsys.readouterr().out
+    assert "apply.json" not in said
+    assert "it went back" in said
+    assert run("plans") == 0
+    assert "every run with effects is refused: it went back" in capsys.readouterr().out
+    assert run("accept-restore", "backup of 02:00", "--by", "mary") == 0
+    assert "what was found: it went back" in capsys.readouterr().out
+    assert run("plans") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "is refused" not in out
+    assert "its scan was set aside, or is gone" in out
 
 
 def test_a_plan_that_is_switched_off_is_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from pulsar_lifecycle.journal.approvals import applied_plans
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadPlan
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.refusals import RefusalCode
+from pulsar_lifecycle.records.store_history import WHAT_TO_DO
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.automation_rule import AutomationCode, PlanDecision
 from pulsar_lifecycle.runs.caps import Order
@@ -94,6 +97,25 @@ def test_no_plan_goes_whose_scan_was_set_aside(
     monkeypatch.setattr("pulsar_lifecycle.cli.automation.cluster_of", lambda _: where)
     where.lake.set_scans_aside(where.settings.cluster, plan.created_at + 1, "restored", "mary")
     assert {one["kind"]: one["code"] for one in automation_said(capsys)}["retention"] == "unread"
+
+
+def test_nothing_goes_until_a_restore_is_accepted_nor_while_deletion_is_switched_off(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where, plan = automated(scene, monkeypatch, mode="approve"), planned(scene)
+    approve_plan(where, "run-1", plan.plan_id, plan.digest, "ann")
+    monkeypatch.setattr("pulsar_lifecycle.cli.automation.cluster_of", lambda _: where)
+    back = Gap(GapCode.HISTORY_BROKEN, "", f"it went back; {WHAT_TO_DO}")
+    with monkeypatch.context() as patch:
+        patch.setattr("pulsar_lifecycle.scan.history_check.broken_since", lambda *_: back)
+        (said,) = [one for one in automation_said(capsys) if one["kind"] == "retention"]
+        assert (said["code"], said["plan_id"]) == ("store_went_back", plan.plan_id)
+        assert "`pulsar-lifecycle accept-restore REASON`" in said["text"]
+        assert after_approval(where, plan.plan_id) == [f"retention: store_went_back: {back.text}"]
+    off = where.settings.deletion.model_copy(update={"topicTwoPhaseDeletionEnabled": False})
+    switched_off = replace(where, settings=where.settings.model_copy(update={"deletion": off}))
+    assert decision_of(switched_off, RETENTION)[0].code is AutomationCode.SWITCHED_OFF
+    assert decision_of(where, RETENTION)[0].goes
 
 
 def automation_said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
