@@ -210,6 +210,9 @@ def check_results(cluster: str, checked: Checked) -> list[dg.AssetCheckResult]:
             check_name=ALL_READ,
             passed=not checked.unknown,
             severity=dg.AssetCheckSeverity.WARN,
+            description=f"findings of what could not be read: {checked.unknown}; they say why"
+            if checked.unknown
+            else "every index was read",
             metadata={"could not be read": checked.unknown},
         ),
     ]

@@ -83,9 +83,14 @@ def coverage_result(epoch: Epoch) -> dg.AssetCheckResult:
         check_name=COVERAGE,
         passed=epoch.covered,
         severity=dg.AssetCheckSeverity.ERROR,
-        description="everything was read" if epoch.covered else in_words(epoch.gaps)[:4000],
+        description=_missing(epoch),
         metadata={"gaps": len(epoch.gaps), "missing": show.bullets(epoch.gaps, 100), EPOCH: epoch.epoch_id},
     )
+
+
+def _missing(epoch: Epoch) -> str:
+    """What was not read of a scan, in words."""
+    return "everything was read" if epoch.covered else in_words(epoch.gaps)[:4000]
 
 
 def coverage_asset(cluster: str) -> dg.AssetsDefinition:
@@ -120,7 +125,7 @@ def coverage_asset(cluster: str) -> dg.AssetsDefinition:
                     check_name=COVERED,
                     passed=epoch.covered,
                     severity=dg.AssetCheckSeverity.WARN,
-                    description="" if epoch.covered else in_words(epoch.gaps)[:4000],
+                    description=_missing(epoch),
                     metadata={"gaps": len(epoch.gaps)},
                 )
             ],

@@ -193,6 +193,8 @@ def check_result(partitions: pa.Table) -> dg.AssetCheckResult:
         check_name=AGREE,
         passed=not partitions.num_rows,
         severity=dg.AssetCheckSeverity.WARN,
-        description=f"{partitions.num_rows} partitioned topics" if partitions.num_rows else "",
+        description=f"partitioned topics that do not agree with their metadata: {partitions.num_rows}"
+        if partitions.num_rows
+        else "every partitioned topic agrees with its metadata",
         metadata={"found": partitions.num_rows, "partitioned topics": show.table(rows, DISAGREEING)},
     )

@@ -80,7 +80,7 @@ def bookies_shown(disks: Sequence[BookieDisk], placement: Placement, days: Mappi
     verdicts = [one.verdict for one in disks]
     return {
         "dagster/row_count": len(disks),
-        "free bytes": sum(one.said.free for one in known if one.said),
+        "free bytes": sum(one.said.free for one in known if one.said) if known else "not known",
         "bytes placed by metadata": sum(one.placed.bytes for one in disks),
         "bytes to collect, at least": sum(one.bytes_to_collect or 0 for one in disks),
         "bytes to compact, at most": sum(one.bytes_to_compact or 0 for one in disks),

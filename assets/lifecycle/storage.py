@@ -76,12 +76,18 @@ def check_result(found: Totals, expected: Totals) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         check_name=WHOLE,
         passed=found == expected,
-        description="" if found == expected else f"the report adds up to {found}, the scan to {expected}",
+        description="every ledger of the scan is in it once"
+        if found == expected
+        else f"the report adds up to {_in_words(found)}, the scan to {_in_words(expected)}",
         metadata={
             "ledgers that differ": abs(found.ledgers - expected.ledgers),
             "bytes that differ": abs(found.physical_bytes - expected.physical_bytes),
         },
     )
+
+
+def _in_words(sums: Totals) -> str:
+    return f"{sums.ledgers} ledgers of {sums.bytes} bytes, {sums.physical_bytes} on disk"
 
 
 def report_shown(where: Cluster, epoch_id: str, rows: pa.Table, problems: Sequence[str]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def markdown(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     if not rows:
         return NOTHING
     lines = ["| " + " | ".join(headers) + " |", "|" + " --- |" * len(headers)]
-    lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(str(_plain(cell)).replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
 
 

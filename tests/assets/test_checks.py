@@ -1,4 +1,4 @@
-"""Checks have a number: Dagster draws it over time, and an empty picture where there is none."""
+"""Checks have a number: Dagster draws it over time, and an empty picture where there is none. And they have words."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from assets.late_messages import late_result
 from assets.lifecycle.activity import check_result as activity_result
 from assets.lifecycle.bookies import check_results as bookie_results
 from assets.lifecycle.storage import check_result as storage_result
+from assets.pages import show
 from assets.pages.growth import growth_shown
 from assets.references import coverage_result
 from pulsar_lifecycle.delayed_index.stored.check_run import Checked
@@ -43,6 +44,25 @@ RESULTS = [
 @pytest.mark.parametrize("result", RESULTS, ids=lambda result: result.check_name)
 def test_a_check_has_a_number(result: dg.AssetCheckResult) -> None:
     assert any(isinstance(value, dg.IntMetadataValue | dg.FloatMetadataValue) for value in result.metadata.values())
+
+
+FAILED = [
+    coverage_result(EPOCH),
+    *delayed_results("c", Checked(0, Counter({IndexFinding.UNREAD: 7}))),
+    activity_result(pa.table({"topic": ["t"]})),
+    storage_result(Totals(1, 2, 3), Totals(1, 2, 4)),
+]
+
+
+@pytest.mark.parametrize("result", [*RESULTS, *FAILED], ids=lambda result: result.check_name)
+def test_a_check_has_words(result: dg.AssetCheckResult) -> None:
+    said = result.description or ""
+    assert said
+    assert "Totals" not in said
+
+
+def test_a_table_has_no_word_for_what_is_not_known() -> None:
+    assert show.markdown(["expired by", "set at"], [("not known", None)]).endswith("| not known |  |")
 
 
 def test_coverage_counts_the_gaps() -> None:
