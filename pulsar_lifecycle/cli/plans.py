@@ -211,6 +211,8 @@ def condition(
         return "expired"
     if scans is not None and summary.epoch_id not in scans:
         return "its scan was set aside, or is gone"
+    if not summary.rows:
+        return "holds nothing"
     newer = "" if newest in ("", summary.plan_id) else "; a newer one is there"
     return f"actionable for {show.span(left)}{newer}"
 

@@ -42,6 +42,16 @@ def test_plans_lists_what_can_be_applied(plan: PlanSummary, capsys: pytest.Captu
     assert [p["plan_id"] for p in json.loads(capsys.readouterr().out)] == ["orphans-1"]
 
 
+def test_plans_calls_none_actionable_that_holds_nothing(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = replace(plan, plan_id="retention-1", ledgers=0)
+    FileLake(load_settings(settings_file).lake.path).store_retention_plan(empty, EXPIRED_LEDGERS.empty_table())
+    assert run("plans") == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("retention-1")]
+    assert line.endswith("holds nothing")
+
+
 def test_plans_says_that_a_newer_one_of_the_kind_is_there(
     plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
