@@ -52,11 +52,13 @@ def queue_age(state: QueueState, now: int) -> dg.AssetCheckResult:
     lost = f"no subscription keeps what is sent to {gone}: sensor dead_letters makes it again" if gone else ""
     waits = [f"{one.messages} since {show.at(one.since)} for {WAITS_FOR[one.waiting]}" for one in long]
     since = state.due_since
-    if untaken := since is not None and now - since > WAITS_LONG_MS:
+    if since is not None and now - since > WAITS_LONG_MS:
         waits.append(f"no run has taken what is due since {show.at(since)}: {UNTAKEN}")
+    if state.due_error:
+        waits.append(f"how long intents wait could not be seen: {state.due_error}")
     return dg.AssetCheckResult(
         check_name=QUEUE_AGE,
-        passed=not (lost or long or untaken),
+        passed=not (lost or waits),
         severity=dg.AssetCheckSeverity.ERROR if lost else dg.AssetCheckSeverity.WARN,
         description=lost or "; ".join(waits) or "no intent waits for longer than a day",
         metadata={"waiting for too long": sum(one.messages for one in long)},

@@ -214,6 +214,8 @@ def _findings(waiting: QueueState, paused: dict[str, Any] | None, settings: Sett
             f"no subscription on {', '.join(waiting.unsubscribed)}: what is sent there is lost; "
             "any apply or deletion run makes it anew"
         )
+    if waiting.due_error:
+        found.append(f"which intents are due could not be seen: {waiting.due_error}; no run takes what cannot be read")
     if paused:
         found.append("paused: `pulsar-lifecycle resume` lets effects go on")
     if not settings.deletion.topicTwoPhaseDeletionEnabled and waiting.in_flight:
@@ -256,8 +258,6 @@ def _print(document: dict[str, Any], settings: Settings, now: int) -> None:
         )
         lines = [(w["waiting"], w["messages"], show.span(now - w["since"])) for w in queue["waits"]]
         show.table(["for", "intents", "the oldest since"], lines, 2)
-    if queue["due_error"]:
-        show.text(f"  which of them are due could not be seen: {queue['due_error']}")
     show.text("metrics, since the journal began", "bold cyan")
     show.table(["count", "what"], [(document["metrics"][metric.name], metric.help) for metric in METRICS], 2)
 

@@ -188,6 +188,8 @@ def test_intents_that_wait_for_long_turn_the_queues_check() -> None:
     assert (late.passed, late.severity) == (False, dg.AssetCheckSeverity.WARN)
     untaken = queue_age(QueueState((PartitionState("t", True, 1, 1, 0, due_since=1_000),), (), ()), 2 * day)
     assert (untaken.passed, untaken.severity) == (False, dg.AssetCheckSeverity.WARN)
+    unseen = queue_age(QueueState((PartitionState("t", True, 1),), (), (), "no broker"), day)
+    assert (unseen.passed, unseen.description) == (False, "how long intents wait could not be seen: no broker")
     lost = queue_age(QueueState((PartitionState("t", False, None),), (), ()), day)
     assert (lost.passed, lost.severity) == (False, dg.AssetCheckSeverity.ERROR)
 
