@@ -42,11 +42,11 @@ class History:
     """What the lake knows of one ledger.
 
     ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
-    rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` hold the
-    ledger, newest first; of those in ``settled`` nothing is left to apply. ``journal`` and ``archived`` are oldest
-    first. ``marked`` is (czxid, when in ms) of our first phase's mark that stands; ``released`` what a release of ours
-    left in BookKeeper and no deletion run settled. ``gaps``: why the epoch does not count any more, as the settings are
-    now. ``evidence``: what a deletion run would go by, None without a scan.
+    rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` are of scans
+    that count and hold the ledger, newest first; of those in ``settled`` nothing is left to apply. ``journal`` and
+    ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first phase's mark that stands; ``released``
+    what a release of ours left in BookKeeper and no deletion run settled. ``gaps``: why the epoch does not count any
+    more, as the settings are now. ``evidence``: what a deletion run would go by, None without a scan.
     """
 
     epoch: Epoch | None = None
@@ -122,13 +122,14 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
     if not epochs:
         after = lake.set_aside_until(settings.cluster)
         return replace(history, marked=next((mark for mark in marks.values() if mark[1] > after), None))
-    epoch = epochs[-1]
+    epoch, count = epochs[-1], {one.epoch_id for one in epochs}
     evidence = evidence_at(cluster, epoch, now)
     valid_ms = settings.orphans.plan_valid_for * 1000
     plans = tuple(
         plan
         for plan in reversed(lake.plans())
         if plan.fingerprint == fingerprint
+        and plan.epoch_id in count
         and now - plan.created_at <= valid_ms
         and lake.plan_holds(plan.plan_id, ledger_id)
     )

@@ -110,7 +110,7 @@ def test_explain_and_status_call_no_plan_actionable_of_which_nothing_is_left_to_
         lake.store_epoch(epoch, Referenced(), Context(began, 1, frozenset({"shop/orders"})))
         lake.publish(name, "references", [lake.write_part(name, "references", REFERENCES, [])])
     row = {"ledger_id": ledger, "finding": "orphan", "code": "unreferenced", "reason": "", "topic": str(topic)}
-    mine = replace(plan, plan_id="orphans-2", fingerprint=fingerprint, created_at=now)
+    mine = replace(plan, plan_id="orphans-2", fingerprint=fingerprint, created_at=now, epoch_id="e-40")
     lake.store_plan(mine, pa.Table.from_pylist([row], FINDINGS))
     action = Action.DELETE_LEDGER
     FileJournal(location).record(
@@ -127,6 +127,9 @@ def test_explain_and_status_call_no_plan_actionable_of_which_nothing_is_left_to_
     run("status")
     shown = " ".join(capsys.readouterr().out.split())
     assert ("actionable for 23 h" in shown, "nothing is left to apply" in shown) == (left, not left)
+    lake.set_scans_aside("test", now - 20 * 3_600_000, "restored", "mary")  # the plan's own
+    assert run("explain", str(ledger)) == 0
+    assert "orphans-2: " not in capsys.readouterr().out
 
 
 def test_plans_lists_a_plan_whose_rows_are_gone(
