@@ -104,11 +104,14 @@ def test_explain_and_status_call_no_plan_actionable_of_which_nothing_is_left_to_
     fingerprint, location = cluster_fingerprint(store, "/ledgers"), load_settings(settings_file).lake.path
     lake, now = FileLake(location), plan.created_at
     settings_file.write_text(settings_file.read_text() + "bookkeeper.shared_with = []\n")
-    for hours in (40, 10):
-        began, name = now - hours * 3_600_000, f"e-{hours}"
+
+    def scanned(name: str, began: int) -> None:
         epoch = Epoch(name, "test", fingerprint, began, began, (), 10**9, 10**9, ())
         lake.store_epoch(epoch, Referenced(), Context(began, 1, frozenset({"shop/orders"})))
         lake.publish(name, "references", [lake.write_part(name, "references", REFERENCES, [])])
+
+    for hours in (40, 10):
+        scanned(f"e-{hours}", now - hours * 3_600_000)
     row = {"ledger_id": ledger, "finding": "orphan", "code": "unreferenced", "reason": "", "topic": str(topic)}
     mine = replace(plan, plan_id="orphans-2", fingerprint=fingerprint, created_at=now, epoch_id="e-40")
     lake.store_plan(mine, pa.Table.from_pylist([row], FINDINGS))
@@ -127,7 +130,8 @@ def test_explain_and_status_call_no_plan_actionable_of_which_nothing_is_left_to_
     run("status")
     shown = " ".join(capsys.readouterr().out.split())
     assert ("actionable for 23 h" in shown, "nothing is left to apply" in shown) == (left, not left)
-    lake.set_scans_aside("test", now - 20 * 3_600_000, "restored", "mary")  # the plan's own
+    lake.set_scans_aside("test", now - 1_000, "restored", "mary")
+    scanned("e-0", now)
     assert run("explain", str(ledger)) == 0
     assert "orphans-2: " not in capsys.readouterr().out
 
