@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from pulsar_lifecycle.errors import CorruptFormat, NotFound, Unavailable
+from pulsar_lifecycle.errors import Conflict, CorruptFormat, NotFound, Unavailable
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Namespace, Topic, encode_name
 from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, Unread
 
@@ -82,10 +82,32 @@ def create_missing(admin: BrokerAdmin, parallelism: int) -> None:
     when the main or the retry topic is there and not partitioned.
     """
     for topic in (DELETION_TOPIC, RETRY_TOPIC):
-        admin.create_partitioned_topic(topic, admin.partitions(topic) or parallelism)
+        count = admin.partitions(topic)
+        if count is None:
+            _remove_strays(admin, topic, parallelism)
+        admin.create_partitioned_topic(topic, count or parallelism)
     if not admin.partitions(DLQ_TOPIC):
         admin.create_topic(DLQ_TOPIC)
     subscribe_everywhere(admin)
+
+
+def _remove_strays(admin: BrokerAdmin, topic: Topic, count: int) -> None:
+    """Remove partitions of a topic that does not exist: with one of them there, brokers refuse to create it.
+
+    A reader of ours that was connected when somebody deleted the topic, or a restore took it away, makes its partition
+    anew as it connects again. Nothing is kept in one without a subscription; raises Conflict for any other.
+    """
+    for part in (Topic(topic.namespace, f"{topic.local}-partition-{n}") for n in range(count)):
+        try:
+            subscriptions = set(admin.subscriptions(part)) - {"__compaction"}
+        except NotFound:
+            continue
+        if subscriptions:
+            raise Conflict(
+                f"{part} is there, with subscription {', '.join(sorted(subscriptions))}, and {topic} is not, so it "
+                f"cannot be created: look what waits there, then `pulsar-admin topics delete -f {part}`"
+            )
+        admin.delete_topic(part, force=False)
 
 
 Subscriptions = Mapping[Topic, int | None]

@@ -174,6 +174,8 @@ class FakeBrokerAdmin:
         self._in_namespace(topic)
         if self.partitions(topic) not in (None, partitions):
             raise Conflict(f"{topic}: it has {self.partitions(topic)} partitions")
+        if self.partitions(topic) is None and any(str(one).startswith(f"{topic}-partition-") for one in self.topics):
+            raise Conflict(f"{topic}: This topic already exists")
         self.partition_counts[topic] = partitions
         for n in range(partitions):
             self.topics.setdefault(Topic(topic.namespace, f"{topic.local}-partition-{n}"), {})

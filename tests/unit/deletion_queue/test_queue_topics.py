@@ -7,12 +7,13 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
+    create_missing,
     pending,
     subscribe_everywhere,
     topics_of,
 )
-from pulsar_lifecycle.errors import NotFound
-from pulsar_lifecycle.model import Namespace
+from pulsar_lifecycle.errors import Conflict, NotFound
+from pulsar_lifecycle.model import Namespace, Topic
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 
 
@@ -37,6 +38,24 @@ def test_pending_of_a_topic_that_lost_its_subscription_is_an_error(admin):
     admin.create_partitioned_topic(DELETION_TOPIC, 2)
     with pytest.raises(NotFound, match=SUBSCRIPTION):
         pending(admin)
+
+
+def test_a_partition_without_its_topic_is_removed_where_it_keeps_nothing(admin):
+    """A reader of ours made it, which connected again after a restore had taken the topic away."""
+    stray = Topic(DELETION_TOPIC.namespace, f"{DELETION_TOPIC.local}-partition-1")
+    admin.create_topic(stray)
+    create_missing(admin, 2)
+    assert admin.partitions(DELETION_TOPIC) == 2
+    assert admin.subscriptions(stray) == [SUBSCRIPTION]
+
+
+def test_a_partition_without_its_topic_that_may_keep_something_is_left(admin):
+    stray = Topic(DELETION_TOPIC.namespace, f"{DELETION_TOPIC.local}-partition-1")
+    admin.create_topic(stray)
+    admin.create_subscription(stray, SUBSCRIPTION)
+    with pytest.raises(Conflict, match=f"pulsar-admin topics delete -f {stray}"):
+        create_missing(admin, 2)
+    assert admin.subscriptions(stray) == [SUBSCRIPTION]
 
 
 def test_the_topics_are_those_of_the_pip():
