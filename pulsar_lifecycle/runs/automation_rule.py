@@ -18,7 +18,7 @@ class AutomationCode(StrEnum):
     GOES = "goes"
     """It is applied now."""
     PAUSED = "paused"
-    """It would be applied, but the cluster is paused, or does not say whether it is."""
+    """It would be applied, but the cluster is paused, or does not say whether a run may begin."""
     STORE_WENT_BACK = "store_went_back"
     """It would be applied, but the metadata store was restored, and nobody has accepted that: the text has the command.
     """

@@ -19,6 +19,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import RETRY_TOPIC
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY
 from pulsar_lifecycle.io.lake.artefacts import FileLake
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
@@ -55,6 +56,8 @@ class Bell:
         file.write_text(SETTINGS.format(cluster="east", lake=folder / "lake") + more)
         self.zookeeper = FakeZooKeeper()
         self.store = self.zookeeper.session()
+        for root in ("/ledgers", "/managed-ledgers"):
+            self.store.create(root, b"")
         self.no_answer: Unavailable | None = None
         self.resource = faked_resource(
             str(file),
@@ -86,7 +89,8 @@ class Bell:
     def scan(self, cluster: str = "east", gaps: tuple[Gap, ...] = ()) -> None:
         """A scan that ended now."""
         now = self.topics.now_ms
-        epoch = Epoch(f"{cluster}-{now}", cluster, "f", now, now, (), 1, 1, (), gaps=gaps)
+        fingerprint = cluster_fingerprint(self.store, "/ledgers")
+        epoch = Epoch(f"{cluster}-{now}", cluster, fingerprint, now, now, (), 1, 1, (), gaps=gaps)
         self.lake.store_epoch(epoch, Referenced(), Context(now=now, grace=1, namespaces=frozenset()))
 
     def ring(self) -> dg.SensorResult | dg.SkipReason:
