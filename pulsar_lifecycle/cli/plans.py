@@ -264,8 +264,7 @@ def _print_plan(
     show.facts(
         [
             ("plan", summary.plan_id),
-            ("condition", condition(summary, settings, now)),
-            ("refused", refusal.text if refusal else None),
+            ("condition", f"refused: {refusal.text}" if refusal else condition(summary, settings, now)),
             ("made", f"{show.moment(summary.created_at)} ({show.span(now - summary.created_at)} ago)"),
             ("scans", ", ".join([summary.epoch_id, *confirmed])),
             *page.facts(summary, rows),
