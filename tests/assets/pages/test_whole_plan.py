@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -173,10 +174,10 @@ def test_rows_of_offloads_and_objects_are_settled_one_by_one(lake: FileLake, kin
     one = row_of(kind.schema)
     rows = [one | {"action": "offload"}, one | {"action": "release", "ledger_id": 8}]
     if kind is PlanKind.OBJECTS:
-        rows = [one | {"uuid": "u1", "upload_id": ""}, one | {"uuid": "u2", "upload_id": "up"}]
+        rows = [one | {"uuid": str(UUID(int=1)), "upload_id": ""}, one | {"uuid": str(UUID(int=2)), "upload_id": "up"}]
     plan_id, journal = f"{kind}-e1-0a", FileJournal(lake.location)
     for at, (action, phase, outcome) in enumerate(ENDED[kind]):
-        detail = json.dumps({"uuid": "u1"} if action is not Action.ABORT_UPLOAD else {"upload": "up"})
+        detail = json.dumps({"uuid": str(UUID(int=1))} if action is not Action.ABORT_UPLOAD else {"upload": "up"})
         row = JournalRow("r", "test", plan_id, 7, "ML", TOPIC, action, phase, outcome, "", 5, "", detail, at)
         journal.record([row])
     settled = settled_ledgers(plan_id, pa.Table.from_pylist(rows, kind.schema), journal.find())
