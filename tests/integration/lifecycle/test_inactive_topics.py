@@ -148,8 +148,8 @@ def test_what_nobody_uses_is_reported_and_goes_by_plan_and_nothing_else_does(
         order = Order(plan.plan_id, plan.digest)
         dry = delete_inactive(pipeline.where, "dry", order, dry_run=True)
         found = {one.topic: one.why.code for one in dry if one.ledger_id < 0 and namespace in one.topic}
-        listed_or_not = (Protection.LOADED, Code.CHANGED_SINCE_PLAN)  # by the broker that loaded it
-        assert found.pop(changed) in listed_or_not
+        # The statistics of the broker that loaded it may lack it yet, or list the producer still.
+        assert found.pop(changed) in (Protection.LOADED, InactiveKept.USED_LATELY, Code.CHANGED_SINCE_PLAN)
         assert found == {old: Code.MAY_GO}
         assert there(sandbox, old)
         done = delete_inactive(pipeline.where, "delete", order, dry_run=False)
