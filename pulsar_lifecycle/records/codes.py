@@ -31,7 +31,7 @@ class Code(StrEnum):
     NOT_THERE = "not_there"
     """It did not exist any more, or somebody else deleted it at the same moment."""
     RUN_ENDED = "run_ended"
-    """Deleted by a run that ended before it could say so; a later run found that out."""
+    """Deleted, or loaded, by a run that ended before it could say so; a later run found that out."""
     BY_OPERATOR = "by_operator"
     """Somebody said so; the row has who."""
     PLANNED = "planned"

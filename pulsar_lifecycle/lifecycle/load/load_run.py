@@ -27,6 +27,7 @@ from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, read_now
 from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
+from pulsar_lifecycle.lifecycle.load.visit_rows import end_visits
 from pulsar_lifecycle.lifecycle.load.visits import STEPS, LoadedTopic, Visit, Visits
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore import load_state
@@ -85,6 +86,7 @@ def load_topics(
             return run.look(report)
     with _acting(cluster, run_id, summary.created_at) as (run, ports, guard):
         finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
+        end_visits(cluster, ports)
         return _LoadRun(cluster, run, ports, *of_plan).all(guard, report)
 
 

@@ -18,6 +18,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, read_now
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
+from pulsar_lifecycle.lifecycle.load.visit_rows import VisitDetail
 from pulsar_lifecycle.metastore.load_state import NO_WORD
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
@@ -373,9 +374,7 @@ class Visits:
 
     def _through(self, visit: Visit, after: TopicNow | None) -> LoadedTopic:
         listed = set(after.ids) if after else set[int]() if visit.gone else set(visit.before.ids)
-        sizes = {item.ledger_id: item.size or 0 for item in visit.before.info.ledgers}
-        stored = {i: (row or {}).get("length") or 0 for i, row in visit.before.rows.items()}
-        freed = sum(sizes[i] or stored[i] for i in visit.before.ids if i not in listed)
+        freed = sum(size for i, size in _sizes(visit.before).items() if i not in listed)
         last = max(visit.before.ids, default=-1)
         closed = {item.ledger_id: item.timestamp for item in after.info.ledgers} if after else {}
         later = (closed.get(last) or visit.loaded_at) + visit.retention_minutes * MS_PER_MINUTE
@@ -436,14 +435,12 @@ def _alive(visits: Sequence[Visit]) -> list[Visit]:
 _UNSAID = Why(Code.SERVER_FAILED, "nobody said why")
 
 
-@dataclass(frozen=True, slots=True)
-class _Detail:
-    """Details of a row: its broker, its ledgers before, and those that are to go."""
-
-    broker: str
-    ledgers: Sequence[int]
-    going: Sequence[int]
+def _detail(visit: Visit) -> VisitDetail:
+    sizes = _sizes(visit.before)
+    return VisitDetail(visit.broker, visit.before.ids, sorted(visit.going), [sizes[i] for i in visit.before.ids])
 
 
-def _detail(visit: Visit) -> _Detail:
-    return _Detail(visit.broker, visit.before.ids, sorted(visit.going))
+def _sizes(before: TopicNow) -> dict[int, int]:
+    """Bytes of its ledgers, as its z-node says, or BookKeeper where that does not."""
+    own = {item.ledger_id: item.size or 0 for item in before.info.ledgers}
+    return {i: own[i] or (before.rows.get(i) or {}).get("length") or 0 for i in before.ids}

@@ -19,6 +19,7 @@ from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.metastore.load_state import ledger_states
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming.retention_run import apply_retention
@@ -183,6 +184,8 @@ def test_what_a_killed_run_has_loaded_the_next_one_unloads(
     load_topics(pipeline.where, "last", Order(plan.plan_id, plan.digest), dry_run=False)
     wait_unlisted(lone, names)
     assert notes(lone) == []
+    ended = journal_rows(pipeline.where.journal_reader, code=Code.RUN_ENDED).to_pylist()
+    assert {row["run_id"] for row in ended if row["topic"] in names} == {f"killed-{n}" for n in range(1, len(STEPS))}
     left = {name for name in names if not set(ids[name]).isdisjoint(listed(lone, name))}
     assert left <= {names[UNSUBSCRIBED]}  # there a new ledger is the last one by now: the others go by metadata
 

@@ -11,7 +11,7 @@ from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, StoreError
 from pulsar_lifecycle.lifecycle.load.visits import LoadStep
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from tests.kit.crash import Crash, raising
@@ -175,8 +175,15 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
         applied(scene, plan)
         assert not scene.is_loaded("a"), step
         assert pending(scene) == [], step
+        assert _visits_without_end(scene) == 0, step
         assert set(scene.listed("a")) >= {last}, step
         assert set(scene.trimmed) <= {first}, step
+
+
+def _visits_without_end(scene: LoadScene) -> int:
+    rows = [row for row in scene.servers.journal.rows if row.action == Action.LOAD_TOPIC]
+    begun = sum(row.phase == Phase.LOAD and row.outcome == Outcome.BEGUN for row in rows)
+    return begun - sum(row.phase == Phase.UNLOAD and row.outcome != Outcome.BEGUN for row in rows)
 
 
 def _killed(scene: LoadScene, plan: PlanSummary, at: int, told: list[str]) -> bool:
