@@ -23,6 +23,8 @@ MANAGED_LEDGERS_ROOT = "/managed-ledgers"
 """Below it stands the z-node of each topic, by :attr:`Topic.managed_ledger`, and below that those of its cursors."""
 PARTITIONED_ROOT = "/admin/partitioned-topics"
 """Below it stands how many partitions a topic has, by the same name."""
+COMPACTION_CURSOR = "__compaction"
+"""Compactor.COMPACTION_SUBSCRIPTION."""
 YEAR_10000 = 253_402_300_800_000
 """The first time (ms) that no date can say; a client may delay a message until any."""
 

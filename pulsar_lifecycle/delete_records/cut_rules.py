@@ -16,7 +16,7 @@ from pulsar_lifecycle.delete_records.request import END, Options, Timestamp
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK
-from pulsar_lifecycle.model import MessagePosition, Position, encode_name
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MessagePosition, Position, encode_name
 from pulsar_lifecycle.records.codes import Code, Why, why_failed
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
@@ -25,7 +25,6 @@ from pulsar_lifecycle.topics.listed_ledgers import open_attempt
 from pulsar_lifecycle.topics.low_watermark import highest
 from pulsar_lifecycle.trimming import trim_rules
 
-COMPACTION = "__compaction"
 """The cursor of compaction (Compactor.COMPACTION_SUBSCRIPTION)."""
 DEDUPLICATION = "pulsar.dedup"
 """The cursor of deduplication (PersistentTopic.DEDUPLICATION_CURSOR_NAME)."""
@@ -243,8 +242,8 @@ def _behind(view: PartitionView, cut: Cut, options: Options) -> Refusal | None:
         load = "" if view.loaded else "no broker has the topic loaded, so have a client read it: "
         text = f"{_named(view, cut, [DEDUPLICATION])}: {load}its broker moves it once it takes a snapshot"
         return Refusal.plain(RecordsError.SYSTEM_CURSOR_BELOW, text)
-    if COMPACTION in behind:
-        text = f"{_named(view, cut, [COMPACTION])}: have the topic compacted, or delete that subscription"
+    if COMPACTION_CURSOR in behind:
+        text = f"{_named(view, cut, [COMPACTION_CURSOR])}: have the topic compacted, or delete that subscription"
         return Refusal.plain(RecordsError.SYSTEM_CURSOR_BELOW, text)
     if behind and not options.move_cursors:
         own = [name for name in behind if name in view.pending_acks]
@@ -292,7 +291,7 @@ def _compacted(view: PartitionView, cut: Cut) -> Refusal | None:
         return None  # what is below was deleted on request before the view was made
     text = (
         f"its compacted view, ledger {view.compacted}, holds the last message of each key, those below the position "
-        f"too: send a tombstone for each key, have it compacted, delete subscription {COMPACTION}, plan again"
+        f"too: send a tombstone for each key, have it compacted, delete subscription {COMPACTION_CURSOR}, plan again"
     )
     return Refusal.plain(RecordsError.COMPACTED_VIEW, text)
 

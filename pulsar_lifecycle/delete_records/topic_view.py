@@ -21,7 +21,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Topic, cursor_name, encode_name
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Namespace, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
@@ -159,7 +159,7 @@ _CLOSED = LedgerState.CLOSED.name
 
 def compacted_view(ports: Ports, root: str, path: str, cursors: Mapping[str, ManagedCursorInfo]) -> int | None:
     """The ledger of a topic's compacted view, by its z-node's ``path``; None without one. Raises Refused if unread."""
-    cursor = cursors.get(stored_references.COMPACTION_CURSOR)
+    cursor = cursors.get(COMPACTION_CURSOR)
     if cursor is None:
         return None
     if cursor.cursors_ledger_id >= 0:

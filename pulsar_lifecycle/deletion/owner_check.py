@@ -23,7 +23,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.formats.retry_letter import reconsume_times, waiting_since
 from pulsar_lifecycle.metastore import load_state, schemas
 from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, cursor_nodes
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic, cursor_nodes
 from pulsar_lifecycle.ports import Node, TopicInternals, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
@@ -134,7 +134,7 @@ def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, grou
             for name in cursor_nodes(d.info.cursor_name):
                 _look_at_cursor(ports, d, f"{base}/{name}")
         elif d.info.component is LedgerComponent.COMPACTED_LEDGER:
-            _look_at_compaction(run, ports, d, topic, f"{base}/{stored_references.COMPACTION_CURSOR}")
+            _look_at_compaction(run, ports, d, topic, f"{base}/{COMPACTION_CURSOR}")
         elif d.info.component is LedgerComponent.SCHEMA_STORAGE:
             _look_at_schema(run, ports, d)
     _decide_pending(run, ports, topic, node, info, memory.internals, [d for d in pending if not d.outcome])

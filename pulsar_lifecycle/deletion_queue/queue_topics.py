@@ -11,7 +11,14 @@ import json
 from collections.abc import Callable, Mapping
 
 from pulsar_lifecycle.errors import Conflict, CorruptFormat, NotFound, Unavailable
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Namespace, Topic, encode_name
+from pulsar_lifecycle.model import (
+    COMPACTION_CURSOR,
+    MANAGED_LEDGERS_ROOT,
+    PARTITIONED_ROOT,
+    Namespace,
+    Topic,
+    encode_name,
+)
 from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, Unread
 
 NAMESPACE = Namespace("pulsar", "system")
@@ -99,7 +106,7 @@ def _remove_strays(admin: BrokerAdmin, topic: Topic, count: int) -> None:
     """
     for part in (Topic(topic.namespace, f"{topic.local}-partition-{n}") for n in range(count)):
         try:
-            subscriptions = set(admin.subscriptions(part)) - {"__compaction"}
+            subscriptions = set(admin.subscriptions(part)) - {COMPACTION_CURSOR}
         except NotFound:
             continue
         if subscriptions:

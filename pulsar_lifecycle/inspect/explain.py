@@ -30,7 +30,7 @@ from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.metastore.schemas import read_schemas
 from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers
 from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT, Unit
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code, Why
@@ -131,7 +131,7 @@ def look(
     compactions = [
         (row["managed_ledger"], row["path"], row["cursors_ledger_id"])
         for row in read[1].to_pylist()
-        if row["cursor"] == stored_references.COMPACTION_CURSOR and row["cursors_ledger_id"] >= 0
+        if row["cursor"] == COMPACTION_CURSOR and row["cursors_ledger_id"] >= 0
     ]
     locators = [
         (row["schema_id"], row["path"], [(v["version"], v["ledger_id"], v["entry_id"]) for v in row["versions"]])

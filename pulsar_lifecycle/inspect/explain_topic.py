@@ -22,7 +22,6 @@ from pulsar_lifecycle.inspect.cursor_holds import CursorHold, CursorHolds, curso
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
 from pulsar_lifecycle.lifecycle.load.monitors import (
-    COMPACTION,
     DEDUPLICATION,
     EXPIRY_NAMES,
     REPLICATOR,
@@ -35,7 +34,7 @@ from pulsar_lifecycle.metastore import load_state, topics
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.walk import Unit
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code, Why
@@ -82,7 +81,7 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
 """What would free a ledger that has this code; what protects for good has no entry."""
 FREED_BY_CURSOR: Mapping[str, str] = {
     DEDUPLICATION: "its broker's next deduplication snapshot, each `brokerDeduplicationEntriesInterval` messages",
-    COMPACTION: "a compaction of the topic (`pulsar-admin topics compact`)",
+    COMPACTION_CURSOR: "a compaction of the topic (`pulsar-admin topics compact`)",
     REPLICATOR: "its replication to the other cluster",
 }
 """What moves a cursor that is no subscription, by how its name begins."""

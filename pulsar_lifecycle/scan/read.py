@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.metastore.reading import TABLES, Reading
+from pulsar_lifecycle.model import COMPACTION_CURSOR
 from pulsar_lifecycle.ports import Ids, Lake
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.epoch import Census
@@ -80,7 +81,7 @@ def _compacted_and_loaded(cluster: Cluster, epoch_id: str) -> tuple[list[tuple[s
     cursors = cluster.lake.batches(
         cluster.parts(epoch_id, "managed_cursors"),
         ["cursor", "managed_ledger"],
-        pc.field("cursor") == looked_up.COMPACTION_CURSOR,
+        pc.field("cursor") == COMPACTION_CURSOR,
     )
     compacted = {owner for batch in cursors for owner in batch.column("managed_ledger").to_pylist()}
     asked: list[tuple[str, str]] = []
@@ -134,7 +135,7 @@ class _References:
         elif piece.table == "managed_cursors":
             columns = ["managed_ledger", "path", "cursors_ledger_id", "compacted_ledger_id", "buckets"]
             yield from map(references.from_cursors, self.lake.batches(part, columns, readable))
-            compaction = (pc.field("cursor") == looked_up.COMPACTION_CURSOR) & (pc.field("cursors_ledger_id") >= 0)
+            compaction = (pc.field("cursor") == COMPACTION_CURSOR) & (pc.field("cursors_ledger_id") >= 0)
             columns = ["managed_ledger", "path", "cursor", "cursors_ledger_id"]
             yield from map(self._compaction, self.lake.batches(part, columns, readable & compaction))
         else:

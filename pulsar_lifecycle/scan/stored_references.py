@@ -41,14 +41,11 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, schema
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Entry, LedgerReader, MetadataStore, Node, TopicInternals
 from pulsar_lifecycle.records.owner_names import parent_of
 from pulsar_lifecycle.records.tables import Problem, Trouble
 from pulsar_lifecycle.scan.references import StoredReference
-
-COMPACTION_CURSOR = "__compaction"
-"""Compactor.COMPACTION_SUBSCRIPTION."""
 
 
 def metadata_of(store: MetadataStore, ids: Sequence[int], root: str) -> list[LedgerMetadata | LifecycleError]:

@@ -24,7 +24,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS, Replayed, WriterSchema
 from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Position, Topic
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Namespace, Position, Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import stored_references
@@ -210,7 +210,7 @@ def _check_there(path: str, info: LedgerInfo) -> None:
 
 def _compaction(store: MetadataStore, reader: LedgerReader, path: str, root: str) -> tuple[int | None, Position]:
     """The compacted ledger, and the last position that is in it: of the cursor ``__compaction``."""
-    path = f"{path}/{stored_references.COMPACTION_CURSOR}"
+    path = f"{path}/{COMPACTION_CURSOR}"
     nothing = Position(-1, -1)
     node = _node(store, path)
     if node is None:

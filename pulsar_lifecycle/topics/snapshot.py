@@ -21,7 +21,15 @@ from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore import bookkeeper_ledgers, topics
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE, UNNAMED, source_named
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Position, Topic, cursor_name, encode_name
+from pulsar_lifecycle.model import (
+    COMPACTION_CURSOR,
+    MANAGED_LEDGERS_ROOT,
+    PARTITIONED_ROOT,
+    Position,
+    Topic,
+    cursor_name,
+    encode_name,
+)
 from pulsar_lifecycle.ports import Children, Clock, MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import tables
@@ -307,7 +315,7 @@ def named_by_cursors(ports: Ports, root: str, path: str, cursors: Mapping[str, M
             cursor.cursors_ledger_id,
             *(b.ledger_id for b in cursor_format.bucket_ledgers(cursor.cursor_properties)),
         }
-        if name != stored_references.COMPACTION_CURSOR:
+        if name != COMPACTION_CURSOR:
             continue
         named.add(cursor_format.compacted_ledger(cursor.properties))
         if cursor.cursors_ledger_id >= 0:

@@ -17,12 +17,11 @@ from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, RefusedBy
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.model import Topic, cursor_name
+from pulsar_lifecycle.model import COMPACTION_CURSOR, Topic, cursor_name
 from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why, why_refused
 from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.scan.stored_references import COMPACTION_CURSOR
 from pulsar_lifecycle.topics import listed_ledgers, protection, snapshot
 from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,

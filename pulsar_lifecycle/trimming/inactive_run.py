@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, cursor_name, encode_name
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Node, TopicConnections, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why, why_refused
@@ -32,7 +32,6 @@ from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.scan.stored_references import COMPACTION_CURSOR
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.bundle_owner import Owners, lockless, would_be_loaded
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report, of_topic

@@ -30,7 +30,7 @@ from pulsar_lifecycle.formats.delayed_table import decode_table
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.io.connect import Connections
-from pulsar_lifecycle.model import Position, Topic, cursor_name
+from pulsar_lifecycle.model import COMPACTION_CURSOR, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, MetadataStore, Node, ObjectStore, Unread
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.scan import stored_references
@@ -66,7 +66,7 @@ OPEN_AT_ONCE = 500
 """Entries of an open ledger in memory."""
 Transaction = tuple[int, int]
 """The most and the least bits of its id."""
-SYSTEM_CURSORS = (stored_references.COMPACTION_CURSOR, "pulsar.dedup")
+SYSTEM_CURSORS = (COMPACTION_CURSOR, "pulsar.dedup")
 REPLICATOR = "pulsar.repl."
 _SHOWN = 100
 """Characters of a value that is none."""

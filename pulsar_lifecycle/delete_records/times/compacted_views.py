@@ -16,11 +16,11 @@ from pulsar_lifecycle.errors import LifecycleError, NotFound, Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.topic_policies import compacted_entry
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, cursor_name
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, MessagePosition, cursor_name
 from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.scan.stored_references import COMPACTION_CURSOR, metadata_of
+from pulsar_lifecycle.scan.stored_references import metadata_of
 from pulsar_lifecycle.topics import snapshot
 
 

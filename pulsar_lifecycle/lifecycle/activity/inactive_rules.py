@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.lifecycle.load.monitors import COMPACTION, DEDUPLICATION, REPLICATOR
+from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, REPLICATOR
 from pulsar_lifecycle.lifecycle.retention import whole
+from pulsar_lifecycle.model import COMPACTION_CURSOR
 from pulsar_lifecycle.records.plans.inactive_plan import (
     INACTIVE_CURSORS,
     INACTIVE_TOPICS,
@@ -123,7 +124,7 @@ def inactive_cursors(activity: pa.Table, topics: pa.Table, choice: InactivityCho
     replicated = whole(topics.column("replicated")).take(whole(row))
     kept = _first(
         whole(topics.column("protection")).take(whole(row)),
-        (pc.is_in(names, pa.array([COMPACTION, DEDUPLICATION])), InactiveKept.SYSTEM_CURSOR),
+        (pc.is_in(names, pa.array([COMPACTION_CURSOR, DEDUPLICATION])), InactiveKept.SYSTEM_CURSOR),
         (pc.starts_with(names, choice.replicator), InactiveKept.REPLICATOR_CURSOR),
         *_kept_by_name(names, choice),
         (pc.invert(some.column("known")), InactiveKept.UNKNOWN_CURSOR),
@@ -171,7 +172,7 @@ def _kept_by_cursors(topics: Any, cursors: pa.Table, choice: InactivityChoice) -
     """The same of topics: whether one of their cursors is kept so."""
     owners = whole(cursors.column("topic"))
     names = whole(cursors.column("cursor"))
-    found = [*_kept_by_name(names, choice), (pc.equal(names, COMPACTION), InactiveKept.COMPACTED)]
+    found = [*_kept_by_name(names, choice), (pc.equal(names, COMPACTION_CURSOR), InactiveKept.COMPACTED)]
     found.append((pc.invert(cursors.column("known")), InactiveKept.UNKNOWN_CURSOR))
     return [(pc.is_in(topics, owners.filter(whole(where))), code) for where, code in found]
 

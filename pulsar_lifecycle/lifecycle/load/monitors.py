@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.lifecycle.retention import whole
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import COMPACTION_CURSOR, Topic
 from pulsar_lifecycle.topics.policies import (
     CLUSTERS,
     INACTIVE,
@@ -55,7 +55,7 @@ EXPIRY_NAMES = frozenset({_BROKER_TTL, _SYSTEM_CURSORS, _REPLICATOR})
 LEFT_LOADED = 86_400_000
 """How long (ms) a run that dies may leave a topic loaded, until the next one unloads it."""
 
-COMPACTION, DEDUPLICATION, REPLICATOR = "__compaction", "pulsar.dedup", "pulsar.repl."
+DEDUPLICATION, REPLICATOR = "pulsar.dedup", "pulsar.repl."
 """Cursors that are no subscriptions of clients; a replicator's name begins so by default."""
 
 
@@ -106,7 +106,7 @@ class Monitors:
 
 def is_subscription(cursor: str, replicator: str) -> bool:
     """Whether a cursor, by its name as ``model.cursor_name`` shows it, is a subscription of clients."""
-    return cursor not in (COMPACTION, DEDUPLICATION) and not cursor.startswith(replicator)
+    return cursor not in (COMPACTION_CURSOR, DEDUPLICATION) and not cursor.startswith(replicator)
 
 
 def monitors_in_force(layers: Layers) -> Monitors:

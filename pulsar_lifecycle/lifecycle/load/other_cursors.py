@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.lifecycle.load.monitors import COMPACTION
 from pulsar_lifecycle.lifecycle.retention import judge, slowest, whole
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
+from pulsar_lifecycle.model import COMPACTION_CURSOR
 
 _COUNT = "durable_cursors"
 _SLOWEST = ("slowest_ledger_id", "slowest_entry_id")
@@ -84,7 +84,7 @@ def would_compact(inputs: pa.Table, listed: pa.Table, cursors: pa.Table, limits:
     """
     places = np.flatnonzero(limits > 0)
     found = np.zeros(len(limits), bool)
-    own = cursors.filter(pc.fill_null(pc.equal(cursors.column("cursor"), COMPACTION), False))
+    own = cursors.filter(pc.fill_null(pc.equal(cursors.column("cursor"), COMPACTION_CURSOR), False))
     some = with_slowest(inputs.take(pa.array(places)), listed.take(pa.array(places)), own)
     verdicts = judge(some, now)
     waits = needed_by(some, now) | doubtful_to(some, now)
