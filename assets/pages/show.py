@@ -125,39 +125,26 @@ def planned(
     then: str = "",
     mode: Automation = Automation.PLAN,
 ) -> dict[str, Any]:
-    """What the page of every plan begins with; the arguments are those of :func:`how_to_apply`."""
+    """What the page of every plan begins with, and which job takes it with which configuration.
+
+    ``nothing`` is said of an empty one, or why none takes it; ``then``: what comes after it. ``mode``: how far its kind
+    goes by itself.
+    """
+    if not plan.actionable:
+        gaps = "\n".join(f"- {gap}" for gap in plan.gaps[:SAMPLE])
+        how = f"**Report only: this plan cannot be applied.**\n\n{gaps}\n\n{whole_plan(plan.plan_id)}"
+    elif not plan.ledgers:
+        how = nothing
+    else:
+        alone = by_itself(plan, mode)
+        how = f"{alone}\n\nBy hand: " if alone else ""
+        how += f"Launch job `{job}` with this run configuration:\n\n```json\n{json.dumps(run_config, indent=1)}\n```"
+        how += f"\n\n{applied_by(plan.plan_id, 'it')}\n\n{whole_plan(plan.plan_id)}"
+        how += f"\n\n{then}" if then else ""
     return {
         "dagster/row_count": plan.ledgers,
         "plan id": plan.plan_id,
         "digest": plan.digest,
         "actionable": plan.actionable,
-        "how to apply": how_to_apply(plan, run_config, job=job, nothing=nothing, then=then, mode=mode),
+        "how to apply": dg.MetadataValue.md(how),
     }
-
-
-def how_to_apply(
-    plan: PlanSummary,
-    run_config: Mapping[str, Any],
-    *,
-    job: str,
-    nothing: str,
-    then: str = "",
-    mode: Automation = Automation.PLAN,
-) -> dg.MetadataValue:
-    """Which job takes a plan, with which configuration; ``nothing`` is said of an empty one, or why none takes it.
-
-    ``mode``: how far its kind goes by itself.
-    """
-    if not plan.actionable:
-        gaps = "\n".join(f"- {gap}" for gap in plan.gaps[:SAMPLE])
-        return dg.MetadataValue.md(
-            f"**Report only: this plan cannot be applied.**\n\n{gaps}\n\n{whole_plan(plan.plan_id)}"
-        )
-    if not plan.ledgers:
-        return dg.MetadataValue.md(nothing)
-    config = json.dumps(run_config, indent=1)
-    alone = by_itself(plan, mode)
-    launch = f"{alone}\n\nBy hand: " if alone else ""
-    launch += f"Launch job `{job}` with this run configuration:\n\n```json\n{config}\n```"
-    launch += f"\n\n{applied_by(plan.plan_id, 'it')}\n\n{whole_plan(plan.plan_id)}"
-    return dg.MetadataValue.md(f"{launch}\n\n{then}" if then else launch)
