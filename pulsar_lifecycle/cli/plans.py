@@ -219,7 +219,9 @@ def condition(
 
 def known_restore(lake: Lake, settings: Settings) -> Gap | None:
     """What a scan found that says that the metadata store was restored, until that is accepted."""
-    return next((e.broken for e in reversed(lake.epochs(cluster=settings.cluster)) if e.broken), None)
+    from pulsar_lifecycle.scan.coverage import known_break
+
+    return known_break(lake.epochs(cluster=settings.cluster))
 
 
 def refusal_of(summary: Plan, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> Why | None:

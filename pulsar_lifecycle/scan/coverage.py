@@ -195,11 +195,20 @@ def history_broken(now: StoreCounters, previous: Sequence[Epoch]) -> Gap | None:
 
     All of them are compared: which one is the last is only what the clocks of their runs said.
     """
-    newest_first = sorted(previous, key=lambda e: e.finished_at, reverse=True)
-    if known := next((e.broken for e in newest_first if e.broken), None):
+    if known := known_break(previous):
         return known
+    newest_first = sorted(previous, key=_finished_at, reverse=True)
     found = next(filter(None, (went_back(now, e.counters, f"scan {e.epoch_id}") for e in newest_first)), None)
     return replace(found, text=f"{found}; {WHAT_TO_DO}") if found else None
+
+
+def known_break(epochs: Sequence[Epoch]) -> Gap | None:
+    """What the newest of some epochs that found the store to have gone back says of it; None if none did."""
+    return next((e.broken for e in sorted(epochs, key=_finished_at, reverse=True) if e.broken), None)
+
+
+def _finished_at(epoch: Epoch) -> int:
+    return epoch.finished_at
 
 
 def _census_gaps(census: Census, acknowledged: Sequence[str], schema_ledgers: int) -> Iterator[Gap]:
