@@ -27,7 +27,7 @@ from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer, details_of
 
 WITHIN_MS = 7 * 86_400_000
-"""How far back a deletion run looks for what earlier ones left unsaid."""
+"""How far back a run looks for what earlier ones left unsaid."""
 
 NOT_KNOWN = "whether it was deleted is not known"
 """How the sentence of ``Code.OUTCOME_UNKNOWN`` begins."""

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.journal.in_doubt import WITHIN_MS
 from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import JournalRow, Node, Unread
@@ -24,9 +25,6 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer, details_of
-
-WITHIN_MS = 7 * 86_400_000
-"""How far back a run looks for what earlier ones left unsaid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +45,27 @@ def end_visits(cluster: Cluster, ports: Ports) -> int:
     now, name = ports.clock.now_ms(), cluster.settings.cluster
     mine = (pc.field("cluster") == name) & (pc.field("action") == Action.LOAD_TOPIC) & filed_since(now - WITHIN_MS)
     rows = cluster.journal_reader.find(mine, ["run_id", "plan_id", "topic", "phase", "outcome", "detail"]).to_pylist()
-    begun = {(row["run_id"], row["topic"]): row for row in rows if _begins(row)}
-    without_end = Counter((row["run_id"], row["topic"]) for row in rows if _begins(row))
-    without_end.subtract((row["run_id"], row["topic"]) for row in rows if _ends(row))
-    topics = {key: Topic.parse(key[1]) for key, count in without_end.items() if count > 0}
-    unloaded = {key: topic for key, topic in topics.items() if not control.has_pending_unload(ports.store, topic)}
+    without_end = Counter(map(_visit, filter(_begins, rows)))
+    without_end.subtract(map(_visit, filter(_ends, rows)))
+    begun = {_visit(row): row for row in rows if _begins(row) and without_end[_visit(row)] > 0}
+    topics = {visit: Topic.parse(row["topic"]) for visit, row in begun.items()}
+    unloaded = {visit: topic for visit, topic in topics.items() if not control.has_pending_unload(ports.store, topic)}
     if not unloaded:
         return 0
     ports.store.sync("/")
     nodes = ports.store.read([f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}" for topic in unloaded.values()])
     ended = [
-        _ended(begun[key], name, listed, now)
-        for key, node in zip(unloaded, nodes, strict=True)
+        _ended(begun[visit], name, listed, now)
+        for visit, node in zip(unloaded, nodes, strict=True)
         if (listed := _listed(node)) is not None
     ]
     if ended:
         ports.journal.record(ended)
     return len(ended)
+
+
+def _visit(row: dict[str, Any]) -> tuple[str, str]:
+    return row["run_id"], row["topic"]
 
 
 def _begins(row: dict[str, Any]) -> bool:
