@@ -102,17 +102,20 @@ def _remove_strays(admin: BrokerAdmin, topic: Topic, count: int) -> None:
     """Remove partitions of a topic that does not exist: with one of them there, brokers refuse to create it.
 
     A reader of ours that was connected when somebody deleted the topic, or a restore took it away, makes its partition
-    anew as it connects again. Nothing is kept in one without a subscription; raises Conflict for any other.
+    anew as it connects again. Raises Conflict for one with a subscription, or with entries: retention may keep some.
     """
     for part in (Topic(topic.namespace, f"{topic.local}-partition-{n}") for n in range(count)):
         try:
-            subscriptions = set(admin.subscriptions(part)) - {COMPACTION_CURSOR}
+            has = [f"subscription {name}" for name in sorted({*admin.subscriptions(part)} - {COMPACTION_CURSOR})]
+            internals = admin.internal_stats(part)
         except NotFound:
             continue
-        if subscriptions:
+        if any(internals.entries.values()) or internals.last_confirmed.entry_id >= 0:  # not said (-1) counts, too
+            has.append("entries")
+        if has:
             raise Conflict(
-                f"{part} is there, with subscription {', '.join(sorted(subscriptions))}, and {topic} is not, so it "
-                f"cannot be created: look what waits there, then `pulsar-admin topics delete -f {part}`"
+                f"{part} is there, with {', '.join(has)}, and {topic} is not, so it cannot be created: "
+                f"look what waits there, then `pulsar-admin topics delete -f {part}`"
             )
         admin.delete_topic(part, force=False)
 

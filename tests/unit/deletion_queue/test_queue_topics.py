@@ -14,6 +14,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
 )
 from pulsar_lifecycle.errors import Conflict, NotFound
 from pulsar_lifecycle.model import Namespace, Topic
+from pulsar_lifecycle.ports import TopicInternals
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 
 
@@ -56,6 +57,16 @@ def test_a_partition_without_its_topic_that_may_keep_something_is_left(admin):
     with pytest.raises(Conflict, match=f"pulsar-admin topics delete -f {stray}"):
         create_missing(admin, 2)
     assert admin.subscriptions(stray) == [SUBSCRIPTION]
+
+
+def test_a_partition_without_its_topic_that_has_entries_is_left(admin):
+    """Retention of the namespace keeps what no subscription needs."""
+    stray = Topic(DELETION_TOPIC.namespace, f"{DELETION_TOPIC.local}-partition-1")
+    admin.create_topic(stray)
+    admin.internals[stray] = TopicInternals("LedgerOpened", (5,), {}, {}, None, (), entries={5: 2})
+    with pytest.raises(Conflict, match="with entries"):
+        create_missing(admin, 2)
+    assert admin.subscriptions(stray) == []
 
 
 def test_the_topics_are_those_of_the_pip():
