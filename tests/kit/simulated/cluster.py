@@ -145,9 +145,11 @@ class SimulatedCluster:
         ledger_id: int | None = None,
     ) -> int:
         """A ledger with a z-node and entries; ``tags`` None: not one of Pulsar's. Returns its id."""
-        if ledger_id is None:
-            self.zookeeper.issue_ledger_id()
-        self._last_id = self._last_id + 1 if ledger_id is None else ledger_id
+        with self.zookeeper.lock:  # brokers open ledgers side by side
+            if ledger_id is None:
+                self.zookeeper.issue_ledger_id()
+                ledger_id = self._last_id + 1
+            self._last_id = ledger_id
         custom = {"application": "pulsar", **tags} if tags is not None else {}
         closed = state is LedgerState.CLOSED
         metadata = LedgerMetadata(
@@ -161,9 +163,9 @@ class SimulatedCluster:
             DigestType.CRC32C,
             custom_metadata={name: value.encode() for name, value in custom.items()},
         )
-        self.put(self.path(self._last_id), ledger_metadata.encode(metadata))
-        self.reader.payloads[self._last_id] = list(entries)
-        return self._last_id
+        self.put(self.path(ledger_id), ledger_metadata.encode(metadata))
+        self.reader.payloads[ledger_id] = list(entries)
+        return ledger_id
 
     def replicate(self, ledgers: Iterable[int], copies: int, length: int) -> None:
         """Let these ledgers have so many copies of so many bytes, by their z-nodes."""
