@@ -216,6 +216,6 @@ def _waiting_copies(cluster: Cluster, topics: Collection[str]) -> list[tuple[str
     marks = marked_offloads(cluster.journal_reader, cluster.settings.cluster)
     return [
         (asked.topic, DeletedLedger(ledger_id, None, (Location(asked.bucket, asked.uuid, ledger_id),)))
-        for ledger_id, (asked, _) in marks.items()
+        for ledger_id, asked in marks
         if asked.topic in topics and asked.bucket and asked.uuid
     ]

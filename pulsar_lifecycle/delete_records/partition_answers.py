@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow.compute as pc
@@ -154,10 +155,11 @@ def sent_at(cluster: Cluster, ledgers: Collection[int]) -> dict[int, int]:
     """
     if not ledgers:
         return {}
-    journal, name = cluster.journal_reader, cluster.settings.cluster
+    journal, name, asked = cluster.journal_reader, cluster.settings.cluster, frozenset(ledgers)
     found: dict[int, int] = {}
-    for marks in (marked_ledgers(journal, name), marked_offloads(journal, name)):
-        found |= {i: max(marks[i][1], found.get(i, 0)) for i in ledgers if i in marks}
+    for (ledger_id, _), at in chain(marked_ledgers(journal, name).items(), marked_offloads(journal, name).items()):
+        if ledger_id in asked:
+            found[ledger_id] = max(at, found.get(ledger_id, at))
     return found
 
 

@@ -209,8 +209,8 @@ def evidence_at(cluster: Cluster, epoch: Epoch, now: int) -> Evidence:
     )
 
 
-Marks = Mapping[int, tuple[T, int]]
-"""Ledger id -> what a mark of our first phase says of it, and when (ms)."""
+Marks = Mapping[tuple[int, T], int]
+"""(Ledger id, of what a mark of our first phase is) -> when (ms)."""
 
 
 def valid_marks(cluster: Cluster, epoch: Epoch, marks: Marks[T]) -> Marks[T]:

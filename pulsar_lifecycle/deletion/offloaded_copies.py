@@ -350,10 +350,7 @@ def _places(run: Run) -> CopyPlaces:
 
 def _marked_at(run: Run, d: Decision) -> int | None:
     """When (ms) our own first phase took this ledger, with this copy, off this topic's list; None if it did not."""
-    asked, at = run.evidence.offloads.marked.get(d.info.ledger_id, (None, 0))
-    if asked is None or asked.topic != d.info.topic_name:
-        return None
-    return at if asked.asks_for(_uuid(d), bucket_of(d.info)) else None
+    return run.evidence.offloads.marked_at(d.info.ledger_id, d.info.topic_name, _uuid(d), bucket_of(d.info))
 
 
 def _context(d: Decision) -> MessageOffloadContext:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from pulsar_lifecycle.records import findings
 from pulsar_lifecycle.records.codes import Code, Why
@@ -17,17 +18,22 @@ class OffloadEvidence:
     """What a deletion run knows about offloaded copies: ``now`` and ``earlier`` of the epochs of Evidence.
 
     ``undecoded`` counts topic z-nodes of either epoch that could not be decoded: they may name anything. ``marked`` is
-    what our own journal says we took out of a topic's metadata, as long as its offloaded copy is not settled: ledger
-    id -> (which copy, when in ms). ``released``: what it says of ledgers that their topics still list, as long as they
+    what our own journal says we took out of a topic's metadata, as long as its offloaded copy is not settled: (ledger
+    id, which copy) -> when (ms). ``released``: what it says of ledgers that their topics still list, as long as they
     are not settled. ``failed_locations``: those that, when the run began, a broker could not read, and none has since.
     """
 
     now: NamedUuids = field(default_factory=OffloadUuids)
     earlier: NamedUuids = field(default_factory=OffloadUuids)
     undecoded: int = 0
-    marked: Mapping[int, tuple[Asked, int]] = field(default_factory=dict[int, tuple[Asked, int]])
+    marked: Mapping[tuple[int, Asked], int] = field(default_factory=dict[tuple[int, Asked], int])
     released: Mapping[int, Released] = field(default_factory=dict[int, Released])
     failed_locations: frozenset[OffloadLocation] = frozenset()
+
+    def marked_at(self, ledger_id: int, topic: str, uuid: UUID, bucket: str) -> int | None:
+        """When (ms) our own first phase last took this ledger, with this copy, off this topic's list; None if never."""
+        asked = (Asked(topic), Asked(topic, uuid), Asked(topic, uuid, bucket))
+        return max((at for one in asked if (at := self.marked.get((ledger_id, one))) is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +59,9 @@ class Evidence:
     old, ``earlier_started_at`` is None, and ``earlier`` is of every one there is. ``context.now`` is replaced by the
     run's, and its sources of shadow topics are those of all these epochs.
 
-    ``marked`` is what our own journal says we took out of a topic's metadata and that is not settled yet: ledger id ->
-    (czxid, when). For these, grace period and earlier scan are no question; ``refs`` must be younger than the mark, and
-    no epoch since may have found the ledger in use.
+    ``marked`` is what our own journal says we took out of a topic's metadata and that is not settled yet: (ledger id,
+    czxid) -> when. For these, grace period and earlier scan are no question; ``refs`` must be younger than the mark,
+    and no epoch since may have found the ledger in use.
     """
 
     refs: Referenced
@@ -64,7 +70,7 @@ class Evidence:
     earlier_started_at: int | None
     earlier_czxid: int
     context: findings.Context
-    marked: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    marked: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     offloads: OffloadEvidence = field(default_factory=OffloadEvidence)
 
     def unconfirmed(self, ledger_id: int, czxid: int, ctime: int) -> Why | None:
@@ -79,8 +85,7 @@ class Evidence:
 
     def marked_at(self, ledger_id: int, czxid: int) -> int | None:
         """When (ms) our own first phase took exactly this ledger out of its topic's metadata; None if it did not."""
-        found = self.marked.get(ledger_id)
-        return found[1] if found and found[0] == czxid else None
+        return self.marked.get((ledger_id, czxid))
 
 
 NO_EARLIER_SCAN = "no covered scan is older than the newest by orphans.confirm_after yet"

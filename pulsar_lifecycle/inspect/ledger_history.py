@@ -117,11 +117,11 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
         archived=ours(archived_nodes(journal, ledger_id=ledger_id)),
         released=released_ledgers(journal, settings.cluster).get(ledger_id),
     )
-    marks = {i: mark for i, mark in marked_ledgers(journal, settings.cluster).items() if i == ledger_id}
     epochs = lake.epochs(fingerprint)
     if not epochs:
         after = lake.set_aside_until(settings.cluster)
-        return replace(history, marked=next((mark for mark in marks.values() if mark[1] > after), None))
+        mark = _mark_of(ledger_id, marked_ledgers(journal, settings.cluster))
+        return replace(history, marked=mark if mark and mark[1] > after else None)
     epoch, count = epochs[-1], {one.epoch_id for one in epochs}
     evidence = evidence_at(cluster, epoch, now)
     valid_ms = settings.orphans.plan_valid_for * 1000
@@ -141,7 +141,7 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
         history,
         epoch=epoch,
         context=evidence.context,
-        marked=evidence.marked.get(ledger_id),
+        marked=_mark_of(ledger_id, evidence.marked),
         gaps=tuple(new_gaps(cluster, epoch)),
         references=lake.read_epoch_table(epoch.epoch_id, "references", ledger_id=ledger_id),
         finding={"code": None, **findings[0]} if findings else None,  # a scan of an earlier version has no codes
@@ -149,3 +149,7 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
         settled=settled_plans(cluster, plans, now),
         evidence=evidence,
     )
+
+
+def _mark_of(ledger_id: int, marks: Mapping[tuple[int, int], int]) -> tuple[int, int] | None:
+    return next(((czxid, at) for (marked, czxid), at in marks.items() if marked == ledger_id), None)

@@ -19,14 +19,14 @@ from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import details_of
 
 
-def marked_ledgers(journal: JournalReader, cluster: str) -> dict[int, tuple[int, int]]:
-    """What our first phase took out of topics and nothing has ended since: id -> (czxid, when in ms).
+def marked_ledgers(journal: JournalReader, cluster: str) -> dict[tuple[int, int], int]:
+    """What our first phase took out of topics and nothing has ended since: (id, czxid) -> when (ms).
 
     Only ledgers that BookKeeper held then. A mark ends when a deletion run settles the ledger, or when the first phase
     says that it stayed after all.
     """
     rows = ((row, details_of(_LedgerNode, row["detail"])) for row in _open(journal, cluster, False))
-    return {row["ledger_id"]: (node.czxid, row["at"]) for row, node in rows if node}
+    return {(row["ledger_id"], node.czxid): row["at"] for row, node in rows if node}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ class _BucketsEdited:
     after: dict[str, str]
 
 
-def marked_offloads(journal: JournalReader, cluster: str) -> dict[int, tuple[Asked, int]]:
-    """The same of offloaded copies: ledger id -> (which copy, when in ms); :func:`open_copies`."""
+def marked_offloads(journal: JournalReader, cluster: str) -> dict[tuple[int, Asked], int]:
+    """The same of offloaded copies, several of a ledger perhaps: (id, which copy) -> when; :func:`open_copies`."""
     asked = ((row["ledger_id"], asked_of(row), row["at"]) for row in _open(journal, cluster, True))
-    return {ledger_id: (copy, at) for ledger_id, copy, at in asked if copy}
+    return {(ledger_id, copy): at for ledger_id, copy, at in asked if copy}
 
 
 def _open(journal: JournalReader, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
@@ -134,14 +134,16 @@ def open_copies(marked: pa.Table, left: pa.Table, settled: pa.Table) -> pa.Table
     ``marked`` and ``settled`` are of :func:`with_copies`. Whatever settles a copy that a mark may be about ends it.
     ``left``: ``ledger_id at`` of what ends every mark of a ledger.
     """
-    stand = open_marks(marked.filter(pc.field("copy") != CopyNamed.NONE), left)
     keys = {
         CopyNamed.ANY: ["ledger_id"],
         CopyNamed.IN_ANY_BUCKET: ["ledger_id", "uuid"],
         CopyNamed.ONE: ["ledger_id", "uuid", "bucket"],
     }
     return pa.concat_tables(
-        [open_marks(stand.filter(pc.field("copy") == copy), settled, key) for copy, key in keys.items()]
+        [
+            _not_ended(open_marks(marked.filter(pc.field("copy") == copy), settled, key), left, ["ledger_id"])
+            for copy, key in keys.items()
+        ]
     )
 
 
@@ -151,17 +153,22 @@ def open_marks(marked: pa.Table, ended: pa.Table, key: Sequence[str] = ("ledger_
     ``marked``: journal rows; ``ended``: ``at`` of whatever ends a mark, and the same ``key``. A ledger may be taken off
     a list, deleted, restored, and taken off again.
     """
-    if not marked.num_rows:
-        return marked
+    marked = marked.sort_by("at").append_column("row", pa.array(range(marked.num_rows), pa.int64()))
+    newest = marked.group_by(list(key), use_threads=False).aggregate([("row", "last")]).column("row_last")
+    marked = marked.filter(pc.is_in(marked.column("row"), newest.combine_chunks())).drop_columns("row")
+    return _not_ended(marked, ended, key)
+
+
+def _not_ended(marks: pa.Table, ended: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Marks of which no row of ``ended`` with the same ``key`` is as young, or younger."""
+    if not marks.num_rows or not ended.num_rows:
+        return marks
     key = list(key)
-    marked = marked.append_column("row", pa.array(range(marked.num_rows), pa.int64())).sort_by("at")
-    stand = marked.group_by(key, use_threads=False).aggregate([("row", "last"), ("at", "last")])
-    if ended.num_rows:
-        ends = ended.group_by(key, use_threads=False).aggregate([("at", "max")])
-        last = stand.join(ends, key, join_type="left outer", use_threads=False)
-        stand = last.filter(pc.less(pc.fill_null(last.column("at_max"), -1), last.column("at_last")))
-    rows = stand.column("row_last").combine_chunks()
-    return marked.filter(pc.is_in(marked.column("row"), rows)).drop_columns("row")
+    ends = ended.group_by(key, use_threads=False).aggregate([("at", "max")])
+    marks = marks.append_column("row", pa.array(range(marks.num_rows), pa.int64()))
+    last = marks.select([*key, "row", "at"]).join(ends, key, join_type="left outer", use_threads=False)
+    stand = last.filter(pc.less(pc.fill_null(last.column("at_max"), -1), last.column("at")))
+    return marks.filter(pc.is_in(marks.column("row"), stand.column("row").combine_chunks())).drop_columns("row")
 
 
 ENDS = {False: (Outcome.DELETED, Outcome.GONE, Outcome.KEPT), True: (Outcome.DELETED, Outcome.GONE)}

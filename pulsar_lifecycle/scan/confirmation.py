@@ -40,31 +40,31 @@ def confirmed_by_all(rows: pa.Table, in_use: Referenced, shadow_sources: Collect
 
 
 def valid_marks(
-    marks: Mapping[int, tuple[T, int]],
+    marks: Mapping[tuple[int, T], int],
     set_aside_until: int,
     before: int,
     kept: Iterable[Epoch],
     found_by: Callable[[str], Referenced],
-) -> dict[int, tuple[T, int]]:
+) -> dict[tuple[int, T], int]:
     """Marks that no scan begun before ``before`` (ms) refuted, and that were not made before a restore was accepted.
 
     ``set_aside_until``: when that was (ms); ``kept``: scans of the same metadata store; ``found_by``: what the scan of
     this id found in use.
     """
-    marks = {ledger_id: mark for ledger_id, mark in marks.items() if mark[1] > set_aside_until}
-    oldest = min((at for _, at in marks.values()), default=before)
+    marks = {mark: at for mark, at in marks.items() if at > set_aside_until}
+    oldest = min(marks.values(), default=before)
     later = (e for e in kept if oldest < e.started_at < before)
     return unrefuted(marks, ((e.started_at, found_by(e.epoch_id)) for e in later))
 
 
-def unrefuted(marks: Mapping[int, tuple[T, int]], scans: Iterable[tuple[int, Referenced]]) -> dict[int, tuple[T, int]]:
-    """Marks (ledger id -> what, and when in ms) but those whose ledger a scan that began later found in use again.
+def unrefuted(marks: Mapping[tuple[int, T], int], scans: Iterable[tuple[int, Referenced]]) -> dict[tuple[int, T], int]:
+    """Marks ((ledger id, of what) -> when in ms) but those whose ledger a scan that began later found in use again.
 
     ``scans``: when each began (ms), and what it found. The first phase's write was taken back, or never done.
     """
-    found, marked = dict(marks), BitMap64(marks)
+    marked = BitMap64(ledger_id for ledger_id, _ in marks)
+    last_in_use: dict[int, int] = {}
     for began, refs in scans:
         for ledger_id in (refs.needed | refs.offloaded) & marked:
-            if marks[ledger_id][1] < began:
-                found.pop(ledger_id, None)
-    return found
+            last_in_use[ledger_id] = max(began, last_in_use.get(ledger_id, began))
+    return {mark: at for mark, at in marks.items() if at >= last_in_use.get(mark[0], at)}

@@ -84,9 +84,9 @@ class TrimScene(TopicScene):
         return [row for row in self.cluster.journal.rows if row.phase == phase]
 
     @property
-    def marks(self) -> dict[int, tuple[int, int]]:
+    def marks(self) -> dict[tuple[int, int], int]:
         """What ``io.lake.journal.marked_ledgers`` would say."""
-        return {r.ledger_id: (json.loads(r.detail)["czxid"], r.at) for r in self.journalled("mark")}
+        return {(r.ledger_id, json.loads(r.detail)["czxid"]): r.at for r in self.journalled("mark")}
 
     def ports(self) -> Ports:
         cluster = self.cluster

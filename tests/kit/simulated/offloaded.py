@@ -133,7 +133,7 @@ class Offloading:
     cluster: SimulatedCluster = field(default_factory=SimulatedCluster)
     policy: Policy = field(default_factory=Policy)
     offload: DeclaredBuckets | None = POLICY
-    marked: dict[int, tuple[Asked, int]] = field(default_factory=dict)
+    marked: dict[tuple[int, Asked], int] = field(default_factory=dict)
     released: Mapping[int, Released] = field(default_factory=dict[int, Released])
     failed_locations: frozenset[OffloadLocation] = frozenset()
     undecoded: int = 0

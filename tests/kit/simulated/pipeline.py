@@ -179,12 +179,12 @@ def delete(
     policy: Policy | None = None,
     wrap: Callable[[Ports], Ports] = lambda ports: ports,
     limit: int = 1_000_000,
-    marked: Mapping[int, tuple[int, int]] | None = None,
+    marked: Mapping[tuple[int, int], int] | None = None,
     run_id: str = "delete-run",
 ) -> list[Decision]:
     """One deletion run over ``limit`` messages of the queue; ``wrap`` may put faults or recorders around the ports.
 
-    ``marked``: ledger id -> czxid and time of a mark of our first phase, if not by the journal.
+    ``marked``: (ledger id, czxid) -> when our first phase marked it, if not by the journal.
     """
     with begun(cluster, now, before, policy, run_id) as (run, ports):
         run = run if marked is None else replace(run, evidence=replace(run.evidence, marked=marked))

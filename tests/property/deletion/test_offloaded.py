@@ -117,8 +117,8 @@ def test_nothing_that_a_ledger_info_names_is_ever_deleted(data: Any) -> None:
             if draw(st.booleans()):
                 scene.age()
         if draw(st.booleans()):
-            mark = Asked(str(topic), draw(st.none() | st.sampled_from(UUIDS))), scene.cluster.clock.now_ms()
-            scene.marked[draw(st.sampled_from(drawn.ledgers[topic]))] = mark
+            asked = Asked(str(topic), draw(st.none() | st.sampled_from(UUIDS)))
+            scene.marked[draw(st.sampled_from(drawn.ledgers[topic])), asked] = scene.cluster.clock.now_ms()
     scene.send(*messages(draw, drawn))
     if draw(st.booleans()):
         write(draw, drawn, draw(st.sampled_from(list(drawn.ledgers))))

@@ -116,8 +116,8 @@ def test_a_mark_stands_until_a_scan_refutes_it_however_long_ago_or_a_restore_is_
     cluster.settings.cluster = "c"
     cluster.lake.referenced = lambda epoch_id: Referenced(in_use[epoch_id])
     cluster.lake.set_aside_until = lambda name: {"c": 5 * HOUR}[name]
-    marks = {1: ("x", 20 * HOUR), 2: ("y", 20 * HOUR), 3: ("z", 61 * HOUR), 4: ("w", 5 * HOUR)}
-    assert deletion_run.valid_marks(cluster, epochs[-1], marks) == {1: marks[1], 3: marks[3]}
+    marks = {(1, "x"): 20 * HOUR, (2, "y"): 20 * HOUR, (3, "z"): 61 * HOUR, (4, "w"): 5 * HOUR}
+    assert deletion_run.valid_marks(cluster, epochs[-1], marks) == {(1, "x"): 20 * HOUR, (3, "z"): 61 * HOUR}
     assert deletion_run.valid_marks(cluster, epochs[-1], {}) == {}
 
 

@@ -243,7 +243,7 @@ def test_a_ledger_that_we_took_out_of_its_topic_needs_neither_age_nor_an_earlier
     scene.publish(info, info, info)
 
     def delete_marked(czxid: int, at: int) -> Decision:
-        (decision,) = delete(cluster, scene.now, scene.before, limit=1, marked={young: (czxid, at)})
+        (decision,) = delete(cluster, scene.now, scene.before, limit=1, marked={(young, czxid): at})
         return decision
 
     other = delete_marked(stat.czxid + 1, marked_at)
@@ -258,7 +258,7 @@ def test_before_a_second_scan_only_what_we_took_out_of_its_topic_goes(scene: Sce
     stat = cluster.zookeeper.stat(cluster.path(scene.data))
     assert stat is not None
     scene.publish(scene.intent(scene.data), scene.intent(scene.cursor))
-    marked = {scene.data: (stat.czxid, scene.now.epoch.started_at - 1)}
+    marked = {(scene.data, stat.czxid): scene.now.epoch.started_at - 1}
     decided = {d.info.ledger_id: d for d in delete(cluster, scene.now, scene.now, marked=marked)}
     assert decided[scene.data].outcome == Outcome.DELETED
     other = decided[scene.cursor]
@@ -277,7 +277,7 @@ def test_a_marked_ledger_that_something_refers_to_is_kept(scene: Scene) -> None:
     scene.publish(info, info)
     just_now = scene.now.epoch.started_at - 1
     for marked_at, outcome in ((just_now, Outcome.RETRYING), (1, Outcome.KEPT)):
-        (decision,) = delete(cluster, scene.now, scene.before, limit=1, marked={scene.live: (stat.czxid, marked_at)})
+        (decision,) = delete(cluster, scene.now, scene.before, limit=1, marked={(scene.live, stat.czxid): marked_at})
         assert (decision.outcome, cluster.exists(scene.live)) == (outcome, True)
 
 
@@ -289,7 +289,7 @@ def test_a_marked_ledger_that_somebody_opens_for_recovery_is_retried(scene: Scen
     scene.publish(
         PendingDeleteLedgerInfo(topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=ledger)
     )
-    (ours,) = delete(cluster, scene.now, scene.before, marked={ledger: (stat.czxid, scene.now.epoch.started_at - 1)})
+    (ours,) = delete(cluster, scene.now, scene.before, marked={(ledger, stat.czxid): scene.now.epoch.started_at - 1})
     assert (ours.outcome, ours.code) == (Outcome.RETRYING, Finding.OPEN_ORPHAN)
     assert cluster.exists(ledger)
 
@@ -312,7 +312,7 @@ def test_what_passes_by_itself_does_not_end_the_intent_of_a_marked_ledger(
         else replace(context, open_topics=frozenset({str(TOPIC)}))
     )
     troubled = replace(scene.now, context=trouble)
-    marked = {ledger: (stat.czxid, scene.now.epoch.started_at - 1)}
+    marked = {(ledger, stat.czxid): scene.now.epoch.started_at - 1}
     (ours,) = delete(cluster, troubled, scene.before, limit=1, marked=marked)
     assert (ours.outcome, ours.code) == (Outcome.RETRYING, code)
     (foreign,) = delete(cluster, troubled, scene.before, limit=1)
@@ -330,7 +330,7 @@ def test_a_hold_ends_the_intent_of_a_marked_ledger_that_is_under_replicated_too(
     )
     thin = replace(scene.now, context=replace(scene.now.context, under_replicated=BitMap64([scene.data])))
     held = Policy(holds=frozenset({str(TOPIC)}))
-    (decision,) = delete(cluster, thin, scene.before, held, marked={scene.data: (stat.czxid, 1)})
+    (decision,) = delete(cluster, thin, scene.before, held, marked={(scene.data, stat.czxid): 1})
     assert (decision.outcome, cluster.exists(scene.data)) == (Outcome.KEPT, True)
 
 

@@ -39,7 +39,7 @@ def test_a_plan_leaves_out_what_was_the_source_of_a_shadow_topic_meanwhile() -> 
 
 
 def test_a_mark_that_a_later_scan_refuted_waives_nothing() -> None:
-    marks = {1: ("x", 10), 2: ("y", 20), 3: ("z", 10), 4: ("w", 30)}
+    marks = {(1, "x"): 10, (1, "later"): 20, (2, "y"): 20, (3, "z"): 10, (4, "w"): 30}
     scans = [(10, using(1, 2, 3, 4)), (20, using(1, 2, 4)), (21, using(offloaded=(2,)))]
-    assert unrefuted(marks, scans) == {3: ("z", 10), 4: ("w", 30)}
+    assert unrefuted(marks, scans) == {(1, "later"): 20, (3, "z"): 10, (4, "w"): 30}
     assert unrefuted(marks, []) == marks

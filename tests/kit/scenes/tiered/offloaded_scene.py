@@ -46,7 +46,7 @@ class OffloadedScene(Offloading):
         return self.message(self.gone_uuid, self.gone, TOPIC)
 
     def mark(self, ledger_id: int, topic: Topic = TOPIC, uuid: UUID | None = None, bucket: str | None = None) -> None:
-        self.marked[ledger_id] = Asked(str(topic), uuid, bucket), self.cluster.clock.now_ms()
+        self.marked[ledger_id, Asked(str(topic), uuid, bucket)] = self.cluster.clock.now_ms()
 
     @property
     def keys(self) -> set[str]:

@@ -118,8 +118,8 @@ def test_a_mark_is_open_for_each_copy_until_that_copy_is_settled(journal):
     done = replace(mark, phase="delete", outcome="deleted")
     journal.record([replace(done, ledger_id=1), replace(done, ledger_id=2, outcome="retrying")])
     journal.record([replace(done, ledger_id=2, outcome="gone", action="delete-offload-ledger")])
-    assert marked_ledgers(journal, "sandbox") == {2: (7, NOON)}
-    assert marked_offloads(journal, "sandbox") == {1: (ASKED, NOON), 3: (ASKED, NOON)}
+    assert marked_ledgers(journal, "sandbox") == {(2, 7): NOON}
+    assert marked_offloads(journal, "sandbox") == {(1, ASKED): NOON, (3, ASKED): NOON}
 
 
 def test_a_ledger_that_was_deleted_and_restored_is_marked_again(journal):
@@ -128,8 +128,8 @@ def test_a_ledger_that_was_deleted_and_restored_is_marked_again(journal):
     journal.record([mark, done, replace(done, action="delete-offload-ledger", outcome="gone")])
     assert (marked_ledgers(journal, "sandbox"), marked_offloads(journal, "sandbox")) == ({}, {})
     journal.record([replace(mark, detail='{"czxid": 8}', at=NOON + 2)])
-    assert marked_ledgers(journal, "sandbox") == {mark.ledger_id: (8, NOON + 2)}
-    assert marked_offloads(journal, "sandbox") == {mark.ledger_id: (ASKED, NOON + 2)}
+    assert marked_ledgers(journal, "sandbox") == {(mark.ledger_id, 8): NOON + 2}
+    assert marked_offloads(journal, "sandbox") == {(mark.ledger_id, ASKED): NOON + 2}
     journal.record([replace(done, outcome="gone", at=NOON + 3)])
     assert marked_ledgers(journal, "sandbox") == {}
 
@@ -138,16 +138,16 @@ def test_a_mark_ends_when_its_ledger_stayed_or_was_kept(journal):
     mark = replace(ROW, phase="mark", outcome="marked", action="delete-ledger", detail='{"czxid": 7}')
     journal.record([replace(mark, ledger_id=i) for i in (1, 2, 3)])
     journal.record([replace(mark, ledger_id=1, outcome="left"), replace(mark, ledger_id=3, outcome="removed")])
-    assert marked_ledgers(journal, "sandbox") == {2: (7, NOON), 3: (7, NOON)}
+    assert marked_ledgers(journal, "sandbox") == {(2, 7): NOON, (3, 7): NOON}
     journal.record([replace(mark, ledger_id=2, phase="delete", outcome="kept", at=NOON + 1)])
     journal.record([replace(mark, ledger_id=3, outcome="left", cluster="neighbour", at=NOON + 1)])
-    assert marked_ledgers(journal, "sandbox") == {3: (7, NOON)}
-    assert marked_offloads(journal, "sandbox") == dict.fromkeys((2, 3), (ASKED, NOON))
+    assert marked_ledgers(journal, "sandbox") == {(3, 7): NOON}
+    assert marked_offloads(journal, "sandbox") == dict.fromkeys([(2, ASKED), (3, ASKED)], NOON)
     journal.record([replace(mark, ledger_id=1, at=NOON + 2)])
-    assert marked_ledgers(journal, "sandbox") == {1: (7, NOON + 2), 3: (7, NOON)}
+    assert marked_ledgers(journal, "sandbox") == {(1, 7): NOON + 2, (3, 7): NOON}
     kept = replace(mark, phase="delete", outcome="kept", action="delete-offload-ledger", at=NOON + 3)
     journal.record([replace(kept, ledger_id=i) for i in (1, 2, 3)])
-    assert set(marked_offloads(journal, "sandbox")) == {1, 2, 3}
+    assert {i for i, _ in marked_offloads(journal, "sandbox")} == {1, 2, 3}
 
 
 def test_what_settles_one_offloaded_copy_ends_the_mark_of_no_other(journal):
@@ -158,16 +158,29 @@ def test_what_settles_one_offloaded_copy_ends_the_mark_of_no_other(journal):
     marks = [older, asks, asks, asks, asks_none, older, no_uuid]
     journal.record([replace(mark, ledger_id=i, detail=detail) for i, detail in enumerate(marks)])
     intent_states = {0: Asked(ROW.topic), **dict.fromkeys((1, 2, 3), Asked(ROW.topic, ours)), 5: Asked(ROW.topic)}
-    assert marked_offloads(journal, "sandbox") == {i: (asked, NOON) for i, asked in intent_states.items()}
+    assert marked_offloads(journal, "sandbox") == dict.fromkeys(intent_states.items(), NOON)
     another = f'{{"uuid": "{other}"}}'
     said = {0: another, 1: another, 2: asks, 3: older, 5: older}
     journal.record([replace(gone, ledger_id=i, detail=detail) for i, detail in said.items()])
-    assert marked_offloads(journal, "sandbox") == {i: (intent_states[i], NOON) for i in (1, 3)}
+    assert marked_offloads(journal, "sandbox") == {(i, intent_states[i]): NOON for i in (1, 3)}
     journal.record(
         [replace(mark, ledger_id=1, detail=asks_none, at=NOON + 2), replace(mark, ledger_id=3, outcome="left")]
     )
-    assert marked_offloads(journal, "sandbox") == {1: (intent_states[1], NOON)}
+    assert marked_offloads(journal, "sandbox") == {(1, intent_states[1]): NOON}
     journal.record([replace(gone, ledger_id=1, detail=asks, at=NOON + 3)])
+    assert marked_offloads(journal, "sandbox") == {}
+
+
+def test_a_newer_mark_of_another_copy_ends_no_older_one(journal):
+    """A stale broker listed the ledger again and offloaded it anew; the first phase took it off once more."""
+    mark = replace(ROW, phase="mark", outcome="marked", action="delete-offload-ledger", ledger_id=1)
+    first, second = (Asked(ROW.topic, UUID(int=n), "b") for n in (1, 2))
+    detail = {one: json.dumps({"uuid": str(one.uuid), "bucket": "b"}) for one in (first, second)}
+    journal.record([replace(mark, detail=detail[first]), replace(mark, detail=detail[second], at=NOON + 2)])
+    assert marked_offloads(journal, "sandbox") == {(1, first): NOON, (1, second): NOON + 2}
+    journal.record([replace(mark, detail=detail[second], phase="delete", outcome="deleted", at=NOON + 3)])
+    assert marked_offloads(journal, "sandbox") == {(1, first): NOON}
+    journal.record([replace(mark, outcome="left", at=NOON + 4)])
     assert marked_offloads(journal, "sandbox") == {}
 
 
@@ -180,9 +193,9 @@ def test_a_mark_stands_until_its_copy_in_its_own_bucket_is_settled(journal):
     )
     journal.record([replace(mark, ledger_id=1, detail=here), replace(mark, ledger_id=2, detail=anywhere)])
     asked = {1: Asked(ROW.topic, uuid, "b"), 2: Asked(ROW.topic, uuid)}
-    assert marked_offloads(journal, "sandbox") == {i: (one, NOON) for i, one in asked.items()}
+    assert marked_offloads(journal, "sandbox") == dict.fromkeys(asked.items(), NOON)
     journal.record([replace(gone, ledger_id=i, detail=there) for i in (1, 2)])
-    assert marked_offloads(journal, "sandbox") == {1: (asked[1], NOON)}
+    assert marked_offloads(journal, "sandbox") == {(1, asked[1]): NOON}
     journal.record([replace(gone, ledger_id=1, detail=here)])
     assert marked_offloads(journal, "sandbox") == {}
 
@@ -191,7 +204,7 @@ def test_a_mark_stands_until_its_copy_in_its_own_bucket_is_settled(journal):
 def test_a_mark_that_names_no_z_node_waives_nothing(journal, detail):
     mark = replace(ROW, phase="mark", outcome="marked", action="delete-ledger", detail=detail)
     journal.record([mark, replace(mark, ledger_id=9, detail='{"czxid": 7}')])
-    assert marked_ledgers(journal, "sandbox") == {9: (7, NOON)}
+    assert marked_ledgers(journal, "sandbox") == {(9, 7): NOON}
 
 
 UUIDS = [UUID(int=1), UUID(int=2)]
