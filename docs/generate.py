@@ -113,6 +113,7 @@ ENUMS = (
     ("What a bookie's disk waits for", "pulsar_lifecycle.lifecycle.bookies.bookie_disk.DiskVerdict"),
     ("What a collection plan does with a bookie", "pulsar_lifecycle.lifecycle.bookies.collection.CollectionChoice"),
     ("What stops a collection run", "pulsar_lifecycle.lifecycle.bookies.collection.StopReason"),
+    ("What an answer of delete records lacks", "pulsar_lifecycle.delete_records.request.Lacks"),
     ("Where a ledger still is whose records were deleted", "pulsar_lifecycle.delete_records.absence.Presence"),
     ("Why a position or a time is not answered", "pulsar_lifecycle.delete_records.times.time_offsets.OffsetProblem"),
     ("The operator's words", "pulsar_lifecycle.words.WordKind"),

@@ -47,6 +47,7 @@ ANSWERED = {
     "low_watermark": "string",
     "first_readable": "string",
     "error": "string",
+    "code": "string",
     "reason": "string",
 }
 
@@ -192,6 +193,7 @@ def answered(results: Mapping[TopicPartition, DeleteRecordsResult], dry_run: boo
             "low_watermark": str(result.low_watermark),
             "first_readable": str(result.first_readable or ""),
             "error": result.error,
+            "code": result.code,
             "reason": result.reason or result.readable_below,
         }
         for topic, result in sorted(results.items(), key=lambda item: (item[1].error is None, str(item[0])))

@@ -240,6 +240,7 @@ def _document(topic: TopicPartition, result: DeleteRecordsResult) -> dict[str, A
         "low_watermark": mark,
         "first_readable": first,
         "error": result.error,
+        "code": result.code or None,
         "reason": result.reason or None,
         "remaining": [asdict(one) for one in result.remaining],
     }

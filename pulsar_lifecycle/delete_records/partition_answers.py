@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import chain
 from typing import Any
 
@@ -24,7 +25,15 @@ from pulsar_lifecycle.delete_records.leftovers import (
     low_watermarks_of_others,
     planned,
 )
-from pulsar_lifecycle.delete_records.request import Absence, DeleteRecordsResult, Presence, TopicPartition, failed
+from pulsar_lifecycle.delete_records.request import (
+    NO_WATERMARK,
+    Absence,
+    DeleteRecordsResult,
+    Lacks,
+    Presence,
+    TopicPartition,
+    failed,
+)
 from pulsar_lifecycle.delete_records.times.compacted_views import holding_views
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -37,6 +46,7 @@ from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports import Archived, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -91,7 +101,7 @@ def answers(
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
             found[Topic.parse(name)] = _result(own, there, unsent, retried)
         for topic, refusal in holding_views(ports, root, _below(found)).items():  # last: one may be made meanwhile
-            found[topic] = failed(refusal.error, refusal.why.text)
+            found[topic] = failed(refusal.error, refusal.why)
     others = low_watermarks_of_others(cluster, rows) if bookies else {}
     return {topic: _unless_of_others(result, others.get(str(topic))) for topic, result in found.items() if result}
 
@@ -109,7 +119,7 @@ def _unless_of_others(result: DeleteRecordsResult, before: str | None) -> Delete
         f"its low watermark was {before} by no request that this journal knows: what that deleted is not known here, "
         "and bookies may have it; ask the installation that deleted it, or ask without `--wait-for-bookies`"
     )
-    return failed(RecordsError.TIMEOUT, text)
+    return failed(RecordsError.TIMEOUT, Why(Lacks.REQUEST, text))
 
 
 def any_awaited(rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]) -> bool:
@@ -200,9 +210,10 @@ def _asked(
 
 def _refused(row: Row, refused: Mapping[TopicPartition, Refusal | None]) -> DeleteRecordsResult | None:
     if row["error"] is not None:
-        return failed(RecordsError(row["error"]), f"{row['reason']} ({_OF_THE_PLAN})")
+        text = f"{row['reason']} ({_OF_THE_PLAN})"
+        return DeleteRecordsResult(NO_WATERMARK, RecordsError(row["error"]), text, row["code"])
     refusal = refused.get(Topic.parse(row["topic"]))
-    return failed(refusal.error, refusal.why.text) if refusal else None
+    return failed(refusal.error, refusal.why) if refusal else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +228,7 @@ class _Kept:
     """
 
     asked: MessagePosition
-    lacks: str = ""
+    lacks: Why | None = None
     stays: int = -1
     left: int = -1
     first_readable: MessagePosition | None = None
@@ -244,17 +255,21 @@ def _result(
     if not there:
         return DeleteRecordsResult(kept.asked, first_readable=kept.first_readable or kept.asked)
     first = there[0]
+    code: StrEnum = first.presence
     where = f" ({', '.join(first.where)})" if first.where else ""
     text = f"{len(there)} of its ledgers are not proven gone, the first: {first.ledger_id}, {first.presence}{where}; "
     if leaked := [one.ledger_id for one in there if one.ledger_id in unsent]:
+        code = Lacks.MESSAGE
         text += (
             f"no message of ours asks for {len(leaked)} of them, the first: {leaked[0]}: apply a plan of leaked "
             "ledgers (job `apply_plan`; it takes none that is younger than orphans.grace_period), or have the "
             "installation whose message asks for them run `delete_pending`, then ask again"
         )
     elif any(one.presence in _DELETABLE for one in there):
+        code = Lacks.DELETION
         text += "run `delete_pending`, or wait for it, then ask again"
         if hindered := [i for one in there if (i := one.ledger_id) in retried]:
+            code = Lacks.SENT_BACK
             text += f"; the last deletion run sent {len(hindered)} of them back, ledger {hindered[0]}: "
             text += retried[hindered[0]]
     else:
@@ -262,7 +277,7 @@ def _result(
         text += "".join(
             f"; {way}" for presence, way in _WAYS_OUT.items() if any(one.presence is presence for one in there)
         )
-    return failed(RecordsError.TIMEOUT, text, there)
+    return failed(RecordsError.TIMEOUT, Why(code, text), there)
 
 
 def _kept(ports: Ports, root: str, rows: Sequence[Row]) -> dict[str, _Kept]:
@@ -288,27 +303,27 @@ def _kept(ports: Ports, root: str, rows: Sequence[Row]) -> dict[str, _Kept]:
     for row in rows:
         topic, info = row["topic"], infos[row["topic"]]
         if topic in replaced:
-            found[topic] = _Kept(asked[topic], replaced[topic].why.text, error=replaced[topic].error)
-        elif isinstance(info, str):
+            found[topic] = _Kept(asked[topic], replaced[topic].why, error=replaced[topic].error)
+        elif isinstance(info, Why):
             found[topic] = _Kept(asked[topic], info)
         elif info is None:
-            deleted = f"{topic} does not exist any more"
-            found[topic] = _Kept(asked[topic], deleted, error=RecordsError.UNKNOWN_PARTITION)
+            error = RecordsError.UNKNOWN_PARTITION
+            found[topic] = _Kept(asked[topic], Why(error, f"{topic} does not exist any more"), error=error)
         else:
             found[topic] = _kept_by(row, asked[topic], info, ends.get(topic, ()))
     return found
 
 
-def _info(path: str, node: Node | Unread | None) -> ManagedLedgerInfo | str | None:
+def _info(path: str, node: Node | Unread | None) -> ManagedLedgerInfo | Why | None:
     """What a topic's z-node holds, or why nobody knows; None if there is none."""
     if node is None:
         return None
     if isinstance(node, Unread):
-        return f"{path} could not be read: {node.reason}"
+        return Why(Code.TOPIC_UNREAD, f"{path} could not be read: {node.reason}")
     try:
         return managed_ledger.decode(node.data)
     except CorruptFormat as error:
-        return str(error)
+        return Why(Code.TOPIC_UNREAD, str(error))
 
 
 def _kept_by(
@@ -317,21 +332,23 @@ def _kept_by(
     try:
         mark = low_watermark.of(info.properties)
     except CorruptFormat as error:
-        return _Kept(asked, str(error))
+        return _Kept(asked, Why(Code.TOPIC_UNREAD, str(error)))
     if row["end"] is None:
         return _Kept(asked)  # it had no ledger: nothing is below, and nothing is kept with the topic
     if mark is None or mark < asked:
-        return _Kept(asked, f"its low watermark is {mark or 'not kept yet'}, {asked} is asked for")
+        text = f"its low watermark is {mark or 'not kept yet'}, {asked} is asked for"
+        return _Kept(asked, Why(Lacks.NOT_KEPT, text))
     if isinstance(ledgers, LifecycleError):
-        return _Kept(asked, f"whether ledger {asked.ledger_id} may go is not known: {ledgers}")
+        text = f"whether ledger {asked.ledger_id} may go is not known: {ledgers}"
+        return _Kept(asked, Why(Code.LENGTH_UNKNOWN, text))
     above = any(one.ledger_id == asked.ledger_id and one.last_entry_id >= asked.entry_id for one in ledgers)
     stays = asked.ledger_id if above else -1
     listed = {item.ledger_id for item in info.ledgers}
     if left := listed.intersection(row["ledgers"]) - {stays}:
-        return _Kept(asked, f"its topic lists ledger {min(left)} still")
+        return _Kept(asked, Why(Lacks.LISTED, f"its topic lists ledger {min(left)} still"))
     within = asked.ledger_id if (asked.entry_id, asked.batch_index) > (0, 0) else -1
     cut_off = within if within not in listed else -1
-    return _Kept(asked, "", stays, cut_off, MessagePosition(min(listed), 0) if listed else asked)
+    return _Kept(asked, None, stays, cut_off, MessagePosition(min(listed), 0) if listed else asked)
 
 
 def _ledgers(row: Row, kept: _Kept, earlier: Ledgers) -> Ledgers:

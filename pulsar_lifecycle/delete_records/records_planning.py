@@ -37,6 +37,7 @@ from pulsar_lifecycle.model import MessagePosition, Namespace
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.plans import delete_records_plan
 from pulsar_lifecycle.records.plans.delete_records_plan import RECORDS, RecordsError
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind
@@ -241,7 +242,7 @@ def _denial(ports: Ports, topic: TopicPartition) -> Refusal | None:
         ports.admin.check_admin(topic)
     except AccessDenied as error:
         text = f"our role is no admin of tenant {topic.namespace.tenant}: {error}"
-        return Refusal.plain(RecordsError.NOT_AUTHORIZED, text)
+        return Refusal(RecordsError.NOT_AUTHORIZED, Why(Code.TENANT_DENIED, text))
     except NotFound:
         return None  # what there is, its z-nodes say
     except LifecycleError as error:
@@ -255,7 +256,7 @@ def _unknown(brokers: BrokerAnswers) -> Refusal | None:
     if not brokers.brokers.error:
         return None
     text = f"our role may not ask brokers what they have loaded: {brokers.brokers.error}"
-    return Refusal.plain(RecordsError.NOT_AUTHORIZED, text)
+    return Refusal(RecordsError.NOT_AUTHORIZED, Why(Code.BROKERS_DENIED, text))
 
 
 def row_of(

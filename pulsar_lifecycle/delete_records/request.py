@@ -15,6 +15,7 @@ from typing import Literal
 
 from pulsar_lifecycle.errors import CorruptFormat, UsageError
 from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 
 TopicPartition = Topic
@@ -155,19 +156,38 @@ class Absence:
         return self.presence is Presence.GONE
 
 
+class Lacks(StrEnum):
+    """What an answer lacks: the code of a partition with error ``TimeoutException`` whose apply refused nothing."""
+
+    NOT_KEPT = "not_kept"
+    """Its low watermark is not kept with the topic yet, or is below the one that is asked for."""
+    LISTED = "listed"
+    """Its topic lists a ledger that is to go."""
+    DELETION = "deletion"
+    """A deletion run has yet to come: run `delete_pending`, or wait for it."""
+    SENT_BACK = "sent_back"
+    """The last deletion run sent the message of a ledger back; the reason says why."""
+    MESSAGE = "message"
+    """No message of ours asks for a ledger that is there: apply a plan of leaked ledgers."""
+    REQUEST = "request"
+    """This journal knows no request that raised its low watermark: what that one deleted is not known here."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeleteRecordsResult:
-    """What became of one partition: its low watermark, or -1 with the error and its sentence.
+    """What became of one partition: its low watermark, or -1 with the error, the code behind it and their sentence.
 
     A low watermark is given only once everything below it that could go whole is gone, on every replica.
     ``first_readable``: from where on brokers could show messages at that moment; where it is below the low watermark,
     the ledger that both lie in holds messages above it, too, and stays.
-    ``remaining``: with an error, the ledgers that are to be gone and are not proven to be.
+    ``code``: a rule's, a :class:`Lacks`, or the ``presence`` of the first of the ledgers ``remaining``: those are to be
+    gone, and are not proven to be.
     """
 
     low_watermark: MessagePosition | Literal[-1]
     error: RecordsError | None = None
     reason: str = ""
+    code: str = ""
     first_readable: MessagePosition | None = field(default=None, compare=False)
     remaining: tuple[Absence, ...] = field(default=(), compare=False)
 
@@ -180,9 +200,9 @@ class DeleteRecordsResult:
         return f"messages from {self.first_readable} up to {mark} remain readable: ledgers go whole"
 
 
-def failed(error: RecordsError, reason: str, remaining: Sequence[Absence] = ()) -> DeleteRecordsResult:
+def failed(error: RecordsError, why: Why, remaining: Sequence[Absence] = ()) -> DeleteRecordsResult:
     """A partition with an error."""
-    return DeleteRecordsResult(NO_WATERMARK, error, reason, remaining=tuple(remaining))
+    return DeleteRecordsResult(NO_WATERMARK, error, why.text, why.code, remaining=tuple(remaining))
 
 
 Results = Mapping[TopicPartition, DeleteRecordsResult]

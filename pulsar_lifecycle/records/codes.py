@@ -132,6 +132,10 @@ class Code(StrEnum):
     """How many entries it has, or another ledger of its topic, is not known."""
     SUBSCRIPTION_MISSING = "subscription_missing"
     """Its topic has no subscription of a name that `consumed_records.subscriptions` has."""
+    TENANT_DENIED = "tenant_denied"
+    """Our role is not admin of its tenant."""
+    BROKERS_DENIED = "brokers_denied"
+    """Our role may not ask brokers what they have loaded: a superuser may."""
     LEDGERS_MISSING = "ledgers_missing"
     """BookKeeper has no ledger that its topic lists: nothing tells the topic from a new one of its name. Produce to it
     once: its broker then adds a ledger."""

@@ -109,6 +109,7 @@ NO_CODES = {
     "GapCode",
     "Harm",
     "IndexFinding",
+    "Lacks",
     "Level",
     "LoadNeed",
     "ObjectKind",

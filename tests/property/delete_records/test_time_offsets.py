@@ -100,8 +100,6 @@ def test_a_time_is_refused_with_the_messages_that_a_search_over_times_would_dele
     refusal = out_of_order(found)
     assert refusal is not None
     assert refusal.error is RecordsError.NOT_MONOTONIC
-    assert f"cut at {cut} and delete {said.at_risk.messages} messages" in refusal.why.text
-    assert f"cuts at {found.position}" in refusal.why.text
 
 
 @given(topics(ANY), TIMES)

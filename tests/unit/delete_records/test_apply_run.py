@@ -9,10 +9,10 @@ from uuid import UUID
 import pytest
 
 from pulsar_lifecycle.delete_records.apply_run import Patience
-from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, parse_offset
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks, Options, Presence, parse_offset
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
-from pulsar_lifecycle.errors import RefusedBy, Unavailable, UsageError
+from pulsar_lifecycle.errors import Unavailable, UsageError
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -21,10 +21,12 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from tests.kit.fakes.bookie_admin import status
 from tests.kit.fakes.journal import FakeJournal
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
+from tests.kit.refused import refused_by
 
 
 def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
@@ -153,7 +155,7 @@ def test_bookies_are_not_said_to_have_nothing_of_what_another_lake_deleted() -> 
         (row,) = scene.plan(scene.at(2, 0))
         assert row["leftovers"] == []
         (result,) = scene.apply(asked)
-        assert result.error is RecordsError.TIMEOUT
+        assert (result.error, result.code) == (RecordsError.TIMEOUT, Lacks.REQUEST)
         assert f"its low watermark was {scene.at(2, 0)} by no request that this journal knows" in result.reason
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
     assert scene.apply(asked, dry_run=True)[0].error is RecordsError.TIMEOUT
@@ -176,7 +178,7 @@ def test_a_low_watermark_that_another_lake_raised_between_ours_is_seen() -> None
     scene.cluster.reader.collected[BOOKIE] = {scene.ids[scene.topic][0]}
     raised_by_another_lake(scene)
     scene.plan(scene.at(2, 0))
-    assert "by no request that this journal knows" in scene.apply(Patience(bookies=True))[0].reason
+    assert scene.apply(Patience(bookies=True))[0].code == Lacks.REQUEST
 
 
 def test_a_request_of_ours_that_was_refused_has_not_raised_what_another_lake_did() -> None:
@@ -188,7 +190,7 @@ def test_a_request_of_ours_that_was_refused_has_not_raised_what_another_lake_did
     scene.scan()
     raised_by_another_lake(scene)
     scene.plan(scene.at(2, 0))
-    assert "by no request that this journal knows" in scene.apply(Patience(bookies=True))[0].reason
+    assert scene.apply(Patience(bookies=True))[0].code == Lacks.REQUEST
 
 
 def test_a_low_watermark_of_a_run_that_was_killed_is_ours() -> None:
@@ -198,7 +200,7 @@ def test_a_low_watermark_of_a_run_that_was_killed_is_ours() -> None:
     scene.delete()
     scene.cluster.journal.rows = [row for row in scene.cluster.journal.rows if row.phase != Phase.RAISE]
     scene.plan(scene.at(2, 0))
-    assert "by no request" not in scene.apply(Patience(bookies=True))[0].reason
+    assert scene.apply(Patience(bookies=True))[0].code == Presence.BOOKIES_UNKNOWN
 
 
 def test_a_position_inside_the_first_ledger_raises_the_low_watermark_alone() -> None:
@@ -306,7 +308,7 @@ def test_what_arrives_after_the_plan_stays() -> None:
         assert f"from {ids[-1]}:0 up to {ids[-1]}:10 remain readable" in result.readable_below
     scene.cluster.put(ledger_path(ids[-1]), b"no ledger")
     (result,) = scene.apply(dry_run=True)
-    assert result.error is RecordsError.TIMEOUT
+    assert (result.error, result.code) == (RecordsError.TIMEOUT, Code.LENGTH_UNKNOWN)
     assert f"whether ledger {ids[-1]} may go is not known" in result.reason
 
 
@@ -350,7 +352,7 @@ def test_one_command_scans_again_where_the_newest_scan_was_made_while_a_broker_w
     admin.broker_ids, admin.unreachable = ["broker-1:8080", "broker-2:8080"], {"broker-2:8080"}
     judged_scan.scan(scene.where, "while-it-was-silent")
     admin.unreachable = set()
-    with pytest.raises(RefusedBy, match="not covered"):
+    with refused_by(RefusalCode.SCAN_NOT_COVERED):
         scene.apply()
     assert scene.apply(Patience(answers=7200, finish=True)) == [DeleteRecordsResult(scene.at(2, 3))]
 
@@ -380,8 +382,8 @@ def test_a_bookie_that_cannot_be_made_to_collect_is_said_with_who_waits_for_it(a
     scene.bookies.statuses = away
     scene.plan(scene.at(2, 3))
     (result,) = scene.apply(COLLECTED)
-    assert result.error is RecordsError.TIMEOUT
-    assert f"on_bookie ({BOOKIE})" in result.reason
+    assert (result.error, result.code) == (RecordsError.TIMEOUT, Presence.ON_BOOKIE)
+    assert {one.where for one in result.remaining} == {(BOOKIE,)}
     assert f"bookie {BOOKIE} was not made to collect: " in result.reason
 
 
@@ -395,7 +397,7 @@ def test_a_ledger_that_no_message_asks_for_is_not_waited_for() -> None:
     began = scene.cluster.clock.now_ms()
     (result,) = scene.apply(Patience(answers=7200, finish=True))
     assert (result.error, scene.cluster.exists(ids[1])) == (RecordsError.TIMEOUT, False)
-    assert f"of ours asks for 1 of them, the first: {ids[0]}: apply a plan of leaked ledgers" in result.reason
+    assert (result.code, [one.ledger_id for one in result.remaining]) == (Lacks.MESSAGE, [ids[0]])
     assert scene.cluster.clock.now_ms() < began + 7200 * 1000
     scene.cluster.remove(scene.cluster.path(ids[0]))
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]

@@ -11,7 +11,15 @@ import pytest
 
 from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.delete_records.apply_run import Patience
-from pulsar_lifecycle.delete_records.request import END, Absence, DeleteRecordsResult, Offset, Presence, Timestamp
+from pulsar_lifecycle.delete_records.request import (
+    END,
+    Absence,
+    DeleteRecordsResult,
+    Lacks,
+    Offset,
+    Presence,
+    Timestamp,
+)
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import Segment
@@ -52,6 +60,7 @@ def test_a_ledger_that_is_cut_and_that_its_broker_trims_must_be_gone_too(offload
         named, scene.object_store = scene.object_store, None
         (result,) = scene.apply(dry_run=True)
         assert [(one.ledger_id, one.presence) for one in result.remaining] == [(ids[2], Presence.OBJECT_UNREAD)]
+        assert result.code == Presence.OBJECT_UNREAD
         assert "one of object_store.buckets in these settings" in result.reason
         scene.object_store = named
         objects.delete_many(BUCKET, [data])
@@ -130,7 +139,7 @@ def test_a_compacted_view_that_a_broker_left_behind_must_be_gone_too() -> None:
     scene.delete()
     (result,) = scene.apply()
     assert (result.low_watermark, result.error) == (-1, RecordsError.TIMEOUT)
-    assert f"the first: {view}: apply a plan of leaked ledgers" in result.reason
+    assert (result.code, [one.ledger_id for one in result.remaining]) == (Lacks.MESSAGE, [view])
     scene.cluster.remove(scene.cluster.path(view))
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
 
@@ -141,15 +150,17 @@ def test_messages_that_another_installation_took_are_not_waited_for() -> None:
     ids = scene.ids[scene.topic]
     scene.plan(scene.at(2, 0))
     (result,) = scene.apply()
-    assert "run `delete_pending`" in result.reason
+    assert result.code == Lacks.DELETION
+    assert "are not proven gone, the first: " in result.reason
+    assert result.reason.endswith("; run `delete_pending`, or wait for it, then ask again")
     scene.cluster.deletion_topics.waiting.clear()
     (result,) = scene.apply(dry_run=True)
-    assert result.error is RecordsError.TIMEOUT
-    assert f"no message of ours asks for 2 of them, the first: {ids[0]}" in result.reason
+    assert (result.error, result.code) == (RecordsError.TIMEOUT, Lacks.MESSAGE)
+    assert f"no message of ours asks for 2 of them, the first: {ids[0]}: apply a plan of leaked" in result.reason
     scans = len(scene.scans)
     began = scene.cluster.clock.now_ms()
     (result,) = scene.apply(Patience(answers=7200, finish=True))
-    assert f"no message of ours asks for 2 of them, the first: {ids[0]}" in result.reason
+    assert (result.code, [one.ledger_id for one in result.remaining]) == (Lacks.MESSAGE, ids[:2])
     assert (scene.cluster.clock.now_ms() - began) < 7_200_000
     assert len(scene.scans) == scans
 
@@ -164,6 +175,7 @@ def test_an_answer_says_why_a_deletion_run_sent_the_messages_back() -> None:
     scene.cluster.put(path, b"")
     scene.delete()
     (result,) = scene.apply(dry_run=True)
+    assert result.code == Lacks.SENT_BACK
     assert "sent 1 of them back, ledger" in result.reason
     assert result.reason.endswith(f"{ids[1]}: under-replicated")
     scene.cluster.remove(path)
@@ -197,6 +209,7 @@ def test_a_bookie_that_does_not_answer_proves_nothing_and_there_is_a_way_out() -
     (result,) = scene.apply(Patience(bookies=True))
     assert result.error is RecordsError.TIMEOUT
     assert {(one.presence, one.where) for one in result.remaining} == {(Presence.BOOKIE_UNANSWERED, (BOOKIE,))}
+    assert result.code == Presence.BOOKIE_UNANSWERED
     assert "decommissioned never answers" in result.reason
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
 
