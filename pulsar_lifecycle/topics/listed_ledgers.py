@@ -90,10 +90,10 @@ def copy_rule(offload: OffloadContext, context: findings.Context) -> Why | None:
     bucket = offload.driver_metadata.get("bucket", "")
     if (offload.driver_name or "").lower() not in S3_DRIVERS:
         text = f"its offloaded copy is of driver {offload.driver_name}: only those of aws-s3 and S3 can be deleted"
-        return Why(Code.COPY_KEPT, text)
+        return Why(Code.OTHER_DRIVER, text)
     if bucket not in context.offload_buckets:
         text = f"its offloaded copy is in bucket {bucket!r}, which is not one of object_store.buckets"
-        return Why(Code.COPY_KEPT, text)
+        return Why(Code.NO_BUCKET, text)
     return None
 
 
@@ -101,7 +101,7 @@ def kept_copy(item: LedgerInfo, copy: BookKeeperCopy | None, context: findings.C
     """Why a deletion run would keep a copy of a listed ledger, so that it stays listed; None if there is no reason."""
     offload = item.offload
     if offload and offload.segments:
-        return Why(Code.COPY_KEPT, "streaming offload: which of its objects are whole is not known")
+        return Why(Code.STREAMING, "streaming offload: which of its objects are whole is not known")
     if offload and (offload.complete or offload.bookkeeper_deleted):
         if not (offload.complete and offload.uuid and offload.driver_name):
             return Why(Code.COPY_KEPT, "its offload context is not whole: where the copy is cannot be said")

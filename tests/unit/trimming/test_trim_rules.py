@@ -155,26 +155,28 @@ def test_what_the_topic_does_not_list_is_said_so() -> None:
 
 def test_an_open_offload_attempt_of_a_broker_holds_the_whole_topic() -> None:
     """Taking ledger 1 off the list would fence the broker, and end what it is at."""
-    (why,) = set(stays(info(1, 2, 3, 4, offload={2: context_of(complete=False)}), {1, 2, 3}).values())
-    assert why
-    assert why.code is Stays.TOPIC
-    assert f"offload attempt {UUID_1} of ledger 2" in why.text
+    found = info(1, 2, 3, 4, offload={2: context_of(complete=False)})
+    own = listed_ledgers.open_attempt(found)
+    assert own
+    assert own.code is Code.BROKERS_ATTEMPT
+    assert stays(found, {1, 2, 3}) == dict.fromkeys((1, 2, 3), Why(Stays.TOPIC, own.text))
 
 
 @pytest.mark.parametrize(
-    ("offload", "reason"),
+    "offload",
     [
-        (context_of(uuid=None), "not whole"),
-        (context_of(driver_name=None), "not whole"),
-        (context_of(complete=False, uuid=None, bookkeeper_deleted=True), "not whole"),
-        (context_of(segments=(OffloadSegment(UUID_1, True, 1, 1, 1, "aws-s3", {}),)), "streaming"),
+        context_of(uuid=None),
+        context_of(driver_name=None),
+        context_of(complete=False, uuid=None, bookkeeper_deleted=True),
+        context_of(segments=(OffloadSegment(UUID_1, True, 1, 1, 1, "aws-s3", {}),)),
     ],
 )
-def test_a_copy_that_cannot_be_named_holds_its_ledger(offload: OffloadContext, reason: str) -> None:
-    why = stays(info(1, 2, offload={1: offload}), {1})[1]
-    assert why
-    assert why.code is Stays.COPY
-    assert reason in why.text
+def test_a_copy_that_cannot_be_named_holds_its_ledger(offload: OffloadContext) -> None:
+    found = info(1, 2, offload={1: offload})
+    own = listed_ledgers.kept_copy(found.ledgers[0], copies(1)[1], CONTEXT)
+    assert own
+    assert own.code is (Code.STREAMING if offload.segments else Code.COPY_KEPT)
+    assert stays(found, {1}) == {1: Why(Stays.COPY, own.text)}
 
 
 def test_an_attempt_that_never_began_holds_nothing() -> None:
@@ -189,22 +191,22 @@ def test_an_offloaded_ledger_needs_no_copy_in_bookkeeper_once_that_is_deleted() 
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    "changes",
     [
-        ({"problem": "unread", "error": "no permission"}, "no permission"),
-        ({"application": None}, "does not call it a topic's data"),
-        ({"component": "schema"}, "does not call it a topic's data"),
-        ({"cursor": "s"}, "does not call it a topic's data"),
-        ({"managed_ledger": "acme/orders/persistent/other"}, "of acme/orders/persistent/other"),
-        ({"state": "OPEN"}, "never closed"),
+        {"problem": "unread", "error": "no permission"},
+        {"application": None},
+        {"component": "schema"},
+        {"cursor": "s"},
+        {"managed_ledger": "acme/orders/persistent/other"},
+        {"state": "OPEN"},
     ],
 )
-def test_what_the_deletion_run_would_keep_stays_listed(changes: dict[str, Any], reason: str) -> None:
+def test_what_the_deletion_run_would_keep_stays_listed(changes: dict[str, Any]) -> None:
     known = {1: listed_ledgers.copy_of(1, row(1, **changes), TOPIC)}
-    why = stays(info(1, 2), {1}, copies=known)[1]
-    assert why
-    assert why.code is Stays.COPY
-    assert reason in why.text
+    own = known[1].problem
+    assert own
+    assert own.code is Code.NOT_IN_BOOKKEEPER
+    assert stays(info(1, 2), {1}, copies=known) == {1: Why(Stays.COPY, own.text)}
 
 
 def test_an_under_replicated_ledger_stays() -> None:
@@ -217,24 +219,22 @@ def test_an_under_replicated_ledger_stays() -> None:
 
 @pytest.mark.parametrize("bookkeeper_deleted", [False, True])
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "code"),
     [
-        ({"driver_name": "google-cloud-storage"}, "driver google-cloud-storage"),
-        ({"driver_name": "filesystem", "driver_metadata": {}}, "driver filesystem"),
-        ({"driver_metadata": {"bucket": "other"}}, "bucket 'other', which is not one of object_store.buckets"),
-        ({"driver_metadata": {}}, "bucket ''"),
-        ({"driver_name": "S3"}, ""),
+        ({"driver_name": "google-cloud-storage"}, Code.OTHER_DRIVER),
+        ({"driver_name": "filesystem", "driver_metadata": {}}, Code.OTHER_DRIVER),
+        ({"driver_metadata": {"bucket": "other"}}, Code.NO_BUCKET),
+        ({"driver_metadata": {}}, Code.NO_BUCKET),
+        ({"driver_name": "S3"}, None),
     ],
 )
 def test_an_offloaded_copy_that_no_deletion_run_could_delete_holds_its_ledger(
-    changes: dict[str, Any], reason: str, bookkeeper_deleted: bool
+    changes: dict[str, Any], code: Code | None, bookkeeper_deleted: bool
 ) -> None:
-    offload = context_of(bookkeeper_deleted=bookkeeper_deleted, **changes)
-    why = stays(info(1, 2, offload={1: offload}), {1})[1]
-    assert bool(why) == bool(reason)
-    if why:
-        assert why.code is Stays.COPY
-        assert reason in why.text
+    found = info(1, 2, offload={1: context_of(bookkeeper_deleted=bookkeeper_deleted, **changes)})
+    own = listed_ledgers.kept_copy(found.ledgers[0], copies(1)[1], CONTEXT)
+    assert (own and own.code) is code
+    assert stays(found, {1}) == {1: Why(Stays.COPY, own.text) if own else None}
 
 
 def test_without_an_object_store_no_offloaded_ledger_leaves() -> None:
