@@ -105,7 +105,6 @@ def test_an_undecodable_topic_is_a_gap_whatever_is_acknowledged(root: str) -> No
     ]
     (gap,) = proof(replace(whole, census=tuple(corrupt), acknowledged=("/a/b",)))
     assert (gap.code, gap.where) == (GapCode.ZNODE_UNDECODABLE, "/a/b")
-    assert "no acknowledgement" in gap.text
 
 
 def test_two_tables_that_have_one_topic_say_one_thing_of_it() -> None:
@@ -190,7 +189,7 @@ def test_every_scan_tells_the_time_whatever_its_clock_said(clock: int) -> None:
     assert broken_history(back, [BEFORE]) is None
     found = broken_history(back, [BEFORE, dated])
     assert found
-    assert "at scan dated it was 0x96" in found.text
+    assert found.code is GapCode.HISTORY_BROKEN
     assert broken_history(replace(back, zxid=151), [BEFORE, dated]) is None
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.codes import Why, why_refused
 from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.refusals import RefusalCode
+from pulsar_lifecycle.records.store_history import WHAT_TO_DO
 from pulsar_lifecycle.scan import history_check
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 from tests.kit.simulated.pipeline import Scan, plan, scan, two_scans
@@ -30,14 +33,20 @@ def issue(cluster: SimulatedCluster) -> int:
     return cluster.ledger(data_tags(TOPIC))
 
 
-def refused(cluster: SimulatedCluster, *scans: Epoch) -> str:
-    """What apply, deletion run, trimming and undo are refused with before they begin; empty if they are not."""
+def refused(cluster: SimulatedCluster, *scans: Epoch) -> Why | None:
+    """Why apply, deletion run, trimming and undo are refused before they begin; None if they are not."""
     store = cluster.open_store(read_only=True)
     try:
         history_check.check_history(store, scans, cluster_fingerprint(store, "/ledgers"), "/ledgers")
-    except Refused as error:
-        return str(error)
-    return ""
+    except RefusedBy as refusal:
+        return why_refused(refusal)
+    return None
+
+
+def went_back(cluster: SimulatedCluster, *scans: Epoch) -> bool:
+    """Whether they are refused as the store is no later state of what the scans saw."""
+    found = refused(cluster, *scans)
+    return found is not None and found.code is RefusalCode.STORE_WENT_BACK
 
 
 def actionable(cluster: SimulatedCluster, now: Scan, before: Scan) -> bool:
@@ -47,8 +56,8 @@ def actionable(cluster: SimulatedCluster, now: Scan, before: Scan) -> bool:
 def test_a_store_that_goes_on_is_fine(cluster: SimulatedCluster) -> None:
     now, before = two_scans(cluster)
     issue(cluster)
-    assert refused(cluster, now.epoch) == ""
-    assert refused(cluster) == ""
+    assert refused(cluster, now.epoch) is None
+    assert refused(cluster) is None
     assert actionable(cluster, now, before)
 
 
@@ -61,14 +70,16 @@ def test_a_restored_store_is_report_only_and_every_effect_is_refused(cluster: Si
     assert actionable(cluster, now, before)
     cluster.zookeeper.restore(backup, zxid + (1 << 32 if elected else 0))
     why = refused(cluster, now.epoch)
-    assert why.startswith("the metadata store went back in time")
-    assert ("fewer ledger ids" in why) is elected
-    assert "accept-restore" in why
+    assert why
+    assert why.code is RefusalCode.STORE_WENT_BACK
+    counters = history_check.read_counters(cluster.open_store(), now.epoch.fingerprint, "/ledgers")
+    assert (counters.zxid > now.epoch.zxid) is elected
+    assert WHAT_TO_DO in why.text
     cluster.wait(1)
     later = scan(cluster, previous=[before, now])
     assert later.epoch.gaps == (later.epoch.broken,)
     assert not actionable(cluster, later, before)
-    assert refused(cluster, later.epoch) == str(later.epoch.broken)
+    assert refused(cluster, later.epoch) == Why(RefusalCode.STORE_WENT_BACK, str(later.epoch.broken))
 
 
 def test_it_stays_refused_when_the_store_has_caught_up(cluster: SimulatedCluster) -> None:
@@ -80,8 +91,8 @@ def test_it_stays_refused_when_the_store_has_caught_up(cluster: SimulatedCluster
     back = scan(cluster, previous=[before, now])
     for _ in range(20):
         issue(cluster)
-    assert refused(cluster, now.epoch) == ""  # by the counters alone nothing is wrong any more
-    assert refused(cluster, back.epoch)
+    assert refused(cluster, now.epoch) is None  # by the counters alone nothing is wrong any more
+    assert went_back(cluster, back.epoch)
     cluster.wait(1)
     caught_up = scan(cluster, previous=[before, now, back])
     assert caught_up.epoch.gaps == (back.epoch.broken,)
@@ -95,7 +106,7 @@ def test_once_accepted_two_new_scans_begin_afresh(cluster: SimulatedCluster) -> 
     cluster.zookeeper.restore(backup, zxid)
     now, before = two_scans(cluster)
     assert actionable(cluster, now, before)
-    assert refused(cluster, now.epoch) == ""
+    assert refused(cluster, now.epoch) is None
 
 
 def test_our_lease_tells_where_no_id_was_issued_since_the_backup(cluster: SimulatedCluster) -> None:
@@ -104,7 +115,7 @@ def test_our_lease_tells_where_no_id_was_issued_since_the_backup(cluster: Simula
     cluster.put("/pulsar-lifecycle/lease", b"a run")
     now, _ = two_scans(cluster)
     cluster.zookeeper.restore(backup, zxid + (1 << 32))
-    assert "our lease has version 0" in refused(cluster, now.epoch)
+    assert went_back(cluster, now.epoch)
 
 
 def test_a_backup_from_before_our_first_run_is_told_though_more_ids_were_issued_since(
@@ -116,9 +127,9 @@ def test_a_backup_from_before_our_first_run_is_told_though_more_ids_were_issued_
     cluster.zookeeper.restore(backup, zxid + (1 << 32))
     for _ in range(20):
         issue(cluster)
-    assert "our lease's z-node does not exist" in refused(cluster, now.epoch)
+    assert went_back(cluster, now.epoch)
     cluster.put("/pulsar-lifecycle/lease", b"a run")
-    assert "created our lease's z-node" in refused(cluster, now.epoch)
+    assert went_back(cluster, now.epoch)
 
 
 @pytest.mark.parametrize("days", [-30, 30])
@@ -130,8 +141,8 @@ def test_a_scan_is_compared_with_whatever_its_clock_said(cluster: SimulatedClust
     dated = scan(cluster)
     cluster.wait(-24 * days)
     cluster.zookeeper.restore(backup, zxid)
-    assert refused(cluster, before.epoch) == ""
-    assert "back in time" in refused(cluster, before.epoch, dated.epoch)
+    assert refused(cluster, before.epoch) is None
+    assert went_back(cluster, before.epoch, dated.epoch)
 
 
 def test_another_store_is_refused(cluster: SimulatedCluster) -> None:
@@ -139,4 +150,7 @@ def test_another_store_is_refused(cluster: SimulatedCluster) -> None:
     other = SimulatedCluster()
     other.wait(1)
     other.put("/ledgers/INSTANCEID", b"another")
-    assert "its fingerprint is" in refused(other, now.epoch)
+    for _ in range(20):
+        issue(other)  # its counters alone make it a later state
+    assert other.zookeeper.zxid > now.epoch.zxid
+    assert went_back(other, now.epoch)
