@@ -29,7 +29,7 @@ from pulsar_lifecycle.io.bookkeeper.stream import READ_AHEAD
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from pulsar_lifecycle.sources import closed_ledgers
@@ -266,7 +266,9 @@ def test_a_flipped_bit_and_a_replaced_object_are_found(
     ledger = open_offloaded(scene.objects, where)
     scene.objects.put(BUCKET, where.data_key, data, head.metadata)
 
-    assert "is another one" in str(are_whole(scene.objects, [(where, verified)])[0])
+    (other,) = are_whole(scene.objects, [(where, verified)])
+    assert isinstance(other, Why)
+    assert other.code is Code.OTHER_COPY
     with pytest.raises(Conflict):
         ledger.read(0, 0)
     with pytest.raises(Conflict):

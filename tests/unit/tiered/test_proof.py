@@ -23,7 +23,7 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_data, offload_index
 from pulsar_lifecycle.formats.ledger_metadata import Segment
 from pulsar_lifecycle.formats.offload_object import FORMAT_VERSION
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.tiered import upload
 from pulsar_lifecycle.tiered.proof import Origin, find_copy, verify
 from pulsar_lifecycle.tiered.upload import Source
@@ -329,11 +329,19 @@ def test_what_was_verified_is_whole_as_long_as_size_and_etag_stay():
     for key in (DATA, INDEX):
         data, head = copy.data(key), copy.objects.head(BUCKET, key)
         copy.service.put(BUCKET, key, data + b"!", head.metadata, etag=head.etag)
-        assert f"{key} is another one" in str(are_whole(copy.objects, [(LOCATION, verified)])[0])
+        larger = are_whole(copy.objects, [(LOCATION, verified)])[0]
+        assert isinstance(larger, Why)
+        assert larger.code is Code.OTHER_COPY
+        assert f"{key} is another one" in larger.text
         copy.service.put(BUCKET, key, data, head.metadata, etag="other")
-        assert "found" in str(are_whole(copy.objects, [(LOCATION, verified)])[0])
+        other = are_whole(copy.objects, [(LOCATION, verified)])[0]
+        assert isinstance(other, Why)
+        assert other.code is Code.OTHER_COPY
         copy.objects.delete_many(BUCKET, [key])
-        assert str(are_whole(copy.objects, [(LOCATION, verified)])[0]).endswith(f"{key} is not there any more")
+        missing = are_whole(copy.objects, [(LOCATION, verified)])[0]
+        assert isinstance(missing, Why)
+        assert missing.code is Code.OBJECT_MISSING
+        assert missing.text.endswith(f"{key} is not there any more")
         copy.service.put(BUCKET, key, data, head.metadata, etag=head.etag)
     assert are_whole(copy.objects, [(LOCATION, verified)])[0] is None
 

@@ -201,7 +201,7 @@ def test_a_failing_read_is_recorded_however_slow_zookeeper_is_then() -> None:
             raise Overloaded("ZooKeeper answers in 700 ms")
 
     scene.tick = slow
-    with pytest.raises(Unheld, match="could not be told"):
+    with pytest.raises(Unheld):
         scene.release()
     scene.tick = lambda name: None
     words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-check"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -141,8 +142,8 @@ def test_a_run_that_could_not_hold_a_location_while_it_finished_stops_there() ->
         scene.store, Attempt(scene.ids[2], str(TOPIC), uuid4(), "aws-s3", (("bucket", BUCKET),), 5 << 20, "run", now)
     )
     driver = Driver(scene, {})
-    scene.read_check.unheld = "could not be told"
-    with pytest.raises(Unheld, match="could not be told"):
+    scene.read_check.unheld = "why"
+    with pytest.raises(Unheld):
         driver.finish_attempts(CANDIDATES.empty_table(), print)
     assert {one.ledger_id for one in driver.outcomes} == {scene.ids[2]}
 
@@ -265,7 +266,7 @@ def test_what_was_left_to_brokers_is_in_the_journal() -> None:
     record_topics(run, ports, OUTCOMES[1:], Action.OFFLOAD)
     (row,) = scene.cluster.journal.rows
     assert (row.topic, row.ledger_id, row.action, row.phase) == (str(TOPIC), -1, "offload", "offload")
-    assert (row.outcome, row.bytes, '"ledgers": 19' in row.detail) == (Outcome.LEFT_TO_BROKER, 190, True)
+    assert (row.outcome, row.bytes, json.loads(row.detail)["ledgers"]) == (Outcome.LEFT_TO_BROKER, 190, 19)
 
 
 def test_a_copy_that_failed_its_proof_fails_the_run_and_comes_first() -> None:
