@@ -210,7 +210,7 @@ def test_a_store_that_went_back_is_report_only_until_it_is_accepted(
     assert not pipeline.plan(back).summary.actionable
 
     main_exit(pipeline, "accept-restore", "the test did it")
-    with refused_by(RefusalCode.SCAN_GONE, "accept-restore"):
+    with refused_by(RefusalCode.SCAN_GONE):
         pipeline.apply(pipeline.order(planned))
     pipeline.scan()
     fresh = pipeline.plan(pipeline.scan())

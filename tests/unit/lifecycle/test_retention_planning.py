@@ -14,7 +14,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.gaps import Gap
+from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans import retention_plan
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.topics.retention_now import undecodable_policies
@@ -187,7 +187,8 @@ def test_policies_that_only_the_brokers_have_must_be_theirs_all(scene: Retention
     summary, rows = plan(scene)
     assert rows == []
     assert not summary.actionable
-    assert "the brokers differ in defaultRetentionTimeInMinutes" in summary.gaps[-1].text
+    assert summary.gaps[-1].code is GapCode.POLICIES_UNKNOWN
+    assert "defaultRetentionTimeInMinutes" in summary.gaps[-1].text
 
 
 def test_policies_of_topics_that_are_kept_elsewhere_are_not_known(scene: RetentionScene) -> None:
@@ -197,6 +198,7 @@ def test_policies_of_topics_that_are_kept_elsewhere_are_not_known(scene: Retenti
     summary, rows = plan(scene)
     assert rows == []
     assert not summary.actionable
+    assert summary.gaps[-1].code is GapCode.POLICIES_UNKNOWN
     assert "com.acme.Policies" in summary.gaps[-1].text
     assert set(stored(scene).values()) == {(None, "unknown_policy")}  # of both ledgers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -76,10 +77,7 @@ def test_topics_are_spread_over_tasks_and_all_repaired(scene: DelayedScene, orde
     assert len(done) == TOPICS + 1
     assert len(tasks.pieces) == AT_ONCE
     rows = [row for row in scene.servers.journal.rows if row.outcome is Outcome.DONE and row.topic.endswith("/t0")]
-    assert {row.reason.partition(":")[0] for row in rows if row.action is Action.REPAIR_INDEX} == {
-        "subscription s",
-        "subscription u",
-    }
+    assert {json.loads(row.detail)["subscription"] for row in rows if row.action is Action.REPAIR_INDEX} == {"s", "u"}
     topics = [{row["topic"] for rows in piece for row in rows} for piece in tasks.pieces]
     assert sum(map(len, topics)) == len(set().union(*topics)) == TOPICS
 

@@ -16,6 +16,7 @@ from pulsar_lifecycle.deletion.undo.undone import Undone, UndoPorts
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState, Segment
+from pulsar_lifecycle.ports.ledgers import ReplicaCheck
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
@@ -34,6 +35,12 @@ def scene() -> Scene:
 
 def codes(done: Iterable[Undone]) -> list[StrEnum | None]:
     return [one.why and one.why.code for one in done]
+
+
+def checked(one: Undone) -> ReplicaCheck:
+    """What its bookies said."""
+    assert one.check
+    return one.check
 
 
 def test_whole_ledgers_come_back_with_their_bytes_and_are_restored_after_a_second_check(scene: Scene) -> None:
@@ -103,14 +110,16 @@ def test_one_entry_without_any_replica_is_past_saving(scene: Scene) -> None:
     scene.collect(scene.ids[0], A, B)  # entries 0, 3, 6 and 9 were on these two alone
     done = scene.undo()
     assert (done[scene.ids[0]].outcome, codes([done[scene.ids[0]]])) == (Outcome.LOST, [Code.ENTRIES_LOST])
-    assert "4 on no bookie any more" in done[scene.ids[0]].reason
+    assert checked(done[scene.ids[0]]).lost == 4
 
 
 def test_what_one_bookie_lost_is_restored_and_said_to_be_under_replicated(scene: Scene) -> None:
     scene.collect(scene.ids[0], B)
     done = scene.undo()
     assert outcomes(done) == [Outcome.RESTORED] * 3
-    assert "under-replicated" in done[scene.ids[0]].reason
+    thin = checked(done[scene.ids[0]])
+    assert (thin.lost, sorted(thin.missing)) == (0, [B])
+    assert f"{thin.thin} under-replicated, missing on {B}" in done[scene.ids[0]].reason
 
 
 def test_a_silent_bookie_is_refused_unless_the_operator_allows_it(scene: Scene) -> None:
@@ -121,6 +130,7 @@ def test_a_silent_bookie_is_refused_unless_the_operator_allows_it(scene: Scene) 
     done = scene.undo(accept_unknown=True)
 
     assert outcomes(done) == [Outcome.RESTORED] * 3
+    assert set(checked(done[scene.ids[0]]).unanswered) == {C}
     assert "no answer: bookie c:3181: timed out" in done[scene.ids[0]].reason
 
 

@@ -13,6 +13,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.gaps import GapCode
 from tests.kit.builders import A_GAP
 from tests.kit.scenes.lifecycle.load_runs import OWN, plan, stored
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
@@ -231,6 +232,7 @@ def test_brokers_that_differ_make_the_plan_a_report(scene: LoadScene) -> None:
     scene.servers.wait(1)
     summary, _ = plan(scene)
     assert not summary.actionable
+    assert summary.gaps[-1].code is GapCode.POLICIES_UNKNOWN
     assert "subscriptionExpirationTimeMinutes" in summary.gaps[-1].text
 
 
