@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pulsar
 from kazoo.client import KazooClient
 
 from pulsar_lifecycle.deletion import deletion_run
@@ -44,7 +45,7 @@ from pulsar_lifecycle.runs.cluster import Cluster as Where
 from pulsar_lifecycle.settings import PulsarSettings, ZooKeeperSettings, load_settings
 from resources.lifecycle import LifecycleResource
 from sandbox.clients import Admin, wait_for
-from sandbox.cluster import Cluster
+from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import znodes
 from sandbox.servers import archives
 from sandbox.servers.toolchain import SandboxError, java
@@ -95,6 +96,18 @@ def settings_file(
     target = folder / "lifecycle.toml"
     target.write_text("\n".join(lines) + "\n")
     return target
+
+
+def object_store(sandbox: Cluster) -> dict[str, Any]:
+    """The sandbox's bucket, as a section of settings."""
+    return {
+        "endpoint": sandbox.state.as_json()["s3"]["endpoint"],
+        "access_key": {"file": str(sandbox.data / "s3-access-key")},
+        "secret_key": {"file": str(sandbox.data / "s3-secret-key")},
+        "buckets": [BUCKET],
+        "addressing": "path",
+        "exclusive": True,
+    }
 
 
 def _toml(value: Any) -> str:
@@ -262,6 +275,21 @@ def existing(sandbox: Cluster, ids: Iterable[int]) -> set[int]:
     """Those ledgers that have a z-node."""
     with sandbox.metadata() as zk:
         return {ledger for ledger in ids if zk.exists(znodes.ledger_znode(ledger))}
+
+
+def listed(sandbox: Cluster, topic: str) -> list[int]:
+    """The ledgers on the topic's list, oldest first."""
+    with sandbox.metadata() as zk:
+        return sorted(znodes.listed_ledgers(zk, topic))
+
+
+def read_all(client: pulsar.Client, topic: str, count: int) -> list[bytes]:
+    """What a reader gets of a topic, which has so many messages and no more."""
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    found = [reader.read_next(60_000).data() for _ in range(count)]
+    assert not reader.has_message_available()
+    reader.close()
+    return found
 
 
 def wait_until_unloaded_counts(since: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
 from uuid import uuid4
 
 import pulsar
@@ -28,7 +27,7 @@ from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import plant
 from tests.integration import pipeline as driving
 from tests.integration.killed_run import Step, strike
-from tests.integration.pipeline import Pipeline, existing, new_namespace, waiting
+from tests.integration.pipeline import Pipeline, existing, new_namespace, object_store, waiting
 
 pytestmark = pytest.mark.integration
 
@@ -71,17 +70,6 @@ def leaked(sandbox: Cluster, topic: str, count: int) -> list[PendingDeleteLedger
     return [
         PendingDeleteLedgerInfo(topic_name=topic, component=LedgerComponent.MANAGED_LEDGER, ledger_id=i) for i in ids
     ]
-
-
-def with_object_store(sandbox: Cluster) -> dict[str, Any]:
-    return {
-        "endpoint": sandbox.state.as_json()["s3"]["endpoint"],
-        "access_key": {"file": str(sandbox.data / "s3-access-key")},
-        "secret_key": {"file": str(sandbox.data / "s3-secret-key")},
-        "buckets": [BUCKET],
-        "addressing": "path",
-        "exclusive": True,
-    }
 
 
 def in_retry_topic(sandbox: Cluster) -> list[Received]:
@@ -127,7 +115,7 @@ def test_a_flood_that_must_wait_hides_nothing_and_is_settled_once_it_can_be(
     again = pipeline.scan_and_delete("still without")
     assert {(o.outcome, o.ledgers) for o in again} == {("waiting", MANY)}, again
 
-    mended = pipelines({"deletion": deletion, "object_store": with_object_store(narrow)}, lake=pipeline.lake)
+    mended = pipelines({"deletion": deletion, "object_store": object_store(narrow)}, lake=pipeline.lake)
     found = mended.scan_and_delete("with")
     assert {(o.outcome, o.ledgers) for o in found} == {("gone", MANY)}, found
     wait_for("the acknowledgements to arrive", lambda: waiting(narrow) == 0)
@@ -149,7 +137,7 @@ def test_a_run_killed_between_copy_and_acknowledgement_loses_nothing(
     copies = Counter(one.info.ledger_id for one in in_retry_topic(narrow) if one.info)
     assert copies
     assert waiting(narrow) == len(messages) + copies.total()  # nothing was acknowledged
-    mended = pipelines({"object_store": with_object_store(narrow)}, lake=pipeline.lake)
+    mended = pipelines({"object_store": object_store(narrow)}, lake=pipeline.lake)
     wait_for("the killed run's session to end", lambda: _lease_is_free(mended))
     found = mended.scan_and_delete("rerun")
     assert {(o.outcome, o.ledgers) for o in found} == {("gone", len(messages) + copies.total())}, found

@@ -18,7 +18,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import PulsarSettings
 from sandbox.clients import Admin
 from sandbox.cluster import Cluster
-from sandbox.planting import topics, znodes
+from sandbox.planting import topics
 from tests.integration.pipeline import Pipeline, settings_file
 
 CONTENTS = topics.payloads(70)
@@ -65,12 +65,6 @@ def planned(pipeline: Pipeline) -> tuple[PlanSummary, dict[str, dict[str, Any]]]
     lake = pipeline.where.lake
     batches = lake.batches(lake.parts(epoch.epoch_id, TABLE), TOPICS_TO_LOAD.names)
     return summary, {row["topic"]: row for batch in batches for row in batch.to_pylist()}
-
-
-def listed(cluster: Cluster, topic: str) -> list[int]:
-    """The ledgers that a topic lists."""
-    with cluster.metadata() as zk:
-        return sorted(znodes.listed_ledgers(zk, topic))
 
 
 def notes(cluster: Cluster) -> list[str]:

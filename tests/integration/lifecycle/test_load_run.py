@@ -27,11 +27,12 @@ from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics
 from tests.integration.killed_run import Step, strike
-from tests.integration.lifecycle.loads import CONTENTS, filled, listed, no_retention, notes, pipeline_of, planned
+from tests.integration.lifecycle.loads import CONTENTS, filled, no_retention, notes, pipeline_of, planned
 from tests.integration.lifecycle.retention import close_earlier, loaded, retention
 from tests.integration.pipeline import (
     STATS_INTERVAL,
     Pipeline,
+    listed,
     new_namespace,
     wait_listed,
     wait_unlisted,

@@ -21,10 +21,10 @@ from pulsar_lifecycle.runs.caps import Order
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import znodes
-from tests.integration.lifecycle.loads import broker_id, filled, listed, no_retention, notes, pipeline_of, planned
+from tests.integration.lifecycle.loads import broker_id, filled, no_retention, notes, pipeline_of, planned
 from tests.integration.lifecycle.relay import Relay, relaying
 from tests.integration.lifecycle.retention import loaded
-from tests.integration.pipeline import new_namespace, wait_unlisted, wait_until_unloaded_counts
+from tests.integration.pipeline import listed, new_namespace, wait_unlisted, wait_until_unloaded_counts
 
 pytestmark = pytest.mark.integration
 

@@ -22,11 +22,11 @@ from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from sandbox.planting import topics, znodes
+from sandbox.planting import topics
 from tests.integration.jobs import Jobs
 from tests.integration.killed_run import killed_after
 from tests.integration.lifecycle.retention import BUNDLES, close_earlier, loaded, retention
-from tests.integration.pipeline import Pipeline, new_namespace, wait_unlisted, wait_until_unloaded_counts
+from tests.integration.pipeline import Pipeline, listed, new_namespace, wait_unlisted, wait_until_unloaded_counts
 
 pytestmark = pytest.mark.integration
 
@@ -44,11 +44,6 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def sandbox(production: Cluster) -> Cluster:
     return production
-
-
-def listed(sandbox: Cluster, topic: str) -> list[int]:
-    with sandbox.metadata() as zk:
-        return sorted(znodes.listed_ledgers(zk, topic))
 
 
 def contents(client: pulsar.Client, topic: str) -> list[bytes]:

@@ -21,7 +21,7 @@ from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.trimming.trim_rules import Stays
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
-from sandbox.planting import topics, znodes
+from sandbox.planting import topics
 from tests.integration.jobs import Jobs
 from tests.integration.killed_run import Step, strike
 from tests.integration.lifecycle.retention import ROOTS, backlog, close_earlier, loaded, retention
@@ -29,7 +29,9 @@ from tests.integration.pipeline import (
     Pipeline,
     at_rest,
     existing,
+    listed,
     new_namespace,
+    read_all,
     transactions,
     wait_listed,
     wait_unlisted,
@@ -44,19 +46,6 @@ SETTINGS = {
     "orphans": {"grace_period": "7d"},  # what the first phase marked must not wait for it
     "deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1},
 }
-
-
-def listed(sandbox: Cluster, topic: str) -> list[int]:
-    with sandbox.metadata() as zk:
-        return sorted(znodes.listed_ledgers(zk, topic))
-
-
-def read_all(client: pulsar.Client, topic: str, count: int) -> list[bytes]:
-    reader = client.create_reader(topic, pulsar.MessageId.earliest)
-    found = [reader.read_next(60_000).data() for _ in range(count)]
-    assert not reader.has_message_available()
-    reader.close()
-    return found
 
 
 def killed(pipeline: Pipeline, plan: PlanSummary, about: str) -> None:

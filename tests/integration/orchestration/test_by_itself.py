@@ -23,7 +23,7 @@ from sandbox.planting import plant, topics, znodes
 from tests.integration import pipeline as driving
 from tests.integration.delayed_index.delayed import BROKERS, keys_of, planted
 from tests.integration.orchestration.deployment import ENDED, Deployment
-from tests.integration.pipeline import existing, new_namespace, wait_unlisted
+from tests.integration.pipeline import existing, listed, new_namespace, wait_unlisted
 from tests.integration.tiered.offloads import contexts, s3_client, with_bucket
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
@@ -81,11 +81,6 @@ def settings(sandbox: Cluster, folder: Path, own: dict[str, str]) -> Path:
         "delayed_index": {"namespaces": [own["delayed_index"]], "brokers": BROKERS},
     }
     return driving.settings_file(sandbox, folder, more)
-
-
-def listed(sandbox: Cluster, topic: str) -> list[int]:
-    with sandbox.metadata() as zk:
-        return sorted(znodes.listed_ledgers(zk, topic))
 
 
 def scene_of(sandbox: Cluster, own: dict[str, str], config: Path) -> Scene:

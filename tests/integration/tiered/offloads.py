@@ -36,7 +36,7 @@ from pulsar_lifecycle.tiered.proof import verify
 from pulsar_lifecycle.tiered.upload import Source
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import znodes
-from tests.integration.pipeline import Pipeline
+from tests.integration.pipeline import Pipeline, object_store
 
 BROKERS = {
     "managedLedgerOffloadDriver": "aws-s3",
@@ -50,15 +50,7 @@ BROKERS = {
 def with_bucket(sandbox: Cluster, **offload: Any) -> dict[str, dict[str, Any]]:
     """Sections of settings: the sandbox's bucket, and ``offload`` beside what offloading needs there."""
     return {
-        "object_store": {
-            "endpoint": sandbox.state.as_json()["s3"]["endpoint"],
-            "access_key": {"file": str(sandbox.data / "s3-access-key")},
-            "secret_key": {"file": str(sandbox.data / "s3-secret-key")},
-            "buckets": [BUCKET],
-            "addressing": "path",
-            "sign_payload": False,
-            "exclusive": True,
-        },
+        "object_store": {**object_store(sandbox), "sign_payload": False},
         "offload": {"brokers": BROKERS, "release": "ours", "deletion_lag": 0, "waive_read_check": True, **offload},
     }
 

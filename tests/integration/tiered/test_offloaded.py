@@ -35,7 +35,7 @@ from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import znodes
 from sandbox.servers.state import CLUSTER
 from tests.integration import pipeline as driving
-from tests.integration.pipeline import Pipeline, new_namespace
+from tests.integration.pipeline import Pipeline, new_namespace, object_store
 
 pytestmark = pytest.mark.integration
 
@@ -133,15 +133,7 @@ def place(sandbox: Cluster) -> Iterator[NamespaceLocation]:
 
 @pytest.fixture
 def pipeline(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Pipeline:
-    store = {
-        "endpoint": sandbox.state.as_json()["s3"]["endpoint"],
-        "access_key": {"file": str(sandbox.data / "s3-access-key")},
-        "secret_key": {"file": str(sandbox.data / "s3-secret-key")},
-        "buckets": [BUCKET],
-        "addressing": "path",
-        "exclusive": True,
-    }
-    return pipelines({"object_store": store})
+    return pipelines({"object_store": object_store(sandbox)})
 
 
 def mark(pipeline: Pipeline, attempt: Attempt) -> None:

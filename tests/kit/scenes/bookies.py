@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.settings import BookKeeperSettings
@@ -74,3 +77,11 @@ def register(store: FakeStore, path: str, port: int) -> None:
 
 def length_up_to(entry_id: int) -> int:
     return sum(len(b"payload %d" % e) for e in range(entry_id + 1))
+
+
+def three_bookies() -> Iterator[ThreeBookies]:
+    """To make a fixture of: they listen until its test ends."""
+    with ExitStack() as stack:
+        cluster = ThreeBookies([stack.enter_context(BookieServer(batch_limit=40)) for _ in range(3)])
+        stack.callback(cluster.reader.close)
+        yield cluster

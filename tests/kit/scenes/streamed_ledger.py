@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 from pulsar_lifecycle.formats import striping
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
@@ -81,3 +83,11 @@ class FiveBookies:
 def some(count: int, seed: int = 1) -> list[bytes]:
     chance = random.Random(seed)
     return [chance.randbytes(chance.choice((0, 1, 50, 300, 2_000))) for _ in range(count)]
+
+
+def five_bookies() -> Iterator[FiveBookies]:
+    """To make a fixture of: they listen until its test ends."""
+    with ExitStack() as stack:
+        cluster = FiveBookies([stack.enter_context(BookieServer()) for _ in range(5)])
+        stack.callback(lambda: cluster.reader.close())
+        yield cluster

@@ -16,7 +16,8 @@ from pulsar_lifecycle.topics.offload_policy import (
     refusal,
     warning,
 )
-from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
+from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+from tests.kit.scenes.tiered.offload_candidates import kept
 
 BYTES = "managedLedgerOffloadThresholdInBytes"
 SECONDS = "managedLedgerOffloadThresholdInSeconds"
@@ -278,10 +279,6 @@ def test_namespace_policies_that_are_none(value: Any) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- retention
-
-
-def kept(minutes: int, megabytes: int) -> RetentionPolicy:
-    return RetentionPolicy(minutes, megabytes, Level.NAMESPACE)
 
 
 @pytest.mark.parametrize(

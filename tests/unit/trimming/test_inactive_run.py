@@ -25,15 +25,12 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
+from tests.kit.crash import Crash
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.refused import refused_by
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept, never_deleted
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
 from tests.kit.simulated.cluster import cursor_tags
-
-
-class KilledError(BaseException):
-    """The driver died."""
 
 
 @pytest.fixture
@@ -338,12 +335,12 @@ def test_a_run_that_was_killed_is_ended_by_the_next(scene: ActivityScene, after:
     def dying(topic: Any) -> None:
         if after:
             delete(topic)
-        raise KilledError
+        raise Crash
 
     load = scene.servers.admin.on_load
     scene.servers.admin.on_load = load if after else dying
     scene.servers.admin.on_delete = dying
-    with pytest.raises(KilledError):
+    with pytest.raises(Crash):
         apply(scene, made)
     scene.servers.admin.on_load, scene.servers.admin.on_delete = load, delete
     scene.servers.wait(0.1)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-
 import pytest
 
 from pulsar_lifecycle.errors import (
@@ -22,17 +19,12 @@ from pulsar_lifecycle.ports import Entry
 from pulsar_lifecycle.settings import BookKeeperSettings
 from tests.kit.fakes.bookie_server import BookieServer
 from tests.kit.fakes.metadata_store import FakeZooKeeper
-from tests.kit.scenes.bookies import LEDGER, TOO_MANY_REQUESTS, ThreeBookies, length_up_to
+from tests.kit.scenes.bookies import LEDGER, TOO_MANY_REQUESTS, ThreeBookies, length_up_to, three_bookies
 
 UNAUTHORIZED = 102
 
 
-@pytest.fixture
-def cluster() -> Iterator[ThreeBookies]:
-    with ExitStack() as stack:
-        cluster = ThreeBookies([stack.enter_context(BookieServer(batch_limit=40)) for _ in range(3)])
-        stack.callback(cluster.reader.close)
-        yield cluster
+cluster = pytest.fixture(three_bookies, name="cluster")
 
 
 def expected(first: int, last: int, ledger_id: int = LEDGER) -> list[Entry]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -12,16 +10,9 @@ import pytest
 from pulsar_lifecycle.formats import striping
 from pulsar_lifecycle.formats.ledger_metadata import Segment
 from pulsar_lifecycle.ports import ReplicaCheck
-from tests.kit.fakes.bookie_server import BookieServer
-from tests.kit.scenes.bookies import LEDGER, TOO_MANY_REQUESTS, ThreeBookies
+from tests.kit.scenes.bookies import LEDGER, TOO_MANY_REQUESTS, ThreeBookies, three_bookies
 
-
-@pytest.fixture
-def cluster() -> Iterator[ThreeBookies]:
-    with ExitStack() as stack:
-        cluster = ThreeBookies([stack.enter_context(BookieServer(batch_limit=40)) for _ in range(3)])
-        stack.callback(cluster.reader.close)
-        yield cluster
+cluster = pytest.fixture(three_bookies, name="cluster")
 
 
 # ----------------------------------------------------------------------------------------------------- every replica

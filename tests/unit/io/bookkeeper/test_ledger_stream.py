@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 from hypothesis import given
@@ -16,16 +14,9 @@ from pulsar_lifecycle.formats.ledger_metadata import DigestType, Segment
 from pulsar_lifecycle.io.bookkeeper import stream as ledger_stream
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.settings import BookKeeperSettings
-from tests.kit.fakes.bookie_server import BookieServer
-from tests.kit.scenes.streamed_ledger import LEDGER, STRIPINGS, FiveBookies, some
+from tests.kit.scenes.streamed_ledger import LEDGER, STRIPINGS, FiveBookies, five_bookies, some
 
-
-@pytest.fixture
-def cluster() -> Iterator[FiveBookies]:
-    with ExitStack() as stack:
-        cluster = FiveBookies([stack.enter_context(BookieServer()) for _ in range(5)])
-        stack.callback(lambda: cluster.reader.close())
-        yield cluster
+cluster = pytest.fixture(five_bookies, name="cluster")
 
 
 @pytest.mark.usefixtures("small_batches")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -13,17 +11,12 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, Sto
 from pulsar_lifecycle.formats import entry, striping
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, Segment
 from tests.kit.fakes.bookie_server import BookieServer
-from tests.kit.scenes.streamed_ledger import LEDGER, STRIPINGS, FiveBookies, some
+from tests.kit.scenes.streamed_ledger import LEDGER, STRIPINGS, FiveBookies, five_bookies, some
 
 TOO_MANY_REQUESTS = 106
 
 
-@pytest.fixture
-def cluster() -> Iterator[FiveBookies]:
-    with ExitStack() as stack:
-        cluster = FiveBookies([stack.enter_context(BookieServer()) for _ in range(5)])
-        stack.callback(lambda: cluster.reader.close())
-        yield cluster
+cluster = pytest.fixture(five_bookies, name="cluster")
 
 
 @pytest.mark.usefixtures("small_batches")

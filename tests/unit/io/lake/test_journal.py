@@ -24,12 +24,6 @@ from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from tests.kit.builders import NODE, NOON, ROW
-from tests.kit.fakes.journal import FakeJournal
-
-
-@pytest.fixture(params=["files", "fake"])
-def journal(request, tmp_path):
-    return FileJournal(str(tmp_path)) if request.param == "files" else FakeJournal()
 
 
 def test_every_call_has_a_location_of_its_own(journal):

@@ -6,7 +6,6 @@ from uuid import UUID
 
 import pytest
 
-from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.journal.offloads import (
     begun_attempts,
@@ -20,14 +19,8 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Asked, BegunAttempt, Released, Verified
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from tests.kit.builders import NODE, NOON, PROOF, ROW
-from tests.kit.fakes.journal import FakeJournal
 
 ASKED = Asked(ROW.topic)
-
-
-@pytest.fixture(params=["files", "fake"])
-def journal(request, tmp_path):
-    return FileJournal(str(tmp_path)) if request.param == "files" else FakeJournal()
 
 
 def test_what_a_run_deleted_of_offloaded_copies_is_named(journal):

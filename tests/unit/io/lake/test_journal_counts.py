@@ -17,14 +17,8 @@ from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from tests.kit.builders import NOON, ROW
-from tests.kit.fakes.journal import FakeJournal
 
 TOMORROW = NOON + 86_400_000
-
-
-@pytest.fixture(params=["files", "fake"])
-def journal(request, tmp_path):
-    return FileJournal(str(tmp_path)) if request.param == "files" else FakeJournal()
 
 
 def test_deletions_are_counted_per_cluster_also_in_a_batch_over_midnight(journal):

@@ -25,14 +25,11 @@ from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.protection import Protection
+from tests.kit.crash import Crash
 from tests.kit.refused import refused_by
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
 from tests.kit.simulated.cluster import data_tags
-
-
-class KilledError(BaseException):
-    """The driver died."""
 
 
 @pytest.fixture
@@ -314,10 +311,10 @@ def test_a_run_that_was_killed_is_ended_by_the_next(scene: ActivityScene, after:
     def dying(topic: Any, name: str) -> None:
         if after:
             delete(topic, name)
-        raise KilledError
+        raise Crash
 
     scene.servers.admin.on_unsubscribe = dying
-    with pytest.raises(KilledError):
+    with pytest.raises(Crash):
         apply(scene, made)
     assert [row.outcome for row in scene.servers.journal.rows] == [Outcome.BEGUN]
     scene.servers.admin.on_unsubscribe = delete
