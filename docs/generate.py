@@ -1,8 +1,7 @@
 """The parts of reference pages that are made from the code whenever the site is built, as a hook of MkDocs.
 
 Belongs here: turning what the code defines into Markdown. Not here: prose, which stands in the pages, and words about a
-setting, command, job or code, which stand in the code, where the thing is defined. What is made only here cannot become
-stale. What is read of the code is named in this one block.
+setting, command, job or code, which stand where the thing is defined. What is read is named in this one block.
 """
 
 from __future__ import annotations
@@ -112,6 +111,7 @@ ENUMS = (
     ("What takes a backlog away", "pulsar_lifecycle.lifecycle.held.backlog.BacklogEnds"),
     ("What a bookie's disk waits for", "pulsar_lifecycle.lifecycle.bookies.bookie_disk.DiskVerdict"),
     ("What a collection plan does with a bookie", "pulsar_lifecycle.lifecycle.bookies.collection.CollectionChoice"),
+    ("How a bookie's collection ended", "pulsar_lifecycle.lifecycle.bookies.collection.CollectionEnd"),
     ("What stops a collection run", "pulsar_lifecycle.lifecycle.bookies.collection.StopReason"),
     ("What an answer of delete records lacks", "pulsar_lifecycle.delete_records.request.Lacks"),
     ("Where a ledger still is whose records were deleted", "pulsar_lifecycle.delete_records.absence.Presence"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from pulsar_lifecycle.errors import UsageError
-from pulsar_lifecycle.lifecycle.bookies.collection import StopReason
+from pulsar_lifecycle.lifecycle.bookies.collection import CollectionEnd, StopReason
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadStep
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
@@ -28,6 +28,7 @@ from pulsar_lifecycle.words import WordKind
 
 CODES: tuple[type[StrEnum], ...] = (
     Code,
+    CollectionEnd,
     Finding,
     InactiveKept,
     LoadKept,

@@ -105,6 +105,19 @@ class StopReason(StrEnum):
     """A collecting bookie shows no progress for `collection.stalled_after`."""
 
 
+class CollectionEnd(StrEnum):
+    """How a bookie's collection ended, where its outcome does not say it."""
+
+    NOT_COMPACTED = "not_compacted"
+    """Deleted ledgers were collected, and no compaction ran there."""
+    MAJOR_UNKNOWN = "major_unknown"
+    """Whether a major compaction would free much is not known: its metrics have no ledger directory any more."""
+    BEGIN_UNKNOWN = "begin_unknown"
+    """Whether it began what it was told to is not known."""
+    UNCOUNTED = "uncounted"
+    """It answered, and a ledger directory counts no collection since: a proxy answered, or the collection failed."""
+
+
 def cluster_trouble(before: Mapping[str, bool], now: Mapping[str, bool]) -> Why | None:
     """What went wrong with the registered bookies (id -> read-only) since the run began."""
     away = sorted(before.keys() - now.keys())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, RefusedBy
 from pulsar_lifecycle.formats import bookie_racks
@@ -17,6 +18,7 @@ from pulsar_lifecycle.formats.bookie_status import BookieStatus
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, to_compact
 from pulsar_lifecycle.lifecycle.bookies.collection import (
     CollectionChoice,
+    CollectionEnd,
     PlannedCollection,
     Progress,
     StopReason,
@@ -51,7 +53,7 @@ class Collected:
 
     ``freed``: how many bytes more its disks have free, clients writing meanwhile; no more than the entry logs that are
     gone can have had (``collection.in_gone_logs``).
-    ``why`` has a :class:`StopReason` where something stopped the run, else the outcome.
+    ``why`` has a :class:`StopReason` where something stopped the run, or a :class:`CollectionEnd`, else the outcome.
     """
 
     bookie: str
@@ -312,19 +314,22 @@ class CollectionRun:
         ran = compacted(one.told, one.said, major=one.major)
         uncounted = collected_since(one.told, one.said) is False
         if uncounted or not (ran or one.began):
-            text = f"whether it began a {_kind(one.major)} compaction is not known"
+            why = Why(CollectionEnd.BEGIN_UNKNOWN, f"whether it began a {_kind(one.major)} compaction is not known")
             if uncounted and one.began:
                 text = (
                     "it answered, but a ledger directory counts no collection since: does a proxy answer, or does its "
                     "log say that the collection failed?"
                 )
-            self._end(bookie, Outcome.NOT_ANSWERING, Why(Outcome.NOT_ANSWERING, text), watched.pop(bookie))
+                why = Why(CollectionEnd.UNCOUNTED, text)
+            self._end(bookie, Outcome.NOT_ANSWERING, why, watched.pop(bookie))
             return
+        code: StrEnum = Outcome.COLLECTED if ran else CollectionEnd.NOT_COMPACTED
         text = f"{_kind(one.major)} compaction" if ran else "deleted ledgers collected; no compaction ran there"
         if not one.major and one.said.directories is None:
+            code = CollectionEnd.MAJOR_UNKNOWN if ran else code
             text += "; whether a major one would free much is not known: /metrics has no ledger directory any more"
         if one.major or not ran or to_compact(one.said) < self.settings.min_bytes:
-            self._end(bookie, Outcome.COLLECTED, Why(Outcome.COLLECTED, text), watched.pop(bookie))
+            self._end(bookie, Outcome.COLLECTED, Why(code, text), watched.pop(bookie))
             return
         one.major, one.moved_at = True, self.clock.now_ms()
         if why := self._forbidden() or self._held() or self._tell(bookie, one):

@@ -7,6 +7,7 @@ import pytest
 from pulsar_lifecycle.errors import OutcomeUnknown, Unavailable
 from pulsar_lifecycle.lifecycle.bookies.collection import (
     CollectionChoice,
+    CollectionEnd,
     StopReason,
     waves,
 )
@@ -293,7 +294,8 @@ def test_no_compaction_ran_where_the_counters_did_not_move(counted):
     scene.tick = ticks
     found = scene.run()
     assert outcomes(found) == dict.fromkeys("abc", Outcome.COLLECTED)
-    assert "no compaction ran" in found["a"].why.text
+    assert found["a"].why.code is CollectionEnd.NOT_COMPACTED
+    assert found["a"].why.text == "deleted ledgers collected; no compaction ran there"
 
 
 def test_a_pause_stops_before_the_next_bookie():

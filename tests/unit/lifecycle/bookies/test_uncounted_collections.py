@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pulsar_lifecycle.errors import OutcomeUnknown
+from pulsar_lifecycle.lifecycle.bookies.collection import CollectionEnd
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
 from tests.kit.fakes.bookie_admin import IDLE
@@ -38,7 +39,8 @@ def test_one_whose_proxy_answers_for_it_is_not_said_to_have_collected(of_major):
     scene.bookies.on_collect = begin
     found = scene.run()
     assert outcomes(found) == {"a": Outcome.NOT_ANSWERING, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
-    assert "proxy" in found["a"].why.text
+    assert found["a"].why.code is CollectionEnd.UNCOUNTED
+    assert "a ledger directory counts no collection since: does a proxy answer, " in found["a"].why.text
 
 
 def test_one_whose_proxy_answers_for_it_is_not_said_to_have_freed_what_others_did():
@@ -98,7 +100,8 @@ def test_one_whose_metrics_go_away_is_said_to_have_had_no_major_compaction():
     scene.tick = ticks
     found = scene.run()
     assert outcomes(found) == dict.fromkeys("abc", Outcome.COLLECTED)
-    assert "not known" in found["a"].why.text
+    assert found["a"].why.code is CollectionEnd.MAJOR_UNKNOWN
+    assert "whether a major one would free much is not known: " in found["a"].why.text
     assert ("a", True) not in scene.bookies.collections
 
 
@@ -116,4 +119,5 @@ def test_one_that_compacts_one_directory_by_itself_and_may_not_have_heard_is_not
     scene.bookies.on_collect = begin
     found = scene.run()
     assert outcomes(found) == {"a": Outcome.NOT_ANSWERING, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
-    assert "proxy" not in found["a"].why.text
+    assert found["a"].why.code is CollectionEnd.BEGIN_UNKNOWN
+    assert found["a"].why.text == "whether it began a minor compaction is not known"
