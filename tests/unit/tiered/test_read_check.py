@@ -29,7 +29,7 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
+from pulsar_lifecycle.tiered.asked_entries import EntryNotReadable, InconclusiveRead, entries_to_ask
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.read_check import ReadCheck
 from tests.kit.builders import CHUNK, entry
@@ -86,7 +86,7 @@ def test_its_broker_is_asked_for_entries_that_rest_can_show(
     if asked:
         assert entries_to_ask(session.run, session.ports, copy) == asked
         return
-    with pytest.raises(InconclusiveRead, match="none of its first 20 entries can be asked for by REST"):
+    with pytest.raises(EntryNotReadable, match="none of its first 20 entries can be asked for by REST"):
         entries_to_ask(session.run, session.ports, copy)
 
 

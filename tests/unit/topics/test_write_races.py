@@ -186,7 +186,7 @@ def test_unloads_that_fail_are_said_of_every_ledger_and_stay_pending() -> None:
     scene.cluster.admin.on_unload = raising(Unavailable("503"))
     said = scene.edit()
     assert outcomes(said) == [DONE, "kept"]
-    assert {one.reason.partition("; ")[2] for one in said.values()} == {"an unload of its topic is pending: 503"}
+    assert all(one.reason.endswith("; an unload of its topic is pending: 503") for one in said.values())
     assert scene.left_pending == [True]
 
 
