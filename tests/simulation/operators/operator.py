@@ -82,6 +82,14 @@ class Operator:
 
     # ------------------------------------------------------------------------------------------------------ read-only
 
+    @contextmanager
+    def writing_nothing(self, what: str) -> Iterator[None]:
+        """What is done within must not write to the metadata store; where something happened meanwhile, that may."""
+        before, acts = self.world.zookeeper.zxid, len(self.world.interceptor.fired)
+        yield
+        if len(self.world.interceptor.fired) == acts and self.world.zookeeper.zxid != before:
+            raise Violation(f"I6: {what} wrote to the metadata store")
+
     def scan(self) -> str:
         """One epoch; writes nothing."""
         world = self.world
@@ -168,10 +176,9 @@ class Operator:
         finished = self.lake.finished_epochs()
         if not finished or self.lake.epoch(finished[-1]) not in self.lake.epochs():
             return "no scan yet"
-        world, zxid, acts = self.world, self.world.zookeeper.zxid, len(self.world.interceptor.fired)
-        summary, rows = deletion_run.make_plan(self.cluster, self.lake.epoch(finished[-1]))
-        if len(world.interceptor.fired) == acts and world.zookeeper.zxid != zxid:
-            raise Violation("I6: a plan wrote to the metadata store")
+        world = self.world
+        with self.writing_nothing("a plan"):
+            summary, rows = deletion_run.make_plan(self.cluster, self.lake.epoch(finished[-1]))
         shuffled = rows.take(pa.array(self.random.sample(range(rows.num_rows), rows.num_rows), pa.int64()))
         if plan_deletion.digest(shuffled, summary.to_json()) != summary.digest:
             raise Violation("P11: the digest depends on the order of rows")
