@@ -142,7 +142,7 @@ def _of_namespace(ports: Connections, namespace: Namespace) -> list[TopicPartiti
 def _lowest(ports: Ports, root: str, topic: TopicPartition, named: tuple[str, ...]) -> MessagePosition:
     """The first message that a named subscription has yet to acknowledge. Raises Refused where one is missing."""
     node, info = snapshot.topic_node(ports.store, topic)
-    positions = snapshot.positions(ports, root, snapshot.cursors(ports.store, node.path))
+    positions = snapshot.positions(ports, root, node.path, snapshot.cursors(ports.store, node.path))
     if why := cut_rules.subscription_missing(named, positions):
         raise RefusedBy(why.code, why.text)
     lowest = min(positions[name] for name in named)

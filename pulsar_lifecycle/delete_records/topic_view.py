@@ -104,7 +104,7 @@ def view_of(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: Topic) -
         low_watermark.of(info.properties),
         extents,
         cursors,
-        snapshot.positions(ports, root, cursors),
+        snapshot.positions(ports, root, node.path, cursors),
         copies,
         why_loaded(reading.store, root, brokers.brokers, run.now, topic, node, info),
         brokers.brokers.loaded.get(str(topic), ""),

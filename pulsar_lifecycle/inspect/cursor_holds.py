@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pulsar_lifecycle.delayed_index.stored.index_reading import IndexPorts, opened_copy
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
+from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import message
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo, PositionInfo
@@ -21,7 +21,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
-from pulsar_lifecycle.scan.stored_references import last_entries_of, metadata_of, never_written
+from pulsar_lifecycle.scan.stored_references import cursor_state, last_entries_of, metadata_of
 from pulsar_lifecycle.topics import snapshot
 
 
@@ -52,14 +52,9 @@ def cursor_holds(store: MetadataStore, reader: LedgerReader, path: str, root: st
     answers = last_entries_of(store, reader, [infos[name].cursors_ledger_id for name in own], root)
     states: dict[str, ManagedCursorInfo | PositionInfo | None] = dict(infos)
     for name, (metadata, entry) in zip(own, answers, strict=True):
-        if entry is None or never_written(metadata, entry):
-            continue
         states[name] = None
-        if not isinstance(entry, LifecycleError):
-            try:
-                states[name] = cursor_format.decode_position(entry.payload)
-            except CorruptFormat:
-                continue
+        with contextlib.suppress(LifecycleError):
+            states[name] = cursor_state(metadata, entry, path)
     return {cursor_name(name): _holds(state, infos[name]) for name, state in states.items() if state is not None}
 
 

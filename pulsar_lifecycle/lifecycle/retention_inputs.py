@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
-from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.lifecycle.retention import slowest, whole
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER, RETENTION_TOPICS
@@ -24,7 +23,7 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Entry, LedgerReader, MetadataStore
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import MANAGED_CURSORS
-from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
+from pulsar_lifecycle.scan.stored_references import cursor_state, last_entries_of
 from pulsar_lifecycle.topics import protection
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
@@ -72,29 +71,28 @@ CursorMark = tuple[int | None, int | None, int | None]
 def cursor_marks(store: MetadataStore, reader: LedgerReader, cursors: pa.Table, root: str) -> list[CursorMark]:
     """What is persisted of durable cursors, of rows of ``tables.MANAGED_CURSORS``, in their order.
 
-    The last entry of its cursor ledger counts, else its z-node. A cursor ledger without any entry was just opened: the
-    z-node's copy is then the truth. One that is gone or cannot be read: brokers go back to that copy or do not load the
-    topic; here the position is unknown. Writes nothing, and recovers no ledger.
+    The last entry of its cursor ledger counts, else its z-node. Of a cursor ledger that is gone, without any entry,
+    another topic's or cannot be read brokers go back to that copy or do not load the topic; here the position is
+    unknown. Writes nothing, and recovers no ledger.
     """
-    names = ("cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "problem")
-    ids, ledgers, entries, problems = (cursors.column(name).to_pylist() for name in names)
+    names = ("cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "problem", "path")
+    ids, ledgers, entries, problems, paths = (cursors.column(name).to_pylist() for name in names)
     found: list[CursorMark] = [(*position, None) for position in zip(ledgers, entries, strict=True)]
     own = [n for n, ledger in enumerate(ids) if problems[n] is None and ledger >= 0]
     answers = last_entries_of(store, reader, [ids[n] for n in own], root)
     for n, (metadata, entry) in zip(own, answers, strict=True):
-        if entry is not None and not never_written(metadata, entry):
-            position = _position(metadata, entry)
-            last = None if isinstance(entry, LifecycleError) else entry.entry_id
-            found[n] = (position.ledger_id, position.entry_id, last) if position else (None, None, last)
+        position = _position(metadata, entry, paths[n].rpartition("/")[0])
+        last = entry.entry_id if isinstance(entry, Entry) else None
+        found[n] = (position.ledger_id, position.entry_id, last) if position else (None, None, last)
     return [mark if problems[n] is None else (None, None, None) for n, mark in enumerate(found)]
 
 
-def _position(metadata: LedgerMetadata | LifecycleError, entry: Entry | LifecycleError) -> Position | None:
-    if isinstance(metadata, LifecycleError) or isinstance(entry, LifecycleError):
-        return None
+def _position(
+    metadata: LedgerMetadata | LifecycleError, entry: Entry | LifecycleError | None, path: str
+) -> Position | None:
     try:
-        return cursor_format.decode_position(entry.payload).mark_delete
-    except CorruptFormat:
+        return cursor_state(metadata, entry, path).mark_delete
+    except LifecycleError:
         return None
 
 

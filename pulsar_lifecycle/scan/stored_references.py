@@ -40,7 +40,8 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, schema
-from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.formats.cursor import PositionInfo
+from pulsar_lifecycle.formats.ledger_metadata import TAG_MANAGED_LEDGER, LedgerMetadata, LedgerState
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Entry, LedgerReader, MetadataStore, Node, TopicInternals
 from pulsar_lifecycle.records.owner_names import parent_of
@@ -91,6 +92,27 @@ def never_written(metadata: LedgerMetadata | LifecycleError, entry: Entry | Life
     )
 
 
+def cursor_state(
+    metadata: LedgerMetadata | LifecycleError, entry: Entry | LifecycleError | None, path: str
+) -> PositionInfo:
+    """What the cursor ledger says that a cursor of the topic at ``path`` names, by :func:`last_entries_of`.
+
+    Brokers name one once it has an entry (``ManagedCursorImpl.createNewMetadataLedger``): of one without, what it said
+    is lost. They then go back to the z-node's copy, which may be ahead of a subscription that was moved back since.
+    Raises what reading it raised, and CorruptFormat where it has no entry, or is another topic's by its tags.
+    """
+    if isinstance(metadata, LifecycleError):
+        raise metadata
+    owner = path.removeprefix(f"{MANAGED_LEDGERS_ROOT}/").encode()
+    if metadata.custom_metadata.get(TAG_MANAGED_LEDGER, owner) != owner:
+        raise CorruptFormat("cursor ledger", 0, f"a ledger of {path}, by its tags it is another topic's")
+    if isinstance(entry, LifecycleError):
+        raise entry
+    if entry is None:
+        raise CorruptFormat("cursor ledger", 0, "an entry, found none")
+    return cursor_format.decode_position(entry.payload)
+
+
 def compaction_references(
     store: MetadataStore, reader: LedgerReader, cursors: Sequence[tuple[str, str, int]], root: str
 ) -> list[StoredReference]:
@@ -99,8 +121,10 @@ def compaction_references(
     entries = last_entries_of(store, reader, [ledger for _, _, ledger in cursors], root)
     for (owner, path, ledger), (metadata, entry) in zip(cursors, entries, strict=True):
         where = f"{path}, cursor ledger {ledger}"
-        if entry is None or never_written(metadata, entry):
-            continue  # just opened: the z-node's copy, read elsewhere, is the whole truth, as the broker has it
+        if never_written(metadata, entry):
+            continue  # the z-node's copy, read elsewhere, is all that the broker has
+        if entry is None:
+            entry = CorruptFormat("cursor ledger", 0, "an entry, found none")
         if isinstance(entry, LifecycleError):
             last = metadata.last_entry_id if isinstance(metadata, LedgerMetadata) else -1
             references.append(StoredReference(None, "R3", owner, path, *_trouble(where, entry), ledger, last))

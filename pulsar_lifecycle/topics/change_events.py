@@ -210,7 +210,7 @@ def _check_there(path: str, info: LedgerInfo) -> None:
 
 def _compaction(store: MetadataStore, reader: LedgerReader, path: str, root: str) -> tuple[int | None, Position]:
     """The compacted ledger, and the last position that is in it: of the cursor ``__compaction``."""
-    path = f"{path}/{COMPACTION_CURSOR}"
+    topic, path = path, f"{path}/{COMPACTION_CURSOR}"
     nothing = Position(-1, -1)
     node = _node(store, path)
     if node is None:
@@ -219,11 +219,8 @@ def _compaction(store: MetadataStore, reader: LedgerReader, path: str, root: str
     properties, position = cursor.properties, cursor.mark_delete
     if cursor.cursors_ledger_id >= 0:
         ((metadata, entry),) = stored_references.last_entries_of(store, reader, [cursor.cursors_ledger_id], root)
-        if entry is not None and not stored_references.never_written(metadata, entry):
-            if isinstance(entry, LifecycleError):
-                raise entry
-            found = cursor_format.decode_position(entry.payload)
-            properties, position = found.properties, found.mark_delete
+        found = stored_references.cursor_state(metadata, entry, topic)
+        properties, position = found.properties, found.mark_delete
     compacted = cursor_format.compacted_ledger(properties)
     if compacted is None or compacted < 0:
         return None, nothing

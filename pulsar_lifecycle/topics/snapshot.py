@@ -260,11 +260,10 @@ def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:
     return found
 
 
-def positions(ports: Ports, root: str, cursors: Mapping[str, ManagedCursorInfo]) -> dict[str, Position]:
-    """The persisted mark-delete position of each cursor, by its shown name: its cursor ledger's last entry, if any.
+def positions(ports: Ports, root: str, path: str, cursors: Mapping[str, ManagedCursorInfo]) -> dict[str, Position]:
+    """The persisted mark-delete position of each cursor of the topic at ``path``, by its shown name.
 
-    A cursor ledger without any entry was just opened: the z-node's copy is then the truth, as the broker has it.
-    Raises Refused for a position that cannot be read.
+    The last entry of its cursor ledger counts, else its z-node. Raises Refused for one that cannot be read.
     """
     own = [name for name, cursor in cursors.items() if cursor.cursors_ledger_id >= 0]
     entries = stored_references.last_entries_of(
@@ -272,15 +271,11 @@ def positions(ports: Ports, root: str, cursors: Mapping[str, ManagedCursorInfo])
     )
     found: dict[str, Position | None] = {name: cursor.mark_delete for name, cursor in cursors.items()}
     for name, (metadata, entry) in zip(own, entries, strict=True):
-        if entry is None or stored_references.never_written(metadata, entry):
-            continue
-        where = f"cursor {cursor_name(name)}: its cursor ledger {cursors[name].cursors_ledger_id}"
-        if isinstance(entry, LifecycleError):
-            raise RefusedBy(Code.CURSORS_UNREAD, f"{where} cannot be read: {entry}")
         try:
-            found[name] = cursor_format.decode_position(entry.payload).mark_delete
-        except CorruptFormat as error:
-            raise RefusedBy(Code.CURSORS_UNREAD, f"{where}: {error}") from error
+            found[name] = stored_references.cursor_state(metadata, entry, path).mark_delete
+        except LifecycleError as error:
+            where = f"cursor {cursor_name(name)}: its cursor ledger {cursors[name].cursors_ledger_id}"
+            raise RefusedBy(Code.CURSORS_UNREAD, f"{where} cannot be read: {error}") from error
     positions: dict[str, Position] = {}
     for name, position in found.items():
         if position is None:

@@ -157,7 +157,7 @@ def _subscriptions(run: TopicRun, ports: Ports, node: Node, named: Mapping[int, 
         return "it has no durable subscription"
     found = f"its durable subscriptions ({len(names)}) go with it: {_some(names)}"
     try:
-        positions = snapshot.positions(ports, run.ledgers_root, cursors)
+        positions = snapshot.positions(ports, run.ledgers_root, node.path, cursors)
     except RefusedBy as refusal:
         return f"{found}; whether messages are unread is not known: {refusal}"
     listed = managed_ledger.decode(node.data).ledgers

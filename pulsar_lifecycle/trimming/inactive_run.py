@@ -259,7 +259,7 @@ class _Deletion:
             return Why(InactiveKept.COMPACTED, "it is compacted: readers of its compacted view need no subscription")
         if kept := self._named_kept(cursors):
             return kept
-        positions = snapshot.positions(self.ports, root, cursors)
+        positions = snapshot.positions(self.ports, root, node.path, cursors)
         within = {cursor_name(name): cursor.cursors_ledger_id for name, cursor in cursors.items()}
         now = sorted(position_text(name, at.ledger_id, at.entry_id, within[name]) for name, at in positions.items())
         if now != row["positions"]:

@@ -344,7 +344,7 @@ class _Trim:
         ports = self._ports
         ports.store.sync("/")
         cursors = snapshot.cursors(ports.store, view.node.path)
-        positions = snapshot.positions(ports, self._run.ledgers_root, cursors)
+        positions = snapshot.positions(ports, self._run.ledgers_root, view.node.path, cursors)
         items = [(item, view.copies.get(item.ledger_id)) for item in view.info.ledgers if item.ledger_id in leaving]
         return all(
             trim_rules.acknowledged(item, copy, position) for position in positions.values() for item, copy in items

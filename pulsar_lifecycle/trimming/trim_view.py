@@ -103,7 +103,7 @@ def look(
     Raises Refused naming what cannot be known of it.
     """
     info, root = reading.info, run.ledgers_root
-    positions = snapshot.positions(ports, root, reading.cursors)
+    positions = snapshot.positions(ports, root, reading.node.path, reading.cursors)
     copies = copies_of(reading.rows(asked), topic, run.context)
     rule = run.topic_rule(topic, snapshot.shadow_source(reading.store, topic, info), SHADOWS_SEEN_FOR)
     rule = rule or protection.deletion_rule(topic, run.context)

@@ -130,11 +130,8 @@ def _subscription(ports: IndexPorts, node: Node, root: str, *, unbucketed: bool)
         ((metadata, entry),) = stored_references.last_entries_of(
             ports.store, ports.reader, [info.cursors_ledger_id], root
         )
-        if isinstance(entry, LifecycleError) and not stored_references.never_written(metadata, entry):
-            raise entry
-        if entry is not None and not isinstance(entry, LifecycleError):
-            said = cursor_format.decode_position(entry.payload)
-            position, ranges, bits = said.mark_delete, said.individual_deleted, said.deleted_bits
+        said = stored_references.cursor_state(metadata, entry, node.path.rpartition("/")[0])
+        position, ranges, bits = said.mark_delete, said.individual_deleted, said.deleted_bits
     if position is None:
         raise RefusedBy(Code.CURSORS_UNREAD, f"{node.path}: it names no position")
     return StoredSubscription(

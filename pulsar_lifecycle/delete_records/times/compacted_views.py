@@ -50,7 +50,7 @@ def _holding(ports: Ports, root: str, path: str, data: bytes, below: MessagePosi
     cursors = {COMPACTION_CURSOR: cursor_format.decode(data)}
     view = compacted_view(ports, root, path, cursors)
     if view is None:
-        at = snapshot.positions(ports, root, cursors)[cursor_name(COMPACTION_CURSOR)]
+        at = snapshot.positions(ports, root, path, cursors)[cursor_name(COMPACTION_CURSOR)]
         if MessagePosition(max(at.ledger_id, 0), at.entry_id + 1) > below:
             return None
         text = (

@@ -19,7 +19,7 @@ from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, is_subscription, monitors_in_force
 from pulsar_lifecycle.metastore.load_state import fetch_brokers, ledger_states
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, cursor_name, encode_name
-from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.ports import Entry, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why, why_refused
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
@@ -227,11 +227,12 @@ class _Deletion:
             ((metadata, entry),) = stored_references.last_entries_of(
                 self.ports.store, self.ports.reader, [info.cursors_ledger_id], root
             )
-            if isinstance(entry, LifecycleError) and not stored_references.never_written(metadata, entry):
-                return Why(Code.CHANGED_SINCE_PLAN, f"its cursor ledger cannot be read: {entry}")
-            if entry is not None and not isinstance(entry, LifecycleError):
-                stored = cursor_format.decode_position(entry.payload)
-                position, last, properties = stored.mark_delete, entry.entry_id, stored.properties
+            try:
+                stored = stored_references.cursor_state(metadata, entry, node.path.rpartition("/")[0])
+            except LifecycleError as error:
+                return Why(Code.CHANGED_SINCE_PLAN, f"its cursor ledger cannot be read: {error}")
+            assert isinstance(entry, Entry)
+            position, last, properties = stored.mark_delete, entry.entry_id, stored.properties
         at = (position.ledger_id, position.entry_id) if position else (None, None)
         names = ("ledger_id", "entry_id", "cursors_ledger_id", "cursors_entry_id")
         if (*at, info.cursors_ledger_id, last) != tuple(row[name] for name in names):

@@ -66,6 +66,12 @@ def test_a_compaction_cursor_ledger_that_was_never_written_holds_no_reference() 
     assert found.finding(named) is None
 
 
+def test_a_compaction_cursor_ledger_that_was_closed_without_an_entry_is_damaged() -> None:
+    cluster = SimulatedCluster()
+    (one,) = references(cluster, cluster.ledger(TAGS, entries=[]))
+    assert one.problem is Problem.DAMAGED
+
+
 @pytest.mark.parametrize("state", [LedgerState.CLOSED, LedgerState.IN_RECOVERY])
 def test_a_compaction_cursor_ledger_that_bookies_lost_is_gone(state: LedgerState) -> None:
     cluster = SimulatedCluster()

@@ -126,8 +126,8 @@ class Scene:
     def list(self, *ledgers: int, part: Topic = EVENTS, **more: Any) -> None:
         self.cluster.topic(part, ledgers, **more)
 
-    def compacted(self, ledger: int, horizon: Position) -> None:
-        info = cursor_format.ManagedCursorInfo(-1, horizon, properties={"CompactedTopicLedger": ledger})
+    def compacted(self, ledger: int, horizon: Position, within: int = -1) -> None:
+        info = cursor_format.ManagedCursorInfo(within, horizon, properties={"CompactedTopicLedger": ledger})
         self.cluster.put(f"{self.cluster.topic_path(EVENTS)}/__compaction", cursor_format.encode(info))
 
     def read(self) -> NamespacePolicies:
@@ -186,6 +186,17 @@ def test_each_message_is_read_by_its_own_schema(scene: Scene) -> None:
     assert scene.ttls == {"a": (1, None), "b c": (2, None)}
     scene.locate(1)  # the first version is in the index of the second one's ledger alone
     assert scene.ttls == {"a": (1, None), "b c": (2, None)}
+
+
+def test_policies_are_not_known_where_the_cursor_of_the_compacted_view_has_lost_its_entries(scene: Scene) -> None:
+    """A later view, and what was trimmed since, may have had others than the one that its z-node names."""
+    view = scene.ledger(as_compacted(Position(1, 0), entry((str(A), payload(A, 7)))))
+    first = scene.ledger(of(B, 2))
+    scene.list(first)
+    scene.compacted(view, Position(first - 1, 0), within=scene.cluster.ledger(data_tags(EVENTS), entries=[]))
+    unknown = scene.read().unknown
+    assert unknown is not None
+    assert unknown.code is Unreadable.UNDECODABLE
 
 
 def test_the_compacted_view_and_what_lies_behind_it(scene: Scene) -> None:
