@@ -21,12 +21,8 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.inspect.cursor_holds import CursorHold, CursorHolds, cursor_holds, pinned_until
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
-from pulsar_lifecycle.lifecycle.load.monitors import (
-    DEDUPLICATION,
-    EXPIRY_NAMES,
-    REPLICATOR,
-    monitors_in_force,
-)
+from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, DEDUPLICATION, REPLICATOR, monitors_in_force
+from pulsar_lifecycle.lifecycle.load.one_topic import load_row
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics, with_shadow_sources
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
@@ -132,7 +128,8 @@ class HeldBy:
 class TopicExplanation:
     """Why a topic's ledgers are there, the oldest first; cursors, the slowest first.
 
-    ``open_causes``: why its last ledger is not closed; none where it is.
+    ``open_causes``: why its last ledger is not closed; none where it is. ``load_kept``: the code of what keeps it from
+    a load that it needs; None if nothing does, or it needs none.
     """
 
     topic: Topic
@@ -144,6 +141,7 @@ class TopicExplanation:
     warnings: tuple[str, ...]
     epoch_id: str
     open_causes: tuple[OpenCause, ...] = ()
+    load_kept: str | None = None
 
 
 def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicExplanation:
@@ -186,6 +184,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         opened = _opened(store, ports.reader, rows, root)
         by_id, reading = sorted(info.ledgers, key=lambda item: item.ledger_id), _reading(ports, info)
         pins = [pinned_until(reading, by_id, one, root, now) for one in positions.to_pylist()]
+        to_load = load_row(store, ports.reader, cluster.settings, subject, layers, context, brokers, now)
     load = _load(node, info, rows.get(ids[-1]) if ids else None, brokers, str(subject), now)
     bookkeeper = pa.Table.from_pylist([row for row in rows.values() if row], tables.BOOKKEEPER_LEDGERS)
     inputs = retention_topics(listed, positions, bookkeeper, policies, context)
@@ -230,6 +229,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         tuple(warnings),
         epochs[-1].epoch_id,
         _causes(opened, inputs, load, Rollover.of(layers.brokers)),
+        to_load["kept"] if to_load else None,
     )
 
 
@@ -238,7 +238,7 @@ def _layers(cluster: Cluster, namespace: str) -> tuple[Layers, tuple[str, ...]]:
     try:
         with cluster.ports(read_only=True) as ports:
             answered, silent = load_state.ask_configurations(ports.admin)
-        layers, differing = policies_now(cluster, [namespace], ROLLOVER_NAMES | EXPIRY_NAMES, answered)
+        layers, differing = policies_now(cluster, [namespace], ROLLOVER_NAMES | BROKER_NAMES, answered)
     except LifecycleError as error:
         return Layers({}, {}), (str(error),)
     return layers, (*differing, *(f"what broker {name} is set to is not known: {why}" for name, why in silent.items()))

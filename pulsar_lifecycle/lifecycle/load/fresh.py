@@ -23,8 +23,7 @@ from pulsar_lifecycle.metastore import load_state, topics
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.walk import Unit
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
-from pulsar_lifecycle.ports import Node
-from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.topic_load import LoadReason, LoadState
@@ -130,9 +129,8 @@ class FreshTopics:
         return {topic: None if topic in doubtful else ledgers for topic, ledgers in going.items()}
 
 
-def read_now(ports: Ports, root: str, wanted: Collection[Topic]) -> FreshTopics:
+def read_now(store: MetadataStore, reader: LedgerReader, root: str, wanted: Collection[Topic]) -> FreshTopics:
     """Read topics afresh; one that is gone, or cannot be read, is missing in what is returned."""
-    store = ports.store
     store.sync("/")
     units = [Unit(*_split(topic), 0) for topic in wanted]
     listed = _table(topics.read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
@@ -142,7 +140,7 @@ def read_now(ports: Ports, root: str, wanted: Collection[Topic]) -> FreshTopics:
     infos = {topic: managed_ledger.decode(node.data) for topic, node in nodes.items() if isinstance(node, Node)}
     units = [unit for topic, unit in zip(wanted, units, strict=True) if topic in infos]
     cursors = _table(topics.read_cursors(store, units), tables.MANAGED_CURSORS)
-    positions = named_positions(store, ports.reader, cursors, root)
+    positions = named_positions(store, reader, cursors, root)
     ids = [item.ledger_id for info in infos.values() for item in info.ledgers]
     rows = snapshot.ledger_rows(store, ids, root)
     at_now = _cursor_positions(cursors, positions)

@@ -255,7 +255,7 @@ class _LoadRun:
         owned = {topic: owners.of(self.ports.store, brokers, topic) for topic in topics}
         silent = self._silent(owned, answers)
         policies, monitors = policies_in_force(layers), monitors_in_force(layers)
-        fresh = read_now(self.ports, self.run.ledgers_root, topics)
+        fresh = read_now(self.ports.store, self.ports.reader, self.run.ledgers_root, topics)
         chosen, end = choice_of(self._settings), now + int(self._settings.timeout * 1000) * STEPS
 
         def opened(listed: pa.Table, idle: Any) -> pa.Table:

@@ -49,8 +49,6 @@ BROKER_NAMES = frozenset(
     }
 )
 """What broker.conf calls all that brokers have a say in."""
-EXPIRY_NAMES = frozenset({_BROKER_TTL, _SYSTEM_CURSORS, _REPLICATOR})
-"""Those by which messages expire."""
 
 LEFT_LOADED = 86_400_000
 """How long (ms) a run that dies may leave a topic loaded, until the next one unloads it."""

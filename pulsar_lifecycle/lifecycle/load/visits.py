@@ -393,7 +393,7 @@ class Visits:
     # ------------------------------------------------------------------------------------------------------- reading
 
     def _fresh(self, visits: Sequence[Visit]) -> FreshTopics:
-        return read_now(self.ports, self.ledgers_root, [visit.topic for visit in visits])
+        return read_now(self.ports.store, self.ports.reader, self.ledgers_root, [visit.topic for visit in visits])
 
     def _read(self, visits: Sequence[Visit]) -> Mapping[Topic, TopicNow]:
         return self._fresh(visits).topics

@@ -16,6 +16,7 @@ from pulsar_lifecycle.inspect.cursor_holds import CursorHold
 from pulsar_lifecycle.inspect.explain_topic import FREED_BY, TopicExplanation, explain_topic
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OpenCause
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
@@ -213,6 +214,24 @@ def test_a_load_is_not_said_to_free_a_last_ledger_that_is_empty_or_unread(
     found = explained(scene, "a").ledgers[-1]
     assert (found.code, found.entries) == (RetentionVerdict.LAST_LEDGER, entries)
     assert found.freed_by.startswith(frees)
+
+
+def test_what_keeps_a_topic_from_the_load_that_it_needs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = LoadScene(tmp_path, monkeypatch)
+    scene.topic("a", 400, 390)
+    scene.retention(0, 0)
+    scene.scan()
+    found = explained(scene, "a")
+    assert "a load" in found.ledgers[-1].freed_by
+    assert found.load_kept is None
+    scene.configure(brokerDeleteInactiveTopicsEnabled="true")
+    assert explained(scene, "a").load_kept == LoadKept.TOPIC_WOULD_BE_DELETED
+    scene.change(namespaces=())
+    assert explained(scene, "a").load_kept == LoadKept.WAY_IS_METADATA
+    scene.retention(-1, -1)
+    assert explained(scene, "a").load_kept is None
 
 
 def test_the_bytes_of_an_open_ledger_are_not_taken_for_none(scene: RetentionScene) -> None:

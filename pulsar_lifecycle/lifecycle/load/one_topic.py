@@ -1,0 +1,49 @@
+"""What a load plan would say of one topic now: ``explain TOPIC``.
+
+Belongs here: judging it alone, read afresh. Not here: the rule (``lifecycle/load/load_rules.py``), a plan over a scan
+(``lifecycle/load/load_planning.py``). Loads no topic, and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
+from pulsar_lifecycle.lifecycle.load.fresh import read_now
+from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
+from pulsar_lifecycle.lifecycle.load.load_rules import last_of, topics_to_load
+from pulsar_lifecycle.lifecycle.load.monitors import monitors_in_force
+from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import LedgerReader, MetadataStore
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.topics.policies import Layers
+from pulsar_lifecycle.topics.retention_policy import policies_in_force
+
+
+def load_row(
+    store: MetadataStore,
+    reader: LedgerReader,
+    settings: Settings,
+    topic: Topic,
+    layers: Layers,
+    context: Context,
+    brokers: Brokers,
+    now: int,
+) -> Mapping[str, Any] | None:
+    """The topic's row of ``TOPICS_TO_LOAD`` at ``now`` (ms); None if it needs no broker, or is gone.
+
+    ``layers``: with what brokers say of ``monitors.BROKER_NAMES``.
+    """
+    root, choice = settings.bookkeeper.ledgers_root, choice_of(settings.load)
+
+    def opened(listed: pa.Table, idle: Any) -> pa.Table:
+        return open_sizes(store, reader, root, last_of(listed, idle, choice))
+
+    fresh = read_now(store, reader, root, [topic])
+    tables = fresh.for_loading(policies_in_force(layers), context, brokers, now, opened)
+    return next(iter(topics_to_load(tables, monitors_in_force(layers), choice, now).to_pylist()), None)
