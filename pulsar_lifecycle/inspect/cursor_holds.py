@@ -1,4 +1,4 @@
-"""Why a durable cursor stands where it does, as far as its persisted state says it.
+"""Why a durable cursor stands where it does, as far as its persisted state says it, and what moves it.
 
 Belongs here: holes in its acknowledgements, and its index of delayed messages. Not here: which ledgers that keeps
 (``explain_topic.py``). Messages that a broker delays in memory alone leave no trace. Upstream: ``ManagedCursorImpl``,
@@ -19,10 +19,34 @@ from pulsar_lifecycle.formats import message
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo, PositionInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
-from pulsar_lifecycle.model import cursor_name
+from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, REPLICATOR, Monitors
+from pulsar_lifecycle.model import COMPACTION_CURSOR, Topic, cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
 from pulsar_lifecycle.scan.stored_references import cursor_state, last_entries_of, metadata_of
 from pulsar_lifecycle.topics import snapshot
+
+MOVES_SUBSCRIPTION = "its consumers, or `pulsar-admin topics skip-all`, `expire-messages` or `unsubscribe`"
+_MOVES: Mapping[str, str] = {
+    DEDUPLICATION: "its broker's next deduplication snapshot, each `brokerDeduplicationEntriesInterval` messages",
+    COMPACTION_CURSOR: "a compaction of the topic (`pulsar-admin topics compact`)",
+    REPLICATOR: "its replication to the other cluster",
+}
+"""What moves a cursor that is no subscription, by how its name begins."""
+_NOT_SENT = (
+    "nothing while no broker has the topic: its replication clusters do not name that cluster any more, and a broker "
+    "that loads the topic deletes this cursor"
+)
+_NOT_HERE = "nothing: its replication clusters leave this cluster out, and a broker that loads the topic deletes it"
+
+
+def moved_by_whom(monitors: Monitors | None, topic: Topic, cursor: str) -> str:
+    """What moves a cursor of a topic; ``monitors``: None where they are not known. A replicator may send no more."""
+    if monitors and monitors.replicates(cursor) and (replication := monitors.replication.of(topic)):
+        if not replication.here:
+            return _NOT_HERE
+        if cursor.rpartition(".")[2] not in replication.elsewhere:
+            return _NOT_SENT
+    return next((text for begin, text in _MOVES.items() if cursor.startswith(begin)), MOVES_SUBSCRIPTION)
 
 
 class CursorHold(StrEnum):

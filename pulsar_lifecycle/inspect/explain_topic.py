@@ -18,10 +18,21 @@ from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.inspect.cursor_holds import CursorHold, CursorHolds, cursor_holds, pinned_until
+from pulsar_lifecycle.inspect.cursor_holds import (
+    MOVES_SUBSCRIPTION,
+    CursorHold,
+    CursorHolds,
+    cursor_holds,
+    moved_by_whom,
+    pinned_until,
+)
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
-from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, DEDUPLICATION, REPLICATOR, monitors_in_force
+from pulsar_lifecycle.lifecycle.load.monitors import (
+    BROKER_NAMES,
+    Monitors,
+    monitors_in_force,
+)
 from pulsar_lifecycle.lifecycle.load.one_topic import load_row
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics, with_shadow_sources
@@ -30,7 +41,7 @@ from pulsar_lifecycle.metastore import load_state, topics
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.walk import Unit
-from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code, Why
@@ -57,7 +68,7 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
     RetentionVerdict.NO_RETENTION: "jobs plan_retention and apply_retention",
     RetentionVerdict.EMPTY: "jobs plan_retention and apply_retention",
     RetentionVerdict.LAST_LEDGER: f"{_BY_LOAD}; its retention time begins then",
-    RetentionVerdict.CURSOR: "its consumers, or `pulsar-admin topics skip-all`, `expire-messages` or `unsubscribe`",
+    RetentionVerdict.CURSOR: MOVES_SUBSCRIPTION,
     RetentionVerdict.WITHIN_TIME: "time",
     RetentionVerdict.WITHIN_SIZE: "more data behind it, or a smaller retention size",
     RetentionVerdict.FOREVER: "a finite retention policy",
@@ -75,12 +86,6 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
     Protection.OPEN_ORPHAN: "the end of its leaked open ledger: `unjudged_ledgers` names it",
 }
 """What would free a ledger that has this code; what protects for good has no entry."""
-FREED_BY_CURSOR: Mapping[str, str] = {
-    DEDUPLICATION: "its broker's next deduplication snapshot, each `brokerDeduplicationEntriesInterval` messages",
-    COMPACTION_CURSOR: "a compaction of the topic (`pulsar-admin topics compact`)",
-    REPLICATOR: "its replication to the other cluster",
-}
-"""What moves a cursor that is no subscription, by how its name begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +208,19 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     shown_cursors = _cursors(cursors, positions, held, holds, pins)
     known = namespace in policies.by_namespace
     policy = policies.of(subject) if known else None
-    closed_until = _past_ttl(layers, subject, shown_cursors, now) if known else None
+    monitors = monitors_in_force(layers) if known else None
+    closed_until = _past_ttl(monitors, subject, shown_cursors, now)
+    moved_by = moved_by_whom(monitors, subject, shown_cursors[0].name) if shown_cursors else ""
     held = tuple(
-        _freed_by(one, RetentionVerdict(row["alone"]), shown_cursors, load, closed_until, _kept_on(one, policy, now))
+        _freed_by(
+            one,
+            RetentionVerdict(row["alone"]),
+            shown_cursors,
+            load,
+            closed_until,
+            moved_by,
+            _kept_on(one, policy, now),
+        )
         for one, row in zip(held, verdicts, strict=True)
     )
     warnings = [*unsure]
@@ -319,14 +334,14 @@ def _held(
     )
 
 
-def _past_ttl(layers: Layers, topic: Topic, cursors: Sequence[HeldBy], now: int) -> int | None:
+def _past_ttl(monitors: Monitors | None, topic: Topic, cursors: Sequence[HeldBy], now: int) -> int | None:
     """Until when (ms) a ledger was closed whose messages are all past the TTL, as a broker has it, of what holds it.
 
     None where nothing expires, or nobody knows.
     """
-    monitors = monitors_in_force(layers)
-    ttl = monitors.ttl.of(topic)
-    return now - ttl * 1000 if ttl and cursors and monitors.expires_messages(cursors[0].name) else None
+    ttl = monitors.ttl.of(topic) if monitors else None
+    expires = monitors and cursors and monitors.expires_messages(cursors[0].name)
+    return now - ttl * 1000 if ttl and expires else None
 
 
 def _freed_by(
@@ -335,17 +350,17 @@ def _freed_by(
     cursors: Sequence[HeldBy],
     load: TopicLoad,
     closed_until: int | None,
+    moved_by: str,
     kept_on: RetentionVerdict | None,
 ) -> HeldLedger:
-    """The ledger; one that the slowest cursor holds is freed by what moves that one, or by its TTL (``closed_until``).
+    """The ledger; one that the slowest cursor holds is freed by what moves it, or by its TTL (``closed_until``).
 
     And by what ends the retention that keeps it all the same (``kept_on``): nobody loads a topic for what is kept for
     ever. A last one needs a newer one and what it needs ``alone``, were it not the last.
     """
     frees = FREED_BY[alone]
     if cursors and (alone is RetentionVerdict.CURSOR or _unread(ledger, alone, cursors[0])):
-        alone, frees = RetentionVerdict.CURSOR, FREED_BY[RetentionVerdict.CURSOR]
-        frees = next((text for begin, text in FREED_BY_CURSOR.items() if cursors[0].name.startswith(begin)), frees)
+        alone, frees = RetentionVerdict.CURSOR, moved_by
         by = _BY_BROKER if load.reason is LoadReason.LISTED else _BY_LOAD
         expires = closed_until is not None and ledger.closed_at is not None and ledger.closed_at < closed_until
         if expires and (by == _BY_BROKER or kept_on is not RetentionVerdict.FOREVER):

@@ -93,6 +93,26 @@ def test_what_holds_a_ledger_and_is_no_subscription_is_moved_otherwise(
 
 
 @pytest.mark.parametrize(
+    ("clusters", "frees"),
+    [
+        (["fake", "west"], "its replication to the other cluster"),
+        (["fake"], "do not name that cluster any more"),
+        (["east"], "leave this cluster out"),
+    ],
+)
+def test_a_replicator_that_sends_no_more_is_not_said_to_free_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: list[str], frees: str
+) -> None:
+    scene = LoadScene(tmp_path, monkeypatch)
+    scene.namespace(replication_clusters=clusters)
+    ids = scene.topic("a", 400, 390, 380, cursor=2)
+    path = f"{scene.servers.topic_path(Topic.parse(f'persistent://{NAMESPACE}/a'))}/pulsar.repl.west"
+    scene.servers.put(path, cursor.encode(ManagedCursorInfo(-1, Position(ids[0], -1))))
+    scene.scan()
+    assert frees in explained(scene, "a").ledgers[0].freed_by
+
+
+@pytest.mark.parametrize(
     ("loaded", "name", "frees"),
     [(False, "s", "a load"), (True, "s", "its broker, every"), (False, "pulsar.repl.west", "its replication")],
 )
@@ -100,7 +120,7 @@ def test_what_is_past_its_ttl_is_freed_by_a_broker_that_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool, name: str, frees: str
 ) -> None:
     scene = LoadScene(tmp_path, monkeypatch)
-    scene.namespace(message_ttl_in_seconds=3 * 3600)
+    scene.namespace(message_ttl_in_seconds=3 * 3600, replication_clusters=["fake", "west"])
     ids = scene.topic("a", 400, 90, 80)  # and an hour until the scan
     path = f"{scene.servers.topic_path(Topic.parse(f'persistent://{NAMESPACE}/a'))}/{name}"
     scene.servers.put(path, cursor.encode(ManagedCursorInfo(-1, Position(ids[0], -1))))
