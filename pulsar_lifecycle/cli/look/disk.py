@@ -58,8 +58,11 @@ def storage(
         show.json_document({**scan, **facts, "by_reason": dict(sums), "rows": rows.to_pylist()})
         return
     age = show.span(where.clock.now_ms() - epoch.started_at)
+    unsized = sum(one["ledgers_unsized"] for one in sums.values())
+    some = f" and {show.counted(unsized, 'ledger')} of unknown size" if unsized else ""
+    sized = show.counted(whole.ledgers - unsized, "ledger")
     show.text(
-        f"{show.size(whole.physical_bytes)} on disk in {show.counted(whole.ledgers, 'ledger')}, by scan "
+        f"{show.size(whole.physical_bytes)} on disk in {sized}{some}, by scan "
         f"{epoch.epoch_id}, {age} ago{'' if epoch.covered else ', which is not covered'}"
     )
     show.table(

@@ -14,14 +14,17 @@ import pytest
 from assets.lifecycle.storage import check_result, report_shown
 from assets.pages.plots import storage_over_time
 from pulsar_lifecycle.deletion.planning import judged_scan
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK
 from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, ask
 from pulsar_lifecycle.lifecycle.bookies.placement import Placement
 from pulsar_lifecycle.lifecycle.reasons import Reason
 from pulsar_lifecycle.lifecycle.storage_run import Totals, build_storage_report, scanned, totals
+from pulsar_lifecycle.model import Topic
 from tests.kit.command import run
 from tests.kit.fakes.bookie_admin import FakeBookieAdmin
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
+from tests.kit.simulated.cluster import data_tags
 
 OWN = f"persistent://{NAMESPACE}/"
 
@@ -74,17 +77,19 @@ def test_the_command_shows_the_newest_report(scene: RetentionScene, capsys: pyte
     assert run("storage") == 1
     assert "report_storage" in capsys.readouterr().err
     scene.topic("a", 100, 90, 0, 0)
+    scene.servers.ledger(data_tags(Topic.parse(f"{OWN}b")), state=LedgerState.OPEN)
     scene.servers.wait(0.5)
     report(scene)
     assert run("storage") == 0
     out = capsys.readouterr().out
+    assert "40 B on disk in 4 ledgers and 1 ledger of unknown size" in out
     assert re.search(r"expired +2 +20 B +20 B", out)
     assert f"{OWN}a" in out
     assert run("storage", "--namespace", NAMESPACE, "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["ledgers"], document["physical_bytes"], document["covered"]) == (4, 40, True)
+    assert (document["ledgers"], document["physical_bytes"], document["covered"]) == (5, 40, True)
     assert document["by_reason"]["retained"]["ledgers"] == 2
-    assert sum(row["ledgers"] for row in document["rows"]) == 4
+    assert sum(row["ledgers"] for row in document["rows"]) == 5
     assert run("storage", "--namespace", "no/such") == 2
 
 
