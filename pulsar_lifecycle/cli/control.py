@@ -210,7 +210,7 @@ def _print(document: dict[str, Any], where: Cluster) -> None:
         lines.append(f"{begun['epoch_id']}, begun {show.span(now - begun['started_at'])} ago, has not finished")
     effects = [f"PAUSED {since(document['paused'])}"] if document["paused"] else []
     effects += [f"REFUSED: {why['text']}" for why in document["refused"]]
-    plan = "none"
+    plan = "none of leaked ledgers; `pulsar-lifecycle plans` has those of every kind"
     broken = [f"broken: {why}" for why in document["broken_plans"]]
     if document["plan"]:
         newest = PlanSummary.from_json(document["plan"])

@@ -60,7 +60,9 @@ def test_status_says_why_every_run_would_refuse(
     run("status", "--json")
     assert json.loads(capsys.readouterr().out)["refused"] == []
     run("status")
-    assert "not paused" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "not paused" in out
+    assert "none of leaked ledgers" in out
     at, fingerprint = cluster.clock.now_ms(), cluster_fingerprint(store, "/ledgers")
     epoch = Epoch("e1", "test", fingerprint, at, at, (), 1, 1, (), zxid=2**60)
     FileLake(load_settings(settings_file).lake.path).store_epoch(epoch, Referenced(), Context(at, 1, frozenset()))
