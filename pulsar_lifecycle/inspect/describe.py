@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -307,14 +307,15 @@ def _cursors(store: MetadataStore, reader: LedgerReader, path: str, root: str) -
             decoded.append(error)
     ids = [info.cursors_ledger_id for info in decoded if isinstance(info, cursor_format.ManagedCursorInfo)]
     ids = [i for i in ids if i >= 0]
-    entries = dict(zip(ids, stored_references.last_entries(store, reader, ids, root), strict=True))
-    return [_cursor(name, info, entries) for name, info in zip(names, decoded, strict=True)]
+    entries = dict(zip(ids, stored_references.last_entries_of(store, reader, ids, root), strict=True))
+    return [_cursor(name, info, entries, path) for name, info in zip(names, decoded, strict=True)]
 
 
 def _cursor(
     name: str,
     info: cursor_format.ManagedCursorInfo | LifecycleError,
-    entries: dict[int, Entry | LifecycleError | None],
+    entries: Mapping[int, tuple[LedgerMetadata | LifecycleError, Entry | LifecycleError | None]],
+    path: str,
 ) -> Document:
     document: Document = {"name": cursor_name(name)}
     if isinstance(info, LifecycleError):
@@ -328,15 +329,12 @@ def _cursor(
     }
     if held < 0:
         return document
-    entry = entries[held]
-    if entry is None:
-        return document | {"positionFrom": f"its z-node: cursor ledger {held} has no entry yet"}
-    if isinstance(entry, LifecycleError):
-        return document | {"positionFrom": "its z-node, which is stale", "error": f"cursor ledger {held}: {entry}"}
+    metadata, entry = entries[held]
     try:
-        position = cursor_format.decode_position(entry.payload)
-    except CorruptFormat as error:
+        position = stored_references.cursor_state(metadata, entry, path)
+    except LifecycleError as error:
         return document | {"positionFrom": "its z-node, which is stale", "error": f"cursor ledger {held}: {error}"}
+    assert isinstance(entry, Entry)
     where = f"cursor ledger {held}, entry {entry.entry_id}"
     ranges: Sequence[object] = position.individual_deleted or position.deleted_bits
     return document | _position(where, position.mark_delete, len(ranges), position.properties)
