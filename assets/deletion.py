@@ -27,6 +27,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import pending
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.effects import Effect
+from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.queries import deleted_by_topic
 from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.records.outcomes import WAITS_FOR, Outcome
@@ -200,6 +201,7 @@ def _plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[
     deletes, frees = ("deletes", "frees") if summary.actionable else ("would delete", "would free")
     return {
         **head,
+        **_left_out(summary),
         deletes: f"{summary.ledgers} ledgers, {share:.2%} of the cluster's {summary.cluster_ledgers}",
         frees: f"{show.size(summary.physical_bytes)} on the bookies ({show.size(summary.logical_bytes)} of data)",
         "by namespace": dg.MetadataValue.md(_by(rows, "namespace")),
@@ -210,6 +212,13 @@ def _plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[
         "confirmed by scan": summary.confirmed_by or show.NOTHING,
         "sample": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
     }
+
+
+def _left_out(summary: PlanSummary) -> dict[str, str]:
+    if not summary.in_flight:
+        return {}
+    waits = "their intents wait in the queue; `explain LEDGER` has those of one"
+    return {"left out": f"{summary.in_flight} ledgers: {IntentState.IN_FLIGHT}: {waits}"}
 
 
 def _by(rows: pa.Table, column: str, said: str = "") -> str:

@@ -189,7 +189,7 @@ def _status(where: Cluster) -> dict[str, Any]:
 
 def _print(document: dict[str, Any], where: Cluster) -> None:
     from pulsar_lifecycle.cli.plans import condition
-    from pulsar_lifecycle.inspect.settled import settled_plans
+    from pulsar_lifecycle.inspect.settled import ended_plans
     from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 
     now = where.clock.now_ms()
@@ -216,7 +216,7 @@ def _print(document: dict[str, Any], where: Cluster) -> None:
         newest = PlanSummary.from_json(document["plan"])
         plan = f"{newest.plan_id}: {show.counted(newest.ledgers, 'ledger')}, {show.size(newest.physical_bytes)}"
         scans = {epoch.epoch_id for epoch in where.lake.epochs(cluster=newest.cluster)}
-        plan += f", {condition(newest, where.settings, now, settled_plans(where, [newest], now), scans=scans)}"
+        plan += f", {condition(newest, where.settings, now, ended_plans(where, [newest], now), scans=scans)}"
     show.facts(
         [
             ("cluster", f"{document['cluster']} (fingerprint {document['fingerprint']})"),

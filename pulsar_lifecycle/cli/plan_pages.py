@@ -17,6 +17,7 @@ from pulsar_lifecycle.delayed_index.repair import repair_planning
 from pulsar_lifecycle.delete_records import records_planning
 from pulsar_lifecycle.deletion.planning import confirmed_orphans
 from pulsar_lifecycle.errors import RefusedBy
+from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.lifecycle.activity import inactive_planning
 from pulsar_lifecycle.lifecycle.load import load_planning
@@ -51,6 +52,13 @@ class OrphanPlans(OfLedgers):
     def run_config(self, summary: PlanSummary) -> dict[str, Any]:
         """Of ``apply_plan``."""
         return confirmed_orphans.run_config(summary)
+
+    def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
+        """And how many it leaves out, with their code."""
+        waits = (
+            f"{show.counted(summary.in_flight, self.what)}: {IntentState.IN_FLIGHT}: their intents wait in the queue"
+        )
+        return [*super().facts(summary, rows), *([("left out", waits)] if summary.in_flight else [])]
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By component, and by code, each with the sentence of one of its ledgers."""

@@ -6,7 +6,7 @@ Belongs here: the pages. Not here: applying a plan, which is a Dagster job for e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pulsar_lifecycle.cli.plan_page import PlanPage
     from pulsar_lifecycle.inspect.kept_plans import Plan
+    from pulsar_lifecycle.inspect.settled import PlanEnd
     from pulsar_lifecycle.ports import JournalReader, Lake
     from pulsar_lifecycle.records.codes import Why
     from pulsar_lifecycle.records.gaps import Gap
@@ -28,13 +29,15 @@ if TYPE_CHECKING:
 SAMPLE = 20
 JOURNAL_ROWS = 50
 NOTHING_LEFT = "nothing is left to apply"
+ENDS = {"settled": NOTHING_LEFT, "sent": "all its intents were sent; the queue has those that are not settled"}
+"""The condition of a plan by its end (``inspect.settled.PlanEnd``, which takes long to import)."""
 
 
 def plans(context: typer.Context, as_json: AsJson = False) -> None:
     """List the stored plans of all kinds, newest first."""
     from pulsar_lifecycle.cli.plan_pages import PAGES
     from pulsar_lifecycle.inspect.kept_plans import every_plan, known_kind
-    from pulsar_lifecycle.inspect.settled import settled_plans
+    from pulsar_lifecycle.inspect.settled import ended_plans
 
     where = cluster_of(context)
     settings, lake = where.settings, where.lake
@@ -47,7 +50,7 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
         show.json_document([plan.to_json() for plan in found])
         return
     now = where.clock.now_ms()
-    settled = settled_plans(where, found, now)
+    ended = ended_plans(where, found, now)
     ours = [plan for plan in found if plan.cluster == settings.cluster]
     newest = {known_kind(plan.plan_id): plan.plan_id for plan in reversed(ours)}
     scans = {epoch.epoch_id for epoch in lake.epochs(cluster=settings.cluster)}
@@ -56,7 +59,7 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
             plan.plan_id,
             f"{show.span(now - plan.created_at)} ago",
             *PAGES[known_kind(plan.plan_id)].brief(plan),
-            condition(plan, settings, now, settled, newest.get(known_kind(plan.plan_id), ""), scans),
+            condition(plan, settings, now, ended, newest.get(known_kind(plan.plan_id), ""), scans),
         )
         for plan in found
     ]
@@ -79,7 +82,7 @@ def plan(
     """What a plan would delete, whether it can be applied, and how. Exit code 1 if applying it would be refused."""
     from pulsar_lifecycle.cli.plan_pages import PAGES
     from pulsar_lifecycle.inspect.kept_plans import known_kind, stored_plan
-    from pulsar_lifecycle.inspect.settled import settled_ledgers
+    from pulsar_lifecycle.inspect.settled import ended_plans, settled_ledgers
     from pulsar_lifecycle.journal.queries import journal_rows
 
     where = cluster_of(context)
@@ -107,7 +110,8 @@ def plan(
             }
         )
     else:
-        _print_plan(page, summary, rows, refusal, done, settled, settings, now)
+        end = ended_plans(where, [summary], now).get(plan_id)
+        _print_plan(page, summary, rows, refusal, done, settled, end, settings, now)
     if refusal:
         if run_config:
             show.aside(f"applying it would be refused: {refusal.text}")
@@ -191,17 +195,17 @@ def condition(
     summary: Plan,
     settings: Settings,
     now: int,
-    settled: Collection[str] = (),
+    ended: Mapping[str, PlanEnd] | None = None,
     newest: str = "",
     scans: Collection[str] | None = None,
 ) -> str:
     """Whether a plan can still be applied, in few words.
 
-    ``settled``: ids of plans with nothing left to apply; ``newest``: that of the newest of its kind, if known;
+    ``ended``: by id plans with nothing left to apply; ``newest``: that of the newest of its kind, if known;
     ``scans``: ids of the scans that count, if known.
     """
-    if summary.plan_id in settled:
-        return NOTHING_LEFT
+    if end := (ended or {}).get(summary.plan_id):
+        return ENDS[end.value]
     left = summary.created_at + settings.orphans.plan_valid_for * 1000 - now
     if summary.cluster != settings.cluster:
         return f"of another cluster: {summary.cluster}"
@@ -258,15 +262,17 @@ def _print_plan(
     refusal: Why | None,
     done: Counter[str],
     settled: int,
+    end: PlanEnd | None,
     settings: Settings,
     now: int,
 ) -> None:
     left = rows.num_rows - settled
+    shown = condition(summary, settings, now, {summary.plan_id: end} if end else None)
     confirmed = [f"confirmed by {summary.confirmed_by or 'none'}"] if page.needs_two_scans else []
     show.facts(
         [
             ("plan", summary.plan_id),
-            ("condition", f"refused: {refusal.text}" if refusal else condition(summary, settings, now)),
+            ("condition", f"refused: {refusal.text}" if refusal else shown),
             ("made", f"{show.moment(summary.created_at)} ({show.span(now - summary.created_at)} ago)"),
             ("scans", ", ".join([summary.epoch_id, *confirmed])),
             *page.facts(summary, rows),
@@ -282,7 +288,7 @@ def _print_plan(
             show.table([name.replace("_", " "), f"{page.what}s", page.measure], groups, 2)
         show.text(f"sample ({min(SAMPLE, rows.num_rows)} of {rows.num_rows})", "bold cyan")
         show.table(list(page.columns), [page.line(row) for row in rows.slice(0, SAMPLE).to_pylist()], 2)
-    if not refusal and left:
+    if not refusal and left and not end:
         show.text("to apply it", "bold cyan")
         show.text(f"  pulsar-lifecycle plan {summary.plan_id} --run-config > apply.json")
         show.text(f"  dagster job execute -m orchestration.definitions -a defs -j {page.job} -c apply.json")

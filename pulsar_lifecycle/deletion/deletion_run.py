@@ -16,7 +16,8 @@ from pulsar_lifecycle.deletion.decision import Run
 from pulsar_lifecycle.deletion.planning import confirmed_orphans
 from pulsar_lifecycle.deletion.run_evidence import DeclaredBuckets, Evidence, OffloadEvidence
 from pulsar_lifecycle.deletion.workers import OutcomeCount, delete_directly, delete_from_queue
-from pulsar_lifecycle.errors import NotFound, RefusedBy
+from pulsar_lifecycle.deletion_queue.queue_topics import pending_where_subscribed
+from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
@@ -24,7 +25,7 @@ from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_of
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.journal.operator_words import note_words
 from pulsar_lifecycle.journal.prometheus import published
-from pulsar_lifecycle.journal.queries import sent_ledgers
+from pulsar_lifecycle.journal.queries import sent_ledgers, unsent
 from pulsar_lifecycle.journal.read_checks import failed_locations
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.ports import MetadataStore
@@ -70,7 +71,7 @@ def make_plan(
 ) -> tuple[PlanSummary, pa.Table]:
     """Plan the orphans of a closed epoch that an earlier covered epoch confirms; writes nothing to the cluster.
 
-    ``only`` may leave rows out; ``kind`` begins the plan's id.
+    ``only`` may leave rows out; ``kind`` begins the plan's id. One of kind ``orphans`` has none whose intent waits.
     """
     now = cluster.clock.now_ms()
     gaps = gaps_of(cluster, epoch)
@@ -84,12 +85,38 @@ def make_plan(
         asked = since(cluster, earlier, epoch)
         in_use = in_use_at_any(cluster.lake.referenced(e.epoch_id) for e in asked)
         rows = confirmed_by_all(rows, in_use, shadow_sources_at_any(cluster, asked))
+    confirmed = rows.num_rows
+    if kind is PlanKind.ORPHANS:
+        rows = _without_in_flight(cluster, rows, now)
     summary = summary_of(
         kind, cluster.ids.token(2), epoch, gaps, now, rows, deletion_plan.digest,
         logical="logical_bytes", physical="physical_bytes", confirmed_by=earlier.epoch_id if earlier else "",
     )  # fmt: skip
+    summary = replace(summary, in_flight=confirmed - rows.num_rows)
     cluster.lake.store_plan(summary, rows)
     return summary, rows
+
+
+def _without_in_flight(cluster: Cluster, rows: pa.Table, now: int) -> pa.Table:
+    """Plan rows without those whose intent was sent, or tried again, while the plan that sent it is valid.
+
+    An older one may be lost, and so is any that was sent before a restore that was accepted, or where the queue is
+    empty, not whole or silent: sending it again is harmless.
+    """
+    valid = int(cluster.settings.orphans.plan_valid_for * 1000)
+    since = max(now - valid, cluster.lake.set_aside_until(cluster.settings.cluster))
+    left = unsent(cluster.journal_reader, cluster.settings.cluster, rows, since)
+    return left if left.num_rows < rows.num_rows and _queue_holds_all(cluster) else rows
+
+
+def _queue_holds_all(cluster: Cluster) -> bool:
+    """Whether nothing says that the queue has lost messages."""
+    try:
+        with cluster.ports(read_only=True) as ports:
+            backlog, unsubscribed = pending_where_subscribed(ports.admin)
+    except LifecycleError:
+        return False
+    return backlog > 0 and not unsubscribed
 
 
 def _findings(cluster: Cluster, epoch: Epoch, columns: Sequence[str]) -> pa.Table:

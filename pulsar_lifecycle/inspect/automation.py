@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation
 from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, UsageError
 from pulsar_lifecycle.inspect.kept_plans import KEPT, Plan, plans_of, stored_plan
+from pulsar_lifecycle.inspect.settled import all_sent
 from pulsar_lifecycle.journal.approvals import (
     APPLIED_WITHIN_MS,
     ApprovalRow,
@@ -213,6 +214,8 @@ def _decided(where: Cluster, kind: AutomatedKind, plan: Plan, approval: Approval
         found = decided(_largest_applied(where, kind, plan, now, ledgers / settings.max_growth))
     if found.code not in SOON:
         return found
+    if found.goes and kind.kind is PlanKind.ORPHANS and _all_sent(where, kind, plan, settings.namespaces):
+        return replace(found, code=AutomationCode.SENT, text="all its intents were sent; the queue has the rest")
     if kind.deletes and not where.settings.deletion.topicTwoPhaseDeletionEnabled:
         return replace(found, code=AutomationCode.SWITCHED_OFF, text=SWITCHED_OFF)
     try:
@@ -220,6 +223,10 @@ def _decided(where: Cluster, kind: AutomatedKind, plan: Plan, approval: Approval
     except NotFound as error:
         return replace(found, code=AutomationCode.UNREAD, text=str(error))
     return found
+
+
+def _all_sent(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str]) -> bool:
+    return all_sent(where, plan, kind.rows(stored_plan(where.lake, plan.plan_id)[1], names))
 
 
 @dataclass(frozen=True, slots=True)

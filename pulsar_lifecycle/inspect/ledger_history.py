@@ -16,7 +16,7 @@ from pulsar_lifecycle.deletion.deletion_run import evidence_at
 from pulsar_lifecycle.deletion.run_evidence import Evidence
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.inspect.explain_codes import ExplainCode
-from pulsar_lifecycle.inspect.settled import settled_plans
+from pulsar_lifecycle.inspect.settled import PlanEnd, ended_plans
 from pulsar_lifecycle.journal.archive import archived_nodes
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers
 from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, intent_states
@@ -43,7 +43,7 @@ class History:
 
     ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
     rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` are of scans
-    that count and hold the ledger, newest first; of those in ``settled`` nothing is left to apply. ``journal`` and
+    that count and hold the ledger, newest first; of those in ``ended`` nothing is left to apply. ``journal`` and
     ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first phase's mark that stands; ``released``
     what a release of ours left in BookKeeper and no deletion run settled. ``gaps``: why the epoch does not count any
     more, as the settings are now. ``evidence``: what a deletion run would go by, None without a scan.
@@ -54,7 +54,7 @@ class History:
     references: pa.Table = field(default_factory=tables.REFERENCES.empty_table)
     finding: Row | None = None
     plans: tuple[PlanSummary, ...] = ()
-    settled: frozenset[str] = frozenset()
+    ended: Mapping[str, PlanEnd] = field(default_factory=dict[str, PlanEnd])
     journal: tuple[Row, ...] = ()
     archived: tuple[Row, ...] = ()
     marked: tuple[int, int] | None = None
@@ -73,7 +73,7 @@ class History:
 
     def applicable(self) -> list[PlanSummary]:
         """Those of ``plans`` that can be applied and have something left to apply."""
-        return [plan for plan in self.plans if plan.actionable and plan.plan_id not in self.settled]
+        return [plan for plan in self.plans if plan.actionable and plan.plan_id not in self.ended]
 
     def deletions(self) -> list[Row]:
         """What the journal says of its deletion in BookKeeper."""
@@ -146,7 +146,7 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
         references=lake.read_epoch_table(epoch.epoch_id, "references", ledger_id=ledger_id),
         finding={"code": None, **findings[0]} if findings else None,  # a scan of an earlier version has no codes
         plans=plans,
-        settled=settled_plans(cluster, plans, now),
+        ended=ended_plans(cluster, plans, now),
         evidence=evidence,
     )
 

@@ -1,7 +1,7 @@
 """Which plans have nothing left to apply: the journal says so of every ledger of theirs.
 
-Belongs here: what settles a ledger of each kind of plan. Not here: whether a plan may be applied
-(``runs/plan_checks.py``).
+Belongs here: what settles a ledger of each kind of plan, and whether its intent waits. Not here: whether a plan may
+be applied (``runs/plan_checks.py``).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,8 +17,9 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.delayed_index.repair.repair_work import RepairDetail
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.kept_plans import Plan, stored_plan
+from pulsar_lifecycle.journal.intents import to_send, without
 from pulsar_lifecycle.journal.offloads import attempts_in
-from pulsar_lifecycle.journal.queries import filed_since
+from pulsar_lifecycle.journal.queries import filed_since, read_intent_states
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
@@ -27,23 +29,58 @@ from pulsar_lifecycle.runs.journal_rows import details_of
 DAY_MS = 86_400_000
 
 
-def settled_plans(cluster: Cluster, plans: Sequence[Plan], now: int) -> frozenset[str]:
-    """Ids of those that could be applied still at ``now`` (ms), and whose every ledger is settled."""
+class PlanEnd(StrEnum):
+    """Why there is nothing left to apply of a plan."""
+
+    SETTLED = "settled"
+    """Every ledger of it is settled."""
+    SENT = "sent"
+    """Those that are not have intents in flight, which some run has sent, or tried, since the plan was made."""
+
+
+def ended_plans(cluster: Cluster, plans: Sequence[Plan], now: int) -> dict[str, PlanEnd]:
+    """Of those that could be applied still at ``now`` (ms), by id: those with nothing left to apply."""
     valid_since = int(now - cluster.settings.orphans.plan_valid_for * 1000)
     ours = [one for one in plans if one.cluster == cluster.settings.cluster and one.actionable and one.rows]
     open_ids = [one.plan_id for one in ours if one.created_at >= valid_since]
     if not open_ids:
-        return frozenset()
+        return {}
     applied = pc.field("plan_id").isin(open_ids) & filed_since(valid_since - DAY_MS)  # clocks may differ
     columns = ["plan_id", "ledger_id", "topic", "action", "phase", "outcome", "detail"]
     journalled = cluster.journal_reader.find(applied, columns)
-    settled: set[str] = set()
+    ended: dict[str, PlanEnd] = {}
     for plan_id in set(journalled.column("plan_id").to_pylist()):
         with contextlib.suppress(LifecycleError):  # `plan ID` says what is wrong with its rows
             rows = stored_plan(cluster.lake, plan_id)[1]
             if settled_ledgers(plan_id, rows, journalled.filter(pc.field("plan_id") == plan_id)) == rows.num_rows:
-                settled.add(plan_id)
-    return frozenset(settled)
+                ended[plan_id] = PlanEnd.SETTLED
+    of_intents = [plan for plan in ours if plan.plan_id in open_ids and kind_of(plan.plan_id) in _OF_INTENTS]
+    if of_intents:
+        intents = read_intent_states(cluster.journal_reader, cluster.settings.cluster, since=valid_since)
+        for plan in of_intents if intents.num_rows else ():
+            with contextlib.suppress(LifecycleError):
+                if end := _end_of(plan, stored_plan(cluster.lake, plan.plan_id)[1], intents):
+                    ended.setdefault(plan.plan_id, end)
+    return ended
+
+
+_OF_INTENTS = (PlanKind.ORPHANS, PlanKind.RECONCILE)
+"""Kinds of plans whose ledgers have an intent each."""
+
+
+def all_sent(cluster: Cluster, plan: Plan, rows: pa.Table) -> bool:
+    """Whether these ``rows`` of a plan of orphans have nothing left to send, as others have sent it by now."""
+    ids, mine = rows.column("ledger_id").combine_chunks(), cluster.settings.cluster
+    return _end_of(plan, rows, read_intent_states(cluster.journal_reader, mine, ids, plan.created_at)) is not None
+
+
+def _end_of(plan: Plan, rows: pa.Table, intents: pa.Table) -> PlanEnd | None:
+    """By what the journal says since the plan was made: what it leaves out, or takes in again, was sent before."""
+    since = intents.filter(pc.greater_equal(intents.column("at"), plan.created_at))
+    left = without(rows, since.filter(pc.is_in(since.column("state"), pa.array(sorted(FINAL)))))
+    if not left.num_rows:
+        return PlanEnd.SETTLED
+    return None if to_send(left, since).num_rows else PlanEnd.SENT
 
 
 def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:

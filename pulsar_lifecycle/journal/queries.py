@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, IntentState, intent_states
+from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, IntentState, intent_states, to_send
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting
 from pulsar_lifecycle.runs.journal_rows import MessageSent, details_of
@@ -134,12 +134,25 @@ def rows_of_phase(journal: JournalReader, phase: Phase) -> pa.Table:
     return journal.find(pc.field("phase") == phase).sort_by("at")
 
 
-def read_intent_states(journal: JournalReader, cluster: str, among: pa.Array | None = None) -> pa.Table:
-    """What became of every intent of a cluster, or of those ``among`` these ledgers; ``intents.intent_states``."""
+def read_intent_states(
+    journal: JournalReader, cluster: str, among: pa.Array | None = None, since: int | None = None
+) -> pa.Table:
+    """What became of every intent of a cluster, or of those ``among`` these ledgers; ``intents.intent_states``.
+
+    With ``since`` (ms) only of those of which the journal says something at that time or later.
+    """
     condition = (pc.field("cluster") == cluster) & pc.field("phase").isin([Phase.SEND, Phase.REDRIVE, Phase.DELETE])
     if among is not None:
         condition &= pc.is_in(pc.field("ledger_id"), among)
+    if since is not None:
+        condition &= filed_since(since)
     return intent_states(journal.find(condition, INTENT_COLUMNS))
+
+
+def unsent(journal: JournalReader, cluster: str, rows: pa.Table, since: int) -> pa.Table:
+    """Plan rows without the ledgers whose intent is in flight, and of which the journal says so since then (ms)."""
+    ids = rows.column("ledger_id").combine_chunks()
+    return to_send(rows, read_intent_states(journal, cluster, ids, since))
 
 
 def pending_ledgers(journal: JournalReader, cluster: str, among: pa.Array) -> pa.Array:

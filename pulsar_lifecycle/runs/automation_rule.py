@@ -38,6 +38,8 @@ class AutomationCode(StrEnum):
     """The plan is too old to be applied."""
     TAKEN = "taken"
     """A run has begun to apply it."""
+    SENT = "sent"
+    """All its intents were sent, by other runs: the queue has those that are not settled."""
     EMPTY = "empty"
     """Nothing of what it holds goes by itself."""
     TOO_SMALL = "too_small"

@@ -255,8 +255,8 @@ def _scan(history: History, now: int) -> list[str]:
 def _plans(found: Explanation, settings: Settings, now: int) -> list[str] | None:
     from pulsar_lifecycle.inspect.explain_codes import Verdict
 
-    settled = found.history.settled
-    lines = [f"{plan.plan_id}: {condition(plan, settings, now, settled)}" for plan in found.history.plans]
+    ended = found.history.ended
+    lines = [f"{plan.plan_id}: {condition(plan, settings, now, ended)}" for plan in found.history.plans]
     return lines or (["in none that is still valid"] if found.verdict is Verdict.MAY_GO else None)
 
 

@@ -24,7 +24,8 @@ class PlanSummary:
     """What is stored beside a plan's rows and covered by nothing but itself; ``digest`` covers the rows.
 
     ``actionable`` is false for a report-only plan; ``gaps`` then says what was missing. ``ordered``: an operator asked
-    for it, and it may have what no plan has that is made by itself.
+    for it, and it may have what no plan has that is made by itself. ``in_flight``: ledgers that it leaves out, as their
+    intents wait in the queue.
     """
 
     plan_id: str
@@ -41,6 +42,7 @@ class PlanSummary:
     cluster_ledgers: int
     digest: str
     ordered: bool = False
+    in_flight: int = 0
 
     @property
     def rows(self) -> int:

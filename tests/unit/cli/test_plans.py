@@ -88,11 +88,14 @@ def test_plans_says_of_which_nothing_is_left_to_apply(
     journal = FileJournal(load_settings(settings_file).lake.path)
     journal.record([sent])
     assert run("plans") == 0
-    assert "actionable for 23 h" in capsys.readouterr().out
+    assert "all its intents were sent" in capsys.readouterr().out
     journal.record([replace(sent, phase=Phase.DELETE, outcome=outcome)])
     assert run("plans") == 0
     shown = capsys.readouterr().out
-    assert ("actionable for 23 h" in shown, "nothing is left to apply" in shown) == (left, not left)
+    assert ("all its intents were sent" in shown, "nothing is left to apply" in shown) == (left, not left)
+    assert run("plan", plan.plan_id) == 0
+    shown = capsys.readouterr().out
+    assert ("all its intents were sent" in shown, "to apply it" in shown) == (left, False)
 
 
 @pytest.mark.parametrize(("outcome", "left"), [("kept", False), ("retrying", True)])
@@ -129,7 +132,7 @@ def test_explain_and_status_call_no_plan_actionable_of_which_nothing_is_left_to_
     assert ("nothing is left to apply" in shown, "no actionable plan has it" in shown) == (not left, not left)
     run("status")
     shown = " ".join(capsys.readouterr().out.split())
-    assert ("actionable for 23 h" in shown, "nothing is left to apply" in shown) == (left, not left)
+    assert ("all its intents were sent" in shown, "nothing is left to apply" in shown) == (left, not left)
     lake.set_scans_aside("test", now - 1_000, "restored", "mary")
     scanned("e-0", now)
     assert run("explain", str(ledger)) == 0

@@ -12,6 +12,7 @@ from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.inspect.explain_codes import ExplainCode, Verdict
 from pulsar_lifecycle.inspect.ledger_history import History
+from pulsar_lifecycle.inspect.settled import PlanEnd
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
@@ -100,7 +101,7 @@ def test_a_plan_that_has_it_is_no_longer_missed(world: World) -> None:
     plan = PlanSummary("p", "test", "f", "e1", "e0", world.born, True, (), 1, 1000, 1000, 10, "d")
     world.history = replace(world.history, plans=(plan,))
     assert not any("no actionable plan" in note for note in world.explain(7).notes)
-    world.history = replace(world.history, settled=frozenset({"p"}))
+    world.history = replace(world.history, ended={"p": PlanEnd.SETTLED})
     assert any("no actionable plan" in note for note in world.explain(7).notes)
 
 

@@ -1,0 +1,132 @@
+"""A plan of orphans leaves out what was sent before, as long as nothing says that the message is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, SUBSCRIPTION, create_missing, topics_of
+from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.inspect.settled import PlanEnd, all_sent, ended_plans
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from tests.kit.simulated.cluster import SimulatedCluster, data_tags
+from tests.kit.simulated.pipeline import lake_of, two_scans, where
+
+TOPIC = Topic.parse("persistent://acme/orders/x")
+DAY = 86_400_000
+
+
+class Scene:
+    """A cluster with two orphans, and a queue with a message."""
+
+    def __init__(self) -> None:
+        self.servers = SimulatedCluster()
+        self.servers.topic(TOPIC, [self.servers.ledger(data_tags(TOPIC))])
+        self.orphans = [self.servers.ledger(data_tags(TOPIC)) for _ in range(2)]
+        now, before = two_scans(self.servers)
+        self.admin = self.servers.admin
+        create_missing(self.admin, 2)
+        self.parts = topics_of(self.admin, DELETION_TOPIC)
+        self.admin.topics[self.parts[0]][SUBSCRIPTION].backlog = 1
+        self.epoch = now.epoch
+        self.lake = lake_of(before, now)
+        self.cluster = where(self.servers, None, self.lake)
+
+    def said(self, ledger_id: int, outcome: Outcome, ago: int = 0, phase: Phase = Phase.SEND, plan: str = "p") -> None:
+        """What the journal says of an intent, so many ms ago."""
+        at = self.servers.clock.now_ms() - ago
+        row = JournalRow(
+            "r", "simulated", plan, ledger_id, "", str(TOPIC), Action.DELETE_LEDGER, phase, outcome, "", 1, "", "", at
+        )
+        self.servers.journal.record([row])
+
+    def plan(self, kind: PlanKind = PlanKind.ORPHANS) -> PlanSummary:
+        return deletion_run.make_plan(self.cluster, self.epoch, kind)[0]
+
+    def planned(self) -> list[int]:
+        return self.lake.plan(self.plan().plan_id)[1].column("ledger_id").to_pylist()
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SENT, Outcome.RETRYING, Outcome.WAITING])
+def test_what_waits_in_the_queue_is_left_out_and_counted(scene: Scene, outcome: Outcome) -> None:
+    first, second = scene.orphans
+    scene.said(first, Outcome.SENT, ago=2 * DAY)
+    scene.said(first, outcome, ago=60_000, phase=Phase.SEND if outcome is Outcome.SENT else Phase.DELETE)
+    assert scene.planned() == [second]
+    assert (scene.plan().ledgers, scene.plan().in_flight) == (1, 1)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.KEPT, Outcome.REFUSED, Outcome.DEAD_LETTERED])
+def test_what_a_run_has_decided_since_is_planned_again(scene: Scene, outcome: Outcome) -> None:
+    scene.said(scene.orphans[0], Outcome.SENT, ago=60_000)
+    scene.said(scene.orphans[0], outcome, phase=Phase.DELETE)
+    assert (scene.planned(), scene.plan().in_flight) == (scene.orphans, 0)
+
+
+def test_what_was_sent_a_day_ago_may_be_lost_and_is_planned_again(scene: Scene) -> None:
+    scene.said(scene.orphans[0], Outcome.SENT, ago=DAY + 60_000)
+    scene.said(scene.orphans[1], Outcome.SEND_FAILED)
+    assert scene.planned() == scene.orphans
+
+
+def test_what_was_sent_before_a_restore_was_accepted_is_planned_again(scene: Scene) -> None:
+    scene.said(scene.orphans[0], Outcome.SENT, ago=120_000)
+    assert scene.planned() == scene.orphans[1:]
+    left = scene.lake.set_aside_until
+    scene.lake.set_aside_until = lambda cluster: max(left(cluster), scene.servers.clock.now_ms() - 60_000)
+    assert scene.planned() == scene.orphans
+
+
+@pytest.mark.parametrize("lost", ["empty", "not whole", "silent"])
+def test_what_the_queue_may_have_lost_is_planned_again(scene: Scene, lost: str) -> None:
+    scene.said(scene.orphans[0], Outcome.SENT)
+    assert scene.planned() == scene.orphans[1:]
+    if lost == "empty":
+        scene.admin.topics[scene.parts[0]][SUBSCRIPTION].backlog = 0
+    elif lost == "not whole":
+        scene.admin.topics[scene.parts[1]].clear()
+    else:
+
+        def silent(*_: object) -> int:
+            raise Unavailable("no answer")
+
+        scene.admin.backlog = silent
+    assert scene.planned() == scene.orphans
+
+
+def test_reconcile_decides_by_itself_what_it_leaves_out(scene: Scene) -> None:
+    scene.said(scene.orphans[0], Outcome.SENT)
+    assert scene.plan(PlanKind.RECONCILE).ledgers == 2
+
+
+def test_a_plan_that_others_have_sent_since_has_nothing_left_to_apply(scene: Scene) -> None:
+    plan = scene.plan()
+    rows, now = scene.lake.plan(plan.plan_id)[1], scene.servers.clock.now_ms
+    scene.servers.clock.advance(60)
+    scene.said(scene.orphans[0], Outcome.SENT)
+    assert (ended_plans(scene.cluster, [plan], now()), all_sent(scene.cluster, plan, rows)) == ({}, False)
+    scene.said(scene.orphans[1], Outcome.SENT)
+    assert ended_plans(scene.cluster, [plan], now()) == {plan.plan_id: PlanEnd.SENT}
+    assert all_sent(scene.cluster, plan, rows)
+    for ledger in scene.orphans:
+        scene.said(ledger, Outcome.KEPT, phase=Phase.DELETE)
+    assert ended_plans(scene.cluster, [plan], now()) == {plan.plan_id: PlanEnd.SETTLED}
+
+
+def test_a_plan_that_takes_lost_intents_in_again_goes(scene: Scene) -> None:
+    """It was made after they were sent, and knows of them."""
+    scene.said(scene.orphans[0], Outcome.SENT)
+    scene.servers.clock.advance(60)
+    scene.admin.topics[scene.parts[0]][SUBSCRIPTION].backlog = 0
+    plan = scene.plan()
+    assert ended_plans(scene.cluster, [plan], scene.servers.clock.now_ms()) == {}
+    assert not all_sent(scene.cluster, plan, scene.lake.plan(plan.plan_id)[1])
