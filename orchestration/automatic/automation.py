@@ -80,6 +80,8 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
             attempt = next_attempt(context.instance, cluster, f"{kind.name}-{decided[1].plan_id}", now, look_every)
             if isinstance(attempt, Spent):
                 said[kind.name] = attempt.text
+            elif by_hand := launch.by_hand(context.instance, decided[1].plan_id):
+                said[kind.name] += f", but run {by_hand}, launched by hand, is to apply it"
             elif lease in busy:
                 said[kind.name] += f", once run {busy[lease]} is over"
             elif lease in asked:

@@ -1,12 +1,17 @@
 """How plans of each kind are applied by themselves: which job, with which configuration.
 
-Belongs here: what a person would give that job. Not here: whether a plan may go, nor launching.
+Belongs here: what a person would give that job, and whether a person has. Not here: whether a plan may go, nor
+launching.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import dagster as dg
+
+from assets.names import CLUSTER
+from orchestration.automatic.at_work import ACTIVE
 from pulsar_lifecycle.automation_settings import KindAutomation
 from pulsar_lifecycle.inspect.automation import Plan
 from pulsar_lifecycle.runs.caps import automation_caps
@@ -26,6 +31,19 @@ class Launch:
     def run_config(self, where: Cluster, plan: Plan, kind: KindAutomation) -> dict[str, Any]:
         """The run's whole configuration for a plan, as the settings of its kind are now."""
         return {"ops": {self.op: {"config": dict(self.config(where, plan, kind))}}}
+
+    def by_hand(self, instance: dg.DagsterInstance, plan_id: str) -> str:
+        """The run that a person launched to apply a plan, and that waits or works; empty for none.
+
+        It gets its tags only once it has begun, so that nothing but its configuration tells.
+        """
+        runs = instance.get_runs(dg.RunsFilter(job_name=self.job, statuses=list(ACTIVE)))
+        return next((run.run_id for run in runs if CLUSTER not in run.tags and self._applies(run, plan_id)), "")
+
+    def _applies(self, run: dg.DagsterRun, plan_id: str) -> bool:
+        ops: Any = run.run_config.get("ops", {})
+        config = ops.get(self.op, {}).get("config", {})
+        return config.get("plan_id") == plan_id and (self.config is not _for_good or config.get("dry_run") is False)
 
 
 def _capped(where: Cluster, plan: Plan, kind: KindAutomation) -> Config:
