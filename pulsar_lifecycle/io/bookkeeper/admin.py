@@ -8,7 +8,6 @@ answer means for a disk. Nothing is repeated: the caller decides by the class of
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from typing import Any
@@ -25,6 +24,7 @@ from pulsar_lifecycle.formats.bookie_status import (
     directories_and_latency,
     flag,
 )
+from pulsar_lifecycle.io.deadline import Deadline
 from pulsar_lifecycle.io.tls import tls_context
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.settings import BookieAdminSettings
@@ -60,6 +60,7 @@ class HttpBookieAdmin:
             verify=tls_context(settings.tls, "bookkeeper.admin.tls"),
             timeout=self._timeout,
             trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),  # a deadline knows new connections only
         )
 
     def close(self) -> None:
@@ -187,17 +188,22 @@ class HttpBookieAdmin:
         raise (lost if response.status_code >= 500 else StoreError)(message)
 
     def _whole(self, method: str, url: httpx.URL, body: object) -> httpx.Response:
-        """An answer that ends in time: httpx's own time-out begins again with each piece of it."""
-        deadline, some = time.monotonic() + self._timeout, bytearray()
-        with self._http.stream(method, url, json=body) as response:
-            for piece in response.iter_bytes():
-                some += piece
-                if len(some) > _LARGEST:
-                    raise httpx.ReadError(f"the answer has more than {_LARGEST} bytes", request=response.request)
-                if time.monotonic() > deadline:
-                    text = f"the answer did not end within {self._timeout:g} s"
-                    raise httpx.ReadTimeout(text, request=response.request)
-        return httpx.Response(response.status_code, content=bytes(some), request=response.request)
+        """An answer that ends in time, its head, too."""
+        some, whole = bytearray(), None
+        with Deadline(self._timeout) as deadline:
+            try:
+                with self._http.stream(method, url, json=body, extensions={"trace": deadline}) as response:
+                    for piece in response.iter_bytes():
+                        some += piece
+                        if len(some) > _LARGEST:
+                            raise httpx.ReadError(f"the answer has more than {_LARGEST} bytes")
+                    whole = httpx.Response(response.status_code, content=bytes(some), request=response.request)
+            except httpx.HTTPError:
+                if not deadline.over:
+                    raise
+        if whole is None or deadline.over:  # the end of its connection may pass for that of an answer
+            raise httpx.ReadTimeout(f"the answer did not end within {self._timeout:g} s")
+        return whole
 
     def _metrics(self, base: httpx.URL) -> tuple[tuple[LedgerDirectory, ...] | None, float | None]:
         """The ledger directories, None without metrics, and the latency of adds (ms)."""

@@ -1,7 +1,10 @@
 import json
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Event, Thread
 from typing import Any
 
 import httpx
@@ -237,25 +240,54 @@ class Endless(httpx.SyncByteStream):
             yield self.piece
 
 
-@pytest.mark.parametrize(
-    ("piece", "timeout", "said"),
-    [(b" ", 0.001, "did not end within 0.001 s"), (b" " * (10 << 20), 600.0, "more than 67108864 bytes")],
-)
-def test_an_answer_that_does_not_end_is_given_up(piece, timeout, said):
-    """Such as one that a proxy passes on byte by byte: each byte is in time."""
-    bookie, body = Bookie(settings=BookieAdminSettings(request_timeout=timeout)), Endless(piece)
-
-    def answer(_: httpx.Request) -> httpx.Response:
-        time.sleep(0.002)
-        return httpx.Response(200, stream=body)
-
-    bookie.answer = answer  # type: ignore[method-assign]
+def test_an_answer_that_is_too_large_is_given_up():
+    bookie, body = Bookie(), Endless(b" " * (10 << 20))
+    bookie.answer = lambda _: httpx.Response(200, stream=body)  # type: ignore[method-assign]
     admin = bookie.open()
-    with pytest.raises(Unavailable, match=said):
+    with pytest.raises(Unavailable, match="more than 67108864 bytes"):
         admin.status(B)
-    with pytest.raises(OutcomeUnknown, match=said):
+    with pytest.raises(OutcomeUnknown, match="more than 67108864 bytes"):
         admin.collect(B, major=True)
     assert body.taken < 20
+
+
+@pytest.mark.parametrize(
+    ("head", "drop"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"X-more: 1\r\n"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n", b" "),
+        (b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{}", b" "),
+    ],
+    ids=["its head", "its body", "a body that ends with its connection"],
+)
+def test_an_answer_that_comes_in_drops_is_given_up(monkeypatch: pytest.MonkeyPatch, head: bytes, drop: bytes) -> None:
+    """Such as one that a proxy passes on byte by byte: each byte is in time."""
+    gone = Event()
+
+    def drip(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.sendall(head)
+            while not gone.wait(0.02):
+                connection.sendall(drop)
+
+    def answer(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                Thread(target=drip, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        Thread(target=answer, args=(listener,), daemon=True).start()
+        settings = BookieAdminSettings(request_timeout=0.3)
+        bookie = Bookie(http=("127.0.0.1", listener.getsockname()[1]), settings=settings)
+        monkeypatch.setattr(httpx, "MockTransport", lambda _: None)
+        admin = bookie.open()
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match=r"did not end within 0\.3 s"):
+            admin.status(B)
+        with pytest.raises(OutcomeUnknown, match=r"did not end within 0\.3 s"):
+            admin.collect(B, major=True)
+        assert time.monotonic() - began < 30
+        gone.set()
 
 
 def test_a_lost_answer_leaves_the_outcome_of_a_command_unknown():
