@@ -25,7 +25,7 @@ from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_of
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.journal.operator_words import note_words
 from pulsar_lifecycle.journal.prometheus import published
-from pulsar_lifecycle.journal.queries import sent_ledgers, unsent
+from pulsar_lifecycle.journal.queries import ordered_by, sent_ledgers, unsent
 from pulsar_lifecycle.journal.read_checks import failed_locations
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.ports import MetadataStore
@@ -197,7 +197,8 @@ def begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
         finish_unloads(store, ports.admin, clock, RunGuard(lease.guard, unloads_of(settings, clock)), wait=False)
         brokers = load_state.fetch_brokers(store, ports.admin)
         left = nodes_in_doubt(ports.journal_reader, settings.cluster, now - in_doubt.WITHIN_MS)
-        in_doubt.resolve(run_id, left, store, ports.journal, settings.bookkeeper.ledgers_root)
+        ordered = ordered_by(ports.journal_reader, settings.cluster, {one.ledger_id for one in left})
+        in_doubt.resolve(run_id, left, ordered, store, ports.journal, settings.bookkeeper.ledgers_root)
         yield Run(
             run_id=run_id,
             cluster=settings.cluster,

@@ -31,6 +31,7 @@ class Deadline:
             one.close()
 
     def __call__(self, event: str, info: Mapping[str, Any]) -> None:
+        """Learn of a connection; the time runs from there on."""
         if event.endswith("connect_tcp.complete"):
             # A second handle of the connection: TLS takes the first one away.
             self._connections.append(info["return_value"].get_extra_info("socket").dup())

@@ -112,17 +112,24 @@ def _now(store: MetadataStore, nodes: Sequence[Archived]) -> list[tuple[Archived
     return list(zip(nodes, store.read([one.path for one in nodes]), strict=True))
 
 
-def resolve(run_id: str, nodes: Sequence[Archived], store: MetadataStore, journal: Journal, ledgers_root: str) -> int:
+def resolve(
+    run_id: str,
+    nodes: Sequence[Archived],
+    ordered: Mapping[int, str],
+    store: MetadataStore,
+    journal: Journal,
+    ledgers_root: str,
+) -> int:
     """Journal the ``nodes`` in doubt that are not there as deleted by the runs that archived them; returns how many.
 
-    To be called under the lease. What is there still needs no word: it is decided again. What was created again since,
-    by another transaction, was deleted before.
+    To be called under the lease. ``ordered``: ledger id -> the plan that ordered its deletion, if known. What is there
+    still needs no word: it is decided again. What was created again since, by another transaction, was deleted before.
     """
     now = _now(store, nodes)
     gone = [one for one, n in now if n is None or (isinstance(n, Node) and n.stat.czxid != one.czxid)]
     gone.sort(key=lambda one: (one.at, one.ledger_id))
     for _, day in groupby(gone, key=lambda one: datetime.fromtimestamp(one.at / 1000, UTC).date()):
-        journal.record(_rows(run_id, list(day), ledgers_root))
+        journal.record(_rows(run_id, list(day), ordered, ledgers_root))
     return len(gone)
 
 
@@ -202,7 +209,7 @@ class WrittenBy:
     written_by: str
 
 
-def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[JournalRow]:
+def _rows(run_id: str, nodes: Sequence[Archived], ordered: Mapping[int, str], ledgers_root: str) -> list[JournalRow]:
     read = [one.node for one in nodes]
     rows: list[JournalRow] = []
     for one, tags in zip(nodes, bookkeeper_ledgers.ledger_dictionaries(read, ledgers_root), strict=True):
@@ -217,7 +224,7 @@ def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[Jou
         )
         why = Why(Code.RUN_ENDED, "its run ended before it could say so")
         rows.append(
-            Writer(one.run_id, one.cluster).row(
+            Writer(one.run_id, one.cluster, ordered.get(one.ledger_id, "")).row(
                 Step(Action.DELETE_LEDGER, Phase.DELETE), about, Outcome.DELETED, why, one.at
             )
         )

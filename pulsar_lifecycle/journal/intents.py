@@ -14,6 +14,7 @@ from enum import StrEnum
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 
@@ -90,12 +91,16 @@ class NamespaceIntents:
 def by_namespace(intents: pa.Table, orphans: pa.Table, namespaces: Iterable[str] | None) -> list[NamespaceIntents]:
     """Every wanted namespace (None: every one that occurs), sorted by name.
 
-    ``intents``: :func:`intent_states`; ``orphans``: plan rows.
+    ``intents``: :func:`intent_states`; those of a topic whose name is none are of no namespace: any program may write
+    into the queue. ``orphans``: plan rows.
     """
     states: dict[str, dict[str, int]] = {name: {} for name in namespaces or ()}
     counted = intents.group_by(["topic", "state"]).aggregate([("ledger_id", "count")])
     for row in counted.to_pylist():
-        name = str(Topic.parse(row["topic"]).namespace)
+        try:
+            name = str(Topic.parse(row["topic"]).namespace)
+        except CorruptFormat:
+            continue
         if namespaces is None or name in states:
             found = states.setdefault(name, {})
             found[row["state"]] = found.get(row["state"], 0) + row["ledger_id_count"]

@@ -126,6 +126,12 @@ def test_every_wanted_namespace_stands_somewhere() -> None:
     ]
 
 
+@pytest.mark.parametrize("topic", ["", "no topic", "persistent://a"])
+def test_an_intent_of_no_topic_is_of_no_namespace(topic: str) -> None:
+    found = intents(SENT, decided(outcomes.Outcome.REFUSED, ledger_id=2, topic=topic))
+    assert by_namespace(found, orphans(), None) == [NamespaceIntents("a/b", {IntentState.IN_FLIGHT: 1}, 0, 0)]
+
+
 def test_a_namespace_is_unknown_if_it_does_not_exist_and_nothing_of_it_is_left() -> None:
     namespace_intents = [
         NamespaceIntents("a/exists"),
