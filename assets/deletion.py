@@ -214,11 +214,11 @@ def _plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[
     }
 
 
-def _left_out(summary: PlanSummary) -> dict[str, str]:
+def _left_out(summary: PlanSummary) -> dict[str, Any]:
     if not summary.in_flight:
         return {}
-    waits = "their intents wait in the queue; `explain LEDGER` has those of one"
-    return {"left out": f"{summary.in_flight} ledgers: {IntentState.IN_FLIGHT}: {waits}"}
+    waits = "their intents wait in the queue; `pulsar-lifecycle queue status` says for what"
+    return {"left out": dg.MetadataValue.md(f"{summary.in_flight} ledgers: `{IntentState.IN_FLIGHT}`: {waits}")}
 
 
 def _by(rows: pa.Table, column: str, said: str = "") -> str:

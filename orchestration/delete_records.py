@@ -1,5 +1,6 @@
 """Job ``delete_records``: plan what deleting records of some partitions comes to, or apply such a plan."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -133,13 +134,19 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
     metadata = answered(results, config.dry_run)
     failed = failing(config.plan_id, results, refused, waited=wait > 0)
     if failed and not config.dry_run:
-        first = results[failed[0]]
-        raise dg.Failure(
-            f"{len(failed)} of {len(results)} partitions fail this run, the first: {failed[0]}: {first.error}: "
-            f"{first.reason}; running it again is harmless",
-            metadata=metadata,
-        )
+        raise dg.Failure(failure(failed, results), metadata=metadata)
     context.add_output_metadata(metadata)
+
+
+def failure(failed: Sequence[TopicPartition], results: Mapping[TopicPartition, DeleteRecordsResult]) -> str:
+    """How many partitions fail a run by which error: one that waits for its deletion is no other's refusal."""
+    counted = Counter(results[topic].error for topic in failed)
+    errors = ", ".join(f"{count} {error}" for error, count in counted.most_common())
+    first = results[failed[0]]
+    return (
+        f"{len(failed)} of {len(results)} partitions fail this run ({errors}), the first: {failed[0]}: "
+        f"{first.error}: {first.reason}; running it again is harmless"
+    )
 
 
 def failing(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestration.delete_records import failing
+from orchestration.delete_records import failing, failure
 from pulsar_lifecycle.delete_records.apply_run import apply_delete_records
 from pulsar_lifecycle.delete_records.consumed import consumed_offsets, plan_consumed_records
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
@@ -173,6 +173,9 @@ def test_what_the_policy_keeps_or_has_deleted_later_fails_no_run() -> None:
     assert failing(summary.plan_id, results, refused, waited=False) == [changed]
     assert failing(summary.plan_id, results, refused, waited=True) == [going, changed]
     assert failing("delete-records-of-somebody", results, refused, waited=False) == scene.topics
+    said = failure(scene.topics, results)
+    assert "4 of 4 partitions fail this run (2 cursor_below, 1 TimeoutException, 1 changed" in said
+    assert f"the first: {scene.topics[0]}: cursor_below: " in said
 
 
 def test_without_a_policy_there_is_no_plan() -> None:
