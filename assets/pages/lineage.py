@@ -160,9 +160,9 @@ def _observed(asset_key: dg.AssetKey, effects: Sequence[Effect], run_id: str) ->
 
 
 def outcomes(effects: Iterable[Effect]) -> str:
-    """A Markdown table of how many ended how."""
+    """A Markdown table of how many ended how, and by which code."""
     cells = [(*group, rows, show.size(size)) for *group, rows, size in added_up(effects)]
-    return show.markdown(["action", "phase", "outcome", "rows", "bytes"], cells)
+    return show.markdown(["action", "phase", "outcome", "code", "rows", "bytes"], cells)
 
 
 def _by_namespace(effects: Iterable[Effect], cluster: str) -> list[dg.AssetMaterialization | dg.AssetObservation]:

@@ -16,7 +16,7 @@ from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.outcomes import Action, Phase
 
-COLUMNS = ("plan_id", "action", "phase", "outcome", "topic")
+COLUMNS = ("plan_id", "action", "phase", "outcome", "topic", "code")
 NO_EFFECTS = frozenset({Action.OPERATOR_WORD, Action.APPROVE_PLAN})
 """Actions that change nothing of the cluster."""
 
@@ -61,7 +61,10 @@ _BY_ACTION: Mapping[Action, Changed] = {
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """So many rows of a run that are alike, and their bytes. ``plan_id`` is empty where no plan ordered it."""
+    """So many rows of a run that are alike, and their bytes.
+
+    ``plan_id`` is empty where no plan ordered it, ``code`` in rows of versions without codes.
+    """
 
     plan_id: str
     action: str
@@ -70,6 +73,7 @@ class Effect:
     topic: str
     rows: int
     bytes: int
+    code: str = ""
 
     @property
     def changed(self) -> Changed | None:
@@ -85,16 +89,16 @@ def effects_of(journal: JournalReader, cluster: str, run_id: str, since: int) ->
     rows = journal.find(mine, [*COLUMNS, "bytes"])
     counted = rows.group_by(list(COLUMNS)).aggregate([("bytes", "count"), ("bytes", "sum")])
     return [
-        Effect(**{name: row[name] for name in COLUMNS}, rows=row["bytes_count"], bytes=row["bytes_sum"] or 0)
+        Effect(**{name: row[name] or "" for name in COLUMNS}, rows=row["bytes_count"], bytes=row["bytes_sum"] or 0)
         for row in counted.to_pylist()
     ]
 
 
-def added_up(effects: Iterable[Effect]) -> list[tuple[str, str, str, int, int]]:
-    """Rows and bytes by action, phase and outcome."""
-    rows, sizes = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+def added_up(effects: Iterable[Effect]) -> list[tuple[str, str, str, str, int, int]]:
+    """Rows and bytes by action, phase, outcome and code."""
+    rows, sizes = Counter[tuple[str, str, str, str]](), Counter[tuple[str, str, str, str]]()
     for one in effects:
-        group = one.action, one.phase, one.outcome
+        group = one.action, one.phase, one.outcome, one.code
         rows[group] += one.rows
         sizes[group] += one.bytes
     return [(*group, rows[group], sizes[group]) for group in sorted(rows)]

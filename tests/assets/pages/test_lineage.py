@@ -73,7 +73,7 @@ def test_a_run_says_what_it_did_on_what_it_changed(scene: RetentionScene) -> Non
         assert observed(instance, "ledger_deletions") == []
         (queue,) = observed(instance, "ledger_deletion_topic")
         assert queue["rows of the journal"] == 2
-        assert "| delete-ledger | send | sent | 2 |" in queue["outcomes"]
+        assert "| delete-ledger | send | sent | planned | 2 |" in queue["outcomes"]
 
 
 def test_a_run_carries_its_cluster_and_plan(scene: RetentionScene) -> None:
@@ -187,7 +187,7 @@ def test_a_deletion_run_that_ends_early_is_on_the_page_of_what_it_deleted(
         with suppress(DagsterExecutionInterruptedError):
             deleted(scene, "orphans-e0-1", ends=ends).execute_in_process(instance=instance, raise_on_error=False)
         (page,) = observed(instance, "ledger_deletions")
-        assert "| delete-ledger | delete | deleted | 1 |" in page["outcomes"]
+        assert "| delete-ledger | delete | deleted | unreferenced | 1 |" in page["outcomes"]
         journal, since = scene.cluster.journal_reader, scene.now - lineage.CLOCKS_APART_MS
         plans = lineage.plans_shown(effects_of(journal, "test", page["run"], since)).value
         assert plans == f"- {show.applied_by('orphans-e0-1')}"
