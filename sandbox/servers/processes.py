@@ -79,7 +79,8 @@ def wait_port_free(port: int, timeout: float) -> bool:
 def spawn(command: list[str], folder: Path, log: Path, environment: dict[str, str]) -> int:
     """Start ``command`` in ``folder`` in a session of its own, output appended to ``log``; returns its pid.
 
-    The process outlives us and Ctrl-C in our terminal does not reach it.
+    The process outlives us and Ctrl-C in our terminal does not reach it. It has no descriptor that whoever started us
+    left open: a lock would stay held for as long as it runs.
     """
     into_folder = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', str(folder), *command]
     writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -87,8 +88,19 @@ def spawn(command: list[str], folder: Path, log: Path, environment: dict[str, st
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, str(log), writing, 0o644),
         (os.POSIX_SPAWN_DUP2, 1, 2),
+        *((os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in _inherited()),
     ]
     return os.posix_spawn("/bin/sh", into_folder, environment, file_actions=actions, setsid=True)
+
+
+def _inherited() -> list[int]:
+    """Descriptors that a process which we start would have, too, beside the three standard ones."""
+    found: list[int] = []
+    for descriptor in (int(entry.name) for entry in Path("/dev/fd").iterdir()):
+        with suppress(OSError):  # it is the listing's own, and is closed again
+            if descriptor > 2 and os.get_inheritable(descriptor):
+                found.append(descriptor)
+    return found
 
 
 def start_time(pid: int) -> str | None:

@@ -29,6 +29,15 @@ def test_a_process_runs_in_its_folder_and_writes_to_its_log(tmp_path: Path) -> N
     assert log.read_text().splitlines() == [str(tmp_path), "wrong"]
 
 
+def test_a_process_has_no_descriptor_of_ours(tmp_path: Path) -> None:
+    log, lock = tmp_path / "log", tmp_path / "lock"
+    with lock.open("w") as held:
+        os.set_inheritable(held.fileno(), True)
+        pid = processes.spawn(["sh", "-c", f"readlink /proc/self/fd/{held.fileno()}"], tmp_path, log, dict(os.environ))
+        processes.wait_gone(pid, processes.start_time(pid), 5)
+    assert log.read_text() == ""
+
+
 def test_ending_a_process_waits_until_it_is_gone(sleeper: int) -> None:
     assert processes.end(sleeper, processes.start_time(sleeper), timeout=5)
     assert processes.start_time(sleeper) is None
