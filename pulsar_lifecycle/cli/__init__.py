@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from pulsar_lifecycle.cli import automation, compaction, control, delete_records, offload, plans, queue, show
+from pulsar_lifecycle.cli import automation, compaction, control, delete_records, offload, output, plans, queue, show
 from pulsar_lifecycle.cli.look import disk, explain, inactive, inspect, table
 from pulsar_lifecycle.cli.options import GlobalOptions
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, RefusedBy, UsageError
@@ -78,11 +78,12 @@ def options(
 def main(arguments: Sequence[str] | None = None, connect: Connect = Connections) -> None:
     """The entry point; ends the process. ``connect`` opens the ports of the cluster that the options name."""
     given = GlobalOptions(connect=connect)
-    try:
-        app(args=arguments, prog_name="pulsar-lifecycle", obj=given)
-    except LifecycleError as error:
-        if given.verbose:
-            raise
-        code = f"refused ({error.code.value}): " if isinstance(error, RefusedBy) else ""
-        show.aside(f"{code}{error}")
-        sys.exit(2 if isinstance(error, ConfigError | UsageError) else 1)
+    with output.to_the_end():
+        try:
+            app(args=arguments, prog_name="pulsar-lifecycle", obj=given)
+        except LifecycleError as error:
+            if given.verbose:
+                raise
+            code = f"refused ({error.code.value}): " if isinstance(error, RefusedBy) else ""
+            show.aside(f"{code}{error}")
+            sys.exit(2 if isinstance(error, ConfigError | UsageError) else 1)
