@@ -25,7 +25,6 @@ from pulsar_lifecycle.topics.listed_ledgers import open_attempt
 from pulsar_lifecycle.topics.low_watermark import highest
 from pulsar_lifecycle.trimming import trim_rules
 
-"""The cursor of compaction (Compactor.COMPACTION_SUBSCRIPTION)."""
 DEDUPLICATION = "pulsar.dedup"
 """The cursor of deduplication (PersistentTopic.DEDUPLICATION_CURSOR_NAME)."""
 SHOWN = 5

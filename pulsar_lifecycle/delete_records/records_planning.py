@@ -125,7 +125,7 @@ class _Planning:
         needed = {
             topic: view
             for topic, view in views.items()
-            if isinstance(offsets[topic], Timestamp) or not self._judged(topic, offsets[topic], looked[topic], None)[1]
+            if self._is_past(offsets[topic]) or not self._judged(topic, offsets[topic], looked[topic], None)[1]
         }
         resolved = read_offsets(self._cluster, self._ports, needed, offsets, self._options)
         rows: dict[TopicPartition, Row] = {}
@@ -143,6 +143,10 @@ class _Planning:
         for topic, counts in counts_between(self._cluster, self._ports, cuts).items():
             rows[topic] |= {"messages_between": counts.messages, "bytes_between": counts.bytes}
         return list(rows.values())
+
+    def _is_past(self, offset: Offset) -> bool:
+        """Whether it is a time that no message may still be published before."""
+        return isinstance(offset, Timestamp) and offset.ms <= self._run.now
 
     def _looked(self, topics: Sequence[TopicPartition]) -> dict[TopicPartition, Read | Refusal]:
         """What each partition is now, many read at once."""
@@ -166,7 +170,7 @@ class _Planning:
             return None, refusal
         if isinstance(offset, MessagePosition) and (misplaced := cut_rules.misplaced(read.view, offset)):
             return None, misplaced
-        if isinstance(offset, Timestamp) and offset.ms > self._run.now:
+        if isinstance(offset, Timestamp) and not self._is_past(offset):
             return None, cut_rules.not_yet(offset, self._run.now)
         if isinstance(answer, Refusal):
             return None, answer

@@ -78,6 +78,7 @@ def test_a_time_that_is_not_past_is_refused() -> None:
     now = scene.cluster.clock.now_ms()
     (row,) = scene.plan(Timestamp(now + HOUR))
     assert (row["error"], row["ledgers"]) == (RecordsError.OUT_OF_RANGE, [])
+    assert (row["messages"], row["published_before"], row["at_risk"]) == (None, None, None)
     (row,) = scene.plan(Timestamp(now))
     assert (row["error"], row["low_watermark"]) == (None, row["end"])
 
