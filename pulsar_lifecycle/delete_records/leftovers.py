@@ -145,7 +145,7 @@ def low_watermarks_of_others(cluster: Cluster, rows: Sequence[Row]) -> dict[str,
             continue
         if detail.before:
             others.setdefault(topic, detail.before)
-        elif row["outcome"] == Outcome.DONE:
+        elif row["outcome"] in (Outcome.BEGUN, Outcome.DONE):  # what was begun may be done, and its run killed then
             ended.add(one)
             raised.add((topic, detail.low_watermark))
     raised |= _planned_marks(cluster, begun - ended)

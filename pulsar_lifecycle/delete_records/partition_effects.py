@@ -112,8 +112,7 @@ class PartitionDeletion:
             refusal = Refusal.of(RecordsError.CHANGED, error)
         except LifecycleError as error:
             refusal = Refusal.plain(RecordsError.BROKER_FAILED, str(error))
-        outcome, why = (Outcome.LEFT, refusal.why) if refusal else (Outcome.DONE, _RAISED)
-        self._journal(Phase.RAISE, outcome, why, (Raised(str(self._low_watermark), self._row["asked"]),))
+        self._journal_raise(*((Outcome.LEFT, refusal.why) if refusal else (Outcome.DONE, _RAISED)))
         return refusal
 
     def _delete(self) -> Refusal | None:
@@ -291,6 +290,7 @@ class PartitionDeletion:
                 return looked
             self._guard.check(self._ports.store)
             view = looked[0].view
+            self._journal_raise(Outcome.BEGUN, Why(Code.ABOUT_TO, "its low watermark is raised"))
             if view.broker:
                 self._ports.admin.set_properties(self._topic, low_watermark.kept_by_broker(self._low_watermark))
             elif view.loaded and not self._run.writes_loaded(self._topic):
@@ -308,6 +308,9 @@ class PartitionDeletion:
 
     def _replaced(self, node: Node) -> Refusal | None:
         return cut_rules.replaced(self._row, node.stat.czxid, node.stat.ctime)
+
+    def _journal_raise(self, outcome: Outcome, why: Why) -> None:
+        self._journal(Phase.RAISE, outcome, why, (Raised(str(self._low_watermark), self._row["asked"]),))
 
     def _journal(self, phase: Phase, outcome: Outcome, why: Why, details: Details = ()) -> None:
         writer = Writer(self._run.run_id, self._run.cluster, self._run.plan_id)

@@ -104,7 +104,7 @@ class Phase(StrEnum):
     NO_UNDO = "no-undo"
     """Action ``delete-records``: the ledger leaves its topic next, and no undo brings it back."""
     RAISE = "raise"
-    """Action ``delete-records``: its low watermark; the row after all others of a partition."""
+    """Action ``delete-records``: its low watermark, begun where no ledger goes, and how a partition ended."""
     REPAIR_INDEX = "repair-delayed-index"
     """The only one of its action."""
     WRITE_SNAPSHOT = "write-index-snapshot"

@@ -59,22 +59,29 @@ class FakeJournal:
 
 
 class _Table:
-    """Rows as the journal's files have them; those that came since are added when it is asked."""
+    """Rows as the journal's files have them; those that came since are added when it is asked.
+
+    Another list in place of the last one is read anew: a test may take away what was not written.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = pa.schema([*schema, pa.field("date", pa.string())])
         self.columns = schema.names
-        self.count = 0
-        self.table = self.schema.empty_table()
+        self._begin([])
         self._tables = Tables()
 
     def find(self, rows: Sequence[Any], condition: pc.Expression | None, columns: Sequence[str] | None) -> pa.Table:
+        if rows is not self.rows:
+            self._begin(rows)
         if self.count < len(rows):
             self.table = pa.concat_tables([self.table, self._table(rows[self.count :])]).combine_chunks()
             self.count = len(rows)
         wanted = columns or self.columns
         batches = self._tables.batches(self.table, condition, wanted)
         return pa.Table.from_batches(batches, pa.schema([self.schema.field(name) for name in wanted]))
+
+    def _begin(self, rows: Sequence[Any]) -> None:
+        self.rows, self.count, self.table = rows, 0, self.schema.empty_table()
 
     def _table(self, rows: Sequence[Any]) -> pa.Table:
         days = days_of([row.at for row in rows])

@@ -19,7 +19,7 @@ from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, OffloadContext
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Phase
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
@@ -201,6 +201,16 @@ def test_a_low_watermark_of_a_run_that_was_killed_is_ours() -> None:
     scene.cluster.journal.rows = [row for row in scene.cluster.journal.rows if row.phase != Phase.RAISE]
     scene.plan(scene.at(2, 0))
     assert scene.apply(Patience(bookies=True))[0].code == Presence.BOOKIES_UNKNOWN
+
+
+def test_a_low_watermark_that_no_ledger_went_for_is_ours_too_if_its_run_was_killed() -> None:
+    scene, asked = RecordsScene(), Patience(bookies=True)
+    scene.plan(scene.at(0, 4))
+    scene.apply()
+    scene.cluster.journal.rows = [row for row in scene.cluster.journal.rows if row.outcome is not Outcome.DONE]
+    scene.cluster.wait(1)
+    scene.plan(scene.at(0, 6))
+    assert scene.apply(asked) == [DeleteRecordsResult(scene.at(0, 6))]
 
 
 def test_a_position_inside_the_first_ledger_raises_the_low_watermark_alone() -> None:
