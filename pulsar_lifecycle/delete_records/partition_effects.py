@@ -42,6 +42,8 @@ from pulsar_lifecycle.trimming.trim import TrimOrder, trim_topic
 
 TRIES = 3
 """How often the low watermark is written before another run must do it: its topic may be loaded meanwhile."""
+PASSED_AT_MOST = 8
+"""Positions that brokers keep of earlier requests; each is a property of the topic, and removing one is a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ class PartitionDeletion:
         cut = cut_rules.cut_at(read.view, END if at_end else self._low_watermark, replace(self._options, exact=False))
         planned = {one["cursor"] for one in self._row["moved_cursors"]}
         if new := sorted(name for name, _ in cut.moved if name not in planned):
-            text = f"subscription {new[0]} stands below {self._low_watermark}, and is not of the plan"
+            text = f"subscription {new[0]} stands below {self._low_watermark}, and is not of the plan: plan again"
             return Refusal(RecordsError.CURSOR_BELOW, Why(RecordsError.CHANGED, text))
         writes = self._run.writes_loaded(self._topic)
         if refusal := cut_rules.refuse(read.view, cut, self._options, self._run.context, may_write_loaded=writes):
@@ -278,12 +280,15 @@ class PartitionDeletion:
         """The low watermark, where no write of the list of ledgers has raised it."""
         if self._row["end"] is None:
             return None  # it had no ledger when the plan was made: nothing is below, and nothing to keep
+        asked = False
         for _ in range(TRIES):
             self._ports.store.sync("/")
             node, info = snapshot.topic_node(self._ports.store, self._topic)
             if replaced := self._replaced(node):
                 return replaced
             if self._raised(info) is info:
+                if asked:
+                    self._forget_passed(info)
                 return None
             looked = self._look()
             if isinstance(looked, Refusal):
@@ -291,7 +296,7 @@ class PartitionDeletion:
             self._guard.check(self._ports.store)
             view = looked[0].view
             self._journal_raise(Outcome.BEGUN, Why(Code.ABOUT_TO, "its low watermark is raised"))
-            if view.broker:
+            if asked := bool(view.broker):
                 self._ports.admin.set_properties(self._topic, low_watermark.kept_by_broker(self._low_watermark))
             elif view.loaded and not self._run.writes_loaded(self._topic):
                 text = (
@@ -302,6 +307,16 @@ class PartitionDeletion:
             else:
                 edit_topic(self._run, self._ports, self._guard, self._topic, self._change, _ANY)
         return Refusal.plain(RecordsError.CHANGED, f"its low watermark was written {TRIES} times and is not there")
+
+    def _forget_passed(self, info: ManagedLedgerInfo) -> None:
+        """Have the broker remove what it kept for earlier requests, once that is a lot: the z-node must not grow.
+
+        The next request does what fails here.
+        """
+        if len(names := low_watermark.passed(info.properties)) >= PASSED_AT_MOST:
+            with contextlib.suppress(LifecycleError):
+                for name in names:
+                    self._ports.admin.remove_property(self._topic, name)
 
     def _change(self, node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
         return info if self._replaced(node) else self._raised(info), {}

@@ -133,6 +133,10 @@ class BrokerAdmin(Protocol):
         """Have the broker add these to a topic's properties. Loads the topic. Raises NotFound, OutcomeUnknown."""
         ...
 
+    def remove_property(self, topic: Topic, name: str) -> None:
+        """Have the broker remove a topic's property, if it has it. Loads the topic. Raises NotFound, OutcomeUnknown."""
+        ...
+
     def move_cursor(self, topic: Topic, subscription: str, past: Position) -> None:
         """Have a durable subscription acknowledge everything up to an entry. Loads the topic.
 

@@ -2,10 +2,10 @@
 
 Belongs here: the properties of the managed ledger that hold it, and the rule that it never moves back. It is the
 highest of them. A broker adds one for each position that it is asked to keep: a request that is stuck in it and comes
-after a later one puts nothing in the later one's place. Our own write leaves one of them. Not here: who raises it and
-what is deleted then (``delete_records/``). Upstream: ``log_start_offset`` of KIP-107, which Kafka keeps
-per partition; ``ManagedLedgerInfo.properties``, which brokers of Pulsar 4.0.7 read when they load a topic and write
-with every change of its list of ledgers.
+after a later one puts nothing in the later one's place. It may remove those that are passed; our own write leaves one.
+Not here: who raises it and what is deleted then (``delete_records/``). Upstream: ``log_start_offset`` of KIP-107, which
+Kafka keeps per partition; ``ManagedLedgerInfo.properties``, which brokers of Pulsar 4.0.7 read when they load a topic
+and write with every change of its list of ledgers.
 """
 
 from __future__ import annotations
@@ -32,6 +32,16 @@ def of(properties: Mapping[str, str]) -> MessagePosition | None:
 def kept_by_broker(position: MessagePosition) -> dict[str, str]:
     """The property that a broker is to add, which no other position's has the name of."""
     return {f"{LOW_WATERMARK}.{position}": str(position)}
+
+
+def passed(properties: Mapping[str, str]) -> list[str]:
+    """Names of properties that brokers keep, and that a higher position makes needless: a broker may remove them.
+
+    Never the one that our own write leaves: a removal that is stuck and comes late would take a later position.
+    """
+    highest_kept = of(properties)
+    kept = {name: _decode(name, text) for name, text in low_watermarks(properties).items()}
+    return [name for name, at in kept.items() if highest_kept and at < highest_kept and name in kept_by_broker(at)]
 
 
 def _decode(name: str, text: str) -> MessagePosition:

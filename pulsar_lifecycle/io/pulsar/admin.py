@@ -297,6 +297,10 @@ class HttpBrokerAdmin:
         """Add these to the properties of a topic or one partition; loads it."""
         self._request("PUT", _path(topic, "properties"), dict(properties))
 
+    def remove_property(self, topic: Topic, name: str) -> None:
+        """Remove one of the properties of a topic or one partition, if it has it; loads it."""
+        self._request("DELETE", f"{_path(topic, 'properties')}?key={quote(name, safe='')}")
+
     def move_cursor(self, topic: Topic, subscription: str, past: Position) -> None:
         """Have a subscription acknowledge all up to an entry (``expireMessagesByPosition``).
 

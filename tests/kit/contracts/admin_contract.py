@@ -100,6 +100,12 @@ class BrokerAdminContract:
         for _ in range(2):
             admin.set_properties(topic, {"pulsar-lifecycle.low-watermark": "7:3"})
 
+    def test_a_property_is_removed_any_number_of_times(self, admin, topic):
+        admin.create_topic(topic)
+        admin.set_properties(topic, {"pulsar-lifecycle.low-watermark.7:3": "7:3"})
+        for _ in range(2):
+            admin.remove_property(topic, "pulsar-lifecycle.low-watermark.7:3")
+
     def test_only_a_subscription_that_is_there_is_moved(self, admin, topic):
         admin.create_topic(topic)
         with pytest.raises(NotFound):

@@ -34,7 +34,7 @@ class FakeBrokerAdmin:
     ``internal_stats`` of ``unanswered`` topics raises their error. ``failing`` brokers fail at everything about those.
     Brokers that are ``unreachable`` tell nothing, and topics that they own fail; ``refusing`` ones answer 403 to all.
     ``denied`` are tenants that we are no admin of. Who is no ``superuser`` may not ask which brokers there are.
-    ``on_properties`` and ``on_move`` are what the broker does then.
+    ``on_properties``, ``on_removal`` and ``on_move`` are what the broker does then.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class FakeBrokerAdmin:
         self.denied: set[str] = set()
         self.superuser = True
         self.on_properties: Callable[[Topic, Mapping[str, str]], None] = lambda topic, properties: None
+        self.on_removal: Callable[[Topic, str], None] = lambda topic, name: None
         self.on_move: Callable[[Topic, str, Position], None] = lambda topic, subscription, past: None
         self.on_read: Callable[[Topic, Position], None] = _nothing_stored
 
@@ -111,6 +112,10 @@ class FakeBrokerAdmin:
     def set_properties(self, topic: Topic, properties: Mapping[str, str]) -> None:
         self._load(topic)
         self.on_properties(topic, properties)
+
+    def remove_property(self, topic: Topic, name: str) -> None:
+        self._load(topic)
+        self.on_removal(topic, name)
 
     def move_cursor(self, topic: Topic, subscription: str, past: Position) -> None:
         self._subscription(topic, subscription)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.delete_records.request import END, PLAIN, Offset, Options
+from pulsar_lifecycle.delete_records.partition_effects import PASSED_AT_MOST
+from pulsar_lifecycle.delete_records.request import END, PLAIN, DeleteRecordsResult, Offset, Options
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.model import Position, Topic
 from tests.kit.fakes.broker_admin import FakeSubscription
-from tests.kit.records.records_scene import RecordsScene
+from tests.kit.records.records_scene import ENTRIES, RecordsScene
 
 BROKERS: tuple[str, ...] = ("broker-1:8080", "broker-2:8080")
 LOOK = {"brokers": 1, "loaded_topics": 1, "stats_interval_ms": 1}
@@ -84,15 +85,21 @@ def loaded(scene: RecordsScene, subscription: str = "") -> None:
         admin.topics[topic] = {subscription: FakeSubscription()} if subscription else {}
         admin.owners[topic] = BROKERS[n % 2]
 
-    def kept(topic: Topic, properties: Mapping[str, str]) -> None:
+    def put(topic: Topic, properties: Mapping[str, str]) -> None:
         path = scene.cluster.topic_path(topic)
         info = managed_ledger.decode(scene.cluster.zookeeper.data(path))
-        scene.cluster.put(path, managed_ledger.encode(replace(info, properties={**info.properties, **properties})))
+        scene.cluster.put(path, managed_ledger.encode(replace(info, properties=properties)))
+
+    def kept(topic: Topic, properties: Mapping[str, str]) -> None:
+        put(topic, {**scene.properties(topic), **properties})
+
+    def removed(topic: Topic, name: str) -> None:
+        put(topic, {key: text for key, text in scene.properties(topic).items() if key != name})
 
     def moved(topic: Topic, name: str, past: Position) -> None:
         scene.cursor(name, scene.ids[topic].index(past.ledger_id), past.entry_id, topic)
 
-    admin.on_properties, admin.on_move = kept, moved
+    admin.on_properties, admin.on_removal, admin.on_move = kept, removed, moved
 
 
 @pytest.mark.parametrize("partitions", [2, 20])
@@ -112,6 +119,19 @@ def test_a_loaded_partition_takes_one_request_of_its_own(
     assert plan == BEGIN
     assert apply == Counter(BEGIN) + Counter({name: count * partitions for name, count in each.items()})
     assert answer == {}
+
+
+def test_what_a_broker_keeps_for_earlier_requests_does_not_add_up() -> None:
+    """A policy's hourly requests would fill the topic's z-node in the end, and nobody could write it any more."""
+    scene = RecordsScene()
+    loaded(scene)
+    most = 0
+    for entry in range(1, ENTRIES):
+        scene.plan(scene.at(0, entry))
+        assert scene.apply() == [DeleteRecordsResult(scene.at(0, entry))]
+        most = max(most, len(scene.properties()))
+    assert most == PASSED_AT_MOST
+    assert [*scene.properties().values()] == [str(scene.at(0, ENTRIES - 1))]
 
 
 @pytest.mark.parametrize("partitions", [2, 6])

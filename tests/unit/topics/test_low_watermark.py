@@ -121,6 +121,19 @@ def test_a_scan_has_the_property_as_it_is_written():
     assert rows == {"a": ("7:10", None), "b": (None, None), "c": ("soon", None)}
 
 
+@given(st.lists(NEAR, max_size=6), NEAR | st.none(), st.data())
+def test_what_is_passed_may_go_in_any_order(kept, own, data):
+    properties = {LOW_WATERMARK: str(own)} if own else {}
+    for position in kept:
+        properties |= low_watermark.kept_by_broker(position)
+    passed = low_watermark.passed(properties)
+    assert LOW_WATERMARK not in passed
+    assert len(properties) - len(passed) <= 2
+    gone = data.draw(st.sets(st.sampled_from(passed))) if passed else ()
+    left = {name: text for name, text in properties.items() if name not in gone}
+    assert low_watermark.of(left) == low_watermark.of(properties)
+
+
 @given(NEAR | st.none(), st.integers(0, 4), st.integers(0, 4))
 def test_the_first_visible_entry_is_the_first_that_is_not_below(watermark, ledger_id, entry_id):
     visible = entry_id >= low_watermark.first_visible(watermark, ledger_id)
