@@ -65,7 +65,7 @@ class PulsarSettings(Section):
     """The brokers: admin REST and binary protocol."""
 
     admin_url: str
-    """``http(s)://host:port``."""
+    """``http(s)://host:port`` of whatever stands for all brokers, as a load balancer: no run goes on without it."""
     service_url: str
     """``pulsar(+ssl)://host:port``."""
     token: SecretRef | None = None
