@@ -97,9 +97,10 @@ def answers(
             still = look(ports, root, [left[i] for i in sorted(sent)], bookies=False)
             unsent |= {one.ledger_id for one in still if one.presence in _DELETABLE}
         retried = _retried(cluster, {i: at for i, at in sent.items() if i not in unsent})
+        dead = _dead_letters(cluster, unsent)
         for name, own in kept.items():
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
-            found[Topic.parse(name)] = _result(own, there, unsent, retried)
+            found[Topic.parse(name)] = _result(own, there, unsent, retried, dead)
         for topic, refusal in holding_views(ports, root, _below(found)).items():  # last: one may be made meanwhile
             found[topic] = failed(refusal.error, refusal.why)
     others = low_watermarks_of_others(cluster, rows) if bookies else {}
@@ -184,6 +185,17 @@ def _retried(cluster: Cluster, sent: Mapping[int, int]) -> dict[int, str]:
     return {row["ledger_id"]: row["reason"] for row in rows if row["at"] >= sent[row["ledger_id"]]}
 
 
+def _dead_letters(cluster: Cluster, ledgers: Collection[int]) -> dict[int, str]:
+    """Of ledgers that no message asks for any more, those whose last one became a dead letter, and why."""
+    if not ledgers:
+        return {}
+    mine = (pc.field("cluster") == cluster.settings.cluster) & (pc.field("phase") == Phase.DELETE)
+    wanted = mine & pc.field("ledger_id").isin(sorted(ledgers))
+    columns = ["ledger_id", "outcome", "reason", "at"]
+    last = {row["ledger_id"]: row for row in cluster.journal_reader.find(wanted, columns).sort_by("at").to_pylist()}
+    return {i: row["reason"] for i, row in last.items() if row["outcome"] == Outcome.DEAD_LETTERED}
+
+
 def queue_is_empty(ports: Ports) -> bool:
     """Whether no message waits for a deletion run, due or not; False where brokers do not say it."""
     try:
@@ -248,7 +260,11 @@ _WAYS_OUT = {
 
 
 def _result(
-    kept: _Kept, there: Sequence[Absence], unsent: Collection[int], retried: Mapping[int, str]
+    kept: _Kept,
+    there: Sequence[Absence],
+    unsent: Collection[int],
+    retried: Mapping[int, str],
+    dead: Mapping[int, str],
 ) -> DeleteRecordsResult:
     if kept.lacks:
         return failed(kept.error, kept.lacks)
@@ -258,7 +274,13 @@ def _result(
     code: StrEnum = first.presence
     where = f" ({', '.join(first.where)})" if first.where else ""
     text = f"{len(there)} of its ledgers are not proven gone, the first: {first.ledger_id}, {first.presence}{where}; "
-    if leaked := [one.ledger_id for one in there if one.ledger_id in unsent]:
+    if given_up := [one.ledger_id for one in there if one.ledger_id in dead]:
+        code = Lacks.REDRIVE
+        text += (
+            f"the messages of {len(given_up)} of them became dead letters, ledger {given_up[0]}: {dead[given_up[0]]}; "
+            "once that is mended, send them again (job `redrive_dead_letters`), then ask again"
+        )
+    elif leaked := [one.ledger_id for one in there if one.ledger_id in unsent]:
         code = Lacks.MESSAGE
         text += (
             f"no message of ours asks for {len(leaked)} of them, the first: {leaked[0]}: apply a plan of leaked "

@@ -167,6 +167,8 @@ class Lacks(StrEnum):
     """A deletion run has yet to come: run `delete_pending`, or wait for it."""
     SENT_BACK = "sent_back"
     """The last deletion run sent the message of a ledger back; the reason says why."""
+    REDRIVE = "redrive"
+    """The message of a ledger became a dead letter; the reason says why: mend that, then run `redrive_dead_letters`."""
     MESSAGE = "message"
     """No message of ours asks for a ledger that is there: apply a plan of leaked ledgers."""
     REQUEST = "request"

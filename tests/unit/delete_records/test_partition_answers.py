@@ -22,7 +22,7 @@ from pulsar_lifecycle.delete_records.request import (
 )
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
-from pulsar_lifecycle.formats.ledger_metadata import Segment
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
@@ -33,7 +33,7 @@ from tests.kit.builders import ROW
 from tests.kit.records.records_scene import BOOKIE, HOUR, RecordsScene
 from tests.kit.records.topic_times import BUCKET, sent
 from tests.kit.simulated import pipeline
-from tests.kit.simulated.cluster import compacted_tags
+from tests.kit.simulated.cluster import compacted_tags, data_tags
 
 
 @pytest.mark.parametrize("offloaded", [False, True])
@@ -181,6 +181,21 @@ def test_an_answer_says_why_a_deletion_run_sent_the_messages_back() -> None:
     scene.cluster.remove(path)
     scene.delete()
     assert scene.apply(dry_run=True) == [DeleteRecordsResult(scene.at(2, 0))]
+
+
+def test_an_answer_says_why_messages_became_dead_letters() -> None:
+    """A broker that loaded the topic as it was written lost a ledger that nobody closes."""
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.plan(scene.at(1, 0))
+    scene.apply()
+    lost = scene.cluster.ledger(data_tags(scene.topic), state=LedgerState.OPEN, entries=())
+    for _ in range(12):
+        scene.delete()
+    (result,) = scene.apply(dry_run=True)
+    assert result.code == Lacks.REDRIVE
+    assert f"became dead letters, ledger {ids[0]}: another unreferenced ledger of its topic is open" in result.reason
+    assert scene.cluster.exists(lost)
 
 
 def test_asking_again_waits_for_the_bookies_of_what_was_deleted_before() -> None:
