@@ -200,7 +200,7 @@ def test_a_low_watermark_of_a_run_that_was_killed_is_ours() -> None:
     scene.delete()
     scene.cluster.journal.rows = [row for row in scene.cluster.journal.rows if row.phase != Phase.RAISE]
     scene.plan(scene.at(2, 0))
-    assert scene.apply(Patience(bookies=True))[0].code == Presence.BOOKIES_UNKNOWN
+    assert scene.apply(Patience(bookies=True))[0].code == Presence.ON_BOOKIE
 
 
 def test_a_low_watermark_that_no_ledger_went_for_is_ours_too_if_its_run_was_killed() -> None:
