@@ -162,8 +162,7 @@ def _look(
     going: list[Due] = []
     for one in due:
         item, row = by_id.get(one.ledger_id), rows[one.ledger_id]
-        why = Why(Code.TOPIC_PROTECTED, rule.text) if rule else None
-        why = why or listed_ledgers.copy_of(one.ledger_id, row, topic).problem
+        why = rule or listed_ledgers.copy_of(one.ledger_id, row, topic).problem
         why = why or _obstacle(item, last, one, lag) or _not_as_proven(item, row, one.verified)
         if not why and one.ledger_id in ours:
             why = Why(Code.ATTEMPT_OPEN, "its offload attempt is still open: no broker may have read it yet")

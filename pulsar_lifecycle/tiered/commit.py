@@ -146,7 +146,7 @@ def _obstacles(run: TopicRun, ports: Ports, topic: Topic, ledger_ids: Collection
         listed = {item.ledger_id: item for item in info.ledgers}
         item, row = listed.get(ledger_id), rows[ledger_id]
         if rule:
-            return Why(Code.TOPIC_PROTECTED, rule.text)
+            return rule
         if item is None:
             return Why(Code.DELISTED, "its topic does not list it any more")
         if ledger_id == max(listed):

@@ -189,10 +189,7 @@ def _refuse(run: TopicRun, ports: Ports, topic: Topic, rule: Rule, max_age: int 
     ports.store.sync("/")
     node, info = snapshot.topic_node(ports.store, topic)
     protected = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info), max_age)
-    protected = protected or protection.deletion_rule(topic, run.context)
-    if protected:
-        raise RefusedBy(Code.TOPIC_PROTECTED, protected.text)
-    if why := rule(node):
+    if why := protected or protection.deletion_rule(topic, run.context) or rule(node):
         raise RefusedBy(why.code, why.text)
     return node, info
 

@@ -136,15 +136,15 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
         if not view.verdicts:
             return [_nothing_asked(order, view.info)]
         loaded = view.why_loaded(run)
-        first = (
-            "only if the pending unload of its topic succeeds first"
+        would = (
+            Why(Code.AFTER_UNLOAD, "only if the pending unload of its topic succeeds first")
             if any(isinstance(one, PendingUnload) and one.loaded for one in pending)
-            else ""
+            else Why(Code.MAY_GO, "")
         )
         goes = (
             (Outcome.LEFT_TO_BROKER, _left_to_broker(loaded))
             if loaded and not run.writes_loaded(order.topic)
-            else (Outcome.GOES, Why(Code.MAY_GO, "; ".join(str(one) for one in (first, loaded) if one)))
+            else (Outcome.GOES, would.put("; ".join(str(one) for one in (would, loaded) if one and one.text)))
         )
         return [view.marked(v.ledger_id, *goes) if v.goes else view.stays(v) for v in view.verdicts]
 

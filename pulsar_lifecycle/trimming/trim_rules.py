@@ -28,16 +28,12 @@ from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, kept_copy, op
 
 
 class Stays(StrEnum):
-    """Why a ledger stays on its topic's list."""
+    """Why a ledger stays on its topic's list, where nothing protects its topic and no copy of it must be kept."""
 
     NOT_LISTED = "not_listed"
     """Its topic does not list it."""
-    TOPIC = "topic_protected"
-    """Something protects its topic, or its topic is not to be written."""
     UNKNOWN_POLICY = "unknown_policy"
     """The retention in force is not known."""
-    COPY = "copy_not_deletable"
-    """A deletion run would keep a copy of it: then its topic must go on listing it."""
     LAST_LEDGER = "last_ledger"
     """It is the last ledger of its topic."""
     CURSOR = "cursor"
@@ -50,7 +46,10 @@ class Stays(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrimVerdict:
-    """What becomes of one ledger: it ``goes``, unless ``stays`` says why not, with a code of :class:`Stays`."""
+    """What becomes of one ledger: it ``goes``, unless ``stays`` says why not.
+
+    The code is of the rule that protects its topic, of the one that keeps a copy of it, or of :class:`Stays`.
+    """
 
     ledger_id: int
     stays: Why | None = None
@@ -91,14 +90,13 @@ def judge(
     context: findings.Context,
     topic: Why | None = None,
 ) -> list[TrimVerdict]:
-    """One verdict per ledger asked for, by id. ``topic``: why none of them may go, with a code of :class:`Stays`.
+    """One verdict per ledger asked for, by id. ``topic``: why none of them may go.
 
     ``cursors`` are the persisted mark-delete positions of every durable cursor, ``copies`` has every ledger asked for
     that the topic lists. What goes is always a prefix of the topic's ledgers, never the last one, and of no use to any
     cursor (:func:`acknowledged`).
     """
-    if topic is None and (attempt := open_attempt(info)):
-        topic = Why(Stays.TOPIC, attempt.text)
+    topic = topic or open_attempt(info)
     listed = {item.ledger_id: item for item in info.ledgers}
     verdicts = {i: TrimVerdict(i, Why(Stays.NOT_LISTED, "its topic does not list it")) for i in asked}
     slowest = min(cursors, key=lambda name: cursors[name], default="")
@@ -106,8 +104,7 @@ def judge(
     for ledger_id in sorted(listed):
         if ledger_id in verdicts:
             item, copy = listed[ledger_id], copies.get(ledger_id)
-            own = kept_copy(item, copy, context)
-            stays = topic or (Why(Stays.COPY, own.text) if own else None)
+            stays = topic or kept_copy(item, copy, context)
             if stays is None and ledger_id == max(listed):
                 stays = Why(Stays.LAST_LEDGER, "the last ledger of its topic")
             elif stays is None and slowest and not acknowledged(item, copy, cursors[slowest]):

@@ -23,7 +23,7 @@ from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, copies_of
 from pulsar_lifecycle.topics.snapshot import TopicReading
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun, checked_path, why_loaded
 from pulsar_lifecycle.trimming import trim_rules
-from pulsar_lifecycle.trimming.trim_rules import Stays, TrimVerdict
+from pulsar_lifecycle.trimming.trim_rules import TrimVerdict
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def look(
     copies = copies_of(reading.rows(asked), topic, run.context)
     rule = run.topic_rule(topic, snapshot.shadow_source(reading.store, topic, info), SHADOWS_SEEN_FOR)
     rule = rule or protection.deletion_rule(topic, run.context)
-    why = Why(Stays.TOPIC, rule.text) if rule else next(filter(None, (rule() for rule in rules)), None)
+    why = rule or next(filter(None, (ask() for ask in rules)), None)
     verdicts = trim_rules.judge(info, positions, copies, asked, run.context, why)
     goes = any(v.goes for v in verdicts)
     checked = checked_path(reading.store, root, topic, reading.node, info) if goes else ""

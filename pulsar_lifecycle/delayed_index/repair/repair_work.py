@@ -41,6 +41,7 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer, details_of
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, checked_path, why_loaded
 
@@ -201,7 +202,7 @@ class SubscriptionRepairs:
     def _not_ours(self, topic: Topic, info: ManagedLedgerInfo, loaded: Why | None) -> Why | None:
         """Why a topic's cursors must not be written as it is now: true at one moment, and at the next perhaps not."""
         if info.terminated is not None:
-            return Why(Code.TOPIC_PROTECTED, "its topic is terminated: brokers load it without writing its z-node")
+            return Why(Protection.TERMINATED, "its topic is terminated: brokers load it without writing its z-node")
         if loaded and not self.run.writes_loaded(topic):
             text = f"its topic counts as loaded ({loaded}), and delayed_index.loaded_topics does not name it"
             return Why(Code.TOPIC_LOADED, text)

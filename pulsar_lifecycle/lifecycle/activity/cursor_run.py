@@ -32,6 +32,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence, stored_references
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard
@@ -211,7 +212,7 @@ class _Deletion:
             return Why(InactiveKept.NAMED_KEPT, "inactivity.kept_subscriptions names it by now")
         _, info = snapshot.topic_node(self.ports.store, topic)
         if info.terminated is not None:
-            return Why(Code.TOPIC_PROTECTED, "its topic is terminated")
+            return Why(Protection.TERMINATED, "its topic is terminated")
         source = snapshot.shadow_source(self.ports.store, topic, info)
         protected = self.run.topic_rule(topic, source, SHADOWS_SEEN_FOR)
         last = max((item.ledger_id for item in info.ledgers), default=-1)

@@ -147,7 +147,7 @@ def _against(
     if policy is None:
         return Why(Code.NAMESPACE_GONE, "its namespace is gone")
     if isinstance(policy, Why):
-        return Why(Code.TOPIC_PROTECTED, policy.text)
+        return policy
     if action == OffloadChoice.OFFLOAD and (driver, bucket, region, end) != (
         policy.driver,
         policy.bucket,

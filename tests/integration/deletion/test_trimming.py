@@ -20,6 +20,7 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.trimming.trim_rules import Stays
@@ -314,10 +315,10 @@ def test_a_topic_that_is_not_there_and_a_held_one_are_refused(
     pipeline.scan()
     before_it = waiting(sandbox)
     one = trim(pipeline, topic, ids[0])[ids[0]]
-    assert (one.outcome, one.why.code) == (Outcome.REFUSED, Stays.TOPIC)
+    assert (one.outcome, one.why.code) == (Outcome.REFUSED, Protection.LEGAL_HOLD)
     assert outcomes(trim(pipeline, f"persistent://{namespace}/none", ids[0])) == {-1: Outcome.REFUSED}
     held = by_ledger(trim_run.delete_topics(pipeline.where, "d", [Topic.parse(topic)], force=True, dry_run=False))
-    assert [(one.outcome, one.why.code) for one in held.values()] == [(Outcome.REFUSED, Code.TOPIC_PROTECTED)]
+    assert [(one.outcome, one.why.code) for one in held.values()] == [(Outcome.REFUSED, Protection.LEGAL_HOLD)]
     assert waiting(sandbox) == before_it
 
 
@@ -339,9 +340,9 @@ def test_the_source_of_a_shadow_topic_made_after_the_scan_is_refused(
         before_it = waiting(sandbox)
         for dry_run in (True, False):
             done = trim_run.delete_topics(pipeline.where, "s", [Topic.parse(source)], force=True, dry_run=dry_run)
-            assert [(one.outcome, one.why.code) for one in done] == [(Outcome.REFUSED, Code.TOPIC_PROTECTED)]
+            assert [(one.outcome, one.why.code) for one in done] == [(Outcome.REFUSED, Protection.SHADOW_SOURCE)]
             found = trim(pipeline, source, ids[0], dry_run=dry_run)
-            assert (found[ids[0]].outcome, found[ids[0]].why.code) == (Outcome.REFUSED, Stays.TOPIC)
+            assert (found[ids[0]].outcome, found[ids[0]].why.code) == (Outcome.REFUSED, Protection.SHADOW_SOURCE)
         assert waiting(sandbox) == before_it
         assert existing(sandbox, ids) == set(ids)
         assert read_all(client, source, len(contents)) == contents

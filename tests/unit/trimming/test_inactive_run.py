@@ -196,7 +196,7 @@ def _not_chosen(scene: ActivityScene) -> None:
         (_listed, Protection.LOADED),
         (_reopened, InactiveKept.LEDGER_OPEN),
         (_retained, Code.CHANGED_SINCE_PLAN),
-        (_held, Code.TOPIC_PROTECTED),
+        (_held, Protection.LEGAL_HOLD),
         (_not_chosen, InactiveKept.NOT_CHOSEN),
         (_named_kept, InactiveKept.NAMED_KEPT),
         (_system, InactiveKept.SYSTEM_CURSOR),

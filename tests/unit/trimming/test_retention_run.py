@@ -21,6 +21,7 @@ from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.trimming.trim_rules import Stays
 from tests.kit.crash import Crash, raising
@@ -192,7 +193,7 @@ def test_a_hold_that_is_set_meanwhile_keeps_what_comes_after_it(scene: Retention
     assert scene.listed(first) == ids[first][2:]
     for name in later:
         assert scene.listed(name) == ids[name]
-        assert {said(found)[i] for i in ids[name][:2]} == {(Outcome.REFUSED, Stays.TOPIC)}
+        assert {said(found)[i] for i in ids[name][:2]} == {(Outcome.REFUSED, Protection.LEGAL_HOLD)}
 
 
 def test_nothing_goes_while_nobody_knows_what_is_on_hold(scene: RetentionScene) -> None:
@@ -206,7 +207,7 @@ def test_nothing_goes_while_nobody_knows_what_is_on_hold(scene: RetentionScene) 
         else:
             scene.file.write_text(broken)
         (one,) = applied(scene, plan)
-        assert (one.outcome, one.why.code) == (Outcome.REFUSED, Stays.TOPIC)
+        assert (one.outcome, one.why.code) == (Outcome.REFUSED, Protection.LEGAL_HOLD)
         assert "lifecycle.toml" in one.why.text
         assert scene.listed("a") == ids
     scene.file.write_text(text)

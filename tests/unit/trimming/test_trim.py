@@ -22,6 +22,7 @@ from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import delete_topic as trimming_delete_topic
@@ -228,7 +229,7 @@ def test_an_offloaded_copy_that_could_not_be_deleted_stays_listed(scene: Scene) 
     scene.cluster.wait(1)
     found = scene.trim()
     assert outcomes(found) == dict(zip(scene.ids[:3], [Outcome.REMOVED, Outcome.REFUSED, Outcome.REFUSED], strict=True))
-    assert found[scene.ids[1]].why.code is Stays.COPY
+    assert found[scene.ids[1]].why.code is Code.OTHER_DRIVER
     assert scene.sent == [(scene.ids[0], LedgerType.LEDGER)]
 
 
@@ -243,10 +244,10 @@ def test_nothing_is_sent_for_a_topic_with_a_leaked_open_ledger(scene: Scene) -> 
     def whole(run: TopicRun, ports: Ports, guard: RunGuard) -> list[LedgerOutcome]:
         return trimming_delete_topic.delete_topic(replace(run, context=context), ports, guard, TOPIC, True)
 
-    for work, ids, code in ((trim, scene.ids[:2], Stays.TOPIC), (whole, [-1], Code.TOPIC_PROTECTED)):
+    for work, ids in ((trim, scene.ids[:2]), (whole, [-1])):
         found = scene.act(work)
         assert outcomes(found) == dict.fromkeys(ids, Outcome.REFUSED)
-        assert {one.why.code for one in found.values()} == {code}
+        assert {one.why.code for one in found.values()} == {Protection.OPEN_ORPHAN}
     assert scene.sent == []
     assert scene.listed == scene.ids
 
@@ -348,10 +349,11 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(scene: Scene, loade
 def test_a_dry_run_says_that_an_unload_is_pending_first(scene: Scene) -> None:
     order = TrimOrder(TOPIC, frozenset(scene.ids[:1]))
     left_pending = control.PendingUnload(TOPIC, False, 0, control.LEASE)
-    for loaded, reason in ((False, ""), (True, "only if the pending unload of its topic succeeds first")):
+    first = Why(Code.AFTER_UNLOAD, "only if the pending unload of its topic succeeds first")
+    for loaded, why in ((False, Why(Code.MAY_GO, "")), (True, first)):
         control.note_unload(scene.store, replace(left_pending, loaded=loaded))
         (found,) = trimming_trim.plan_trim(scene.run(), scene.ports(), order)
-        assert (found.outcome, found.why) == (Outcome.GOES, Why(Code.MAY_GO, reason))
+        assert (found.outcome, found.why) == (Outcome.GOES, why)
     scene.cluster.put(left_pending.path, b"{")
     (found,) = trimming_trim.plan_trim(scene.run(), scene.ports(), order)
     assert (found.ledger_id, found.outcome, found.why.code) == (-1, Outcome.FAILED, Code.UNLOAD_PENDING)

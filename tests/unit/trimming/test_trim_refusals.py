@@ -17,6 +17,7 @@ from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
@@ -120,13 +121,13 @@ def test_a_shadow_topic(scene: Scene) -> None:
     scene.cluster.topic(TOPIC, scene.ids, shadow_of="persistent://acme/orders/source")
     scene.cluster.wait(1)
     found = scene.trim()
-    assert {one.why.code for one in found.values()} == {Stays.TOPIC}
+    assert {one.why.code for one in found.values()} == {Protection.SHADOW_TOPIC}
     assert scene.listed == scene.ids
 
 
 def test_a_partition_of_a_shadow_topic(scene: Scene) -> None:
     scene.cluster.put(PARENT, json.dumps({"properties": {SHADOW_SOURCE: "x"}}).encode())
-    assert {one.why.code for one in scene.trim().values()} == {Stays.TOPIC}
+    assert {one.why.code for one in scene.trim().values()} == {Protection.SHADOW_TOPIC}
     assert scene.listed == scene.ids
 
 
@@ -134,9 +135,9 @@ def test_a_partition_of_a_shadow_topic_that_a_separate_configuration_store_names
     """The broker's DELETE of it would take its source's ledgers."""
     scene.configuration = SimulatedCluster()
     scene.configuration.put(PARENT, json.dumps({"properties": {SHADOW_SOURCE: "x"}}).encode())
-    assert {one.why.code for one in scene.trim().values()} == {Stays.TOPIC}
+    assert {one.why.code for one in scene.trim().values()} == {Protection.SHADOW_TOPIC}
     (whole,) = scene.delete_topic(force=True).values()
-    assert (whole.outcome, whole.why.code) == (Outcome.REFUSED, Code.TOPIC_PROTECTED)
+    assert (whole.outcome, whole.why.code) == (Outcome.REFUSED, Protection.SHADOW_TOPIC)
     assert scene.listed == scene.ids
     assert scene.sent == []
 
@@ -150,7 +151,7 @@ def test_a_partitioned_topic_that_cannot_be_read(scene: Scene) -> None:
 def test_a_ledger_that_bookkeeper_does_not_have(scene: Scene) -> None:
     scene.cluster.remove(scene.cluster.path(scene.ids[1]))
     found = scene.trim()
-    assert found[scene.ids[1]].why.code is Stays.COPY
+    assert found[scene.ids[1]].why.code is Code.NOT_IN_BOOKKEEPER
     assert scene.listed == scene.ids[1:]
 
 
@@ -166,7 +167,7 @@ def test_a_topic_of_which_bookkeeper_has_nothing_left(scene: Scene) -> None:
 
 def test_a_ledger_whose_z_node_cannot_be_read(scene: Scene) -> None:
     scene.cluster.zookeeper.unreadable.add(scene.cluster.path(scene.ids[0]))
-    assert scene.trim()[scene.ids[0]].why.code is Stays.COPY
+    assert scene.trim()[scene.ids[0]].why.code is Code.NOT_IN_BOOKKEEPER
     assert scene.listed == scene.ids
 
 
@@ -192,9 +193,10 @@ def shadow(scene: Scene, source: str, partitioned: bool = False) -> None:
 @pytest.mark.parametrize("source", [str(TOPIC), str(TOPIC).partition("://")[2], str(TOPIC.partitioned_parent)])
 def test_the_source_of_a_shadow_topic_made_after_the_scan(scene: Scene, source: str, partitioned: bool) -> None:
     shadow(scene, source, partitioned)
-    assert {(one.outcome, one.why.code) for one in scene.trim().values()} == {(Outcome.REFUSED, Stays.TOPIC)}
+    found = {(one.outcome, one.why.code) for one in scene.trim().values()}
+    assert found == {(Outcome.REFUSED, Protection.SHADOW_SOURCE)}
     (whole,) = scene.delete_topic(force=True).values()
-    assert (whole.ledger_id, whole.outcome, whole.why.code) == (-1, Outcome.REFUSED, Code.TOPIC_PROTECTED)
+    assert (whole.ledger_id, whole.outcome, whole.why.code) == (-1, Outcome.REFUSED, Protection.SHADOW_SOURCE)
     assert scene.listed == scene.ids
     assert scene.sent == []
     assert scene.cluster.journal.rows == []
@@ -207,7 +209,7 @@ def test_a_shadow_topic_made_between_the_messages_and_the_brokers_delete(scene: 
     queue = Sending(scene.queue, lambda: shadow(scene, str(TOPIC)))
     found = scene.delete_topic(force=True, ports=replace(scene.ports(), queue=queue))
     assert found[-1].outcome == Outcome.FAILED
-    assert found[-1].why.code is Code.TOPIC_PROTECTED
+    assert found[-1].why.code is Protection.SHADOW_SOURCE
     assert asked == []
     assert scene.rows == {Outcome.MARKED: sorted(scene.ids), Outcome.LEFT: sorted(scene.ids)}
 
@@ -225,7 +227,7 @@ def test_a_shadow_topic_made_while_another_topic_is_trimmed(scene: Scene) -> Non
     scene.on_write(later, "after")
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=ids[0])]
     found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, orders))
-    assert found[ids[0]].why.code is Stays.TOPIC
+    assert found[ids[0]].why.code is Protection.SHADOW_SOURCE
     assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], Outcome.REMOVED), ids[0]: Outcome.REFUSED}
 
 
@@ -249,7 +251,7 @@ def test_a_partitioned_topic_that_may_be_a_shadow_topic(scene: Scene, path: str,
         scene.cluster.zookeeper.unreadable.add(path)
     found = scene.trim().values()
     assert {one.outcome for one in found} == {Outcome.REFUSED}
-    assert {one.why.code for one in found} <= {Stays.TOPIC, Code.TOPIC_UNREAD, Code.SHADOWS_UNREAD}
-    assert all(path in one.reason or one.why.code is Stays.TOPIC for one in found), found
+    assert {one.why.code for one in found} <= {Protection.SHADOW_TOPIC, Code.TOPIC_UNREAD, Code.SHADOWS_UNREAD}
+    assert all(path in one.reason or one.why.code is Protection.SHADOW_TOPIC for one in found), found
     assert scene.listed == scene.ids
     assert scene.sent == []

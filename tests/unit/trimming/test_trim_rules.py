@@ -159,7 +159,7 @@ def test_an_open_offload_attempt_of_a_broker_holds_the_whole_topic() -> None:
     own = listed_ledgers.open_attempt(found)
     assert own
     assert own.code is Code.BROKERS_ATTEMPT
-    assert stays(found, {1, 2, 3}) == dict.fromkeys((1, 2, 3), Why(Stays.TOPIC, own.text))
+    assert stays(found, {1, 2, 3}) == dict.fromkeys((1, 2, 3), own)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_copy_that_cannot_be_named_holds_its_ledger(offload: OffloadContext) -
     own = listed_ledgers.kept_copy(found.ledgers[0], copies(1)[1], CONTEXT)
     assert own
     assert own.code is (Code.STREAMING if offload.segments else Code.COPY_KEPT)
-    assert stays(found, {1}) == {1: Why(Stays.COPY, own.text)}
+    assert stays(found, {1}) == {1: own}
 
 
 def test_an_attempt_that_never_began_holds_nothing() -> None:
@@ -187,7 +187,7 @@ def test_an_offloaded_ledger_needs_no_copy_in_bookkeeper_once_that_is_deleted() 
     gone = listed_ledgers.copies_of({1: None, 2: row(2)}, TOPIC, CONTEXT)
     offloaded = info(1, 2, offload={1: context_of(bookkeeper_deleted=True)})
     assert judged(offloaded, {1}, copies=gone) == {1: None}
-    assert judged(info(1, 2), {1}, copies=gone) == {1: Stays.COPY}
+    assert judged(info(1, 2), {1}, copies=gone) == {1: Code.NOT_IN_BOOKKEEPER}
 
 
 @pytest.mark.parametrize(
@@ -206,14 +206,12 @@ def test_what_the_deletion_run_would_keep_stays_listed(changes: dict[str, Any]) 
     own = known[1].problem
     assert own
     assert own.code is Code.NOT_IN_BOOKKEEPER
-    assert stays(info(1, 2), {1}, copies=known) == {1: Why(Stays.COPY, own.text)}
+    assert stays(info(1, 2), {1}, copies=known) == {1: own}
 
 
 def test_an_under_replicated_ledger_stays() -> None:
     known = listed_ledgers.copies_of({1: row(1), 2: row(2)}, TOPIC, replace(CONTEXT, under_replicated=BitMap64([1])))
-    assert judged(info(1, 2), {1}, copies=known) == {1: Stays.COPY}
-    assert known[1].problem
-    assert known[1].problem.code is Code.UNDER_REPLICATED
+    assert judged(info(1, 2), {1}, copies=known) == {1: Code.UNDER_REPLICATED}
     assert known[2].problem is None
 
 
@@ -234,12 +232,12 @@ def test_an_offloaded_copy_that_no_deletion_run_could_delete_holds_its_ledger(
     found = info(1, 2, offload={1: context_of(bookkeeper_deleted=bookkeeper_deleted, **changes)})
     own = listed_ledgers.kept_copy(found.ledgers[0], copies(1)[1], CONTEXT)
     assert (own and own.code) is code
-    assert stays(found, {1}) == {1: Why(Stays.COPY, own.text) if own else None}
+    assert stays(found, {1}) == {1: own}
 
 
 def test_without_an_object_store_no_offloaded_ledger_leaves() -> None:
     nowhere = replace(CONTEXT, offload_buckets=frozenset())
-    assert judged(info(1, 2, offload={1: context_of()}), {1}, context=nowhere) == {1: Stays.COPY}
+    assert judged(info(1, 2, offload={1: context_of()}), {1}, context=nowhere) == {1: Code.NO_BUCKET}
     assert judged(info(1, 2), {1}, context=nowhere) == {1: None}
 
 
@@ -252,7 +250,7 @@ def test_nothing_leaves_a_topic_with_a_leaked_open_ledger() -> None:
 
 
 def test_a_reason_of_the_topic_holds_all_of_it() -> None:
-    held = Why(Stays.TOPIC, "legal hold")
+    held = Why(Protection.LEGAL_HOLD, "legal hold")
     assert stays(info(1, 2, 3), {1, 2}, topic=held) == {1: held, 2: held}
 
 

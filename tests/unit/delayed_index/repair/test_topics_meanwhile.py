@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.delayed.repairs import broken, repaired, written
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.delayed_scene import DelayedScene
@@ -103,12 +105,12 @@ def _terminated_meanwhile(scene: DelayedScene) -> None:
     ("change", "named", "code"),
     [
         (_loaded_meanwhile, False, Code.TOPIC_LOADED),
-        (_terminated_meanwhile, False, Code.TOPIC_PROTECTED),
-        (_terminated_meanwhile, True, Code.TOPIC_PROTECTED),
+        (_terminated_meanwhile, False, Protection.TERMINATED),
+        (_terminated_meanwhile, True, Protection.TERMINATED),
     ],
 )
 def test_what_became_of_a_topic_while_its_index_was_made_is_seen(
-    scene: DelayedScene, change: Callable[[DelayedScene], None], named: bool, code: Code
+    scene: DelayedScene, change: Callable[[DelayedScene], None], named: bool, code: StrEnum
 ) -> None:
     """A broker is not made to unload a topic that loaded_topics does not name, whenever it loads it."""
     order = broken(scene)

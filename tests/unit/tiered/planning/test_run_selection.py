@@ -156,7 +156,7 @@ def planned(ledger_id: int, action: str) -> dict[str, Any]:
     [
         (POLICY, True, [1, 2], None),
         (POLICY, False, [1], Code.BROKERS_RELEASE),
-        (Why(OffloadCode.LEFT_OUT, "its bucket"), True, [], Code.TOPIC_PROTECTED),
+        (Why(OffloadCode.LEFT_OUT, "its bucket"), True, [], OffloadCode.LEFT_OUT),
         (replace(POLICY, tiered_first=False), True, [1], Code.BOOKKEEPER_FIRST),
         (replace(POLICY, deletion_lag_ms=0), True, [1], Code.BROKERS_RELEASE),
         (replace(POLICY, deletion_lag_ms=None), True, [1], Code.BROKERS_RELEASE),
@@ -167,7 +167,7 @@ def planned(ledger_id: int, action: str) -> dict[str, Any]:
     ],
 )
 def test_what_changed_since_the_plan_was_made_is_left_alone(
-    policy: OffloadPolicy | Why | None, release: bool, stay: list[int], code: Code | None
+    policy: OffloadPolicy | Why | None, release: bool, stay: list[int], code: Code | OffloadCode | None
 ) -> None:
     rows = table(planned(1, OffloadChoice.OFFLOAD), planned(2, OffloadChoice.RELEASE))
     found, outcomes = in_agreement(rows, {str(TOPIC): policy} if policy else {}, release=release)
