@@ -65,7 +65,8 @@ class PulsarSettings(Section):
     """The brokers: admin REST and binary protocol."""
 
     admin_url: str
-    """``http(s)://host:port`` of whatever stands for all brokers, as a load balancer: no run goes on without it."""
+    """``http(s)://host:port`` of a load balancer or a broker, or ``http(s)://host:port,host:port`` of several brokers:
+    where one does not answer the next is asked. No run goes on once none does."""
     service_url: str
     """``pulsar(+ssl)://host:port``."""
     token: SecretRef | None = None

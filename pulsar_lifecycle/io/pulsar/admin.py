@@ -1,8 +1,8 @@
 """Pulsar's admin REST API over HTTP, as a :class:`~pulsar_lifecycle.ports.BrokerAdmin`.
 
-Belongs here: requests, redirects, status codes and the shapes of answers, of Pulsar 4.0
-(``org.apache.pulsar.broker.admin.v2``, ``org.apache.pulsar.broker.lookup.v2``). Not here: what an answer means for a
-ledger. Nothing is repeated: the caller decides by the class of the error.
+Belongs here: requests, redirects and the shapes of answers, of Pulsar 4.0 (``org.apache.pulsar.broker.admin.v2``,
+``org.apache.pulsar.broker.lookup.v2``). Not here: status codes (``admin_answers.py``), nor what an answer means for a
+ledger. Nothing that a broker may have got is repeated: the caller decides by the class of the error.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 from pulsar_lifecycle.errors import (
-    AccessDenied,
     ConfigError,
     Conflict,
     Failed,
@@ -25,9 +25,9 @@ from pulsar_lifecycle.errors import (
     NotFound,
     OutcomeUnknown,
     StoreError,
-    Unavailable,
 )
 from pulsar_lifecycle.io.pulsar import statistics
+from pulsar_lifecycle.io.pulsar.admin_answers import INTERNAL_ERROR, checked, named_url, no_answer, unexpected
 from pulsar_lifecycle.io.tls import tls_context
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import BrokerStatistics, TopicConnections, TopicInternals
@@ -35,10 +35,6 @@ from pulsar_lifecycle.records.topic_load import CompactionStatus
 from pulsar_lifecycle.settings import PulsarSettings
 
 MAX_REDIRECTS = 5
-TOO_MANY_REQUESTS = 429
-INTERNAL_ERROR = 500
-FAILED_AT_IT = (INTERNAL_ERROR, 502, 504)
-"""Answers of a broker that failed, and of a proxy whose broker did."""
 _RESOURCES = ("cpu", "directMemory", "bandwidthIn", "bandwidthOut")
 """What brokers are overloaded by."""
 _RUNTIME = "/admin/v2/brokers/configuration/runtime"
@@ -47,14 +43,16 @@ _RUNTIME = "/admin/v2/brokers/configuration/runtime"
 class HttpBrokerAdmin:
     """One connection pool to the brokers behind ``settings.admin_url``.
 
-    Redirects are followed only to brokers the cluster itself lists, and never from https to http, because the token
-    goes with them. Reads raise Unavailable when there was no answer or a 5xx one, writes OutcomeUnknown.
+    Where that names several hosts and one does not answer, the next is asked, from then on. Redirects are followed only
+    to brokers the cluster itself lists, and never from https to http, because the token goes with them. Reads raise
+    Unavailable when there was no answer or a 5xx one, writes OutcomeUnknown.
     """
 
     def __init__(self, settings: PulsarSettings, transport: httpx.BaseTransport | None = None) -> None:
         self._settings = settings
-        self._base = _base_url(settings.admin_url)
-        self._hosts = {self._base.host}
+        self._bases = _base_urls(settings.admin_url)
+        self._base = self._bases[0]
+        self._hosts = {base.host for base in self._bases}
         self._addresses: dict[str, httpx.URL] = {}
         """Of brokers by their ids, until one does not answer."""
         self._http = httpx.Client(
@@ -75,8 +73,9 @@ class HttpBrokerAdmin:
         path = "/admin/v2/brokers"
         answer = self._get(path, redirects=0)
         if not isinstance(answer, list) or not answer or not all(isinstance(name, str) and name for name in answer):
-            raise _unexpected(path, "a list of broker ids")
-        self._hosts = {self._base.host, *(_url(f"http://{name}", path).host for name in answer)}
+            raise unexpected(path, "a list of broker ids")
+        listed = (named_url(f"http://{name}", path) for name in answer)
+        self._hosts = {url.host for url in (*self._bases, *listed)}
         return sorted(answer)
 
     def loaded_topics(self, brokers: Sequence[str] = ()) -> dict[str, str]:
@@ -121,7 +120,7 @@ class HttpBrokerAdmin:
         url = address.join(_RUNTIME)
         answer = self._get(url)
         if not isinstance(answer, dict):
-            raise _unexpected(url, "the runtime configuration as an object")
+            raise unexpected(url, "the runtime configuration as an object")
         return {name: str(value) for name, value in answer.items() if value is not None}
 
     def usage(self, broker: str) -> float:
@@ -135,7 +134,7 @@ class HttpBrokerAdmin:
         try:
             used = [(float(answer[name]["usage"]), float(answer[name]["limit"])) for name in _RESOURCES]
         except (KeyError, TypeError, ValueError) as error:
-            raise _unexpected(url, f"{', '.join(_RESOURCES)} with usage and limit") from error
+            raise unexpected(url, f"{', '.join(_RESOURCES)} with usage and limit") from error
         measured = used[0][0] > 0
         return max((usage / limit for usage, limit in used if limit > 0), default=0.0) if measured else 1.0
 
@@ -151,8 +150,8 @@ class HttpBrokerAdmin:
         key = "httpUrlTls" if self._base.scheme == "https" else "httpUrl"
         found = answer.get(key) if isinstance(answer, dict) else None
         if not isinstance(found, str) or not found:
-            raise _unexpected(path, f"{key} of broker {broker}")
-        url = _url(found, path)
+            raise unexpected(path, f"{key} of broker {broker}")
+        url = named_url(found, path)
         self._refuse_foreign(url, path)
         self._addresses[broker] = url
         return url
@@ -179,7 +178,7 @@ class HttpBrokerAdmin:
         path = address.join(_path(topic, "internal-info"))
         info = self._get(path, redirects=0)
         if not isinstance(info, dict) or not isinstance(info.get("ledgers"), list):
-            raise _unexpected(path, "ManagedLedgerInfo")
+            raise unexpected(path, "ManagedLedgerInfo")
         return True
 
     def compaction_status(self, topic: Topic) -> CompactionStatus:
@@ -188,7 +187,7 @@ class HttpBrokerAdmin:
         answer = self._get(path)
         status = answer.get("status") if isinstance(answer, dict) else None
         if status not in set(CompactionStatus) - {CompactionStatus.UNKNOWN}:
-            raise _unexpected(path, "LongRunningProcessStatus")
+            raise unexpected(path, "LongRunningProcessStatus")
         return CompactionStatus(status)
 
     def partitions(self, topic: Topic) -> int | None:
@@ -200,7 +199,7 @@ class HttpBrokerAdmin:
             return None
         count = answer.get("partitions") if isinstance(answer, dict) else None
         if not isinstance(count, int):
-            raise _unexpected(path, "PartitionedTopicMetadata")
+            raise unexpected(path, "PartitionedTopicMetadata")
         return count
 
     def create_partitioned_topic(self, topic: Topic, partitions: int) -> None:
@@ -237,7 +236,7 @@ class HttpBrokerAdmin:
         path = _path(topic, "subscriptions")
         answer = self._get(path)
         if not isinstance(answer, list) or not all(isinstance(name, str) for name in answer):
-            raise _unexpected(path, "a list of subscriptions")
+            raise unexpected(path, "a list of subscriptions")
         return answer
 
     def backlog(self, topic: Topic, subscription: str) -> int:
@@ -249,7 +248,7 @@ class HttpBrokerAdmin:
                 raise NotFound(f"{topic}: no subscription {subscription}")
             return int(answer["subscriptions"][subscription]["msgBacklog"])
         except (KeyError, TypeError, ValueError) as error:
-            raise _unexpected(path, "TopicStats") from error
+            raise unexpected(path, "TopicStats") from error
 
     def last_use(self, topic: Topic, subscription: str) -> int | None:
         """By the topic's statistics; NotFound when there is no such subscription."""
@@ -267,8 +266,8 @@ class HttpBrokerAdmin:
         answer = self._get(path)
         found = (answer.get("httpUrl") or answer.get("httpUrlTls")) if isinstance(answer, dict) else None
         if not isinstance(found, str):
-            raise _unexpected(path, "httpUrl")
-        url = _url(found, path)
+            raise unexpected(path, "httpUrl")
+        url = named_url(found, path)
         return f"{url.host}:{url.port}"
 
     def expire_messages(self, topic: Topic, subscription: str, seconds: int) -> None:
@@ -325,20 +324,38 @@ class HttpBrokerAdmin:
         try:
             return response.json()
         except (ValueError, RecursionError) as error:
-            raise _unexpected(response.url, "JSON") from error
+            raise unexpected(response.url, "JSON") from error
 
     def _request(
         self, method: str, where: str | httpx.URL, body: object = None, redirects: int = MAX_REDIRECTS
     ) -> httpx.Response:
-        url = _joined(self._base, where)
+        response = self._send_first(method, where, body)
         for _ in range(redirects):
-            response = self._send(method, url, body)
             if response.status_code not in (307, 308):
-                return _checked(method, response)
-            target = _joined(url, response.headers.get("location", ""))
-            self._refuse_foreign(target, str(url))
-            url = target
-        return _checked(method, self._send(method, url, body))
+                break
+            target = _joined(response.url, response.headers.get("location", ""))
+            self._refuse_foreign(target, str(response.url))
+            response = self._send(method, target, body)
+        return checked(method, response)
+
+    def _send_first(self, method: str, where: str | httpx.URL, body: object) -> httpx.Response:
+        """At a URL; for a path at the configured host, and at the next where this one has not got it, or read it."""
+        if isinstance(where, httpx.URL):
+            return self._send(method, where, body)
+        for base, following in pairwise(self._bases_from(self._base)):
+            try:
+                return self._send(method, _joined(base, where), body)
+            except LifecycleError as error:
+                if not isinstance(error.__cause__, httpx.TransportError):
+                    raise
+                self._base = following
+                if method != "GET" and not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout):
+                    raise
+        return self._send(method, _joined(self._base, where), body)
+
+    def _bases_from(self, base: httpx.URL) -> tuple[httpx.URL, ...]:
+        at = self._bases.index(base)
+        return (*self._bases[at:], *self._bases[:at])
 
     def _send(self, method: str, url: httpx.URL, body: object) -> httpx.Response:
         headers = {"Accept": "application/json", **self._authorization()}
@@ -354,7 +371,7 @@ class HttpBrokerAdmin:
             raise (Failed(message) if method == "GET" else OutcomeUnknown(message)) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             self._addresses.clear()
-            raise _no_answer(method, f"{method} {url}: {type(error).__name__}: {error}") from error
+            raise no_answer(method, f"{method} {url}: {type(error).__name__}: {error}") from error
 
     def _authorization(self) -> dict[str, str]:
         """Read for each request, because token files are rotated."""
@@ -390,56 +407,17 @@ def _joined(base: httpx.URL, where: str | httpx.URL) -> httpx.URL:
         raise StoreError(f"{str(where)[:200]!r} is no address: {error}") from error
 
 
-def _checked(method: str, response: httpx.Response) -> httpx.Response:
-    status = response.status_code
-    if response.is_success:
-        return response
-    message = f"{method} {response.url}: {status}: {_reason(response)}"
-    if status in (401, 403):
-        raise AccessDenied(message)
-    if status == 404:
-        raise NotFound(message)
-    if status == 409:
-        raise Conflict(message)
-    if status == TOO_MANY_REQUESTS:
-        raise Unavailable(message)
-    if status in FAILED_AT_IT and method == "GET":
-        raise Failed(message)
-    if status >= 500:
-        raise _no_answer(method, message)
-    raise StoreError(message)
+def _base_urls(text: str) -> tuple[httpx.URL, ...]:
+    """Of each host that ``pulsar.admin_url`` names."""
+    scheme, _, hosts = text.partition("://")
+    return tuple(_base_url(f"{scheme}://{host}", text) for host in hosts.split(","))
 
 
-def _no_answer(method: str, message: str) -> LifecycleError:
-    return Unavailable(message) if method == "GET" else OutcomeUnknown(message)
-
-
-def _reason(response: httpx.Response) -> str:
-    """The broker's reason; unexpected errors come as an HTML page, of which the first words must do."""
-    try:
-        reason = response.json()["reason"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        reason = re.sub(r"<[^>]*>", " ", response.text)
-    return " ".join(str(reason).split())[:200]
-
-
-def _unexpected(where: str | httpx.URL, expected: str) -> StoreError:
-    return StoreError(f"GET {where}: the answer is not what Pulsar 4.0 sends: expected {expected}")
-
-
-def _base_url(text: str) -> httpx.URL:
+def _base_url(text: str, whole: str) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"pulsar.admin_url: {error}: {text}") from error
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"pulsar.admin_url: expected http://host:port or https://host:port, found {text}")
+        raise ConfigError(f"pulsar.admin_url: {error}: {whole}") from error
+    if url.scheme not in ("http", "https") or not url.host or url.path != "/":
+        raise ConfigError(f"pulsar.admin_url: expected http://host:port, or http://host:port,host:port, found {whole}")
     return url
-
-
-def _url(text: str, source: str) -> httpx.URL:
-    """A URL that a server named."""
-    try:
-        return httpx.URL(text)
-    except httpx.InvalidURL as error:
-        raise StoreError(f"GET {source}: the answer names no URL: {text[:200]!r}: {error}") from error

@@ -128,8 +128,11 @@ def _ids(sandbox: Cluster) -> tuple[str, str]:
     return first, next(one for one in ids if one != first)
 
 
-def test_a_stopped_broker_times_out_its_own_partitions_and_a_rerun_completes(records: Records) -> None:
-    sandbox = records.sandbox
+def test_a_stopped_broker_times_out_its_own_partitions_and_a_rerun_completes(brokers: Cluster, tmp_path: Path) -> None:
+    """It is the first that the admin URL names, too."""
+    sandbox, (first_id, second_id) = brokers, _ids(brokers)
+    pulsar = {**SETTINGS["pulsar"], "admin_url": f"http://{second_id},{first_id}"}
+    records = Records(sandbox, Pipeline(settings_file(sandbox, tmp_path, {**SETTINGS, "pulsar": pulsar})))
     parts = partitioned(sandbox)
     ledgers = {part: publish(sandbox, part) for part in parts}
     for part in parts:

@@ -1,0 +1,74 @@
+"""What an answer of Pulsar's admin API means: status codes, reasons, and the URLs that it names.
+
+Belongs here: the class of error that an answer stands for. Not here: requests (``io/pulsar/admin.py``).
+"""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    Conflict,
+    Failed,
+    LifecycleError,
+    NotFound,
+    OutcomeUnknown,
+    StoreError,
+    Unavailable,
+)
+
+INTERNAL_ERROR = 500
+_TOO_MANY_REQUESTS = 429
+_FAILED_AT_IT = (INTERNAL_ERROR, 502, 504)
+"""Answers of a broker that failed, and of a proxy whose broker did."""
+
+
+def checked(method: str, response: httpx.Response) -> httpx.Response:
+    """The answer itself, of a success. Raises the class that its status code stands for."""
+    status = response.status_code
+    if response.is_success:
+        return response
+    message = f"{method} {response.url}: {status}: {_reason(response)}"
+    if status in (401, 403):
+        raise AccessDenied(message)
+    if status == 404:
+        raise NotFound(message)
+    if status == 409:
+        raise Conflict(message)
+    if status == _TOO_MANY_REQUESTS:
+        raise Unavailable(message)
+    if status in _FAILED_AT_IT and method == "GET":
+        raise Failed(message)
+    if status >= 500:
+        raise no_answer(method, message)
+    raise StoreError(message)
+
+
+def no_answer(method: str, message: str) -> LifecycleError:
+    """What it means that a server did not answer: a write may have been done."""
+    return Unavailable(message) if method == "GET" else OutcomeUnknown(message)
+
+
+def _reason(response: httpx.Response) -> str:
+    """The broker's reason; unexpected errors come as an HTML page, of which the first words must do."""
+    try:
+        reason = response.json()["reason"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        reason = re.sub(r"<[^>]*>", " ", response.text)
+    return " ".join(str(reason).split())[:200]
+
+
+def unexpected(where: str | httpx.URL, expected: str) -> StoreError:
+    """For an answer that has not the shape ``expected``."""
+    return StoreError(f"GET {where}: the answer is not what Pulsar 4.0 sends: expected {expected}")
+
+
+def named_url(text: str, source: str) -> httpx.URL:
+    """A URL that a server named."""
+    try:
+        return httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise StoreError(f"GET {source}: the answer names no URL: {text[:200]!r}: {error}") from error

@@ -1,0 +1,81 @@
+"""An admin URL that names several brokers: where one does not answer the next is asked."""
+
+import httpx
+import pytest
+
+from pulsar_lifecycle.errors import ConfigError, Failed, NotFound, OutcomeUnknown, Unavailable
+from pulsar_lifecycle.model import Namespace, Topic
+from tests.kit.contracts.admin_answers import AnsweringCluster
+
+URL = "http://b1:8080,b2:8080"
+TOPIC = Topic(Namespace("acme", "orders"), "t")
+PATH = "/admin/v2/persistent/acme/orders/t"
+UNREACHABLE = httpx.ConnectError("refused")
+SILENT = httpx.ReadTimeout("timed out")
+
+
+def hosts(cluster: AnsweringCluster) -> list[str]:
+    return [request.url.host for request in cluster.requests]
+
+
+@pytest.mark.parametrize("failure", [UNREACHABLE, SILENT, httpx.RemoteProtocolError("closed")])
+def test_a_read_goes_to_the_next_host_and_stays_there(failure):
+    cluster = AnsweringCluster({("GET", "http://b1:8080/admin/v2/brokers"): failure}, URL)
+    assert cluster.admin.brokers() == ["b1:8080", "b2:8080"]
+    assert cluster.admin.brokers() == ["b1:8080", "b2:8080"]
+    assert hosts(cluster) == ["b1", "b2", "b2"]
+
+
+def test_a_host_that_stops_answering_gives_way_to_the_first_again():
+    cluster = AnsweringCluster({("GET", "http://b1:8080/admin/v2/brokers"): SILENT}, URL)
+    cluster.admin.brokers()
+    cluster.answers = {("GET", "http://b2:8080/admin/v2/brokers"): SILENT, ("GET", "/admin/v2/brokers"): ["b1:8080"]}
+    assert cluster.admin.brokers() == ["b1:8080"]
+    assert hosts(cluster) == ["b1", "b2", "b2", "b1"]
+
+
+@pytest.mark.parametrize(("failure", "raised"), [(UNREACHABLE, Unavailable), (SILENT, Failed)])
+def test_a_read_that_no_host_answers_raises_what_the_last_one_did(failure, raised):
+    cluster = AnsweringCluster({("GET", "/admin/v2/brokers"): failure}, URL)
+    with pytest.raises(raised, match=r"http://b2:8080/"):
+        cluster.admin.brokers()
+    assert hosts(cluster) == ["b1", "b2"]
+
+
+def test_a_write_that_a_host_cannot_have_got_goes_to_the_next():
+    unload = {("PUT", f"http://b1:8080{PATH}/unload"): UNREACHABLE, ("PUT", f"{PATH}/unload"): httpx.Response(204)}
+    cluster = AnsweringCluster(unload, URL)
+    cluster.admin.unload(TOPIC)
+    assert hosts(cluster) == ["b1", "b2"]
+
+
+def test_a_write_that_a_host_may_have_got_is_not_repeated_but_the_next_request_goes_elsewhere():
+    unload = {("PUT", f"http://b1:8080{PATH}/unload"): SILENT, ("PUT", f"{PATH}/unload"): httpx.Response(204)}
+    cluster = AnsweringCluster(unload, URL)
+    with pytest.raises(OutcomeUnknown):
+        cluster.admin.unload(TOPIC)
+    cluster.admin.unload(TOPIC)
+    assert hosts(cluster) == ["b1", "b2"]
+
+
+def test_an_answer_is_an_answer_whatever_it_says():
+    cluster = AnsweringCluster({("GET", f"{PATH}/internalStats"): httpx.Response(404)}, URL)
+    with pytest.raises(NotFound):
+        cluster.admin.internal_stats(TOPIC)
+    assert hosts(cluster) == ["b1"]
+
+
+def test_the_silence_of_a_topics_own_broker_sends_nobody_to_another_host():
+    stats = f"{PATH}/internalStats"
+    to_owner = httpx.Response(307, headers={"location": f"http://b3:8080{stats}"})
+    answers = {("GET", stats): to_owner, ("GET", f"http://b3:8080{stats}"): SILENT}
+    cluster = AnsweringCluster({**answers, ("GET", "/admin/v2/brokers"): ["b1:8080", "b2:8080", "b3:8080"]}, URL)
+    with pytest.raises(Failed):
+        cluster.admin.internal_stats(TOPIC)
+    assert hosts(cluster) == ["b1", "b1", "b3"]
+
+
+@pytest.mark.parametrize("url", ["http://b1:8080,", "http://b1:8080,http://b2:8080", "b1:8080,b2:8080"])
+def test_hosts_that_are_none_name_the_key_and_the_form(url):
+    with pytest.raises(ConfigError, match=r"pulsar\.admin_url"):
+        AnsweringCluster(url=url)
