@@ -12,6 +12,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.delete_records import cut_rules
@@ -42,7 +43,8 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.journal.archive import as_deleted, last_archived, restored_ever
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
-from pulsar_lifecycle.journal.queries import filed_since
+from pulsar_lifecycle.journal.intents import IntentState
+from pulsar_lifecycle.journal.queries import dead_letter_reasons, filed_since, read_intent_states
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports import Archived, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
@@ -96,8 +98,8 @@ def answers(
         if sent and queue_is_empty(ports):  # another installation took the messages, or they are lost
             still = look(ports, root, [left[i] for i in sorted(sent)], bookies=False)
             unsent |= {one.ledger_id for one in still if one.presence in _DELETABLE}
-        retried = _retried(cluster, {i: at for i, at in sent.items() if i not in unsent})
-        dead = _dead_letters(cluster, unsent)
+        dead = _dead_letters(cluster, deletable)
+        retried = _retried(cluster, {i: at for i, at in sent.items() if i not in unsent and i not in dead})
         for name, own in kept.items():
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
             found[Topic.parse(name)] = _result(own, there, unsent, retried, dead)
@@ -186,14 +188,16 @@ def _retried(cluster: Cluster, sent: Mapping[int, int]) -> dict[int, str]:
 
 
 def _dead_letters(cluster: Cluster, ledgers: Collection[int]) -> dict[int, str]:
-    """Of ledgers that no message asks for any more, those whose last one became a dead letter, and why."""
+    """Of these ledgers, those with a message that is a dead letter, and why it became one."""
     if not ledgers:
         return {}
-    mine = (pc.field("cluster") == cluster.settings.cluster) & (pc.field("phase") == Phase.DELETE)
-    wanted = mine & pc.field("ledger_id").isin(sorted(ledgers))
-    columns = ["ledger_id", "outcome", "reason", "at"]
-    last = {row["ledger_id"]: row for row in cluster.journal_reader.find(wanted, columns).sort_by("at").to_pylist()}
-    return {i: row["reason"] for i, row in last.items() if row["outcome"] == Outcome.DEAD_LETTERED}
+    journal, name = cluster.journal_reader, cluster.settings.cluster
+    intents = read_intent_states(journal, name, pa.array(sorted(ledgers), pa.int64()))
+    dead = intents.filter(pc.equal(intents.column("state"), IntentState.DEAD_LETTER)).to_pylist()
+    if not dead:
+        return {}
+    why = dead_letter_reasons(journal, name, min(row["at"] for row in dead))
+    return {row["ledger_id"]: why[row["ledger_id"], row["action"]].text for row in dead}
 
 
 def queue_is_empty(ports: Ports) -> bool:

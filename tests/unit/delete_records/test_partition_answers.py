@@ -183,8 +183,9 @@ def test_an_answer_says_why_a_deletion_run_sent_the_messages_back() -> None:
     assert scene.apply(dry_run=True) == [DeleteRecordsResult(scene.at(2, 0))]
 
 
-def test_an_answer_says_why_messages_became_dead_letters() -> None:
-    """A broker that loaded the topic as it was written lost a ledger that nobody closes."""
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_an_answer_says_why_messages_became_dead_letters(waiting: int) -> None:
+    """A broker that loaded the topic as it was written lost a ledger that nobody closes; other messages may wait."""
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
     scene.plan(scene.at(1, 0))
@@ -192,10 +193,17 @@ def test_an_answer_says_why_messages_became_dead_letters() -> None:
     lost = scene.cluster.ledger(data_tags(scene.topic), state=LedgerState.OPEN, entries=())
     for _ in range(12):
         scene.delete()
+    for _ in range(waiting):
+        scene.cluster.deletion_topics.publish(b"")
     (result,) = scene.apply(dry_run=True)
     assert result.code == Lacks.REDRIVE
     assert f"became dead letters, ledger {ids[0]}: another unreferenced ledger of its topic is open" in result.reason
     assert scene.cluster.exists(lost)
+    (given_up,) = [row for row in scene.cluster.journal.rows if row.outcome == Outcome.DEAD_LETTERED]
+    again = replace(given_up, phase=Phase.REDRIVE, outcome=Outcome.SENT, at=scene.cluster.clock.now_ms())
+    scene.cluster.journal.record([again])
+    (result,) = scene.apply(dry_run=True)
+    assert result.code == (Lacks.SENT_BACK if waiting else Lacks.MESSAGE)
 
 
 def test_asking_again_waits_for_the_bookies_of_what_was_deleted_before() -> None:
