@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 SAMPLE = 20
 JOURNAL_ROWS = 50
-NOTHING_LEFT = "nothing is left to apply"
-ENDS = {"settled": NOTHING_LEFT, "sent": "all its intents were sent; the queue has those that are not settled"}
-"""The condition of a plan by its end (``inspect.settled.PlanEnd``, which takes long to import)."""
 
 
 def plans(context: typer.Context, as_json: AsJson = False) -> None:
@@ -205,7 +202,7 @@ def condition(
     ``scans``: ids of the scans that count, if known.
     """
     if end := (ended or {}).get(summary.plan_id):
-        return ENDS[end.value]
+        return end.text
     left = summary.created_at + settings.orphans.plan_valid_for * 1000 - now
     if summary.cluster != settings.cluster:
         return f"of another cluster: {summary.cluster}"
@@ -266,7 +263,10 @@ def _print_plan(
     settings: Settings,
     now: int,
 ) -> None:
+    from pulsar_lifecycle.inspect.settled import PlanEnd
+
     left = rows.num_rows - settled
+    nothing_left = "" if left else f": {PlanEnd.SETTLED.text}"
     shown = condition(summary, settings, now, {summary.plan_id: end} if end else None)
     confirmed = [f"confirmed by {summary.confirmed_by or 'none'}"] if page.needs_two_scans else []
     show.facts(
@@ -278,7 +278,7 @@ def _print_plan(
             *page.facts(summary, rows),
             ("digest", summary.digest),
             ("journal", ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.items())) or "not applied"),
-            ("settled", f"{settled} of its {page.what}s{'' if left else f': {NOTHING_LEFT}'}" if settled else None),
+            ("settled", f"{settled} of its {page.what}s{nothing_left}" if settled else None),
             ("gaps", [f"{gap.code}: {gap.text}" for gap in summary.gaps[:SAMPLE]]),
         ]
     )

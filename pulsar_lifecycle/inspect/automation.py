@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation
 from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, UsageError
 from pulsar_lifecycle.inspect.kept_plans import KEPT, Plan, plans_of, stored_plan
-from pulsar_lifecycle.inspect.settled import all_sent
+from pulsar_lifecycle.inspect.settled import PlanEnd, end_of_rows
 from pulsar_lifecycle.journal.approvals import (
     APPLIED_WITHIN_MS,
     ApprovalRow,
@@ -52,6 +52,7 @@ LATELY_MS = 3 * 86_400_000
 """Where a plan of the usual size was applied, if plans are applied regularly."""
 SOON = (AutomationCode.GOES, AutomationCode.WINDOW_SHUT)
 """What becomes of a plan that nothing is in the way of but time."""
+_ENDS = {PlanEnd.SETTLED: AutomationCode.SETTLED, PlanEnd.SENT: AutomationCode.SENT}
 CLOCKS_APART_MS = 86_400_000
 """How far the clocks of hosts and of the lake may be apart, for what dates plans and rows of the journal."""
 
@@ -214,8 +215,8 @@ def _decided(where: Cluster, kind: AutomatedKind, plan: Plan, approval: Approval
         found = decided(_largest_applied(where, kind, plan, now, ledgers / settings.max_growth))
     if found.code not in SOON:
         return found
-    if found.goes and kind.kind is PlanKind.ORPHANS and _all_sent(where, kind, plan, settings.namespaces):
-        return replace(found, code=AutomationCode.SENT, text="all its intents were sent; the queue has the rest")
+    if found.goes and kind.kind is PlanKind.ORPHANS and (end := _end_of(where, kind, plan, settings.namespaces)):
+        return replace(found, code=_ENDS[end], text=end.text)
     if kind.deletes and not where.settings.deletion.topicTwoPhaseDeletionEnabled:
         return replace(found, code=AutomationCode.SWITCHED_OFF, text=SWITCHED_OFF)
     try:
@@ -225,8 +226,8 @@ def _decided(where: Cluster, kind: AutomatedKind, plan: Plan, approval: Approval
     return found
 
 
-def _all_sent(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str]) -> bool:
-    return all_sent(where, plan, kind.rows(stored_plan(where.lake, plan.plan_id)[1], names))
+def _end_of(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str]) -> PlanEnd | None:
+    return end_of_rows(where, plan, kind.rows(stored_plan(where.lake, plan.plan_id)[1], names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.delayed_index.repair.repair_work import RepairDetail
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.kept_plans import Plan, stored_plan
-from pulsar_lifecycle.journal.intents import to_send, without
+from pulsar_lifecycle.journal.intents import to_send, without_ledgers_of
 from pulsar_lifecycle.journal.offloads import attempts_in
 from pulsar_lifecycle.journal.queries import filed_since, read_intent_states
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
@@ -37,6 +37,17 @@ class PlanEnd(StrEnum):
     SENT = "sent"
     """Those that are not have intents in flight, which some run has sent, or tried, since the plan was made."""
 
+    @property
+    def text(self) -> str:
+        """The same as a sentence."""
+        return _ENDS[self]
+
+
+_ENDS = {
+    PlanEnd.SETTLED: "nothing is left to apply",
+    PlanEnd.SENT: "all its intents were sent; the queue has those that are not settled",
+}
+
 
 def ended_plans(cluster: Cluster, plans: Sequence[Plan], now: int) -> dict[str, PlanEnd]:
     """Of those that could be applied still at ``now`` (ms), by id: those with nothing left to apply."""
@@ -54,13 +65,16 @@ def ended_plans(cluster: Cluster, plans: Sequence[Plan], now: int) -> dict[str, 
             rows = stored_plan(cluster.lake, plan_id)[1]
             if settled_ledgers(plan_id, rows, journalled.filter(pc.field("plan_id") == plan_id)) == rows.num_rows:
                 ended[plan_id] = PlanEnd.SETTLED
-    of_intents = [plan for plan in ours if plan.plan_id in open_ids and kind_of(plan.plan_id) in _OF_INTENTS]
-    if of_intents:
-        intents = read_intent_states(cluster.journal_reader, cluster.settings.cluster, since=valid_since)
-        for plan in of_intents if intents.num_rows else ():
+    left: list[tuple[Plan, pa.Table]] = []
+    for plan in ours:
+        if plan.plan_id in open_ids and plan.plan_id not in ended and kind_of(plan.plan_id) in _OF_INTENTS:
             with contextlib.suppress(LifecycleError):
-                if end := _end_of(plan, stored_plan(cluster.lake, plan.plan_id)[1], intents):
-                    ended.setdefault(plan.plan_id, end)
+                left.append((plan, stored_plan(cluster.lake, plan.plan_id)[1].select(["ledger_id"])))
+    if left:
+        ids = pc.unique(pa.concat_tables(rows for _, rows in left).column("ledger_id"))
+        intents = read_intent_states(cluster.journal_reader, cluster.settings.cluster, ids, valid_since)
+        if intents.num_rows:
+            ended |= {plan.plan_id: end for plan, rows in left if (end := _end_of(plan, rows, intents))}
     return ended
 
 
@@ -68,16 +82,16 @@ _OF_INTENTS = (PlanKind.ORPHANS, PlanKind.RECONCILE)
 """Kinds of plans whose ledgers have an intent each."""
 
 
-def all_sent(cluster: Cluster, plan: Plan, rows: pa.Table) -> bool:
-    """Whether these ``rows`` of a plan of orphans have nothing left to send, as others have sent it by now."""
+def end_of_rows(cluster: Cluster, plan: Plan, rows: pa.Table) -> PlanEnd | None:
+    """Why these ``rows`` of a plan of orphans have nothing left to send, as others have sent it by now; None if not."""
     ids, mine = rows.column("ledger_id").combine_chunks(), cluster.settings.cluster
-    return _end_of(plan, rows, read_intent_states(cluster.journal_reader, mine, ids, plan.created_at)) is not None
+    return _end_of(plan, rows, read_intent_states(cluster.journal_reader, mine, ids, plan.created_at))
 
 
 def _end_of(plan: Plan, rows: pa.Table, intents: pa.Table) -> PlanEnd | None:
     """By what the journal says since the plan was made: what it leaves out, or takes in again, was sent before."""
     since = intents.filter(pc.greater_equal(intents.column("at"), plan.created_at))
-    left = without(rows, since.filter(pc.is_in(since.column("state"), pa.array(sorted(FINAL)))))
+    left = without_ledgers_of(rows, since.filter(pc.is_in(since.column("state"), pa.array(sorted(FINAL)))))
     if not left.num_rows:
         return PlanEnd.SETTLED
     return None if to_send(left, since).num_rows else PlanEnd.SENT

@@ -121,15 +121,15 @@ def still_there(rows: pa.Table, intents: pa.Table, since: int) -> pa.Table:
         pc.is_in(intents.column("state"), pa.array([Outcome.DELETED, Outcome.GONE])),
         pc.greater_equal(intents["at"], since),
     )
-    return without(rows, intents.filter(gone))
+    return without_ledgers_of(rows, intents.filter(gone))
 
 
 def to_send(rows: pa.Table, intents: pa.Table) -> pa.Table:
     """Plan rows without those whose intent is in flight."""
-    return without(rows, intents.filter(pc.equal(intents.column("state"), IntentState.IN_FLIGHT)))
+    return without_ledgers_of(rows, intents.filter(pc.equal(intents.column("state"), IntentState.IN_FLIGHT)))
 
 
-def without(rows: pa.Table, intents: pa.Table) -> pa.Table:
-    """Plan rows without the ledgers that these intents are about."""
+def without_ledgers_of(rows: pa.Table, intents: pa.Table) -> pa.Table:
+    """Plan rows without the ledgers whose copies in BookKeeper these intents are to delete."""
     ids = intents.filter(pc.equal(intents.column("action"), Action.DELETE_LEDGER)).column("ledger_id").combine_chunks()
     return rows.filter(pc.invert(pc.is_in(rows.column("ledger_id"), ids)))

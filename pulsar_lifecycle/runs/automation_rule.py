@@ -40,6 +40,8 @@ class AutomationCode(StrEnum):
     """A run has begun to apply it."""
     SENT = "sent"
     """All its intents were sent, by other runs: the queue has those that are not settled."""
+    SETTLED = "settled"
+    """Other runs have settled every ledger of it that goes by itself: nothing is left to apply."""
     EMPTY = "empty"
     """Nothing of what it holds goes by itself."""
     TOO_SMALL = "too_small"

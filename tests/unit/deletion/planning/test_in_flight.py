@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pyarrow as pa
 import pytest
 
+from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, SUBSCRIPTION, create_missing, topics_of
 from pulsar_lifecycle.errors import Unavailable
-from pulsar_lifecycle.inspect.settled import PlanEnd, all_sent, ended_plans
+from pulsar_lifecycle.inspect.automation import KINDS, decision_of
+from pulsar_lifecycle.inspect.settled import PlanEnd, end_of_rows, ended_plans
+from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.ports import JournalReader, JournalRow
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.runs.automation_rule import AutomationCode
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 from tests.kit.simulated.pipeline import lake_of, two_scans, where
 
@@ -113,13 +120,14 @@ def test_a_plan_that_others_have_sent_since_has_nothing_left_to_apply(scene: Sce
     rows, now = scene.lake.plan(plan.plan_id)[1], scene.servers.clock.now_ms
     scene.servers.clock.advance(60)
     scene.said(scene.orphans[0], Outcome.SENT)
-    assert (ended_plans(scene.cluster, [plan], now()), all_sent(scene.cluster, plan, rows)) == ({}, False)
+    assert (ended_plans(scene.cluster, [plan], now()), end_of_rows(scene.cluster, plan, rows)) == ({}, None)
     scene.said(scene.orphans[1], Outcome.SENT)
     assert ended_plans(scene.cluster, [plan], now()) == {plan.plan_id: PlanEnd.SENT}
-    assert all_sent(scene.cluster, plan, rows)
+    assert end_of_rows(scene.cluster, plan, rows) is PlanEnd.SENT
     for ledger in scene.orphans:
         scene.said(ledger, Outcome.KEPT, phase=Phase.DELETE)
     assert ended_plans(scene.cluster, [plan], now()) == {plan.plan_id: PlanEnd.SETTLED}
+    assert end_of_rows(scene.cluster, plan, rows) is PlanEnd.SETTLED
 
 
 def test_a_plan_that_takes_lost_intents_in_again_goes(scene: Scene) -> None:
@@ -129,4 +137,43 @@ def test_a_plan_that_takes_lost_intents_in_again_goes(scene: Scene) -> None:
     scene.admin.topics[scene.parts[0]][SUBSCRIPTION].backlog = 0
     plan = scene.plan()
     assert ended_plans(scene.cluster, [plan], scene.servers.clock.now_ms()) == {}
-    assert not all_sent(scene.cluster, plan, scene.lake.plan(plan.plan_id)[1])
+    assert end_of_rows(scene.cluster, plan, scene.lake.plan(plan.plan_id)[1]) is None
+
+
+def test_of_the_intents_only_those_of_plans_that_are_not_settled_are_read(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = scene.plan()
+    scene.servers.clock.advance(60)
+    for ledger in scene.orphans:
+        scene.said(ledger, Outcome.KEPT, phase=Phase.DELETE, plan=settled.plan_id)
+    scene.servers.clock.advance(60)
+    plans, asked = [settled], []
+
+    def read(journal: JournalReader, cluster: str, among: pa.Array, since: int) -> pa.Table:
+        asked.append(among.to_pylist())
+        return read_intent_states(journal, cluster, among, since)
+
+    monkeypatch.setattr("pulsar_lifecycle.inspect.settled.read_intent_states", read)
+    assert ended_plans(scene.cluster, plans, scene.servers.clock.now_ms()) == {settled.plan_id: PlanEnd.SETTLED}
+    assert asked == []
+    plans.append(scene.plan())
+    assert ended_plans(scene.cluster, plans, scene.servers.clock.now_ms()) == {settled.plan_id: PlanEnd.SETTLED}
+    assert asked == [scene.orphans]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.RETRYING, Outcome.KEPT])
+def test_automation_says_whether_the_queue_has_what_others_have_sent(scene: Scene, outcome: Outcome) -> None:
+    plan = scene.plan()
+    kind = KindAutomation(mode=Automation.APPLY, max_share=1.0)
+    settings = scene.cluster.settings.model_copy(update={"automation": AutomationSettings(orphans=kind)})
+    where = replace(scene.cluster, settings=settings)
+    orphans = next(one for one in KINDS if one.kind is PlanKind.ORPHANS)
+    assert decision_of(where, orphans, plan.plan_id)[0].code is AutomationCode.GOES
+    scene.servers.clock.advance(60)
+    for ledger in scene.orphans:
+        scene.said(ledger, Outcome.SENT)
+        scene.said(ledger, outcome, phase=Phase.DELETE)
+    said = decision_of(where, orphans, plan.plan_id)[0]
+    end = PlanEnd.SETTLED if outcome is Outcome.KEPT else PlanEnd.SENT
+    assert (said.code, said.text) == (AutomationCode(end), end.text)
