@@ -189,8 +189,10 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         opened = _opened(store, ports.reader, rows, root)
         by_id, reading = sorted(info.ledgers, key=lambda item: item.ledger_id), _reading(ports, info)
         pins = [pinned_until(reading, by_id, one, root, now) for one in positions.to_pylist()]
-        to_load = load_row(store, ports.reader, cluster.settings, subject, layers, context, brokers, now)
-    load = _load(node, info, rows.get(ids[-1]) if ids else None, brokers, str(subject), now)
+        load = _load(node, info, rows.get(ids[-1]) if ids else None, brokers, str(subject), now)
+        to_load = None
+        if load.reason is not LoadReason.LISTED:  # else it needs none
+            to_load = load_row(store, ports.reader, cluster.settings, subject, layers, context, brokers, shadows, now)
     bookkeeper = pa.Table.from_pylist([row for row in rows.values() if row], tables.BOOKKEEPER_LEDGERS)
     inputs = retention_topics(listed, positions, bookkeeper, policies, context)
     seen = {item["ledger_id"]: item for one in inputs.column("ledgers").to_pylist() for item in one}

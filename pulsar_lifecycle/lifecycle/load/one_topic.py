@@ -7,6 +7,7 @@ Belongs here: judging it alone, read afresh. Not here: the rule (``lifecycle/loa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pulsar_lifecycle.lifecycle.load.fresh import read_now
 from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
 from pulsar_lifecycle.lifecycle.load.load_rules import last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import monitors_in_force
+from pulsar_lifecycle.lifecycle.retention_inputs import with_shadow_sources
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
@@ -23,6 +25,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.policies import Layers
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
+from pulsar_lifecycle.topics.snapshot import ShadowSources
 
 
 def load_row(
@@ -33,6 +36,7 @@ def load_row(
     layers: Layers,
     context: Context,
     brokers: Brokers,
+    shadows: ShadowSources,
     now: int,
 ) -> Mapping[str, Any] | None:
     """The topic's row of ``TOPICS_TO_LOAD`` at ``now`` (ms); None if it needs no broker, or is gone.
@@ -45,5 +49,6 @@ def load_row(
         return open_sizes(store, reader, root, last_of(listed, idle, choice))
 
     fresh = read_now(store, reader, root, [topic])
+    fresh = replace(fresh, listed=with_shadow_sources(fresh.listed, shadows))
     tables = fresh.for_loading(policies_in_force(layers), context, brokers, now, opened)
     return next(iter(topics_to_load(tables, monitors_in_force(layers), choice, now).to_pylist()), None)

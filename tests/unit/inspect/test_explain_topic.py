@@ -1,5 +1,6 @@
 """What keeps each ledger of a topic, and what would free it; over fakes."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -19,6 +20,7 @@ from pulsar_lifecycle.lifecycle.held.open_ledgers import OpenCause
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.setting_types import SecretRef
@@ -252,6 +254,23 @@ def test_what_keeps_a_topic_from_the_load_that_it_needs_is_named(
     assert explained(scene, "a").load_kept == LoadKept.WAY_IS_METADATA
     scene.retention(-1, -1)
     assert explained(scene, "a").load_kept is None
+
+
+def test_a_topic_that_a_broker_has_is_not_said_to_be_kept_from_a_load(scene: RetentionScene) -> None:
+    scene.retention(0, 0)
+    scene.topic("a", 400, 390)
+    scene.scan(shadow_sources=frozenset({f"persistent://{NAMESPACE}/a"}))
+    assert explained(scene, "a").load_kept == Protection.SHADOW_SOURCE
+    assert explained(scene, "a", loaded=True).load_kept is None
+
+
+def test_a_partition_of_a_shadow_topic_is_said_to_be_kept_from_a_load(scene: RetentionScene) -> None:
+    scene.retention(0, 0)
+    scene.topic("a-partition-0", 400, 390)
+    document = {"partitions": 1, "properties": {SHADOW_SOURCE: f"persistent://{NAMESPACE}/source"}}
+    scene.servers.put(f"/admin/partitioned-topics/{NAMESPACE}/persistent/a", json.dumps(document).encode())
+    scene.scan()
+    assert explained(scene, "a-partition-0").load_kept == Protection.SHADOW_TOPIC
 
 
 def test_the_bytes_of_an_open_ledger_are_not_taken_for_none(scene: RetentionScene) -> None:
