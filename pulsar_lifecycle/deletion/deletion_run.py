@@ -197,7 +197,7 @@ def begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
         finish_unloads(store, ports.admin, clock, RunGuard(lease.guard, unloads_of(settings, clock)), wait=False)
         brokers = load_state.fetch_brokers(store, ports.admin)
         left = nodes_in_doubt(ports.journal_reader, settings.cluster, now - in_doubt.WITHIN_MS)
-        ordered = ordered_by(ports.journal_reader, settings.cluster, {one.ledger_id for one in left})
+        ordered = ordered_by(ports.journal_reader, settings.cluster, {one.ledger_id: one.at for one in left})
         in_doubt.resolve(run_id, left, ordered, store, ports.journal, settings.bookkeeper.ledgers_root)
         yield Run(
             run_id=run_id,

@@ -110,15 +110,17 @@ def sent_ledgers(journal: JournalReader, plan_id: str) -> frozenset[int]:
     )
 
 
-def ordered_by(journal: JournalReader, cluster: str, ledger_ids: Iterable[int]) -> dict[int, str]:
-    """The plan whose intent to delete a ledger in BookKeeper the journal says was sent last, by ledger."""
-    ids = pa.array(sorted(ledger_ids), pa.int64())
-    if not len(ids):
+def ordered_by(journal: JournalReader, cluster: str, by: Mapping[int, int]) -> dict[int, str]:
+    """The plan whose intent to delete a ledger in BookKeeper the journal says was sent last, by ledger.
+
+    ``by``: ledger id -> until when (ms): what was sent later did not order what was deleted then.
+    """
+    if not by:
         return {}
     mine = (pc.field("cluster") == cluster) & (pc.field("action") == Action.DELETE_LEDGER)
-    sent = mine & (pc.field("outcome") == Outcome.SENT) & pc.is_in(pc.field("ledger_id"), ids)
+    sent = mine & (pc.field("outcome") == Outcome.SENT) & pc.field("ledger_id").isin(sorted(by))
     rows = journal.find(sent, ["ledger_id", "plan_id", "at"]).sort_by("at").to_pylist()
-    return {row["ledger_id"]: row["plan_id"] or "" for row in rows}
+    return {row["ledger_id"]: row["plan_id"] or "" for row in rows if row["at"] <= by[row["ledger_id"]]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ def test_what_a_killed_run_deleted_is_of_the_plan_that_ordered_it() -> None:
         delete(servers, later, before, wrap=lambda ports: replace(ports, journal=Dying()), run_id="killed")
     assert orphan not in servers.ledger_ids()
     servers.wait(1)
+    (sent,) = [row for row in servers.journal.rows if row.outcome == Outcome.SENT]
+    servers.journal.record([replace(sent, plan_id="orphans-later", at=servers.clock.now_ms())])
     delete(servers, later, before, run_id="next")
     (row,) = journal_rows(servers.journal, code=Code.RUN_ENDED).to_pylist()
     assert (row["run_id"], row["outcome"], row["ledger_id"]) == ("killed", Outcome.DELETED, orphan)
