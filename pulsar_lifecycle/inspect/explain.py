@@ -377,8 +377,7 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, found: OwnersNow,
         notes.append(f"run {row['run_id']} {done}, which no undo brings back{other}: {why}")
     if verdict is Verdict.MAY_GO:
         ours = history.marks(ledger) or history.releases(ledger)
-        sent = history.intent() == IntentState.IN_FLIGHT  # then plans leave it out
-        if not ours and not sent and not history.applicable():
+        if not ours and not history.sent_lately() and not history.applicable():
             notes.append("no actionable plan has it: a second scan, orphans.confirm_after later, must agree first")
         notes.append("before it is deleted its owner is asked again, its broker's memory too")
     if verdict is Verdict.DELETED:

@@ -19,7 +19,7 @@ from pulsar_lifecycle.inspect.explain_codes import ExplainCode
 from pulsar_lifecycle.inspect.settled import PlanEnd, ended_plans
 from pulsar_lifecycle.journal.archive import archived_nodes
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers
-from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, intent_states
+from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, IntentState, intent_states
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.records import tables
@@ -46,7 +46,8 @@ class History:
     that count and hold the ledger, newest first; of those in ``ended`` nothing is left to apply. ``journal`` and
     ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first phase's mark that stands; ``released``
     what a release of ours left in BookKeeper and no deletion run settled. ``gaps``: why the epoch does not count any
-    more, as the settings are now. ``evidence``: what a deletion run would go by, None without a scan.
+    more, as the settings are now. ``evidence``: what a deletion run would go by, None without a scan. ``valid_since``:
+    when (ms) the oldest plan may have been made that is valid still.
     """
 
     epoch: Epoch | None = None
@@ -61,6 +62,7 @@ class History:
     released: Released | None = None
     gaps: tuple[Gap, ...] = ()
     evidence: Evidence | None = None
+    valid_since: int = 0
 
     def uncovered(self) -> Why | None:
         """Why no run acts on the newest epoch; None if one may."""
@@ -83,12 +85,21 @@ class History:
 
     def intent(self) -> str:
         """Where the intent to delete it in BookKeeper stands (``journal.intents``); empty without one."""
+        found = self._intent()
+        return found["state"] if found else ""
+
+    def sent_lately(self) -> bool:
+        """Whether its message was sent, or tried again, while the plan that sent it is valid: plans leave it out."""
+        found = self._intent()
+        return bool(found) and found["state"] == IntentState.IN_FLIGHT and found["at"] >= self.valid_since
+
+    def _intent(self) -> Row | None:
         rows = [
             {name: row[name] for name in INTENT_COLUMNS}
             for row in self.journal
             if row["action"] == Action.DELETE_LEDGER
         ]
-        return next(iter(intent_states(pa.Table.from_pylist(rows)).column("state").to_pylist()), "") if rows else ""
+        return next(iter(intent_states(pa.Table.from_pylist(rows)).to_pylist()), None) if rows else None
 
     def marks(self, ledger: Mapping[str, Any] | None) -> bool:
         """Whether our first phase took this very ledger off its topic's list, and no deletion run settled it yet."""
@@ -124,13 +135,13 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
         return replace(history, marked=mark if mark and mark[1] > after else None)
     epoch, count = epochs[-1], {one.epoch_id for one in epochs}
     evidence = evidence_at(cluster, epoch, now)
-    valid_ms = settings.orphans.plan_valid_for * 1000
+    valid_since = int(now - settings.orphans.plan_valid_for * 1000)
     plans = tuple(
         plan
         for plan in reversed(lake.plans())
         if plan.fingerprint == fingerprint
         and plan.epoch_id in count
-        and now - plan.created_at <= valid_ms
+        and plan.created_at >= valid_since
         and lake.plan_holds(plan.plan_id, ledger_id)
     )
     try:
@@ -148,6 +159,7 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
         plans=plans,
         ended=ended_plans(cluster, plans, now),
         evidence=evidence,
+        valid_since=valid_since,
     )
 
 

@@ -19,7 +19,7 @@ from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.builders import A_GAP
-from tests.kit.scenes.explain_scene import DATA, HOUR, OWNER, ROOT, TOPIC_PATH, World, said, text
+from tests.kit.scenes.explain_scene import DATA, HOUR, OWNER, ROOT, TOPIC_PATH, World, journalled, said, text
 
 CURSOR = {**DATA, "pulsar/cursor": "billing"}
 COMPACTED = {
@@ -103,6 +103,14 @@ def test_a_plan_that_has_it_is_no_longer_missed(world: World) -> None:
     assert not any("no actionable plan" in note for note in world.explain(7).notes)
     world.history = replace(world.history, ended={"p": PlanEnd.SETTLED})
     assert any("no actionable plan" in note for note in world.explain(7).notes)
+
+
+@pytest.mark.parametrize("ago", [0, 1])
+def test_a_plan_is_missed_of_what_was_sent_too_long_ago_to_be_left_out(world: World, ago: int) -> None:
+    world.ledger(7, DATA)
+    sent = journalled("sent", 10) | {"phase": "send"}
+    world.history = replace(world.history, journal=(sent,), valid_since=10 + ago)
+    assert any("no actionable plan" in note for note in world.explain(7).notes) == bool(ago)
 
 
 def test_an_orphan_is_kept_while_the_scan_is_not_covered(world: World) -> None:
