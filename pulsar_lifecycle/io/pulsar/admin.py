@@ -11,7 +11,6 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
@@ -27,7 +26,7 @@ from pulsar_lifecycle.errors import (
     StoreError,
 )
 from pulsar_lifecycle.io.pulsar import statistics
-from pulsar_lifecycle.io.pulsar.admin_answers import INTERNAL_ERROR, checked, named_url, no_answer, unexpected
+from pulsar_lifecycle.io.pulsar.admin_answers import INTERNAL_ERROR, checked, json_of, named_url, no_answer, unexpected
 from pulsar_lifecycle.io.tls import tls_context
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import BrokerStatistics, TopicConnections, TopicInternals
@@ -37,6 +36,7 @@ from pulsar_lifecycle.settings import PulsarSettings
 MAX_REDIRECTS = 5
 _RESOURCES = ("cpu", "directMemory", "bandwidthIn", "bandwidthOut")
 """What brokers are overloaded by."""
+_BROKERS = "/admin/v2/brokers"
 _RUNTIME = "/admin/v2/brokers/configuration/runtime"
 
 
@@ -53,6 +53,9 @@ class HttpBrokerAdmin:
         self._bases = _base_urls(settings.admin_url)
         self._base = self._bases[0]
         self._hosts = {base.host for base in self._bases}
+        self._ids = frozenset[str]()
+        """Of the brokers that were listed last; hosts of ``_same_cluster`` list some of these, too."""
+        self._same_cluster = set[httpx.URL]()
         self._addresses: dict[str, httpx.URL] = {}
         """Of brokers by their ids, until one does not answer."""
         self._http = httpx.Client(
@@ -70,13 +73,12 @@ class HttpBrokerAdmin:
 
     def brokers(self) -> list[str]:
         """Broker ids (``host:webport``) of the cluster the admin URL belongs to; never empty."""
-        path = "/admin/v2/brokers"
-        answer = self._get(path, redirects=0)
-        if not isinstance(answer, list) or not answer or not all(isinstance(name, str) and name for name in answer):
-            raise unexpected(path, "a list of broker ids")
-        listed = (named_url(f"http://{name}", path) for name in answer)
+        ids = _broker_ids(self._request("GET", _BROKERS, redirects=0), _BROKERS)
+        listed = (named_url(f"http://{name}", _BROKERS) for name in ids)
         self._hosts = {url.host for url in (*self._bases, *listed)}
-        return sorted(answer)
+        self._ids = frozenset(ids)
+        self._same_cluster.add(self._base)
+        return sorted(ids)
 
     def loaded_topics(self, brokers: Sequence[str] = ()) -> dict[str, str]:
         """Full topic name -> broker id, from every broker's own statistics; any failure raises."""
@@ -318,13 +320,7 @@ class HttpBrokerAdmin:
 
     def _get(self, where: str | httpx.URL, redirects: int = MAX_REDIRECTS) -> Any:
         """The JSON answer of a read; None for an empty body, which is how the API says "unset"."""
-        response = self._request("GET", where, redirects=redirects)
-        if not response.content:
-            return None
-        try:
-            return response.json()
-        except (ValueError, RecursionError) as error:
-            raise unexpected(response.url, "JSON") from error
+        return json_of(self._request("GET", where, redirects=redirects))
 
     def _request(
         self, method: str, where: str | httpx.URL, body: object = None, redirects: int = MAX_REDIRECTS
@@ -342,20 +338,37 @@ class HttpBrokerAdmin:
         """At a URL; for a path at the configured host, and at the next where this one has not got it, or read it."""
         if isinstance(where, httpx.URL):
             return self._send(method, where, body)
-        for base, following in pairwise(self._bases_from(self._base)):
+        first, count = self._bases.index(self._base), len(self._bases)
+        failure: LifecycleError | None = None
+        for at in range(first, first + count):
+            base = self._bases[at % count]
+            sending = "GET"
             try:
-                return self._send(method, _joined(base, where), body)
+                self._check_same_cluster(base)
+                sending = method
+                response = self._send(method, _joined(base, where), body)
             except LifecycleError as error:
                 if not isinstance(error.__cause__, httpx.TransportError):
                     raise
-                self._base = following
-                if method != "GET" and not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout):
+                self._base = self._bases[(at + 1) % count]
+                unsent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+                failure = failure if failure and unsent else error
+                if sending != "GET" and not unsent:
                     raise
-        return self._send(method, _joined(self._base, where), body)
+            else:
+                self._base = base
+                return response
+        assert failure
+        raise failure
 
-    def _bases_from(self, base: httpx.URL) -> tuple[httpx.URL, ...]:
-        at = self._bases.index(base)
-        return (*self._bases[at:], *self._bases[:at])
+    def _check_same_cluster(self, base: httpx.URL) -> None:
+        """Nothing goes to a configured host that lists none of the brokers that the one before it listed."""
+        if base in self._same_cluster or not self._ids:
+            return
+        url = base.join(_BROKERS)
+        if self._ids.isdisjoint(_broker_ids(checked("GET", self._send("GET", url, None)), url)):
+            raise StoreError(f"pulsar.admin_url: {base} lists none of {', '.join(sorted(self._ids))}: another cluster?")
+        self._same_cluster.add(base)
 
     def _send(self, method: str, url: httpx.URL, body: object) -> httpx.Response:
         headers = {"Accept": "application/json", **self._authorization()}
@@ -407,10 +420,17 @@ def _joined(base: httpx.URL, where: str | httpx.URL) -> httpx.URL:
         raise StoreError(f"{str(where)[:200]!r} is no address: {error}") from error
 
 
+def _broker_ids(response: httpx.Response, source: str | httpx.URL) -> list[str]:
+    answer = json_of(response)
+    if not isinstance(answer, list) or not answer or not all(isinstance(name, str) and name for name in answer):
+        raise unexpected(source, "a list of broker ids")
+    return answer
+
+
 def _base_urls(text: str) -> tuple[httpx.URL, ...]:
     """Of each host that ``pulsar.admin_url`` names."""
     scheme, _, hosts = text.partition("://")
-    return tuple(_base_url(f"{scheme}://{host}", text) for host in hosts.split(","))
+    return tuple(_base_url(f"{scheme}://{host}", text) for host in map(str.strip, hosts.split(",")))
 
 
 def _base_url(text: str, whole: str) -> httpx.URL:
@@ -418,6 +438,6 @@ def _base_url(text: str, whole: str) -> httpx.URL:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
         raise ConfigError(f"pulsar.admin_url: {error}: {whole}") from error
-    if url.scheme not in ("http", "https") or not url.host or url.path != "/":
+    if url.scheme not in ("http", "https") or not url.host or url.raw_path != b"/":
         raise ConfigError(f"pulsar.admin_url: expected http://host:port, or http://host:port,host:port, found {whole}")
     return url

@@ -6,6 +6,7 @@ Belongs here: the class of error that an answer stands for. Not here: requests (
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import httpx
 
@@ -45,6 +46,16 @@ def checked(method: str, response: httpx.Response) -> httpx.Response:
     if status >= 500:
         raise no_answer(method, message)
     raise StoreError(message)
+
+
+def json_of(response: httpx.Response) -> Any:
+    """The JSON of an answer; None for an empty body, which is how the API says "unset"."""
+    if not response.content:
+        return None
+    try:
+        return response.json()
+    except (ValueError, RecursionError) as error:
+        raise unexpected(response.url, "JSON") from error
 
 
 def no_answer(method: str, message: str) -> LifecycleError:
