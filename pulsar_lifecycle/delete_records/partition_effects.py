@@ -44,6 +44,8 @@ TRIES = 3
 """How often the low watermark is written before another run must do it: its topic may be loaded meanwhile."""
 PASSED_AT_MOST = 8
 """Positions that brokers keep of earlier requests; each is a property of the topic, and removing one is a request."""
+REMOVED_AT_ONCE = 32
+"""How many of them one request has removed; the next one has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,7 @@ class PartitionDeletion:
         if self._row["end"] is None:
             return None  # it had no ledger when the plan was made: nothing is below, and nothing to keep
         asked = False
-        for _ in range(TRIES):
+        for tries in range(TRIES):
             self._ports.store.sync("/")
             node, info = snapshot.topic_node(self._ports.store, self._topic)
             if replaced := self._replaced(node):
@@ -295,15 +297,16 @@ class PartitionDeletion:
                 return looked
             self._guard.check(self._ports.store)
             view = looked[0].view
-            self._journal_raise(Outcome.BEGUN, Why(Code.ABOUT_TO, "its low watermark is raised"))
-            if asked := bool(view.broker):
-                self._ports.admin.set_properties(self._topic, low_watermark.kept_by_broker(self._low_watermark))
-            elif view.loaded and not self._run.writes_loaded(self._topic):
+            if view.loaded and not view.broker and not self._run.writes_loaded(self._topic):
                 text = (
                     f"it counts as loaded, and no broker lists it ({view.loaded}): run again in a few minutes; if that "
                     f"is no help, name it in {_ANY}, or have a client read it and run again then"
                 )
                 return Refusal(RecordsError.LOADED, Why(Code.TOPIC_LOADED, text))
+            if tries == 0:
+                self._journal_raise(Outcome.BEGUN, Why(Code.ABOUT_TO, "its low watermark is raised"))
+            if asked := bool(view.broker):
+                self._ports.admin.set_properties(self._topic, low_watermark.kept_by_broker(self._low_watermark))
             else:
                 edit_topic(self._run, self._ports, self._guard, self._topic, self._change, _ANY)
         return Refusal.plain(RecordsError.CHANGED, f"its low watermark was written {TRIES} times and is not there")
@@ -313,10 +316,13 @@ class PartitionDeletion:
 
         The next request does what fails here.
         """
-        if len(names := low_watermark.passed(info.properties)) >= PASSED_AT_MOST:
-            with contextlib.suppress(LifecycleError):
-                for name in names:
-                    self._ports.admin.remove_property(self._topic, name)
+        names = low_watermark.passed(info.properties)
+        for name in names[:REMOVED_AT_ONCE] if len(names) >= PASSED_AT_MOST else ():
+            self._guard.check(self._ports.store)
+            try:
+                self._ports.admin.remove_property(self._topic, name)
+            except LifecycleError:
+                break
 
     def _change(self, node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
         return info if self._replaced(node) else self._raised(info), {}

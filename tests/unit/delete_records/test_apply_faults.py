@@ -20,6 +20,7 @@ from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
@@ -123,6 +124,8 @@ def test_a_topic_that_others_have_loaded_is_not_written_because_a_cursor_of_it_w
     (result,) = scene.apply()
     assert (result.error, len(moved)) == (RecordsError.LOADED, 1), result
     assert scene.properties() == {}
+    raised = [row.outcome for row in scene.cluster.journal.rows if row.phase == Phase.RAISE]
+    assert raised == [Outcome.LEFT], "begun, one of another installation would count as ours"
 
 
 def test_a_topic_that_was_deleted_after_the_plan_is_unknown() -> None:

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.delete_records.partition_effects import PASSED_AT_MOST
+from pulsar_lifecycle.delete_records.partition_effects import PASSED_AT_MOST, REMOVED_AT_ONCE
 from pulsar_lifecycle.delete_records.request import END, PLAIN, DeleteRecordsResult, Offset, Options
+from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.formats import managed_ledger
-from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.model import MessagePosition, Position, Topic
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.topics import low_watermark
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import ENTRIES, RecordsScene
 
@@ -132,6 +135,40 @@ def test_what_a_broker_keeps_for_earlier_requests_does_not_add_up() -> None:
         most = max(most, len(scene.properties()))
     assert most == PASSED_AT_MOST
     assert [*scene.properties().values()] == [str(scene.at(0, ENTRIES - 1))]
+
+
+def crowded(scene: RecordsScene, count: int) -> None:
+    """Its broker keeps so many positions of earlier requests, as an earlier version left them."""
+    for n in range(count):
+        scene.cluster.admin.set_properties(scene.topic, low_watermark.kept_by_broker(MessagePosition(0, n)))
+    scene.plan(scene.at(0, 4))
+
+
+def test_one_request_removes_as_many_earlier_ones_as_it_may() -> None:
+    scene = RecordsScene()
+    loaded(scene)
+    crowded(scene, REMOVED_AT_ONCE + 10)
+    assert [one.error for one in scene.apply()] == [None]
+    assert len(scene.properties()) == 10 + 1
+
+
+def test_a_pause_stops_the_removal_of_earlier_ones() -> None:
+    scene = RecordsScene()
+    loaded(scene)
+    crowded(scene, 20)
+    admin, removed = scene.cluster.admin, list[str]()
+    remove = admin.on_removal
+
+    def then_pause(topic: Topic, name: str) -> None:
+        removed.append(name)
+        remove(topic, name)
+        if len(removed) == 3:
+            control.pause(scene.cluster.zookeeper.session(), "test")
+
+    admin.on_removal = then_pause
+    with pytest.raises(Paused):
+        scene.apply()
+    assert len(removed) == 3
 
 
 @pytest.mark.parametrize("partitions", [2, 6])
