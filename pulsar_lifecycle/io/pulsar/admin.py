@@ -24,6 +24,7 @@ from pulsar_lifecycle.errors import (
     NotFound,
     OutcomeUnknown,
     StoreError,
+    Unavailable,
 )
 from pulsar_lifecycle.io.pulsar import statistics
 from pulsar_lifecycle.io.pulsar.admin_answers import INTERNAL_ERROR, checked, json_of, named_url, no_answer, unexpected
@@ -55,7 +56,7 @@ class HttpBrokerAdmin:
         self._hosts = {base.host for base in self._bases}
         self._ids = frozenset[str]()
         """Of the brokers that were listed last; hosts of ``_same_cluster`` list some of these, too."""
-        self._same_cluster = set[httpx.URL]()
+        self._same_cluster, self._asked = set[httpx.URL](), set[httpx.URL]()
         self._addresses: dict[str, httpx.URL] = {}
         """Of brokers by their ids, until one does not answer."""
         self._http = httpx.Client(
@@ -78,6 +79,11 @@ class HttpBrokerAdmin:
         self._hosts = {url.host for url in (*self._bases, *listed)}
         self._ids = frozenset(ids)
         self._same_cluster.add(self._base)
+        for base in self._bases:
+            if base not in self._asked:  # now, as a worker that begins with it lists no brokers
+                self._asked.add(base)
+                with contextlib.suppress(Failed, Unavailable):
+                    self._check_same_cluster(base)
         return sorted(ids)
 
     def loaded_topics(self, brokers: Sequence[str] = ()) -> dict[str, str]:
@@ -342,6 +348,7 @@ class HttpBrokerAdmin:
         failure: LifecycleError | None = None
         for at in range(first, first + count):
             base = self._bases[at % count]
+            self._asked.add(base)
             sending = "GET"
             try:
                 self._check_same_cluster(base)
@@ -352,7 +359,7 @@ class HttpBrokerAdmin:
                     raise
                 self._base = self._bases[(at + 1) % count]
                 unsent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
-                failure = failure if failure and unsent else error
+                failure = failure if failure and unsent else error  # one that may have got it says more
                 if sending != "GET" and not unsent:
                     raise
             else:
@@ -362,7 +369,7 @@ class HttpBrokerAdmin:
         raise failure
 
     def _check_same_cluster(self, base: httpx.URL) -> None:
-        """Nothing goes to a configured host that lists none of the brokers that the one before it listed."""
+        """Raise StoreError for a configured host that lists none of the brokers that another one listed last."""
         if base in self._same_cluster or not self._ids:
             return
         url = base.join(_BROKERS)

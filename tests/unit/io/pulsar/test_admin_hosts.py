@@ -35,15 +35,25 @@ def test_a_host_that_stops_answering_gives_way_to_the_first_again():
 
 
 @pytest.mark.parametrize("of_another", [["c1:8080"], httpx.Response(401)])
-def test_nothing_goes_to_a_host_that_is_not_known_to_be_of_the_same_cluster(of_another):
-    """A list of brokers that is fit for reading may be fit for deleting: it is asked for first."""
-    delete = ("DELETE", f"http://b1:8080{PATH}?force=true")
+def test_a_host_that_is_not_known_to_be_of_the_same_cluster_fails_the_list_of_brokers(of_another):
+    """A worker that finds the first host silent asks the next one, and has no list to compare."""
     cluster = AnsweringCluster({("GET", "http://c1:8080/admin/v2/brokers"): of_another}, "http://b1:8080,c1:8080")
+    with pytest.raises((StoreError, AccessDenied)):
+        cluster.admin.brokers()
+
+
+@pytest.mark.parametrize("of_another", [["c1:8080"], httpx.Response(401)])
+def test_nothing_goes_to_a_host_that_is_not_known_to_be_of_the_same_cluster(of_another):
+    """It was silent as the brokers were listed."""
+    listing, delete = ("GET", "http://c1:8080/admin/v2/brokers"), ("DELETE", f"http://b1:8080{PATH}?force=true")
+    cluster = AnsweringCluster({listing: SILENT}, "http://b1:8080,c1:8080")
     cluster.admin.brokers()
-    cluster.answers[delete] = UNREACHABLE
+    cluster.admin.brokers()
+    assert hosts(cluster) == ["b1", "c1", "b1"]
+    cluster.answers |= {listing: of_another, delete: UNREACHABLE}
     with pytest.raises((StoreError, AccessDenied)):
         cluster.admin.delete_topic(TOPIC, force=True)
-    assert [(one.method, one.url.host) for one in cluster.requests[1:]] == [("DELETE", "b1"), ("GET", "c1")]
+    assert [(one.method, one.url.host) for one in cluster.requests[3:]] == [("DELETE", "b1"), ("GET", "c1")]
 
 
 def test_a_stuck_topic_of_one_host_is_no_outage_because_another_host_is_down():
@@ -98,7 +108,8 @@ def test_the_silence_of_a_topics_own_broker_sends_nobody_to_another_host():
     cluster = AnsweringCluster({**answers, ("GET", "/admin/v2/brokers"): ["b1:8080", "b2:8080", "b3:8080"]}, URL)
     with pytest.raises(Failed):
         cluster.admin.internal_stats(TOPIC)
-    assert hosts(cluster) == ["b1", "b1", "b3"]
+    asked = [(one.url.host, one.url.path) for one in cluster.requests]
+    assert asked == [("b1", stats), ("b1", "/admin/v2/brokers"), ("b2", "/admin/v2/brokers"), ("b3", stats)]
 
 
 @pytest.mark.parametrize(
