@@ -53,23 +53,24 @@ def ended_plans(cluster: Cluster, plans: Sequence[Plan], now: int) -> dict[str, 
     """Of those that could be applied still at ``now`` (ms), by id: those with nothing left to apply."""
     valid_since = int(now - cluster.settings.orphans.plan_valid_for * 1000)
     ours = [one for one in plans if one.cluster == cluster.settings.cluster and one.actionable and one.rows]
-    open_ids = [one.plan_id for one in ours if one.created_at >= valid_since]
-    if not open_ids:
+    open_plans = {one.plan_id: one for one in ours if one.created_at >= valid_since}
+    if not open_plans:
         return {}
-    applied = pc.field("plan_id").isin(open_ids) & filed_since(valid_since - DAY_MS)  # clocks may differ
+    applied = pc.field("plan_id").isin(list(open_plans)) & filed_since(valid_since - DAY_MS)  # clocks may differ
     columns = ["plan_id", "ledger_id", "topic", "action", "phase", "outcome", "detail"]
     journalled = cluster.journal_reader.find(applied, columns)
     ended: dict[str, PlanEnd] = {}
-    for plan_id in set(journalled.column("plan_id").to_pylist()):
+    left: list[tuple[Plan, pa.Table]] = []
+    for plan_id, plan in open_plans.items():
+        own, of_intents = journalled.filter(pc.field("plan_id") == plan_id), kind_of(plan_id) in _OF_INTENTS
+        if not own.num_rows and not of_intents:
+            continue
         with contextlib.suppress(LifecycleError):  # `plan ID` says what is wrong with its rows
             rows = stored_plan(cluster.lake, plan_id)[1]
-            if settled_ledgers(plan_id, rows, journalled.filter(pc.field("plan_id") == plan_id)) == rows.num_rows:
+            if own.num_rows and settled_ledgers(plan_id, rows, own) == rows.num_rows:
                 ended[plan_id] = PlanEnd.SETTLED
-    left: list[tuple[Plan, pa.Table]] = []
-    for plan in ours:
-        if plan.plan_id in open_ids and plan.plan_id not in ended and kind_of(plan.plan_id) in _OF_INTENTS:
-            with contextlib.suppress(LifecycleError):
-                left.append((plan, stored_plan(cluster.lake, plan.plan_id)[1].select(["ledger_id"])))
+            elif of_intents:
+                left.append((plan, rows.select(["ledger_id"])))
     if left:
         ids = pc.unique(pa.concat_tables(rows for _, rows in left).column("ledger_id"))
         intents = read_intent_states(cluster.journal_reader, cluster.settings.cluster, ids, valid_since)
