@@ -136,15 +136,13 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
         if not view.verdicts:
             return [_nothing_asked(order, view.info)]
         loaded = view.why_loaded(run)
-        would = (
-            Why(Code.AFTER_UNLOAD, "only if the pending unload of its topic succeeds first")
-            if any(isinstance(one, PendingUnload) and one.loaded for one in pending)
-            else Why(Code.MAY_GO, "")
-        )
+        code, texts = Code.MAY_GO, [str(loaded)] if loaded else []
+        if any(isinstance(one, PendingUnload) and one.loaded for one in pending):
+            code, texts = Code.AFTER_UNLOAD, ["only if the pending unload of its topic succeeds first", *texts]
         goes = (
             (Outcome.LEFT_TO_BROKER, _left_to_broker(loaded))
             if loaded and not run.writes_loaded(order.topic)
-            else (Outcome.GOES, would.put("; ".join(str(one) for one in (would, loaded) if one and one.text)))
+            else (Outcome.GOES, Why(code, "; ".join(texts)))
         )
         return [view.marked(v.ledger_id, *goes) if v.goes else view.stays(v) for v in view.verdicts]
 
