@@ -238,7 +238,7 @@ def evidence_at(cluster: Cluster, epoch: Epoch, now: int) -> Evidence:
 
 
 Marks = Mapping[tuple[int, T], int]
-"""(Ledger id, of what a mark of our first phase is) -> when (ms)."""
+"""(Ledger id, its czxid or which of its offloaded copies) -> when (ms) our first phase marked that."""
 
 
 def valid_marks(cluster: Cluster, epoch: Epoch, marks: Marks[T]) -> Marks[T]:

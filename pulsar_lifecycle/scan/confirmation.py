@@ -58,7 +58,7 @@ def valid_marks(
 
 
 def unrefuted(marks: Mapping[tuple[int, T], int], scans: Iterable[tuple[int, Referenced]]) -> dict[tuple[int, T], int]:
-    """Marks ((ledger id, of what) -> when in ms) but those whose ledger a scan that began later found in use again.
+    """Marks, as given, but those whose ledger a scan that began later (ms) found in use again.
 
     ``scans``: when each began (ms), and what it found. The first phase's write was taken back, or never done.
     """
