@@ -51,6 +51,12 @@ class TopicNow:
         """The ledgers that it lists."""
         return sorted(item.ledger_id for item in self.info.ledgers)
 
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Bytes of its ledgers, as its z-node says, or BookKeeper where that does not."""
+        own = {item.ledger_id: item.size or 0 for item in self.info.ledgers}
+        return {i: own[i] or (self.rows.get(i) or {}).get("length") or 0 for i in self.ids}
+
     def end_of_closed(self, limit: int) -> Position | None:
         """The last entry of its ledgers, from the first on, closed before ``limit`` (ms); None without any."""
         end: Position | None = None

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, OutcomeUnknown, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, OutcomeUnknown, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, read_now
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.lifecycle.load.visit_rows import VisitDetail
 from pulsar_lifecycle.metastore.load_state import NO_WORD
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, encode_name
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context
@@ -163,7 +163,7 @@ class Visits:
         deadline = self.ports.clock.now_ms() + self.timeout_ms
         while waiting:
             self.guard.check(self.ports.store)
-            now = self._read(waiting)
+            now = self._fresh(waiting).topics
             waiting = [one for one in waiting if one.topic not in now or not done(one, now[one.topic])]
             self._see_gone([one for one in waiting if one.topic not in now])
             waiting = [one for one in waiting if not (one.gone or one.failure)]
@@ -179,11 +179,13 @@ class Visits:
 
     def _see_gone(self, visits: Sequence[Visit]) -> None:
         """Which of these topics have no z-node any more."""
-        if visits:
-            self.ports.store.sync("/")
-            paths = [f"{MANAGED_LEDGERS_ROOT}/{visit.topic.managed_ledger}" for visit in visits]
-            for visit, node in zip(visits, self.ports.store.read(paths), strict=True):
-                visit.gone = node is None
+        for visit in visits:
+            visit.gone = self._is_missing(visit.topic.managed_ledger)
+
+    def _is_missing(self, name: str) -> bool:
+        """Whether a topic, or a cursor of one, has no z-node."""
+        self.ports.store.sync("/")
+        return self.ports.store.read([f"{MANAGED_LEDGERS_ROOT}/{name}"])[0] is None
 
     def _told(self, visit: Visit, tell: Callable[[Visit], None]) -> Why | None:
         """Tell its broker, unless something protects the topic: what that is."""
@@ -288,11 +290,17 @@ class Visits:
                 self._check_ttl([visit])
             if visit.failure:
                 return
-            self.ports.admin.expire_messages(visit.topic, name, visit.ttl_seconds)
+            try:
+                self.ports.admin.expire_messages(visit.topic, name, visit.ttl_seconds)
+            except NotFound:
+                if not self._is_missing(f"{visit.topic.managed_ledger}/{encode_name(name)}"):
+                    raise
 
     def _is_expired(self, visit: Visit, now: TopicNow) -> bool:
-        reached = ((now.cursors.get(name), target) for name, target in visit.targets.items())
-        return all(at is not None and at >= target for at, target in reached)
+        """Whether each subscription is where it was to be, or deleted meanwhile."""
+        behind = [name for name, end in visit.targets.items() if (at := now.cursors.get(name)) is None or at < end]
+        own = {name: f"{visit.topic.managed_ledger}/{encode_name(name)}" for name in behind}
+        return all(name not in now.cursors and self._is_missing(own[name]) for name in behind)
 
     def _expect(self, visits: Sequence[Visit]) -> None:
         """What the broker trims is what the rule of retention says of the topic as it is now, loaded.
@@ -359,7 +367,7 @@ class Visits:
         deadline = self.ports.clock.now_ms() + self.timeout_ms
         last: dict[Topic, int] = {}
         while True:
-            now = self._read(visits)
+            now = self._fresh(visits).topics
             closed: dict[Topic, TopicNow] = {}
             for topic, one in now.items():
                 newest = max(one.ids, default=-1)
@@ -374,7 +382,7 @@ class Visits:
 
     def _through(self, visit: Visit, after: TopicNow | None) -> LoadedTopic:
         listed = set(after.ids) if after else set[int]() if visit.gone else set(visit.before.ids)
-        freed = sum(size for i, size in _sizes(visit.before).items() if i not in listed)
+        freed = sum(size for i, size in visit.before.sizes.items() if i not in listed)
         last = max(visit.before.ids, default=-1)
         closed = {item.ledger_id: item.timestamp for item in after.info.ledgers} if after else {}
         later = (closed.get(last) or visit.loaded_at) + visit.retention_minutes * MS_PER_MINUTE
@@ -388,15 +396,12 @@ class Visits:
         if why := visit.failure:
             why = why.put(f"{why}; {len(left)} ledgers left its list all the same") if left else why
             return LoadedTopic(str(visit.topic), Outcome.FAILED, why, freed, second)
-        return LoadedTopic(str(visit.topic), Outcome.DONE, _said(visit, left), freed, second)
+        return LoadedTopic(str(visit.topic), Outcome.DONE, _said(visit, left, self.ports.clock.now_ms()), freed, second)
 
     # ------------------------------------------------------------------------------------------------------- reading
 
     def _fresh(self, visits: Sequence[Visit]) -> FreshTopics:
         return read_now(self.ports.store, self.ports.reader, self.ledgers_root, [visit.topic for visit in visits])
-
-    def _read(self, visits: Sequence[Visit]) -> Mapping[Topic, TopicNow]:
-        return self._fresh(visits).topics
 
     def _journal(
         self,
@@ -417,11 +422,16 @@ class Visits:
             self.ports.journal.record(rows)
 
 
-def _said(visit: Visit, left: set[int]) -> Why:
-    """What left a topic's list, and what was to leave it. A ledger without entries leaves at any load."""
-    empty = {i for i, row in visit.before.rows.items() if row and row["entries"] == 0}
+def _said(visit: Visit, left: set[int], now: int) -> Why:
+    """What left a topic's list, and what was to leave it.
+
+    A ledger without entries leaves at any load. So does a last one whose retention time, which that began, is over.
+    """
+    expected = {i for i, row in visit.before.rows.items() if row and row["entries"] == 0}.union(visit.may_trim)
+    if 0 < visit.retention_minutes * MS_PER_MINUTE < now - visit.loaded_at:
+        expected.update(visit.before.ids[-1:])
     text = f"it is unloaded; {len(left)} ledgers left its list"
-    if more := left - set(visit.may_trim) - empty:
+    if more := left - expected:
         return Why(LoadStep.MORE_WENT, f"{text}, and {sorted(more)} were not to go")
     if less := set(visit.trims) - left:
         return Why(LoadStep.LESS_WENT, f"{text}, and {sorted(less)} were to go, too")
@@ -436,11 +446,5 @@ _UNSAID = Why(Code.SERVER_FAILED, "nobody said why")
 
 
 def _detail(visit: Visit) -> VisitDetail:
-    sizes = _sizes(visit.before)
+    sizes = visit.before.sizes
     return VisitDetail(visit.broker, visit.before.ids, sorted(visit.going), [sizes[i] for i in visit.before.ids])
-
-
-def _sizes(before: TopicNow) -> dict[int, int]:
-    """Bytes of its ledgers, as its z-node says, or BookKeeper where that does not."""
-    own = {item.ledger_id: item.size or 0 for item in before.info.ledgers}
-    return {i: own[i] or (before.rows.get(i) or {}).get("length") or 0 for i in before.ids}

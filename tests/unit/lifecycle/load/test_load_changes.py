@@ -8,6 +8,7 @@ import pytest
 
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
+from pulsar_lifecycle.lifecycle.load.visits import LoadStep
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -196,4 +197,29 @@ def test_a_topic_that_was_asked_for_nothing_is_not_waited_for(scene: LoadScene) 
     assert found[f"{OWN}b"].why.code is Code.CHANGED_MEANWHILE
     assert scene.listed("b") == [ledger]
     assert scene.cluster.clock.now_ms() - before < scene.cluster.settings.load.timeout * 1000
+    assert pending(scene) == []
+
+
+@pytest.mark.parametrize("step", ["on_load", "on_expire"])
+def test_a_subscription_that_is_deleted_amid_the_visit_is_waited_for_no_more(scene: LoadScene, step: str) -> None:
+    """Before its broker is told to expire its messages, or while it is at it. The other one holds what it has yet."""
+    ids = scene.topic("a", 330, 240, 0)
+    for name in "st":
+        scene.servers.cursor(A, name, at=ids[0])
+    scene.namespace(message_ttl_in_seconds=3 * 3600)
+    plan = planned(scene, "a")
+    admin = scene.servers.admin
+    do, deleted = getattr(admin, step), list[str]()
+
+    def deleting(topic: Topic, *more: object) -> None:
+        do(topic, *more)
+        if not deleted:
+            deleted.append("s")
+            scene.servers.open_store().delete(f"{scene.servers.topic_path(topic)}/s", -1)
+            del admin.topics[topic]["s"]
+
+    setattr(admin, step, deleting)
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code, deleted) == (Outcome.DONE, LoadStep.IN_METADATA, ["s"])
+    assert scene.listed("a")[0] == ids[2]
     assert pending(scene) == []

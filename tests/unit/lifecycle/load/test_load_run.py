@@ -111,6 +111,29 @@ def test_ledgers_that_were_not_to_go_are_named(scene: LoadScene) -> None:
     assert last == LoadStep.MORE_WENT
 
 
+@pytest.mark.parametrize(("seconds", "expected"), [(61, LoadStep.IN_METADATA), (1, LoadStep.MORE_WENT)])
+def test_a_last_ledger_may_go_in_a_visit_longer_than_its_retention(
+    scene: LoadScene, seconds: int, expected: LoadStep
+) -> None:
+    """A load makes it as young as itself; its broker trims it once that is too long ago."""
+    scene.retention(1, -1)
+    first, last = expired(scene)
+    plan = planned(scene, "a")
+    unload = scene.servers.admin.on_unload
+
+    def late(topic: Topic) -> None:
+        scene.servers.clock.advance(seconds)
+        path = scene.servers.topic_path(topic)
+        info = managed_ledger.decode(scene.servers.zookeeper.data(path))
+        scene.servers.put(path, managed_ledger.encode(replace(info, ledgers=info.ledgers[1:])))
+        unload(topic)
+
+    scene.servers.admin.on_unload = late
+    (one,) = applied(scene, plan)
+    assert (one.outcome, one.why.code) == (Outcome.DONE, expected)
+    assert not {first, last} & set(scene.listed("a"))
+
+
 def test_ledgers_that_were_to_go_and_stay_are_named(scene: LoadScene) -> None:
     """A subscription was made while the topic was loaded."""
     first, _ = expired(scene)
