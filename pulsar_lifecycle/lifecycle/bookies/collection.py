@@ -110,6 +110,9 @@ class CollectionEnd(StrEnum):
 
     NOT_COMPACTED = "not_compacted"
     """Deleted ledgers were collected, and no compaction ran there."""
+    NO_LOG_WENT = "no_log_went"
+    """A major compaction ran, much is left, and every entry log is there still: it had no room to write, as on a full
+    disk, or none was below its threshold. The bookie's own log says which."""
     MAJOR_UNKNOWN = "major_unknown"
     """Whether a major compaction would free much is not known: its metrics have no ledger directory any more."""
     BEGIN_UNKNOWN = "begin_unknown"
@@ -242,8 +245,13 @@ def remedies(one: BookieDisk) -> list[str]:
             )
     full = fullest(said) or 0.0
     warn, limit = number(said, "diskUsageWarnThreshold"), number(said, "diskUsageThreshold")
-    if full >= limit:
-        raised = min(0.999, full + 0.005)
+    raised = min(0.999, full + 0.005)
+    if full >= max(limit, raised):
+        found.append(
+            f"a disk is at {full:.1%}: no diskUsageThreshold makes room for what a compaction writes. Enlarge the "
+            "disk, or delete more: entry logs go without one once all in them is deleted"
+        )
+    elif full >= limit:
         found.append(
             f"a disk is at {full:.1%}, above diskUsageThreshold={limit:g}, and a compaction needs room to write: set "
             f"diskUsageThreshold={raised:.3f} (diskUsageWarnThreshold and diskUsageLwmThreshold not above it), restart "

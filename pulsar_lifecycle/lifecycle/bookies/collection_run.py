@@ -328,7 +328,11 @@ class CollectionRun:
         if not one.major and one.said.directories is None:
             code = CollectionEnd.MAJOR_UNKNOWN if ran else code
             text += "; whether a major one would free much is not known: /metrics has no ledger directory any more"
-        if one.major or not ran or to_compact(one.said) < self.settings.min_bytes:
+        much = to_compact(one.said) >= self.settings.min_bytes
+        if one.major and ran and much and not in_gone_logs(one.before, one.said):
+            code = CollectionEnd.NO_LOG_WENT
+            text += "; yet no entry log is gone: had it no room, its own log says `Error compacting entry log`"
+        if one.major or not ran or not much:
             self._end(bookie, Outcome.COLLECTED, Why(code, text), watched.pop(bookie))
             return
         one.major, one.moved_at = True, self.clock.now_ms()

@@ -298,6 +298,28 @@ def test_no_compaction_ran_where_the_counters_did_not_move(counted):
     assert found["a"].why.text == "deleted ledgers collected; no compaction ran there"
 
 
+def test_a_compaction_that_could_write_nothing_is_told_from_one_that_freed():
+    """On a full disk a bookie counts it like any other, and keeps every entry log."""
+    scene = Scene()
+    tick = scene.tick
+
+    def ticks():
+        before = scene.bookies.statuses["a"]
+        tick()
+        kept = {name: getattr(before, name) for name in ("directories", "entry_log_ids", "free")}
+        scene.set("a", **kept)
+
+    scene.tick = ticks
+    found = scene.run()
+    assert outcomes(found) == dict.fromkeys("abc", Outcome.COLLECTED)
+    assert {name: one.why.code for name, one in found.items()} == {
+        "a": CollectionEnd.NO_LOG_WENT,
+        "b": Outcome.COLLECTED,
+        "c": Outcome.COLLECTED,
+    }
+    assert found["a"].freed == 0
+
+
 def test_a_pause_stops_before_the_next_bookie():
     scene = Scene()
     spoil(scene, "a")

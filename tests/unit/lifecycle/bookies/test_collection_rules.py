@@ -33,17 +33,19 @@ def test_what_went_wrong_with_the_bookies_since(now, expected):
 
 
 @pytest.mark.parametrize(
-    ("configuration", "read_only", "expected"),
+    ("configuration", "usage", "expected"),
     [
-        ({"isThrottleByBytes": "true"}, False, []),
-        ({}, False, ["isThrottleByBytes=true"]),
-        ({"isThrottleByBytes": "true", "minorCompactionThreshold": "0"}, False, ["minorCompactionThreshold"]),
-        ({"isThrottleByBytes": "true", "majorCompactionInterval": "0"}, False, ["forceAllowCompaction=true"]),
-        ({"isThrottleByBytes": "true"}, True, ["diskUsageThreshold=0.975"]),
+        ({"isThrottleByBytes": "true"}, 0.5, []),
+        ({}, 0.5, ["isThrottleByBytes=true"]),
+        ({"isThrottleByBytes": "true", "minorCompactionThreshold": "0"}, 0.5, ["minorCompactionThreshold"]),
+        ({"isThrottleByBytes": "true", "majorCompactionInterval": "0"}, 0.5, ["forceAllowCompaction=true"]),
+        ({"isThrottleByBytes": "true"}, 0.97, ["set diskUsageThreshold=0.975"]),
+        ({"isThrottleByBytes": "true"}, 0.998, ["set diskUsageThreshold=0.999"]),
+        ({"isThrottleByBytes": "true"}, 1.0, ["Enlarge the disk"]),
     ],
 )
-def test_settings_that_keep_a_disk_full_are_named_with_what_to_set(configuration, read_only, expected):
-    directory = LedgerDirectory("/l", 40, 10 * GB, 100, 0.97 if read_only else 0.5)
+def test_settings_that_keep_a_disk_full_are_named_with_what_to_set(configuration, usage, expected):
+    directory, read_only = LedgerDirectory("/l", 40, 10 * GB, 100, usage), usage > 0.95
     said = status("b", free=10 * GB, directories=(directory,), read_only=read_only, configuration=configuration)
     (one,) = judge({"b": read_only}, {"b": said}, Placement({}), 5)
     found = remedies(one)
