@@ -20,6 +20,7 @@ from pulsar_lifecycle.inspect.kept_plans import Plan, stored_plan
 from pulsar_lifecycle.journal.intents import to_send, without_ledgers_of
 from pulsar_lifecycle.journal.offloads import attempts_in
 from pulsar_lifecycle.journal.queries import filed_since, read_intent_states
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
@@ -57,7 +58,7 @@ def ended_plans(cluster: Cluster, plans: Sequence[Plan], now: int) -> dict[str, 
     if not open_plans:
         return {}
     applied = pc.field("plan_id").isin(list(open_plans)) & filed_since(valid_since - DAY_MS)  # clocks may differ
-    columns = ["plan_id", "ledger_id", "topic", "action", "phase", "outcome", "detail"]
+    columns = ["plan_id", "ledger_id", "topic", "action", "phase", "outcome", "code", "detail"]
     journalled = cluster.journal_reader.find(applied, columns)
     ended: dict[str, PlanEnd] = {}
     left: list[tuple[Plan, pa.Table]] = []
@@ -101,16 +102,17 @@ def _end_of(plan: Plan, rows: pa.Table, intents: pa.Table) -> PlanEnd | None:
 def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
     """How many of a plan's rows its runs are done with, by the plan's rows of the journal.
 
-    Of a load plan topics that were loaded and are unloaded again, of a retention plan ledgers that left their topics'
-    lists, of plans of inactive topics and subscriptions those that are deleted, of a plan to delete records
-    partitions whose low watermark was raised, of plans of repairs subscriptions that were repaired, of an offload plan
-    ledgers that were offloaded, or released, of a plan of objects copies and uploads that are gone or were kept, of
-    any other ledgers that a deletion run deleted, found gone, kept or refused.
+    Of a load plan topics that were loaded and are unloaded again, or need no load any more, of a retention plan ledgers
+    that left their topics' lists, of plans of inactive topics and subscriptions those that are gone, of a plan to
+    delete records partitions whose low watermark was raised, of plans of repairs subscriptions that were repaired, of
+    an offload plan ledgers that were offloaded, or released, of a plan of objects copies and uploads that are gone or
+    were kept, of any other ledgers that a deletion run deleted, found gone, kept or refused.
     """
     match kind_of(plan_id):
         case PlanKind.LOAD:
             through = (pc.field("phase") == Phase.UNLOAD) & (pc.field("outcome") == Outcome.DONE)
-            return _both(rows, journalled.filter(through), "topic")
+            unneeded = pc.field("code") == LoadKept.NEEDS_NO_BROKER
+            return _both(rows, journalled.filter(through | unneeded), "topic")
         case PlanKind.RETENTION:
             return _both(rows, journalled.filter(pc.field("outcome") == Outcome.REMOVED), "ledger_id")
         case PlanKind.DELETE_RECORDS | PlanKind.CONSUMED_RECORDS:
@@ -123,10 +125,11 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
             edits = ((row["topic"], details_of(RepairDetail, row["detail"])) for row in done.to_pylist())
             ended = {(topic, edit.subscription) for topic, edit in edits if edit}
             return sum((row["topic"], row["subscription"]) in ended for row in rows.to_pylist())
-        case PlanKind.INACTIVE_TOPICS | PlanKind.INACTIVE_SUBSCRIPTIONS:
-            deleted = pc.field("action").isin([Action.DELETE_TOPIC, Action.DELETE_SUBSCRIPTION])
-            done = journalled.filter(deleted & (pc.field("outcome") == Outcome.DONE)).select(["topic", "detail"])
-            return len({tuple(row.values()) for row in done.to_pylist()})
+        case PlanKind.INACTIVE_TOPICS:
+            return _both(rows, journalled.filter((pc.field("action") == Action.DELETE_TOPIC) & _GONE), "topic")
+        case PlanKind.INACTIVE_SUBSCRIPTIONS:
+            done = journalled.filter((pc.field("action") == Action.DELETE_SUBSCRIPTION) & _GONE)
+            return len({tuple(row.values()) for row in done.select(["topic", "detail"]).to_pylist()})
         case PlanKind.OFFLOAD:
             return sum(
                 _both(rows.filter(pc.field("action") == choice), journalled.filter(_WAS[choice]), "ledger_id")
@@ -138,6 +141,7 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
             return _both(rows, journalled.filter(_ENDED & (pc.field("action") == Action.DELETE_LEDGER)), "ledger_id")
 
 
+_GONE = pc.field("outcome").isin([Outcome.DONE, Outcome.NOTHING])
 _ENDED = (pc.field("phase") == Phase.DELETE) & pc.field("outcome").isin(sorted(FINAL))
 _WAS = {
     OffloadChoice.OFFLOAD: (pc.field("action") == Action.OFFLOAD) & (pc.field("outcome") == Outcome.OFFLOADED),

@@ -82,6 +82,8 @@ class LoadKept(StrEnum):
     LITTLE_TO_FREE = "little_to_free"
     """A load would free less than `load.min_bytes`."""
 
+    NEEDS_NO_BROKER = "needs_no_broker"
+    """A broker has loaded it since the plan, and it needs none any more. Only at apply."""
     BUNDLE_SHARED = "bundle_shared"
     """No broker owns its bundle: who takes it loads all its topics, and not all of them may be loaded. At apply."""
     BUNDLE_TOO_LARGE = "bundle_too_large"

@@ -335,7 +335,8 @@ class _LoadRun:
         if differing:
             return Why(LoadKept.MONITORS_UNKNOWN, differing[0])
         if row is None:
-            return Why(Code.CHANGED_SINCE_PLAN, "it needs no broker any more")
+            since = now.ids[-1:] != [planned["ledger_id"]]
+            return Why(LoadKept.NEEDS_NO_BROKER if since else Code.CHANGED_SINCE_PLAN, "it needs no broker any more")
         changed = [name for name in SAME if row[name] != planned[name]]
         if changed:
             said = ", ".join(f"{name} is {row[name]}, was {planned[name]}" for name in changed)

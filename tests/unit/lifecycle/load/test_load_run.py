@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.inspect.settled import PlanEnd, ended_plans
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.load.visits import LoadStep
@@ -173,6 +174,22 @@ def test_a_subscription_that_brokers_never_expire_keeps_its_messages(scene: Load
     applied(scene, planned(scene, "a"))
     assert set(told) == {"t"}
     assert scene.listed("a")[:3] == ids
+
+
+@pytest.mark.parametrize("by", [None, "another"])
+def test_a_plan_has_ended_once_none_of_its_topics_needs_a_load(scene: LoadScene, by: str | None) -> None:
+    """By its own run, or as that finds that another program had the topic loaded and trimmed."""
+    expired(scene)
+    plan = planned(scene, "a")
+    if by:
+        before = scene.servers.journal.rows[:]
+        applied(scene, plan)
+        scene.servers.journal.rows[:] = before
+        scene.servers.clock.advance(600)
+    assert ended_plans(scene.cluster, [plan], scene.now) == {}
+    (one,) = applied(scene, plan)
+    assert one.why.code is (LoadKept.NEEDS_NO_BROKER if by else LoadStep.IN_METADATA)
+    assert ended_plans(scene.cluster, [plan], scene.now) == {plan.plan_id: PlanEnd.SETTLED}
 
 
 def test_a_dry_run_writes_and_loads_nothing(scene: LoadScene) -> None:

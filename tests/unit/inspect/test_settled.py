@@ -1,0 +1,31 @@
+"""Which rows of a plan its runs are done with, by the journal."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from pulsar_lifecycle.inspect.settled import settled_ledgers
+from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
+from tests.kit.fakes.journal import FakeJournal
+
+DELETED = {
+    PlanKind.INACTIVE_TOPICS: (Action.DELETE_TOPIC, Phase.DELETE_TOPIC),
+    PlanKind.INACTIVE_SUBSCRIPTIONS: (Action.DELETE_SUBSCRIPTION, Phase.DELETE_SUBSCRIPTION),
+}
+
+
+@pytest.mark.parametrize("kind", DELETED)
+def test_what_a_run_deleted_and_what_the_next_one_found_gone_is_settled(kind: PlanKind) -> None:
+    """The first run was killed before it could say that the second one is deleted."""
+    journal, (action, phase) = FakeJournal(), DELETED[kind]
+    outcomes = [("a", Outcome.BEGUN), ("a", Outcome.DONE), ("b", Outcome.BEGUN), ("a", Outcome.NOTHING)]
+    rows = pa.table({"topic": ["a", "b", "c"], "cursor": ["s", "s", "s"]})
+    found: list[int] = []
+    for name, outcome in (*outcomes, ("b", Outcome.NOTHING), ("c", Outcome.LEFT)):
+        plan = f"{kind}-e1-0a"
+        journal.record([JournalRow("r", "test", plan, -1, "", name, action, phase, outcome, "", 0, "", "s", 5)])
+        found.append(settled_ledgers(plan, rows, journal.find()))
+    assert found == [0, 1, 1, 1, 2, 2]
