@@ -12,12 +12,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
+from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.storage.tags import BACKFILL_ID_TAG
 
 from assets.names import key, namespace_partitions
+from assets.pages.switch import by_a_person
 
 NO_MORE: tuple[dg.MaterializeResult, ...] = ()
 """What the body of such an asset yields: it wrote the events of its partitions itself, for those of other runs too."""
+
+_CANCELED = (BulkActionStatus.CANCELING, BulkActionStatus.CANCELED)
 
 
 def by_namespace(
@@ -45,7 +49,8 @@ def partitions_to_do(context: dg.AssetExecutionContext) -> list[str]:
 
     The run with the backfill's first partition does all of it, also where a person executes it again. Dagster then
     takes the backfill's tag away, if that is over; any other run does its own. So does one whose backfill is not kept
-    any more, or does not name this asset.
+    any more, or does not name this asset. Raises dagster.Failure for a backfill that was canceled while the run waited:
+    Dagster ends such runs only some time later.
     """
     own = list(context.partition_keys)
     going_on = context.run.tags.get(BACKFILL_ID_TAG)
@@ -53,6 +58,8 @@ def partitions_to_do(context: dg.AssetExecutionContext) -> list[str]:
     backfill = context.instance.get_backfill(backfill_id) if backfill_id else None
     if backfill is None or not backfill.is_asset_backfill:
         return own
+    if going_on and backfill.status in _CANCELED and not by_a_person(context.run):
+        raise dg.Failure(f"backfill {backfill_id} was canceled: nothing was done", allow_retries=False)
     graph = context.job_def.asset_layer.asset_graph
     target = backfill.get_asset_backfill_data(graph).target_subset
     whole = {one.partition_key for one in target.iterate_asset_partitions() if one.asset_key == context.asset_key}
@@ -82,14 +89,14 @@ def pages_written(
 ) -> Iterator[None]:
     """Write the page of each partition, ``page`` of its name, however the block ends.
 
-    Where it ends in an error, its partitions count as not made: Dagster shows the backfill as failed, which it does not
-    by a run's end alone. What was done until then is on their pages as an observation. An error of ``page`` hides none
-    of the block's.
+    Where it ends in an error, or is terminated, its partitions count as not made: Dagster shows the backfill as failed,
+    which it does not by a run's end alone. What was done until then is on their pages as an observation. An error of
+    ``page`` hides none of the block's.
     """
     try:
         yield
-    except Exception as ended:
-        why = {"not made": f"run {context.run.run_id} failed: {_text(ended)}"}
+    except BaseException as ended:
+        why = {"not made": f"run {context.run.run_id} {_text(ended)}"}
         try:
             for name in names:
                 context.log_event(
@@ -102,6 +109,8 @@ def pages_written(
         context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=page(name)))
 
 
-def _text(error: Exception) -> str:
-    """What an error says; a Failure has it as its description."""
-    return (error.description if isinstance(error, dg.Failure) else None) or str(error)
+def _text(error: BaseException) -> str:
+    """How a run ended; a Failure has what it says as its description."""
+    if not isinstance(error, Exception):
+        return "was terminated: `pulsar-lifecycle journal --run` has what it did"
+    return f"failed: {(error.description if isinstance(error, dg.Failure) else None) or str(error)}"

@@ -106,8 +106,10 @@ def _unsubscribed(found: Reconciled) -> dict[str, str]:
 def _how(intent_states: NamespaceIntents, found: Reconciled) -> str:
     if not found.summary.actionable:
         return "**Report only.**\n\n" + "\n".join(f"- {gap}" for gap in found.summary.gaps[:50])
-    if not intent_states.orphans:
-        return "Nothing to send."
+    if intent_states.namespace not in found.rows.column("namespace").to_pylist():
+        return "Nothing to send: what is confirmed is in flight." if intent_states.orphans else "Nothing to send."
+    if found.applied and not found.applied.problem:
+        return "Nothing to send any more: this run has."
     config = json.dumps(run_config([intent_states.namespace], dry_run=False), indent=2)
     return (
         "Launch a backfill of this asset with `dry_run: false`, or job `reconcile_namespaces` with this run "

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import dagster as dg
 import pytest
+from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_START_TAG, BACKFILL_ID_TAG
@@ -22,12 +24,14 @@ from dagster._core.workspace.load_target import WorkspaceLoadTarget
 from dagster._daemon.backfill import execute_backfill_iteration
 from dagster_graphql.test.utils import execute_dagster_graphql
 
+from assets.lifecycle import namespace_retention
 from assets.lifecycle.namespace_retention import namespace_retention_asset
 from assets.names import key, namespace_partitions
 from assets.reconcile import reconciliation_asset
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.trimming.retention_run import apply_retention
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.simulated.cluster import data_tags
@@ -179,6 +183,37 @@ def test_a_backfill_whose_run_is_refused_is_red(scene: RetentionScene, daemon: D
     assert scene.listed("t") == ids["acme/orders"][2:]
 
 
+def test_what_waits_when_its_backfill_is_canceled_does_nothing(scene: RetentionScene, daemon: Daemon) -> None:
+    """The daemon ends the runs of a canceled backfill only some time later: they may begin before."""
+    ids = expired(scene, "acme/orders")
+    name = daemon.launch(RETENTION, ["acme/orders"])
+    backfill = daemon.instance.get_backfill(name)
+    assert backfill is not None
+    daemon.instance.update_backfill(backfill.with_status(BulkActionStatus.CANCELED))
+    done = materialized(daemon, raise_on_error=False, **{BACKFILL_ID_TAG: name})
+    assert "was canceled" in str(done.failure_data_for_node("test__namespace_retention"))
+    assert scene.listed("t") == ids["acme/orders"]
+
+
+def test_what_a_terminated_run_did_is_on_the_pages_of_its_namespaces(
+    scene: RetentionScene, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expired(scene, "acme/orders")
+
+    def terminated(*order: Any, **how: Any) -> None:
+        apply_retention(*order, **how)
+        raise DagsterExecutionInterruptedError
+
+    monkeypatch.setattr(namespace_retention, "apply_retention", terminated)
+    with suppress(DagsterExecutionInterruptedError):
+        materialized(daemon)
+    (record,) = daemon.instance.fetch_observations(key("test", RETENTION), limit=1).records
+    assert record.asset_observation
+    found = {label: value.value for label, value in record.asset_observation.metadata.items()}
+    assert (record.partition_key, found["left their topics"]) == ("acme/orders", 2)
+    assert "was terminated" in str(found["not made"])
+
+
 def test_the_first_run_does_all_of_a_backfill_that_is_over_when_it_is_executed_again(
     scene: RetentionScene, daemon: Daemon
 ) -> None:
@@ -210,21 +245,27 @@ def test_intents_are_derived_again_in_one_run(scene: RetentionScene, daemon: Dae
     assert len({page["plan id"] for page in found.values()}) == 1
     sent = [row for row in scene.servers.journal.rows if row.outcome == "sent"]
     assert sorted(row.ledger_id for row in sent) == sorted(leaked[name] for name in FAR_APART)
+    assert {page["how to send"] for page in found.values()} == {"Nothing to send any more: this run has."}
     assert len({(row.run_id, row.plan_id) for row in sent}) == 1
 
 
 def test_a_run_of_a_backfill_that_nobody_knows_does_its_own(scene: RetentionScene, daemon: Daemon) -> None:
     ids = expired(scene, "acme/orders")
-    done = dg.materialize(
+    assert materialized(daemon, **{BACKFILL_ID_TAG: "gone"}).success
+    assert scene.listed("t") == ids["acme/orders"][2:]
+
+
+def materialized(daemon: Daemon, *, raise_on_error: bool = True, **tags: str) -> dg.ExecuteInProcessResult:
+    """Retention of ``acme/orders``, in a run of its own."""
+    return dg.materialize(
         [namespace_retention_asset("test")],
         instance=daemon.instance,
         partition_key="acme/orders",
         run_config={"ops": {"test__namespace_retention": {"config": {"dry_run": False}}}},
-        tags={BACKFILL_ID_TAG: "gone"},
+        tags=tags,
         resources={"lifecycle": LifecycleResource()},
+        raise_on_error=raise_on_error,
     )
-    assert done.success
-    assert scene.listed("t") == ids["acme/orders"][2:]
 
 
 @pytest.mark.parametrize("name", [RECONCILIATION, RETENTION])
