@@ -215,7 +215,8 @@ def _decided(where: Cluster, kind: AutomatedKind, plan: Plan, approval: Approval
         found = decided(_largest_applied(where, kind, plan, now, ledgers / settings.max_growth))
     if found.code not in SOON:
         return found
-    if found.goes and kind.kind is PlanKind.ORPHANS and (end := _end_of(where, kind, plan, settings.namespaces)):
+    others = (PlanKind.ORPHANS, PlanKind.RETENTION)  # of these it is known what other runs have done
+    if found.goes and kind.kind in others and (end := _end_of(where, kind, plan, settings.namespaces)):
         return replace(found, code=_ENDS[end], text=end.text)
     if kind.deletes and not where.settings.deletion.topicTwoPhaseDeletionEnabled:
         return replace(found, code=AutomationCode.SWITCHED_OFF, text=SWITCHED_OFF)

@@ -19,7 +19,7 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.kept_plans import Plan, stored_plan
 from pulsar_lifecycle.journal.intents import to_send, without_ledgers_of
 from pulsar_lifecycle.journal.offloads import attempts_in
-from pulsar_lifecycle.journal.queries import filed_since, read_intent_states
+from pulsar_lifecycle.journal.queries import filed_since, read_intent_states, rows_of_outcome
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
@@ -62,21 +62,26 @@ def ended_plans(cluster: Cluster, plans: Sequence[Plan], now: int) -> dict[str, 
     journalled = cluster.journal_reader.find(applied, columns)
     ended: dict[str, PlanEnd] = {}
     left: list[tuple[Plan, pa.Table]] = []
+    of_lists: list[tuple[Plan, pa.Table]] = []
     for plan_id, plan in open_plans.items():
-        own, of_intents = journalled.filter(pc.field("plan_id") == plan_id), kind_of(plan_id) in _OF_INTENTS
-        if not own.num_rows and not of_intents:
+        own, kind = journalled.filter(pc.field("plan_id") == plan_id), kind_of(plan_id)
+        others = {PlanKind.RETENTION: of_lists, **dict.fromkeys(_OF_INTENTS, left)}.get(kind) if kind else None
+        if not own.num_rows and others is None:
             continue
         with contextlib.suppress(LifecycleError):  # `plan ID` says what is wrong with its rows
             rows = stored_plan(cluster.lake, plan_id)[1]
             if own.num_rows and settled_ledgers(plan_id, rows, own) == rows.num_rows:
                 ended[plan_id] = PlanEnd.SETTLED
-            elif of_intents:
-                left.append((plan, rows.select(["ledger_id"])))
+            elif others is not None:
+                others.append((plan, rows.select(["ledger_id"])))
     if left:
         ids = pc.unique(pa.concat_tables(rows for _, rows in left).column("ledger_id"))
         intents = read_intent_states(cluster.journal_reader, cluster.settings.cluster, ids, valid_since)
         if intents.num_rows:
             ended |= {plan.plan_id: end for plan, rows in left if (end := _end_of(plan, rows, intents))}
+    if of_lists:
+        gone = _taken_off(cluster, pa.concat_tables(rows for _, rows in of_lists), valid_since)
+        ended |= {plan.plan_id: PlanEnd.SETTLED for plan, rows in of_lists if _are_gone(plan, rows, gone)}
     return ended
 
 
@@ -85,7 +90,12 @@ _OF_INTENTS = (PlanKind.ORPHANS, PlanKind.RECONCILE)
 
 
 def end_of_rows(cluster: Cluster, plan: Plan, rows: pa.Table) -> PlanEnd | None:
-    """Why these ``rows`` of a plan of orphans have nothing left to send, as others have sent it by now; None if not."""
+    """Why these ``rows`` of a plan have nothing left to apply, as others have done it by now; None if they have.
+
+    Told of plans of orphans and of retention.
+    """
+    if kind_of(plan.plan_id) is PlanKind.RETENTION:
+        return PlanEnd.SETTLED if _are_gone(plan, rows, _taken_off(cluster, rows, plan.created_at)) else None
     ids, mine = rows.column("ledger_id").combine_chunks(), cluster.settings.cluster
     return _end_of(plan, rows, read_intent_states(cluster.journal_reader, mine, ids, plan.created_at))
 
@@ -97,6 +107,18 @@ def _end_of(plan: Plan, rows: pa.Table, intents: pa.Table) -> PlanEnd | None:
     if not left.num_rows:
         return PlanEnd.SETTLED
     return None if to_send(left, since).num_rows else PlanEnd.SENT
+
+
+def _taken_off(cluster: Cluster, rows: pa.Table, since: int) -> pa.Table:
+    """Which of these rows' ledgers some run has taken off their topics' lists since then (ms), and when."""
+    ids, mine = pc.unique(rows.column("ledger_id")), pc.field("cluster") == cluster.settings.cluster
+    taken = mine & (pc.field("phase") == Phase.MARK) & pc.is_in(pc.field("ledger_id"), ids)
+    return rows_of_outcome(cluster.journal_reader, Outcome.REMOVED, since, taken, ["ledger_id", "at"])
+
+
+def _are_gone(plan: Plan, rows: pa.Table, taken: pa.Table) -> bool:
+    since = taken.filter(pc.greater_equal(taken.column("at"), plan.created_at))
+    return bool(rows.num_rows) and _both(rows, since, "ledger_id") == rows.num_rows
 
 
 def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:

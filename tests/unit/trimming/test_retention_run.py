@@ -11,6 +11,7 @@ import pytest
 
 from pulsar_lifecycle.errors import NotFound, Paused, Unavailable, UsageError
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message
+from pulsar_lifecycle.inspect.settled import PlanEnd, end_of_rows, ended_plans
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
@@ -60,6 +61,23 @@ def test_what_is_planned_leaves_its_list_with_a_message_each(scene: RetentionSce
     assert [(one.ledger_id, one.plan_id) for one in sent] == [(i, plan.plan_id) for i in ids[:2]]
     rows = {(row.plan_id, row.phase, row.outcome) for row in scene.servers.journal.rows if row.ledger_id in ids}
     assert rows == {(plan.plan_id, "send", "sent"), (plan.plan_id, "mark", "marked"), (plan.plan_id, "mark", "removed")}
+
+
+def test_a_plan_whose_ledgers_another_plan_took_has_nothing_left(scene: RetentionScene) -> None:
+    scene.topic("a", 100, 90, 80)
+    scene.topic("b", 100, 80)
+    epoch = scene.scan()
+    (plan, rows), (other, _) = (make_retention_plan(scene.cluster, epoch) for _ in range(2))
+
+    def end() -> tuple[PlanEnd | None, PlanEnd | None]:
+        return ended_plans(scene.cluster, [plan], scene.now).get(plan.plan_id), end_of_rows(scene.cluster, plan, rows)
+
+    assert end() == (None, None)
+    applied(scene, other, namespaces=(str(A),))
+    assert end() == (None, None)
+    applied(scene, other)
+    assert end() == (PlanEnd.SETTLED, PlanEnd.SETTLED)
+    assert ended_plans(scene.cluster, [make_retention_plan(scene.cluster, scene.scan())[0]], scene.now) == {}
 
 
 def test_applying_it_again_changes_nothing(scene: RetentionScene) -> None:
