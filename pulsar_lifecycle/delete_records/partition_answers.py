@@ -177,14 +177,21 @@ def sent_at(cluster: Cluster, ledgers: Collection[int]) -> dict[int, int]:
 
 
 def _retried(cluster: Cluster, sent: Mapping[int, int]) -> dict[int, str]:
-    """Why the last deletion run that took the message of a ledger sent it back, by our journal."""
+    """Why the last deletion run that took the message of a ledger sent it back, by our journal.
+
+    Nothing of a message that became a dead letter and was sent again since: no run has taken it.
+    """
     if not sent:
         return {}
-    again = pc.field("outcome") == Outcome.RETRYING
-    mine = (pc.field("cluster") == cluster.settings.cluster) & (pc.field("phase") == Phase.DELETE) & again
-    wanted = mine & pc.field("ledger_id").isin(sorted(sent)) & filed_since(min(sent.values()))
-    rows = cluster.journal_reader.find(wanted, ["ledger_id", "reason", "at"]).sort_by("at").to_pylist()
-    return {row["ledger_id"]: row["reason"] for row in rows if row["at"] >= sent[row["ledger_id"]]}
+    phase, outcome = pc.field("phase"), pc.field("outcome")
+    back = (phase == Phase.DELETE) & (outcome == Outcome.RETRYING)
+    anew = (phase == Phase.REDRIVE) & (outcome == Outcome.SENT)
+    wanted = (pc.field("cluster") == cluster.settings.cluster) & (back | anew)
+    wanted = wanted & pc.field("ledger_id").isin(sorted(sent)) & filed_since(min(sent.values()))
+    columns = ["ledger_id", "action", "phase", "reason", "at"]
+    rows = cluster.journal_reader.find(wanted, columns).sort_by("at").to_pylist()
+    last = {(row["ledger_id"], row["action"]): row for row in rows if row["at"] >= sent[row["ledger_id"]]}
+    return {ledger_id: row["reason"] for (ledger_id, _), row in last.items() if row["phase"] == Phase.DELETE}
 
 
 def _dead_letters(cluster: Cluster, ledgers: Collection[int]) -> dict[int, str]:
