@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
+import pyarrow as pa
+
 from pulsar_lifecycle.delete_records import partition_answers
 from pulsar_lifecycle.delete_records.consumed import stopped_since
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
@@ -37,6 +39,7 @@ from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans import delete_records_plan
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -71,7 +74,8 @@ class Patience:
     """How long a broker may take for all its partitions, and how long answers are waited for after that, in seconds.
 
     ``bookies``: an answer needs the word of every bookie that had a replica. ``finish``: scans and deletion runs are
-    made meanwhile, so that there is an answer at the end. ``collect``: the bookies are made to collect then.
+    made meanwhile, and what timed out is tried again, so that there is an answer at the end. ``collect``: the bookies
+    are made to collect then.
     Raises UsageError for what is no time.
     """
 
@@ -130,33 +134,41 @@ def apply_delete_records(
     Raises Refused for a plan that is stale, report-only, of another cluster or beyond the caps, and when another run
     acts; NotFound, UsageError, Paused, LeaseLost, Overloaded.
     """
-    summary, some, _ = evidence.check_order(
-        cluster,
-        order,
-        cluster.lake.delete_records_plan,
-        delete_records_plan.digest,
-        delete_records_plan.as_capped,
-        dry_run=dry_run,
-    )
+
+    def checked() -> tuple[PlanSummary, pa.Table]:
+        lake = cluster.lake.delete_records_plan
+        digest, capped = delete_records_plan.digest, delete_records_plan.as_capped
+        return evidence.check_order(cluster, order, lake, digest, capped, dry_run=dry_run)[:2]
+
+    summary, some = checked()
     rows = some.to_pylist()
     refused: dict[TopicPartition, Refusal | None] = {}
+    named: Mapping[TopicPartition, Collection[str]] = {}
+
+    def launch(going: Sequence[Row], per_broker: float) -> None:
+        with _acting(cluster, run_id, summary.plan_id) as (run, ports, guard, brokers):
+            _note_others(cluster, run, ports, going)
+            work = _Launch(cluster, run, ports, guard, brokers, named, per_broker)
+            done, count = 0, len(going)
+            with reporting(progress, lambda: f"{done} of {count} partitions done or refused", at_end=True):
+                for topic, refusal in work.all(forbidding(cluster, going)):
+                    refused[topic] = refusal
+                    report(topic, refusal)
+                    done += 1
+
+    def again(going: Sequence[Row], seconds: float) -> None:
+        checked()  # its plan may be too old by now
+        launch(going, min(seconds, patience.per_broker))
+
     if not dry_run:
         if patience.finish:
             make_covered(cluster, f"{run_id}-0", progress)
         going = [row for row in rows if row["error"] is None]
-        named: Mapping[TopicPartition, Collection[str]] = {}
         if kind_of(summary.plan_id) is PlanKind.CONSUMED_RECORDS:
             stopped, named = stopped_since(cluster, [Topic.parse(row["topic"]) for row in going])
             refused |= stopped
             going = [row for row in going if Topic.parse(row["topic"]) not in refused]
-        with _acting(cluster, run_id, summary.plan_id) as (run, ports, guard, brokers):
-            _note_others(cluster, run, ports, going)
-            launch = _Launch(cluster, run, ports, guard, brokers, named, patience.per_broker)
-            count = len(refused) + len(going)
-            with reporting(progress, lambda: f"{len(refused)} of {count} partitions done or refused", at_end=True):
-                for topic, refusal in launch.all(forbidding(cluster, going)):
-                    refused[topic] = refusal
-                    report(topic, refusal)
+        launch(going, patience.per_broker)
     wait_ms = int(patience.answers * 1000)
     if patience.finish and not dry_run:
         return finish(
@@ -164,6 +176,7 @@ def apply_delete_records(
             run_id,
             rows,
             refused,
+            again,
             planned_at=summary.created_at,
             wait_ms=wait_ms,
             bookies=patience.bookies,

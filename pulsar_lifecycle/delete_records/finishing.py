@@ -29,6 +29,7 @@ from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.lifecycle.bookies.collection_run import collect_bookies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -40,13 +41,21 @@ AT_LEAST_MS = 5_000
 """Between two deletion runs, however short the settings' delays are."""
 BY_ITSELF_MS = 30_000
 """How long a broker may take to delete a ledger that it has trimmed itself: nothing else is waited for."""
+TRIED_AGAIN_AFTER_MS = 60_000
+"""Between two tries of partitions that timed out. Another broker has them by then, if theirs is dead."""
+
+Row = Mapping[str, Any]
+"""A row of ``RECORDS``."""
+Again = Callable[[Sequence[Row], float], None]
+"""Applies rows once more, for so many seconds at most; updates what is ``refused``."""
 
 
 def finish(
     cluster: Cluster,
     run_id: str,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
     refused: Mapping[TopicPartition, Refusal | None],
+    again: Again,
     *,
     planned_at: int,
     wait_ms: int,
@@ -56,22 +65,37 @@ def finish(
 ) -> dict[TopicPartition, DeleteRecordsResult]:
     """Have everything deleted that left its topic, within ``wait_ms``, and answer as :func:`answers` does.
 
-    ``planned_at``: when (ms) the plan was made. ``collect``: once nothing else has anything, those bookies collect that
-    have entries. What hinders a deletion run or a collection is said with each partition that waits for it.
+    Partitions that timed out are tried ``again`` meanwhile. ``planned_at``: when (ms) the plan was made. ``collect``:
+    once nothing else has anything, those bookies collect that have entries. What hinders a deletion run or a collection
+    is said with each partition that waits for it.
     """
     clock, trouble, runs = cluster.clock, "", count(1)
     deadline = clock.now_ms() + wait_ms
     due: int | None = None
-    while (left := deadline - clock.now_ms()) > 0 and (waiting := not_deleted(cluster, rows, refused)):
+    next_try = clock.now_ms() + TRIED_AGAIN_AFTER_MS
+    while (left := deadline - clock.now_ms()) > 0:
+        silent = _timed_out(rows, refused)
+        if silent and clock.now_ms() >= next_try:
+            progress(f"{len(silent)} partitions that timed out are tried again, the first: {silent[0]['topic']}")
+            _try_again(cluster, f"{run_id}-{next(runs)}", again, silent, left, progress)
+            next_try = clock.now_ms() + TRIED_AGAIN_AFTER_MS
+            if len(_timed_out(rows, refused)) < len(silent):
+                due = None  # a deletion run goes once the last messages are delivered
+            continue
+        until_try = max(0, next_try - clock.now_ms()) if silent else left
+        waiting = not_deleted(cluster, rows, refused)
         sent = sent_at(cluster, waiting)
-        if not sent or (due is not None and _nothing_waits(cluster)):
-            break  # no message asks for them: no deletion run will take them
+        if not sent or (due is not None and _nothing_waits(cluster)):  # no deletion run will take any of them
+            if not silent:
+                break
+            clock.sleep(min(until_try, left) / 1000)
+            continue
         if due is None:
             due = max(sent.values()) + _delivered_after(cluster)
         if (early := due - clock.now_ms()) > 0:
             hindered = f"; {trouble}" if trouble else ""
             progress(f"{len(waiting)} ledgers are to be deleted: a deletion run begins in {early // 1000} s{hindered}")
-            clock.sleep(min(due - clock.now_ms(), left) / 1000)
+            clock.sleep(min(early, left, until_try) / 1000)
             continue
         progress(f"{len(waiting)} ledgers are to be deleted: a scan and a deletion run begin")
         trouble = _delete(cluster, f"{run_id}-{next(runs)}")  # a run leaves what itself has sent back
@@ -107,6 +131,23 @@ def make_covered(cluster: Cluster, run_id: str, progress: Callable[[str], None])
             raise
         progress(f"{refusal}: another scan begins")
         judged_scan.scan(cluster, run_id)
+
+
+def _timed_out(rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]) -> list[Row]:
+    """Those that an apply began with, or did not come to, while their broker, or another server, was silent."""
+    found = [(row, refused.get(Topic.parse(row["topic"]))) for row in rows]
+    return [row for row, refusal in found if refusal and refusal.error is RecordsError.TIMEOUT]
+
+
+def _try_again(
+    cluster: Cluster, run_id: str, again: Again, silent: Sequence[Row], left_ms: int, progress: Callable[[str], None]
+) -> None:
+    """What hinders it is said; each of these partitions keeps what it was refused for."""
+    try:
+        make_covered(cluster, run_id, progress)
+        again(silent, left_ms / 1000)
+    except LifecycleError as error:
+        progress(f"they were not tried again: {error}")
 
 
 def _nothing_waits(cluster: Cluster) -> bool:

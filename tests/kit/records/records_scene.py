@@ -5,7 +5,7 @@ Belongs here: what is there, what an operator does. Not here: what a test expect
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.run_settings import ConsumedRecordsSettings
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.runs.progress import unsaid
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from tests.kit.fakes.bookie_admin import FakeBookieAdmin
 from tests.kit.fakes.clock import FakeClock
@@ -167,12 +168,17 @@ class RecordsScene:
         self.summary, rows = plan_delete_records(self.where, dict(zip(self.topics, offsets, strict=False)), options)
         return sorted(rows.to_pylist(), key=lambda row: row["topic"])
 
-    def apply(self, patience: Patience = NO_PATIENCE, *, dry_run: bool = False) -> list[DeleteRecordsResult]:
-        """Apply the newest plan; results by partition. ``said``: what it said of how far it is."""
+    def apply(
+        self, patience: Patience = NO_PATIENCE, *, dry_run: bool = False, heard: Callable[[str], None] = unsaid
+    ) -> list[DeleteRecordsResult]:
+        """Apply the newest plan; results by partition. ``said``: what it said of how far it is, also to ``heard``."""
         order, self.said = Order(self.summary.plan_id, self.summary.digest), list[str]()
-        found = apply_delete_records(
-            self.where, "records-run", order, dry_run=dry_run, patience=patience, progress=self.said.append
-        )
+
+        def say(text: str) -> None:
+            self.said.append(text)
+            heard(text)
+
+        found = apply_delete_records(self.where, "records-run", order, dry_run=dry_run, patience=patience, progress=say)
         return [found[topic] for topic in sorted(found)]
 
     def delete(self) -> Sequence[Any]:

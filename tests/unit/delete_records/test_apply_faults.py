@@ -208,6 +208,34 @@ def test_a_silent_broker_fails_its_own_partitions_alone() -> None:
     assert [r.error for r in scene.apply()] == [None] * 3
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_one_command_tries_again_what_timed_out(comes_back: bool) -> None:
+    """Until the wait is over; another broker has the partitions of a dead one by the second try."""
+    scene = RecordsScene(2)
+    admin = scene.cluster.admin
+    admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
+    for topic, broker in zip(scene.topics, admin.broker_ids, strict=True):
+        scene.cluster.put(f"/namespace/acme/orders/{_bundle(topic)}", _owner(broker))
+    scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
+    admin.unreachable = {"broker-2:8080"}
+    tries = list[str]()
+
+    def said(text: str) -> None:
+        if "tried again" in text:
+            tries.append(text)
+            if comes_back and len(tries) == 2:
+                admin.unreachable = set()
+
+    began = scene.cluster.clock.now_ms()
+    results = scene.apply(Patience(answers=1200, finish=True), heard=said)
+    if comes_back:
+        assert results == [DeleteRecordsResult(scene.at(2, 0, topic)) for topic in scene.topics]
+    else:  # nobody deletes while a broker is silent
+        assert [one.code for one in results] == [Lacks.DELETION, RecordsError.TIMEOUT]
+        assert scene.cluster.clock.now_ms() - began >= 1_200_000
+        assert len(tries) > 10
+
+
 def test_a_partition_whose_broker_was_silent_at_the_plan_takes_another_plan() -> None:
     scene = RecordsScene()
     scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
