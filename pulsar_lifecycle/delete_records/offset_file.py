@@ -8,6 +8,8 @@ Belongs here: text to values, and what is wrong with it, by line and field. Not 
 from __future__ import annotations
 
 import json
+import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from json.decoder import scanstring  # pyrefly: ignore[missing-module-attribute]
@@ -60,6 +62,7 @@ class _File:
     def __init__(self, text: str, name: str) -> None:
         self._text, self._name = text, name
         self._decoder = json.JSONDecoder()
+        self._line_ends = [found.start() for found in re.finditer("\n", text)]
 
     def entries(self) -> list[RequestedOffset]:
         try:
@@ -167,7 +170,7 @@ class _File:
         return at
 
     def _line(self, at: int) -> int:
-        return self._text.count("\n", 0, at) + 1
+        return bisect_left(self._line_ends, at) + 1
 
     def _refuse(self, at: int, field: str, what: str) -> NoReturn:
         raise UsageError(f"{self._name}: line {self._line(at)}: {field}: {what}")

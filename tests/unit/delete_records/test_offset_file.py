@@ -25,6 +25,11 @@ def file(*entries: str, version: str = "1") -> str:
     return '{"partitions": [\n' + ",\n".join(entries) + f'],\n"version": {version}}}'
 
 
+def test_a_file_of_many_partitions() -> None:
+    text = file(*(entry(partition=number, offset="5:3") for number in range(30_000)))
+    assert parse_offset_file(text, "f.json")[-1].where == "f.json: line 30001"
+
+
 def test_a_file_of_kafkas_shape() -> None:
     text = file(
         entry(partition=0, offset="5:3"),
