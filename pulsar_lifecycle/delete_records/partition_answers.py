@@ -41,7 +41,7 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.journal.archive import as_deleted, last_archived, restored_ever
+from pulsar_lifecycle.journal.archive import as_deleted, brought_back, last_archived, restored_ever
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.queries import dead_letter_reasons, filed_since, read_intent_states
@@ -98,11 +98,12 @@ def answers(
         if sent and queue_is_empty(ports):  # another installation took the messages, or they are lost
             still = look(ports, root, [left[i] for i in sorted(sent)], bookies=False)
             unsent |= {one.ledger_id for one in still if one.presence in _DELETABLE}
+        back = brought_back(cluster.journal_reader, cluster.settings.cluster, unsent)
         dead = _dead_letters(cluster, deletable)
         retried = _retried(cluster, {i: at for i, at in sent.items() if i not in unsent and i not in dead})
         for name, own in kept.items():
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
-            found[Topic.parse(name)] = _result(own, there, unsent, retried, dead)
+            found[Topic.parse(name)] = _result(own, there, unsent, back, retried, dead)
         for topic, refusal in holding_views(ports, root, _below(found)).items():  # last: one may be made meanwhile
             found[topic] = failed(refusal.error, refusal.why)
     others = low_watermarks_of_others(cluster, rows) if bookies else {}
@@ -262,6 +263,7 @@ _OF_THE_PLAN = "found by the plan, which leaves it out: once that has changed, p
 """Of a partition that no apply begins with: applying the same plan again is no help."""
 _DELETABLE = (Presence.Z_NODE, Presence.OBJECT)
 """Where a ledger is that a deletion run has yet to delete."""
+_LEAKED_PLAN = "apply a plan of leaked ledgers (job `apply_plan`; none younger than orphans.grace_period)"
 _WAYS_OUT = {
     Presence.BOOKIE_UNANSWERED: "a bookie that was decommissioned never answers: have its disks wiped, and ask without "
     "`--wait-for-bookies`",
@@ -274,6 +276,7 @@ def _result(
     kept: _Kept,
     there: Sequence[Absence],
     unsent: Collection[int],
+    back: Collection[int],
     retried: Mapping[int, str],
     dead: Mapping[int, str],
 ) -> DeleteRecordsResult:
@@ -291,11 +294,16 @@ def _result(
             f"the messages of {len(given_up)} of them became dead letters, ledger {given_up[0]}: {dead[given_up[0]]}; "
             "once that is mended, send them again (job `redrive_dead_letters`), then ask again"
         )
+    elif restored := [one.ledger_id for one in there if one.ledger_id in back]:
+        code = Lacks.RESTORED
+        text += (
+            f"an undo brought {len(restored)} of them back, the first: {restored[0]}: if they are to go all the same, "
+            f"{_LEAKED_PLAN}, then ask again"
+        )
     elif leaked := [one.ledger_id for one in there if one.ledger_id in unsent]:
         code = Lacks.MESSAGE
         text += (
-            f"no message of ours asks for {len(leaked)} of them, the first: {leaked[0]}: apply a plan of leaked "
-            "ledgers (job `apply_plan`; it takes none that is younger than orphans.grace_period), or have the "
+            f"no message of ours asks for {len(leaked)} of them, the first: {leaked[0]}: {_LEAKED_PLAN}, or have the "
             "installation whose message asks for them run `delete_pending`, then ask again"
         )
     elif any(one.presence in _DELETABLE for one in there):

@@ -171,6 +171,8 @@ class Lacks(StrEnum):
     """The message of a ledger became a dead letter; the reason says why: mend that, then run `redrive_dead_letters`."""
     MESSAGE = "message"
     """No message of ours asks for a ledger that is there: apply a plan of leaked ledgers."""
+    RESTORED = "restored"
+    """An undo brought a ledger back: if it is to go all the same, apply a plan of leaked ledgers."""
     REQUEST = "request"
     """This journal knows no request that raised its low watermark: what that one deleted is not known here."""
 

@@ -69,6 +69,20 @@ def restored_ever(journal: JournalReader, cluster: str, nodes: Sequence[Archived
     return frozenset(found.column("ledger_id").to_pylist())
 
 
+def brought_back(journal: JournalReader, cluster: str, ledger_ids: Collection[int]) -> frozenset[int]:
+    """Of these ledgers of a ``cluster``, those whose z-nodes an undo created anew, or began to, and left there."""
+    if not ledger_ids:
+        return frozenset()
+    mine = (pc.field("cluster") == cluster) & pc.field("ledger_id").isin(sorted(ledger_ids))
+    decided = pc.field("outcome").isin([*_BACK, Outcome.NOT_RECREATED, Outcome.LOST])
+    found = journal.find(mine & (pc.field("phase") == Phase.UNDO) & decided, ["ledger_id", "outcome", "at"])
+    last = {row["ledger_id"]: row["outcome"] for row in found.sort_by("at").to_pylist()}
+    return frozenset(ledger_id for ledger_id, outcome in last.items() if outcome in _BACK)
+
+
+_BACK = (Outcome.RECREATING, Outcome.RECREATED, Outcome.UNCONFIRMED, Outcome.RESTORED)
+
+
 def nodes_in_doubt(journal: JournalReader, cluster: str, since: int) -> list[Archived]:
     """What a cluster's runs archived at ``since`` (ms) or later, and did not say what became of it."""
     recent = filed_since(since) & (pc.field("cluster") == cluster)

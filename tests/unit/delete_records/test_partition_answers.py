@@ -271,6 +271,8 @@ def test_what_was_archived_before_a_ledger_came_back_does_not_tell_which_bookies
         request = UndoRequest(ledger_ids=(first,), dry_run=False)
         (one,) = undo_deletions(scene.where, "undo", request, lambda _: None).ledgers
         assert one.outcome is Outcome.RESTORED, one.reason
+        (result,) = scene.apply(dry_run=True)
+        assert (result.error, result.code) == (RecordsError.TIMEOUT, Lacks.RESTORED)
     else:
         for path, data in before.items():
             cluster.put(path, data)
