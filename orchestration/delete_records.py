@@ -177,8 +177,8 @@ def _plan(where: Cluster, asked: Sequence[RequestedOffset], options: Options) ->
 
 
 def planned(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A plan as metadata: what applies it, and its partitions, those with an error first."""
-    shown = sorted(rows, key=lambda row: (row["error"] is None, row["topic"]))
+    """A plan as metadata: what applies it, and some partitions of both kinds, those with an error first."""
+    shown = of_both(sorted(rows, key=lambda row: row["topic"]))
     return {
         "plan": summary.plan_id,
         "digest": summary.digest,
@@ -193,7 +193,7 @@ def planned(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> dict[str
 
 
 def answered(results: Mapping[TopicPartition, DeleteRecordsResult], dry_run: bool) -> dict[str, Any]:
-    """Results as metadata, errors first."""
+    """Results as metadata: some of both kinds, errors first."""
     rows = [
         {
             "partition": str(topic),
@@ -203,10 +203,19 @@ def answered(results: Mapping[TopicPartition, DeleteRecordsResult], dry_run: boo
             "code": result.code,
             "reason": result.reason or result.readable_below,
         }
-        for topic, result in sorted(results.items(), key=lambda item: (item[1].error is None, str(item[0])))
+        for topic, result in sorted(results.items(), key=lambda item: str(item[0]))
     ]
     errors = sum(row["error"] is not None for row in rows)
-    return {"dry run": dry_run, "partitions": len(rows), "errors": errors, "sample": show.table(rows, ANSWERED)}
+    sample = show.table(of_both(rows), ANSWERED)
+    return {"dry run": dry_run, "partitions": len(rows), "errors": errors, "sample": sample}
+
+
+def of_both(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """As many rows as a sample has, those with an error first: neither kind hides the other."""
+    failed = [row for row in rows if row["error"] is not None]
+    fine = [row for row in rows if row["error"] is None]
+    shown = failed[: max(show.SAMPLE // 2, show.SAMPLE - len(fine))]
+    return [*shown, *fine[: show.SAMPLE - len(shown)]]
 
 
 @dg.job(

@@ -29,7 +29,7 @@ DEDUPLICATION = "pulsar.dedup"
 """The cursor of deduplication (PersistentTopic.DEDUPLICATION_CURSOR_NAME)."""
 SHOWN = 5
 """Cursors that a sentence names."""
-_MOVED = "a plan with --move-cursors moves them up to it"
+_MOVED = "a plan with --move-cursors (in the job `move_cursors: true`) moves them up to it"
 
 
 @dataclass(frozen=True, slots=True)
