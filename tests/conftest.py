@@ -3,12 +3,12 @@
 import gc
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("tests.kit")
 
 # No test depends on how fast this machine is.
-settings.register_profile("any-machine", deadline=None)
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
 
 

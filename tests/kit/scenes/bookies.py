@@ -24,7 +24,7 @@ class ThreeBookies:
         self.store = FakeZooKeeper().session()
         for i in range(len(bookies)):
             self.register(i)
-        self.reader = BookieReader(self.store, BookKeeperSettings(read_timeout=2))
+        self.reader = BookieReader(self.store, BookKeeperSettings(read_timeout=6))
 
     def reregister(self, i: int) -> None:
         where = "available/readonly" if i == 0 else "available"

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.errors import CorruptFormat
@@ -56,7 +56,6 @@ def intents(draw):
     )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(intents())
 def test_decode_inverts_encode_and_encoding_is_canonical(info):
     data = encode_deletion_message(info)
@@ -212,7 +211,6 @@ def test_arbitrary_bytes_raise_nothing_but_corrupt_format(data):
         decode_deletion_message(data)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # recursive values; the machine may be busy
 @given(st.dictionaries(st.sampled_from([*FIELDS, "offloadContext"]), json_values | st.just(...), max_size=3))
 def test_an_altered_message_decodes_or_raises_corrupt_format(changes):
     try:

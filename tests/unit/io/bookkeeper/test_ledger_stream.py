@@ -125,13 +125,13 @@ def test_streams_take_turns_and_an_abandoned_one_is_forgotten(cluster: FiveBooki
 
 
 def test_a_consumer_that_takes_its_time_is_not_a_silent_bookie(cluster: FiveBookies) -> None:
-    cluster.reader = cluster.connect(read_timeout=1.5)
+    cluster.reader = cluster.connect(read_timeout=4)
     payloads = [b"x" * 10_000] * 2_000
     metadata = cluster.write(payloads, 2, 2)
     count = 0
     for batch in cluster.reader.stream(LEDGER, metadata, 0, 1_999):
         if not count:
-            time.sleep(3)
+            time.sleep(6)
         count += len(batch.payloads)
 
     assert count == 2_000

@@ -55,7 +55,7 @@ def test_what_one_bookie_fails_to_give_comes_from_another(
 
 @pytest.mark.parametrize(("ensemble", "write"), [(3, 2), (2, 2)])
 def test_a_mute_bookie_is_waited_for_once(cluster: FiveBookies, ensemble: int, write: int) -> None:
-    cluster.reader = cluster.connect(read_timeout=2)
+    cluster.reader = cluster.connect(read_timeout=6)
     payloads = some(1_000)
     metadata = cluster.write(payloads, ensemble, write)
     mute = cluster.bookies[cluster.ids[0]]

@@ -33,7 +33,7 @@ class Bookies:
         self.store.create("/ledgers/available/readonly", parents=True)
         for name, server in self.servers.items():
             register(self.store, f"/ledgers/available/{name}", server.port)
-        settings = BookKeeperSettings(read_timeout=2)
+        settings = BookKeeperSettings(read_timeout=6)
         self.writer = BookieWriter(self.store, settings)
         self.reader = BookieReader(self.store, settings)
 
