@@ -343,6 +343,10 @@ def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
             f"about {live / held:.0%} of its entry logs is live; logs below {minor:.0%} are compacted every "
             f"{hours[0]:g} h, below {major:.0%} every {hours[1]:g} h",
         )
+    closed = disk.placed.ledgers - disk.placed.unsized
+    if not stored and closed:
+        text = f"its index had no ledger at its last collection, metadata places {closed} closed ones there now"
+        return DiskVerdict.NOTHING_TO_FREE, f"{text}: written since, or lost"
     lacks = disk.placed.bytes - 2 * live > 10 * number(said, "logSizeLimit")
     text = "it had {} GiB live at its last collection, metadata places {} GiB there now: written since, or lost"
     return DiskVerdict.NOTHING_TO_FREE, text.format(live >> 30, disk.placed.bytes >> 30) if lacks else ""

@@ -83,6 +83,17 @@ def test_a_bookie_that_does_not_answer_is_named_and_nothing_is_guessed(error, ex
     assert row["bytes_placed"] == 10 * GB
 
 
+@pytest.mark.parametrize(
+    ("placed", "named"),
+    [(Placed(1, 3, 1), "metadata places 2 closed ones there now"), (Placed(0, 3, 3), ""), (Placed(), "")],
+)
+def test_a_bookie_whose_disks_were_replaced_is_not_just_empty(placed, named):
+    found = verdict(status("b", free=100 * GB, directories=(directory(0, 0, 0.0, 0),)), placed)
+    assert found.verdict == DiskVerdict.NOTHING_TO_FREE
+    assert named in found.detail
+    assert bool(named) == bool(found.detail)
+
+
 def test_a_bookie_that_metadata_names_and_that_is_not_registered():
     assert verdict(NotFound("gone"), registered=False).verdict == DiskVerdict.NOT_REGISTERED
 
