@@ -202,12 +202,12 @@ def _print(document: dict[str, Any], where: Cluster) -> None:
             else f"NOT COVERED, {show.counted(len(scan['gaps']), 'gap')}: plans are report-only"
         )
         listed = scan["listed"].get("bookkeeper_ledgers", 0)
-        begun_ago = show.span(now - scan["started_at"])
-        lines = [f"{scan['epoch_id']}, begun {begun_ago} ago, {covered}, {listed} ledgers listed"]
+        begun_ago = show.ago(scan["started_at"], now)
+        lines = [f"{scan['epoch_id']}, begun {begun_ago}, {covered}, {listed} ledgers listed"]
         lines += [f"gap {gap['code']}: {gap['text']}" for gap in scan["gaps"][:5]]
         lines += [f"... {len(scan['gaps']) - 5} more gaps; --json has all of them"] if len(scan["gaps"]) > 5 else []
     if begun and begun["epoch_id"]:
-        lines.append(f"{begun['epoch_id']}, begun {show.span(now - begun['started_at'])} ago, has not finished")
+        lines.append(f"{begun['epoch_id']}, begun {show.ago(begun['started_at'], now)}, has not finished")
     effects = [f"PAUSED {since(document['paused'])}"] if document["paused"] else []
     effects += [f"REFUSED: {why['text']}" for why in document["refused"]]
     plan = "none of leaked ledgers; `pulsar-lifecycle plans` has those of every kind"

@@ -54,7 +54,7 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
     rows = [
         (
             plan.plan_id,
-            f"{show.span(now - plan.created_at)} ago",
+            show.ago(plan.created_at, now),
             *PAGES[known_kind(plan.plan_id)].brief(plan),
             condition(plan, settings, now, ended, newest.get(known_kind(plan.plan_id), ""), scans),
         )
@@ -273,7 +273,7 @@ def _print_plan(
         [
             ("plan", summary.plan_id),
             ("condition", f"refused: {refusal.text}" if refusal else shown),
-            ("made", f"{show.moment(summary.created_at)} ({show.span(now - summary.created_at)} ago)"),
+            ("made", f"{show.moment(summary.created_at)} ({show.ago(summary.created_at, now)})"),
             ("scans", ", ".join([summary.epoch_id, *confirmed])),
             *page.facts(summary, rows),
             ("digest", summary.digest),

@@ -24,6 +24,8 @@ ROWS = 100
 ITEMS = 5
 """Items of a list that stands in a cell."""
 PIPE_WIDTH = 400
+CLOCKS_APART_MS = 60_000
+"""What is dated so little later than now is told as made just now."""
 _MILLISECONDS = range(10**12, 10**13)
 _TIMES = ("time", "timestamp", "lastactive")
 
@@ -38,9 +40,10 @@ def aside(line: str) -> None:
     print(f"pulsar-lifecycle: {printable(line)}", file=sys.stderr, flush=True)
 
 
-def ago(at: int) -> str:
-    """How long ago ``at`` (ms) was, by the clock of this machine."""
-    return f"{span(time.time_ns() // 1_000_000 - at)} ago"
+def ago(at: int, now: int | None = None) -> str:
+    """How long ago ``at`` (ms) was, by the clock of this machine; also where another clock that dated it is ahead."""
+    passed = (time.time_ns() // 1_000_000 if now is None else now) - at
+    return f"{span(-passed)} ahead of this clock" if passed < -CLOCKS_APART_MS else f"{span(passed)} ago"
 
 
 def text(line: str = "", style: str = "") -> None:

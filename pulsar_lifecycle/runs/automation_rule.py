@@ -35,7 +35,7 @@ class AutomationCode(StrEnum):
     REPORT_ONLY = "report_only"
     """The plan is report-only: its scan has gaps."""
     EXPIRED = "expired"
-    """The plan is too old to be applied."""
+    """The plan is too old to be applied, or dated ahead of the clock by which it would be."""
     TAKEN = "taken"
     """A run has begun to apply it."""
     SENT = "sent"
@@ -125,7 +125,10 @@ def _against(
         return AutomationCode.TAKEN, "a run has begun to apply it"
     if not plan.actionable:
         return AutomationCode.REPORT_ONLY, "it is report-only; its page says why"
-    if not 0 <= now - plan.created_at <= valid_for_ms:
+    if plan.created_at > now:
+        ahead = f"it is dated {(plan.created_at - now) / 1000:.0f} s ahead of this host's clock"
+        return AutomationCode.EXPIRED, f"{ahead}: set the clocks right; the next scan says how to go on"
+    if now - plan.created_at > valid_for_ms:
         return AutomationCode.EXPIRED, f"it is {(now - plan.created_at) // 60_000} minutes old, too old to be applied"
     if not plan.ledgers:
         return AutomationCode.EMPTY, "nothing of it goes by itself"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation, Window
+from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation, Window
 from pulsar_lifecycle.runs.automation_rule import Approval, AutomationCode, Candidate, decide
 
 NOW = 1_800_000_000_000
@@ -46,6 +46,12 @@ def test_the_mode_says_how_far(mode: str, expected: str) -> None:
 )
 def test_what_keeps_a_plan_from_going(change: dict[str, Any], expected: str) -> None:
     assert code(replace(PLAN, **change)) == expected
+
+
+@pytest.mark.parametrize(("at", "said"), [(-25 * HOUR, "1500 minutes old"), (HOUR, "3600 s ahead of")])
+def test_a_plan_from_the_future_is_not_called_old(at: int, said: str) -> None:
+    found = decide(KindAutomation(mode=Automation.APPLY), replace(PLAN, created_at=NOW + at), NOW, valid_for_ms=HOUR)
+    assert said in found.text
 
 
 @pytest.mark.parametrize(

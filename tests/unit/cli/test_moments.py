@@ -1,0 +1,21 @@
+"""How long ago something was, where clocks differ."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsar_lifecycle.cli import show
+
+NOW = 1_800_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (NOW - 3_000, "3 s ago"),
+        (NOW + 3_000, "0 s ago"),
+        (NOW + 7_200_000, "2 h 0 min ahead of this clock"),
+    ],
+)
+def test_what_another_clock_dates_ahead_is_not_called_just_now(at: int, said: str) -> None:
+    assert show.ago(at, NOW) == said
