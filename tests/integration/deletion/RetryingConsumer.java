@@ -22,9 +22,10 @@ public class RetryingConsumer {
         try (PulsarClient client = PulsarClient.builder().serviceUrl(args[0]).build();
                 Consumer<byte[]> consumer = client.newConsumer().topic(args[1]).subscriptionName(args[4])
                         .subscriptionType(SubscriptionType.Shared).enableRetry(true).deadLetterPolicy(policy)
+                        .isAckReceiptEnabled(true) // else the last acknowledgement may be lost as it closes
                         .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest).subscribe()) {
             for (int number = 0; number < Integer.parseInt(args[5]); number++) {
-                Message<byte[]> message = consumer.receive(60, TimeUnit.SECONDS);
+                Message<byte[]> message = consumer.receive(300, TimeUnit.SECONDS);
                 StringBuilder line = new StringBuilder("received:");
                 append(line, message.getData());
                 append(line, text(message.getKey()));

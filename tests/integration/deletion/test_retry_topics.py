@@ -224,7 +224,7 @@ def test_a_batched_message_says_where_it_was_in_its_batch_as_java_does(sandbox, 
 
     def publish_batch(some: list[bytes]) -> None:
         producer = client.create_producer(
-            f"{DELETION_TOPIC}-partition-1", batching_enabled=True, batching_max_publish_delay_ms=1000
+            f"{DELETION_TOPIC}-partition-1", batching_enabled=True, batching_max_publish_delay_ms=60_000
         )
         for content in some:
             producer.send_async(content, lambda *_: None)
@@ -326,7 +326,7 @@ def test_dead_letters_are_looked_at_without_taking_them(open_queue, open_letters
 
 
 def test_a_batch_of_dead_letters_is_never_cut(open_queue, client, reader) -> None:
-    producer = client.create_producer(str(DLQ_TOPIC), batching_enabled=True, batching_max_publish_delay_ms=1000)
+    producer = client.create_producer(str(DLQ_TOPIC), batching_enabled=True, batching_max_publish_delay_ms=60_000)
     for info in intents(6):
         producer.send_async(encode_deletion_message(info), lambda *_: None)
     producer.flush()

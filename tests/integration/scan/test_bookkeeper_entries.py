@@ -148,7 +148,7 @@ def test_every_compression_in_batches_is_a_row_per_message(written: Written) -> 
             compression_type=codec,
             batching_enabled=True,
             batching_max_messages=2,
-            batching_max_publish_delay_ms=1_000,
+            batching_max_publish_delay_ms=60_000,
         )
 
     rows = written.table(namespace="public/batches", **{"as": "messages"}).collect()

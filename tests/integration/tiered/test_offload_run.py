@@ -137,7 +137,7 @@ def test_batches_chunks_and_transactions_come_back_as_bookkeeper_has_them(
             batches,
             batching_enabled=True,
             batching_max_messages=3,
-            batching_max_publish_delay_ms=1_000,
+            batching_max_publish_delay_ms=60_000,
             compression_type=pulsar.CompressionType.LZ4,
         )
         texts = topics.payloads(180, "batched")
@@ -229,8 +229,9 @@ def test_live_clients_notice_nothing(sandbox: Cluster, operator: Callable[..., P
     pipeline = operator(loaded_topics=True)
     with pulsar_client(sandbox.service_url) as client:
         consumer = client.subscribe(topic, "tail", pulsar.ConsumerType.Exclusive)
-        topics.publish(client, topic, topics.payloads(130, "before"))
-        for _ in range(130):
+        before = topics.payloads(130, "before")
+        topics.publish(client, topic, before)
+        for _ in before:
             consumer.acknowledge(consumer.receive(60_000))
         plan, rows = planned(pipeline, namespace)
         assert plan.actionable, plan.gaps
@@ -263,12 +264,13 @@ def test_live_clients_notice_nothing(sandbox: Cluster, operator: Callable[..., P
             ended.set()
             thread.join()
         received: list[bytes] = []
-        while len(set(received)) < len(sent):
+        while not set(received) >= set(sent):
             message = consumer.receive(60_000)
             received.append(message.data())
             consumer.acknowledge(message)
     assert not failed
-    assert set(received) == set(sent)
+    # what was acknowledged as the topic was unloaded may come again
+    assert set(received) - set(before) == set(sent)
     going = [row["ledger_id"] for row in rows if row["topic"] == topic]
     assert {said[ledger].outcome for ledger in going} == {Outcome.OFFLOADED}, said
     made = contexts(sandbox, topic)
