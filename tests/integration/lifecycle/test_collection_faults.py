@@ -68,7 +68,7 @@ def collect(
     journal = FakeJournal()
     with (
         closing(KazooStore(ZooKeeperSettings(hosts=cluster.zookeeper))) as store,
-        closing(Struck(store, "/ledgers", BookieAdminSettings(request_timeout=2.0))) as bookies,
+        closing(Struck(store, "/ledgers", BookieAdminSettings(request_timeout=6.0))) as bookies,
     ):
         bookies.cluster, bookies.number, bookies.back = cluster, number, back
         wait_for("both bookies, for good", lambda: all(_both(bookies) for _ in range(5)))
@@ -122,7 +122,7 @@ def test_a_bookie_that_is_up_again_before_anybody_looks_is_not_said_to_have_coll
 def test_compaction_is_suspended_and_resumed_on_bookies_one_of_which_is_gone(
     two: Cluster, tmp_path: Path, spark: None
 ) -> None:
-    where = Pipeline(settings_file(two, tmp_path, {"bookkeeper.admin": {"request_timeout": "2s"}})).where
+    where = Pipeline(settings_file(two, tmp_path, {"bookkeeper.admin": {"request_timeout": "6s"}})).where
     with where.ports(read_only=True) as ports:
         wait_for("both bookies", lambda: len(ports.bookies.bookies()) == 2)
         first, second = ports.bookies.bookies()

@@ -134,9 +134,9 @@ def aged(lone: Cluster) -> Iterator[Aged]:
 
 
 def _stored(admin: Admin, topic: str) -> bool:
-    """Whether the broker has written down where a subscription stands."""
+    """Whether the broker has written down where a subscription stands: first it writes where that stood before."""
     cursor = admin.topic("GET", topic, "/internalStats")["cursors"]["s"]
-    return bool(cursor["cursorLedgerLastEntry"] >= 0)
+    return bool(cursor["cursorLedgerLastEntry"] >= 1)
 
 
 STEPS = [
