@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,6 +25,7 @@ from pulsar_lifecycle.topics.policies import NamespacePolicies
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import topics
+from sandbox.servers.toolchain import SandboxError
 from tests.integration.pipeline import new_namespace, settings_file
 from tests.integration.tiered.offloads import with_bucket
 
@@ -65,8 +66,16 @@ def retention(minutes: int) -> dict[str, int]:
 
 
 def agree(admin: Admin, found: NamespacePolicies, names: list[str]) -> None:
-    """Every policy of every topic is what REST says, local and global."""
+    """Every policy of every topic is what REST says, local and global; a broker reads its own events by and by."""
     assert found.unknown is None
+    with suppress(SandboxError):
+        wait_for("REST to say what was set last", lambda: not unlike(admin, found, names), 60)
+    assert unlike(admin, found, names) == []
+
+
+def unlike(admin: Admin, found: NamespacePolicies, names: list[str]) -> list[tuple[object, ...]]:
+    """Of each policy that REST says otherwise: its topic, its name, what we found, and what REST says."""
+    differing: list[tuple[object, ...]] = []
     for name in names:
         own = found.of(Topic.parse(name))
         name = str(Topic.parse(name).partitioned_parent)
@@ -76,7 +85,9 @@ def agree(admin: Admin, found: NamespacePolicies, names: list[str]) -> None:
                 said = {k: v for k, v in said.items() if k not in COMPUTED} if isinstance(said, dict) else said
                 here = (policies or {}).get(field)
                 here = {k: v for k, v in here.items() if v is not None} if isinstance(here, dict) else here
-                assert (name, rest, query, here) == (name, rest, query, said)
+                if here != said:
+                    differing.append((name, rest, query, here, said))
+    return differing
 
 
 def nodes(sandbox: Cluster, namespace: str) -> dict[str, tuple[int, list[int]]]:
