@@ -55,6 +55,8 @@ NO_CAPS = AS_SET
 """What a launch asks for; the settings file has caps that a small cluster is below."""
 STATS_INTERVAL = 2.0
 """Seconds; the sandbox brokers' ``statsUpdateFrequencyInSecs``."""
+PATIENT = {"idle_timeout": "10s"}
+"""Settings of ``deletion`` where one run must take every message, however slowly they come on a busy machine."""
 SPARK = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.defaultJavaOptions": archives.driver_options(java()),

@@ -98,7 +98,7 @@ def test_a_server_that_ignores_ranges_is_found_out(proxy, through):
 
 
 def test_a_server_that_is_slow_for_a_while_is_asked_again_and_one_that_stays_so_is_unavailable(proxy, through):
-    store = through(read_timeout=2)
+    store = through(read_timeout=5)
     proxy.next(Hang(), "GET")
     assert store.get(BUCKET, "k", 0, 10) == DATA[:10]
     proxy.next(Hang(), "GET", times=9)

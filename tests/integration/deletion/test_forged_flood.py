@@ -19,6 +19,7 @@ from sandbox.planting import plant, topics, verify, znodes
 from sandbox.planting.seed import Live
 from tests.integration.deletion import forgery
 from tests.integration.pipeline import (
+    PATIENT,
     Pipeline,
     emptied,
     existing,
@@ -81,7 +82,7 @@ def test_ten_thousand_lies_delete_nothing_and_stop_nothing(
         admin.unload(live)
     orphans = {entry.ledger_id for entry in plant.orphan_data(sandbox, leaked)}
     wait_unlisted(sandbox, [live, leaked])
-    pipeline = pipelines({"deletion": {"twoPhaseDeletionMaxRetryDeleteCount": 0}})
+    pipeline = pipelines({"deletion": {**PATIENT, "twoPhaseDeletionMaxRetryDeleteCount": 0}})
     pipeline.scan()
     epoch = pipeline.scan()
     planned = pipeline.plan(epoch)

@@ -28,6 +28,7 @@ from sandbox.planting import plant, topics, verify, znodes
 from sandbox.planting.seed import Live
 from tests.integration.deletion.forgery import forged
 from tests.integration.pipeline import (
+    PATIENT,
     Pipeline,
     drain,
     emptied,
@@ -54,7 +55,7 @@ def test_off_with_intents_in_flight_a_restart_without_us_and_on_again(
     leaked = f"persistent://{namespace}/gone"
     orphans = {entry.ledger_id for entry in plant.orphan_data(sandbox, leaked)} | leaks(sandbox, namespace, 6)
     wait_unlisted(sandbox, [leaked])
-    pipeline = pipelines()
+    pipeline = pipelines({"deletion": PATIENT})
     planned = pipeline.confirmed_plan()
     assert orphans <= planned.ids
     applied = pipeline.apply(pipeline.order(planned))

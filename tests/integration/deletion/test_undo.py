@@ -34,7 +34,7 @@ from tests.integration.pipeline import Pipeline, existing, new_namespace, wait_u
 
 pytestmark = pytest.mark.integration
 
-GC_WAIT = "3s"
+SETTINGS = {"bookkeeper": {"gc_wait": "3s"}, "deletion": driving.PATIENT}
 
 
 @dataclass
@@ -101,7 +101,7 @@ def story(two_bookies: Cluster, spark: None, tmp_path_factory: pytest.TempPathFa
     planted, _ = plant.orphan_data_of_live_topic(quiet, living)
     told = Story(
         quiet,
-        Pipeline(driving.settings_file(quiet, tmp_path_factory.mktemp("undo"), {"bookkeeper": {"gc_wait": GC_WAIT}})),
+        Pipeline(driving.settings_file(quiet, tmp_path_factory.mktemp("undo"), SETTINGS)),
         topics.payloads(130),
         living,
         planted[0].ledger_id,

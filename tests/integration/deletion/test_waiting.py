@@ -27,7 +27,7 @@ from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import plant
 from tests.integration import pipeline as driving
 from tests.integration.killed_run import Step, strike
-from tests.integration.pipeline import Pipeline, existing, new_namespace, object_store, waiting
+from tests.integration.pipeline import PATIENT, Pipeline, existing, new_namespace, object_store, waiting
 
 pytestmark = pytest.mark.integration
 
@@ -91,7 +91,7 @@ def test_a_flood_that_must_wait_hides_nothing_and_is_settled_once_it_can_be(
     narrow: Cluster, pipelines: Callable[..., Pipeline]
 ) -> None:
     topic, other = (f"persistent://{new_namespace(narrow, name)}/leaked" for name in ("flood", "beside"))
-    deletion = {"waiting_delay": "1s"}
+    deletion = {**PATIENT, "waiting_delay": "1s"}
     pipeline = pipelines({"deletion": deletion})
     first = 1 << 40
     flood = [offloaded(topic, first + n) for n in range(MANY)]
@@ -137,7 +137,7 @@ def test_a_run_killed_between_copy_and_acknowledgement_loses_nothing(
     copies = Counter(one.info.ledger_id for one in in_retry_topic(narrow) if one.info)
     assert copies
     assert waiting(narrow) == len(messages) + copies.total()  # nothing was acknowledged
-    mended = pipelines({"object_store": object_store(narrow)}, lake=pipeline.lake)
+    mended = pipelines({"deletion": PATIENT, "object_store": object_store(narrow)}, lake=pipeline.lake)
     wait_for("the killed run's session to end", lambda: _lease_is_free(mended))
     found = mended.scan_and_delete("rerun")
     assert {(o.outcome, o.ledgers) for o in found} == {("gone", len(messages) + copies.total())}, found
@@ -156,7 +156,7 @@ def test_what_another_consumer_holds_fails_the_run_and_is_named(
     narrow: Cluster, pipelines: Callable[..., Pipeline]
 ) -> None:
     topic = f"persistent://{new_namespace(narrow, 'held')}/leaked"
-    pipeline = pipelines()
+    pipeline = pipelines({"deletion": PATIENT})
     few = leaked(narrow, topic, 4)
     pipeline.scan()
     driving.send(narrow, few)
