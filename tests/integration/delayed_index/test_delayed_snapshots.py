@@ -29,6 +29,8 @@ MESSAGES = 150
 """Two snapshots: one for each of the topic's ledgers of 50 messages but the last."""
 DUE_MS = 45_000
 """About as long as two scans, a plan and a deletion run take: nothing is read from a snapshot before."""
+PATIENCE = 300
+"""Seconds that a consumer waits for the next message: the other one begins, and all is published, before any is due."""
 
 
 @contextmanager
@@ -36,7 +38,7 @@ def reading(sandbox: Cluster, topic: str, subscription: str) -> Iterator[subproc
     """A connected Java consumer; the Python client has no non-durable consumer of a Shared subscription."""
     tools = find_tools()
     command = [tools.java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", tools.pulsar]
-    arguments = [str(CONSUMER), sandbox.service_url, topic, subscription, str(MESSAGES), str(DUE_MS // 1000 + 30)]
+    arguments = [str(CONSUMER), sandbox.service_url, topic, subscription, str(MESSAGES), str(PATIENCE)]
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as consumer:
         try:
             assert consumer.stdout is not None

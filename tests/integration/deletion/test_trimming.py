@@ -151,7 +151,7 @@ def test_an_unloaded_topic_is_trimmed_and_read_from_its_first_remaining_message(
     deleted(pipeline, set(ids[:2]))
     assert not existing(sandbox, ids[:2])
     assert existing(sandbox, ids[2:]) == set(ids[2:])
-    assert waiting(sandbox) <= before_it
+    wait_for("the acknowledgements to arrive", lambda: waiting(sandbox) <= before_it)
     with pulsar_client(sandbox.service_url) as client:
         assert read_all(client, topic, len(left)) == left
 
