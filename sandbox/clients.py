@@ -24,8 +24,9 @@ T = TypeVar("T")
 
 @contextmanager
 def pulsar_client(service_url: str) -> Iterator[pulsar.Client]:
-    """A Pulsar client that logs errors only."""
-    client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    """A Pulsar client that logs errors only, and bears with brokers of a busy machine."""
+    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    client = pulsar.Client(service_url, operation_timeout_seconds=120, logger=logger)
     try:
         yield client
     finally:

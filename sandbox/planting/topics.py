@@ -18,6 +18,9 @@ from sandbox.cluster import Cluster
 from sandbox.planting.znodes import bucket_ledgers, read_cursor
 from sandbox.servers.toolchain import SandboxError
 
+_PATIENCE = 120
+"""Seconds until a broker must have confirmed a message."""
+
 
 def payloads(count: int, text: str = "message") -> list[bytes]:
     """``count`` distinct payloads of about a hundred bytes."""
@@ -35,7 +38,9 @@ def publish(
 ) -> list[int]:
     """Publish one entry per payload, in order, and return the ledger id each went to; ``deliver_at`` in ms."""
     options = {} if schema is None else {"schema": schema}
-    producer = client.create_producer(topic, batching_enabled=False, block_if_queue_full=True, **options)
+    producer = client.create_producer(
+        topic, batching_enabled=False, block_if_queue_full=True, send_timeout_millis=_PATIENCE * 1000, **options
+    )
     ledgers: list[int] = []
     failures: list[str] = []
     done = threading.Event()
@@ -55,7 +60,7 @@ def publish(
             partition_key=keys[number] if keys else None,
             deliver_at=deliver_at[number] if deliver_at else None,
         )
-    if not done.wait(120) or failures:
+    if not done.wait(_PATIENCE + 10) or failures:
         raise SandboxError(f"publishing to {topic} failed: {failures[:1] or 'timed out'}")
     producer.close()
     return ledgers
