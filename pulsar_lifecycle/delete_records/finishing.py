@@ -16,12 +16,11 @@ from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.partition_answers import (
     answers,
     any_awaited,
-    bookies_holding,
-    not_deleted,
+    look_now,
     queue_is_empty,
     sent_at,
 )
-from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition
+from pulsar_lifecycle.delete_records.request import Absence, DeleteRecordsResult, Presence, TopicPartition
 from pulsar_lifecycle.deletion.deletion_run import delete_pending
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.workers import FAILURES, RunEnd
@@ -41,6 +40,8 @@ AT_LEAST_MS = 5_000
 """Between two deletion runs, however short the settings' delays are."""
 BY_ITSELF_MS = 30_000
 """How long a broker may take to delete a ledger that it has trimmed itself: nothing else is waited for."""
+LOOKED_AFTER_MS = 30_000
+"""Between two looks at bookies that have something, while a ledger is there that nothing deletes."""
 TRIED_AGAIN_AFTER_MS = 60_000
 """Between two tries of partitions that timed out. Another broker has them by then, if theirs is dead."""
 
@@ -83,7 +84,7 @@ def finish(
                 due = None  # a deletion run goes once the last messages are delivered
             continue
         until_try = max(0, next_try - clock.now_ms()) if silent else left
-        waiting = not_deleted(cluster, rows, refused)
+        waiting = _not_deleted(cluster, rows, refused)
         sent = sent_at(cluster, waiting)
         if not sent or (due is not None and _nothing_waits(cluster)):  # no deletion run will take any of them
             if not silent:
@@ -100,12 +101,20 @@ def finish(
         progress(f"{len(waiting)} ledgers are to be deleted: a scan and a deletion run begin")
         trouble = _delete(cluster, f"{run_id}-{next(runs)}")  # a run leaves what itself has sent back
         due = clock.now_ms() + _comes_again_after(cluster)
-    gone = not not_deleted(cluster, rows, refused)
-    if gone and collect and bookies:
-        holding = bookies_holding(cluster, rows, refused, planned_at)
+    stuck = _not_deleted(cluster, rows, refused)  # by any of them: that keeps no other partition from its answer
+    left = max(0, deadline - clock.now_ms())
+    if collect and bookies and (left or not stuck):
+        holding = _bookies_holding(look_now(cluster, rows, refused, planned_at))
         progress(f"{len(holding)} bookies that have entries of it are to collect")
-        trouble = _collect(cluster, run_id, holding)
-    left = max(0, min(deadline - clock.now_ms(), wait_ms if gone else BY_ITSELF_MS))
+        trouble = _collect(cluster, run_id, holding) or (trouble if stuck else "")
+        left = max(0, deadline - clock.now_ms())
+    if stuck:
+        while bookies and left and _bookies_awaited(look_now(cluster, rows, refused, planned_at)):
+            progress(f"waiting for at most {left // 1000} s until no bookie has anything")
+            clock.sleep(min(LOOKED_AFTER_MS, left) / 1000)
+            left = max(0, deadline - clock.now_ms())
+        flush_ms = int(cluster.settings.bookkeeper.flush_interval * 1000) if bookies else 0
+        left = min(left, BY_ITSELF_MS + flush_ms)
     if any_awaited(rows, refused):
         progress(f"waiting for at most {left // 1000} s until everything is proven gone")
     found = answers(cluster, rows, refused, planned_at=planned_at, wait_ms=left, bookies=bookies)
@@ -131,6 +140,26 @@ def make_covered(cluster: Cluster, run_id: str, progress: Callable[[str], None])
             raise
         progress(f"{refusal}: another scan begins")
         judged_scan.scan(cluster, run_id)
+
+
+def _not_deleted(
+    cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
+) -> frozenset[int]:
+    """Ledgers that left their topics and are there still, in BookKeeper's metadata or in a bucket."""
+    return frozenset(one.ledger_id for one in look_now(cluster, rows, refused) if not one.gone)
+
+
+def _bookies_holding(found: Sequence[Absence]) -> frozenset[str]:
+    """Bookies that say that they have entries of ledgers that are deleted."""
+    return frozenset(bookie for one in found if one.presence is Presence.ON_BOOKIE for bookie in one.where)
+
+
+def _bookies_awaited(found: Sequence[Absence]) -> bool:
+    """Whether of any ledger that is deleted not every bookie has said yet that it has nothing."""
+    return any(one.presence in _ON_BOOKIES for one in found)
+
+
+_ON_BOOKIES = (Presence.ON_BOOKIE, Presence.BOOKIE_UNANSWERED, Presence.BOOKIES_UNKNOWN)
 
 
 def _timed_out(rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]) -> list[Row]:

@@ -131,28 +131,16 @@ def any_awaited(rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | 
     return any(_refused(row, refused) is None for row in rows)
 
 
-def not_deleted(
-    cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
-) -> frozenset[int]:
-    """Ledgers that left their topics and are there still, in BookKeeper's metadata or in a bucket. Read-only."""
-    return frozenset(one.ledger_id for one in _looked(cluster, rows, refused) if not one.gone)
-
-
-def bookies_holding(
-    cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None], planned_at: int
-) -> frozenset[str]:
-    """Bookies that say that they have entries of ledgers that left their topics and are deleted. Read-only."""
-    found = _looked(cluster, rows, refused, planned_at)
-    return frozenset(bookie for one in found if one.presence is Presence.ON_BOOKIE for bookie in one.where)
-
-
-def _looked(
+def look_now(
     cluster: Cluster,
     rows: Sequence[Row],
     refused: Mapping[TopicPartition, Refusal | None],
     planned_at: int | None = None,
 ) -> list[Absence]:
-    """Where what must be gone is, of topics that lack nothing else; bookies are asked if ``planned_at`` is given."""
+    """Where what left its topic is, of topics that lack nothing else; bookies are asked if ``planned_at`` is given.
+
+    Read-only.
+    """
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
         _, _, going = _asked(ports, root, rows, refused, _left_before(cluster, rows))

@@ -1,0 +1,36 @@
+"""One command that ends with the answer, where one partition can have none yet: the others go on."""
+
+from __future__ import annotations
+
+from pulsar_lifecycle.delete_records.apply_run import Patience
+from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Lacks
+from tests.kit.fakes.bookie_admin import status
+from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
+
+
+def test_a_ledger_that_nothing_deletes_keeps_no_other_partition_from_its_answer() -> None:
+    scene = RecordsScene(2)
+    stuck, other = scene.topics
+    scene.cluster.topic(stuck, scene.ids[stuck][1:], entries=ENTRIES)  # a broker lost the deletion of the first
+    scene.cluster.wait(1)
+    scene.bookies.statuses = {BOOKIE: status(BOOKIE)}
+    waits = 0
+
+    def collects(*_: object) -> None:
+        def collected_later(_: float) -> None:
+            nonlocal waits
+            waits += 1
+            if waits == 20:
+                for i in [*scene.ids[stuck][1:2], *scene.ids[other][:2]]:
+                    del scene.cluster.reader.payloads[i]
+
+        scene.cluster.clock.on_sleep = collected_later
+
+    scene.bookies.on_collect = collects
+    scene.plan(scene.at(2, 0), scene.at(2, 0, other))
+    began = scene.cluster.clock.now_ms()
+    first, second = scene.apply(Patience(answers=7200, bookies=True, finish=True, collect=True))
+    assert first.code == Lacks.MESSAGE
+    assert second == DeleteRecordsResult(scene.at(2, 0, other))
+    assert scene.bookies.collections == [(BOOKIE, False)]
+    assert scene.cluster.clock.now_ms() - began < 3_600_000
