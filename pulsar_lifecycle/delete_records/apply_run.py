@@ -143,9 +143,13 @@ def apply_delete_records(
     summary, some = checked()
     rows = some.to_pylist()
     refused: dict[TopicPartition, Refusal | None] = {}
-    named: Mapping[TopicPartition, Collection[str]] = {}
 
     def launch(going: Sequence[Row], per_broker: float) -> None:
+        named: Mapping[TopicPartition, Collection[str]] = {}
+        if kind_of(summary.plan_id) is PlanKind.CONSUMED_RECORDS:
+            stopped, named = stopped_since(cluster, [Topic.parse(row["topic"]) for row in going])
+            refused.update(stopped)
+            going = [row for row in going if Topic.parse(row["topic"]) not in stopped]
         with _acting(cluster, run_id, summary.plan_id) as (run, ports, guard, brokers):
             _note_others(cluster, run, ports, going)
             work = _Launch(cluster, run, ports, guard, brokers, named, per_broker)
@@ -163,12 +167,7 @@ def apply_delete_records(
     if not dry_run:
         if patience.finish:
             make_covered(cluster, f"{run_id}-0", progress)
-        going = [row for row in rows if row["error"] is None]
-        if kind_of(summary.plan_id) is PlanKind.CONSUMED_RECORDS:
-            stopped, named = stopped_since(cluster, [Topic.parse(row["topic"]) for row in going])
-            refused |= stopped
-            going = [row for row in going if Topic.parse(row["topic"]) not in refused]
-        launch(going, patience.per_broker)
+        launch([row for row in rows if row["error"] is None], patience.per_broker)
     wait_ms = int(patience.answers * 1000)
     if patience.finish and not dry_run:
         return finish(

@@ -70,60 +70,20 @@ def finish(
     once nothing else has anything, those bookies collect that have entries. What hinders a deletion run or a collection
     is said with each partition that waits for it.
     """
-    clock, trouble, runs = cluster.clock, "", count(1)
-    deadline = clock.now_ms() + wait_ms
-    due: int | None = None
-    next_try = clock.now_ms() + TRIED_AGAIN_AFTER_MS
-    while (left := deadline - clock.now_ms()) > 0:
-        silent = _timed_out(rows, refused)
-        if silent and clock.now_ms() >= next_try:
-            progress(f"{len(silent)} partitions that timed out are tried again, the first: {silent[0]['topic']}")
-            _try_again(cluster, f"{run_id}-{next(runs)}", again, silent, left, progress)
-            next_try = clock.now_ms() + TRIED_AGAIN_AFTER_MS
-            if len(_timed_out(rows, refused)) < len(silent):
-                due = None  # a deletion run goes once the last messages are delivered
-            continue
-        until_try = max(0, next_try - clock.now_ms()) if silent else left
-        waiting = _not_deleted(cluster, rows, refused)
-        sent = sent_at(cluster, waiting)
-        if not sent or (due is not None and _nothing_waits(cluster)):  # no deletion run will take any of them
-            if not silent:
-                break
-            clock.sleep(min(until_try, left) / 1000)
-            continue
-        if due is None:
-            due = max(sent.values()) + _delivered_after(cluster)
-        if (early := due - clock.now_ms()) > 0:
-            hindered = f"; {trouble}" if trouble else ""
-            progress(f"{len(waiting)} ledgers are to be deleted: a deletion run begins in {early // 1000} s{hindered}")
-            clock.sleep(min(early, left, until_try) / 1000)
-            continue
-        progress(f"{len(waiting)} ledgers are to be deleted: a scan and a deletion run begin")
-        trouble = _delete(cluster, f"{run_id}-{next(runs)}")  # a run leaves what itself has sent back
-        due = clock.now_ms() + _comes_again_after(cluster)
-    stuck = _not_deleted(cluster, rows, refused)  # by any of them: that keeps no other partition from its answer
-    left = max(0, deadline - clock.now_ms())
-    if collect and bookies and (left or not stuck):
-        holding = _bookies_holding(look_now(cluster, rows, refused, planned_at))
-        progress(f"{len(holding)} bookies that have entries of it are to collect")
-        trouble = _collect(cluster, run_id, holding) or (trouble if stuck else "")
-        left = max(0, deadline - clock.now_ms())
+    work = _Finishing(cluster, run_id, rows, refused, planned_at, progress, cluster.clock.now_ms() + wait_ms)
+    work.delete(again)
+    stuck = bool(work.not_deleted())  # by any of them: that keeps no other partition from its answer
+    if collect and bookies and (work.left_ms or not stuck):
+        work.collect()
+    if stuck and bookies:
+        work.wait_for_bookies()
+    left = work.left_ms
     if stuck:
-        while bookies and left and _bookies_awaited(look_now(cluster, rows, refused, planned_at)):
-            progress(f"waiting for at most {left // 1000} s until no bookie has anything")
-            clock.sleep(min(LOOKED_AFTER_MS, left) / 1000)
-            left = max(0, deadline - clock.now_ms())
         flush_ms = int(cluster.settings.bookkeeper.flush_interval * 1000) if bookies else 0
         left = min(left, BY_ITSELF_MS + flush_ms)
     if any_awaited(rows, refused):
         progress(f"waiting for at most {left // 1000} s until everything is proven gone")
-    found = answers(cluster, rows, refused, planned_at=planned_at, wait_ms=left, bookies=bookies)
-    if trouble:
-        waited_for = {Topic.parse(row["topic"]) for row in rows if row["error"] is None}
-        for topic, result in found.items():
-            if result.error and topic in waited_for and not refused.get(topic):
-                found[topic] = replace(result, reason=f"{result.reason}; {trouble}")
-    return found
+    return work.hindered(answers(cluster, rows, refused, planned_at=planned_at, wait_ms=left, bookies=bookies))
 
 
 def make_covered(cluster: Cluster, run_id: str, progress: Callable[[str], None]) -> None:
@@ -142,41 +102,116 @@ def make_covered(cluster: Cluster, run_id: str, progress: Callable[[str], None])
         judged_scan.scan(cluster, run_id)
 
 
-def _not_deleted(
-    cluster: Cluster, rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]
-) -> frozenset[int]:
-    """Ledgers that left their topics and are there still, in BookKeeper's metadata or in a bucket."""
-    return frozenset(one.ledger_id for one in look_now(cluster, rows, refused) if not one.gone)
+class _Finishing:
+    """What is left of a request until ``deadline`` (ms), and what hinders it."""
 
+    def __init__(
+        self,
+        cluster: Cluster,
+        run_id: str,
+        rows: Sequence[Row],
+        refused: Mapping[TopicPartition, Refusal | None],
+        planned_at: int,
+        progress: Callable[[str], None],
+        deadline: int,
+    ) -> None:
+        self._cluster, self._run_id, self._runs = cluster, run_id, count(1)
+        self._rows, self._refused, self._planned_at = rows, refused, planned_at
+        self._progress, self._clock, self._deadline = progress, cluster.clock, deadline
+        self._trouble = ""
 
-def _bookies_holding(found: Sequence[Absence]) -> frozenset[str]:
-    """Bookies that say that they have entries of ledgers that are deleted."""
-    return frozenset(bookie for one in found if one.presence is Presence.ON_BOOKIE for bookie in one.where)
+    @property
+    def left_ms(self) -> int:
+        """How long there is yet."""
+        return max(0, self._deadline - self._clock.now_ms())
 
+    def delete(self, again: Again) -> None:
+        """Scans and deletion runs until none would take anything more, and no partition is silent."""
+        due: int | None = None
+        next_try = self._clock.now_ms() + TRIED_AGAIN_AFTER_MS
+        while self.left_ms:
+            silent = self._timed_out()
+            if silent and self._clock.now_ms() >= next_try:
+                self._try_again(again, silent)
+                next_try = self._clock.now_ms() + TRIED_AGAIN_AFTER_MS
+                if len(self._timed_out()) < len(silent):
+                    due = None  # a deletion run goes once the last messages are delivered
+                continue
+            until = min(self._deadline, next_try) if silent else self._deadline
+            waiting = self.not_deleted()
+            sent = sent_at(self._cluster, waiting)
+            if not sent or (due is not None and _nothing_waits(self._cluster)):  # no deletion run will take any of them
+                if not silent:
+                    return
+                self._sleep(until)
+                continue
+            if due is None:
+                due = max(sent.values()) + _delivered_after(self._cluster)
+            if (early := due - self._clock.now_ms()) > 0:
+                hindered = f"; {self._trouble}" if self._trouble else ""
+                begins = f"a deletion run begins in {early // 1000} s{hindered}"
+                self._progress(f"{len(waiting)} ledgers are to be deleted: {begins}")
+                self._sleep(min(due, until))
+                continue
+            self._progress(f"{len(waiting)} ledgers are to be deleted: a scan and a deletion run begin")
+            self._trouble = _delete(self._cluster, self._next_run())  # a run leaves what itself has sent back
+            due = self._clock.now_ms() + _comes_again_after(self._cluster)
 
-def _bookies_awaited(found: Sequence[Absence]) -> bool:
-    """Whether of any ledger that is deleted not every bookie has said yet that it has nothing."""
-    return any(one.presence in _ON_BOOKIES for one in found)
+    def not_deleted(self) -> frozenset[int]:
+        """Ledgers that left their topics and are there still, in BookKeeper's metadata or in a bucket."""
+        found = look_now(self._cluster, self._rows, self._refused)
+        return frozenset(one.ledger_id for one in found if not one.gone)
+
+    def collect(self) -> None:
+        """Have the bookies collect that say that they have entries of ledgers that are deleted."""
+        found = self._at_bookies()
+        holding = frozenset(bookie for one in found if one.presence is Presence.ON_BOOKIE for bookie in one.where)
+        self._progress(f"{len(holding)} bookies that have entries of it are to collect")
+        hindered = _collect(self._cluster, self._run_id, holding)
+        self._trouble = "; ".join(filter(None, (self._trouble, hindered)))
+
+    def wait_for_bookies(self) -> None:
+        """Until every bookie has said of all ledgers that are deleted that it has nothing."""
+        while self.left_ms and any(one.presence in _ON_BOOKIES for one in self._at_bookies()):
+            self._progress(f"waiting for at most {self.left_ms // 1000} s until no bookie has anything")
+            self._sleep(self._clock.now_ms() + LOOKED_AFTER_MS)
+
+    def hindered(
+        self, found: Mapping[TopicPartition, DeleteRecordsResult]
+    ) -> dict[TopicPartition, DeleteRecordsResult]:
+        """The same answers; those that wait for a deletion or a collection say what hindered it."""
+        if not self._trouble:
+            return dict(found)
+        planned = {Topic.parse(row["topic"]) for row in self._rows if row["error"] is None}
+        waiting = [t for t, one in found.items() if one.error and t in planned and not self._refused.get(t)]
+        return {**found, **{t: replace(found[t], reason=f"{found[t].reason}; {self._trouble}") for t in waiting}}
+
+    def _timed_out(self) -> list[Row]:
+        """Those that an apply began with, or did not come to, while their broker, or another server, was silent."""
+        found = [(row, self._refused.get(Topic.parse(row["topic"]))) for row in self._rows]
+        return [row for row, refusal in found if refusal and refusal.error is RecordsError.TIMEOUT]
+
+    def _try_again(self, again: Again, silent: Sequence[Row]) -> None:
+        """What hinders it is said; each of these partitions keeps what it was refused for."""
+        first = silent[0]["topic"]
+        self._progress(f"{len(silent)} partitions that timed out are tried again, the first: {first}")
+        try:
+            make_covered(self._cluster, self._next_run(), self._progress)
+            again(silent, self.left_ms / 1000)
+        except LifecycleError as error:
+            self._progress(f"they were not tried again: {error}")
+
+    def _at_bookies(self) -> Sequence[Absence]:
+        return look_now(self._cluster, self._rows, self._refused, self._planned_at)
+
+    def _next_run(self) -> str:
+        return f"{self._run_id}-{next(self._runs)}"
+
+    def _sleep(self, until: int) -> None:
+        self._clock.sleep(max(0, min(until, self._deadline) - self._clock.now_ms()) / 1000)
 
 
 _ON_BOOKIES = (Presence.ON_BOOKIE, Presence.BOOKIE_UNANSWERED, Presence.BOOKIES_UNKNOWN)
-
-
-def _timed_out(rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]) -> list[Row]:
-    """Those that an apply began with, or did not come to, while their broker, or another server, was silent."""
-    found = [(row, refused.get(Topic.parse(row["topic"]))) for row in rows]
-    return [row for row, refusal in found if refusal and refusal.error is RecordsError.TIMEOUT]
-
-
-def _try_again(
-    cluster: Cluster, run_id: str, again: Again, silent: Sequence[Row], left_ms: int, progress: Callable[[str], None]
-) -> None:
-    """What hinders it is said; each of these partitions keeps what it was refused for."""
-    try:
-        make_covered(cluster, run_id, progress)
-        again(silent, left_ms / 1000)
-    except LifecycleError as error:
-        progress(f"they were not tried again: {error}")
 
 
 def _nothing_waits(cluster: Cluster) -> bool:
