@@ -129,7 +129,7 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     settings, now = settings_of(where, kind), where.clock.now_ms()
     valid = _valid_ms(where)
     mine = _by_policy(where, kind, now - valid - CLOCKS_APART_MS) or _by_policy(where, kind, 0)
-    asked = [plan for plan in mine if plan.plan_id == plan_id] if plan_id else mine
+    asked = [plan for plan in mine if (plan.plan_id == plan_id if plan_id else not _set_aside(where, plan, now))]
     if not asked:
         return decide(settings, None, now, valid_for_ms=valid), None
     said: dict[str, list[ApprovalRow]] = {}
@@ -145,6 +145,17 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
         if decision.code in SOON:
             return decision, approved
     return _decided(where, kind, asked[-1], approval_in(said.get(asked[-1].plan_id, ()))), asked[-1]
+
+
+def _set_aside(where: Cluster, plan: Plan, now: int) -> bool:
+    """Whether a plan is dated after ``now`` (ms), and its scan set aside: it would hide newer ones until that date."""
+    if plan.created_at <= now:
+        return False
+    try:
+        where.lake.epoch(plan.epoch_id)
+    except NotFound:
+        return True
+    return False
 
 
 def told(where: Cluster, kind: AutomatedKind) -> PlanDecision:

@@ -99,6 +99,21 @@ def test_no_plan_goes_whose_scan_was_set_aside(
     assert {one["kind"]: one["code"] for one in automation_said(capsys)}["retention"] == "unread"
 
 
+def test_a_plan_that_a_clock_dated_ahead_hides_no_other_once_its_scan_is_set_aside(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = automated(scene, monkeypatch, mode="apply")
+    scene.servers.clock.advance(7_200)
+    ahead = planned(scene)
+    scene.servers.clock.advance(-7_200)
+    assert decision_of(where, RETENTION)[0].plan_id == ahead.plan_id
+    where.lake.set_scans_aside(where.settings.cluster, scene.now, "the clock was ahead", "mary")
+    assert decision_of(where, RETENTION)[0].code is AutomationCode.NO_PLAN
+    scene.servers.clock.advance(60)
+    newer, _ = make_retention_plan(scene.cluster, scene.scan())
+    assert decision_of(where, RETENTION)[0].plan_id == newer.plan_id
+
+
 def test_nothing_goes_until_a_restore_is_accepted_nor_while_deletion_is_switched_off(
     scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
