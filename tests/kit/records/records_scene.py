@@ -5,6 +5,8 @@ Belongs here: what is there, what an operator does. Not here: what a test expect
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -103,6 +105,12 @@ class RecordsScene:
 
     def _path(self, topic: Topic | None) -> str:
         return self.cluster.topic_path(topic or self.topic)
+
+    def owned_by(self, broker: str, topic: Topic | None = None) -> None:
+        """A broker has the bundle of one topic alone."""
+        place = zlib.crc32(str(topic or self.topic).encode())
+        path = f"/namespace/acme/orders/0x{place:08x}_0x{place + 1:08x}"
+        self.cluster.put(path, json.dumps({"httpUrl": f"http://{broker}"}).encode())
 
     def cursor(self, name: str, ledger: int, entry: int, topic: Topic | None = None) -> None:
         """A durable cursor that has acknowledged everything up to an entry of the ledger at an index."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -190,7 +188,7 @@ def test_a_silent_broker_fails_its_own_partitions_alone() -> None:
     scene = RecordsScene(3)
     scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
     for topic, broker in zip(scene.topics, ["broker-1:8080", "broker-1:8080", "broker-2:8080"], strict=True):
-        scene.cluster.put(f"/namespace/acme/orders/{_bundle(topic)}", _owner(broker))
+        scene.owned_by(broker, topic)
     scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
     scene.cluster.admin.unreachable = {"broker-2:8080"}
     assert [r.error for r in scene.apply()] == [RecordsError.TIMEOUT] * 3
@@ -215,7 +213,7 @@ def test_one_command_tries_again_what_timed_out(comes_back: bool) -> None:
     admin = scene.cluster.admin
     admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
     for topic, broker in zip(scene.topics, admin.broker_ids, strict=True):
-        scene.cluster.put(f"/namespace/acme/orders/{_bundle(topic)}", _owner(broker))
+        scene.owned_by(broker, topic)
     scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
     admin.unreachable = {"broker-2:8080"}
     tries = list[str]()
@@ -239,7 +237,7 @@ def test_one_command_tries_again_what_timed_out(comes_back: bool) -> None:
 def test_a_partition_whose_broker_was_silent_at_the_plan_takes_another_plan() -> None:
     scene = RecordsScene()
     scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
-    scene.cluster.put(f"/namespace/acme/orders/{_bundle(scene.topic)}", _owner("broker-2:8080"))
+    scene.owned_by("broker-2:8080")
     scene.cluster.admin.unreachable = {"broker-2:8080"}
     scene.plan(scene.at(2, 0))
     scene.cluster.admin.unreachable = set()
@@ -248,16 +246,6 @@ def test_a_partition_whose_broker_was_silent_at_the_plan_takes_another_plan() ->
     assert "found by the plan, which leaves it out: once that has changed, plan again" in result.reason
     scene.plan(scene.at(2, 0))
     assert scene.apply()[0].code == Lacks.DELETION
-
-
-def _bundle(topic: Topic) -> str:
-    """A bundle that holds one topic alone."""
-    place = zlib.crc32(str(topic).encode())
-    return f"0x{place:08x}_0x{place + 1:08x}"
-
-
-def _owner(broker: str) -> bytes:
-    return json.dumps({"httpUrl": f"http://{broker}"}).encode()
 
 
 def test_a_request_to_keep_a_low_watermark_that_is_stuck_and_comes_late_moves_nothing_back() -> None:

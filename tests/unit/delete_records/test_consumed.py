@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestration.delete_records import failing, failure
-from pulsar_lifecycle.delete_records.apply_run import apply_delete_records
+from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.consumed import consumed_offsets, plan_consumed_records
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.model import Topic
@@ -176,6 +176,26 @@ def test_what_the_policy_keeps_or_has_deleted_later_fails_no_run() -> None:
     said = failure(scene.topics, results)
     assert "4 of 4 partitions fail this run (2 cursor_below, 1 TimeoutException, 1 changed" in said
     assert f"the first: {scene.topics[0]}: cursor_below: " in said
+
+
+def test_what_timed_out_is_not_tried_again_once_its_subscription_is_deleted() -> None:
+    scene = scene_with({"acme/orders": ("billing",)})
+    scene.cursor("billing", 3, 4)
+    summary, _, _ = plan_consumed_records(scene.where)
+    assert summary is not None
+    scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
+    scene.owned_by("broker-2:8080")
+    scene.cluster.admin.unreachable = {"broker-2:8080"}
+
+    def said(text: str) -> None:
+        if "tried again" in text:
+            scene.cluster.zookeeper.delete(f"{scene.cluster.topic_path(scene.topic)}/billing", -1)
+            scene.cluster.admin.unreachable = set()
+
+    order, patience = Order(summary.plan_id, summary.digest), Patience(answers=600, finish=True)
+    found = apply_delete_records(scene.where, "run", order, dry_run=False, patience=patience, progress=said)
+    assert found[scene.topic].code == Code.SUBSCRIPTION_MISSING
+    assert scene.listed() == scene.ids[scene.topic]
 
 
 def test_without_a_policy_there_is_no_plan() -> None:
