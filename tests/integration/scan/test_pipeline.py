@@ -26,6 +26,7 @@ from sandbox.cluster import Cluster
 from sandbox.planting import plant, verify, znodes
 from tests.integration.deletion import forgery
 from tests.integration.pipeline import (
+    PATIENT,
     Pipeline,
     Planned,
     at_rest,
@@ -87,6 +88,7 @@ def story(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Story:
     rules = {
         "bookkeeper": {"shared_with": [{"name": "neighbour", "hosts": f"{sandbox.zookeeper}{neighbour_root}"}]},
         "orphans": {"legal_holds": [world.held.removeprefix("persistent://")]},
+        "deletion": PATIENT,
     }
     pipeline = pipelines(rules, on_spark=True)
     pipeline.scan()  # the brokers forget the unloaded topics meanwhile

@@ -14,6 +14,7 @@ from sandbox.cluster import Cluster
 from sandbox.planting import plant, topics, verify
 from sandbox.planting.seed import Live
 from tests.integration.pipeline import (
+    PATIENT,
     Pipeline,
     drain,
     emptied,
@@ -37,7 +38,7 @@ def test_executors_of_their_own_scan_and_delete(sandbox: Cluster, tmp_path: Path
     planted, contents = plant.orphan_data_of_live_topic(sandbox, half)
     orphans |= {entry.ledger_id for entry in planted}
     wait_unlisted(sandbox, [half, leaked])
-    file = settings_file(sandbox, tmp_path, {"spark": {"master": "local-cluster[2,1,1024]"}})
+    file = settings_file(sandbox, tmp_path, {"spark": {"master": "local-cluster[2,1,1024]"}, "deletion": PATIENT})
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYSPARK_PYTHON")}

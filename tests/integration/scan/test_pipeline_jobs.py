@@ -14,6 +14,7 @@ from sandbox.cluster import Cluster
 from sandbox.planting import plant
 from tests.integration.jobs import Jobs, key
 from tests.integration.pipeline import (
+    PATIENT,
     Pipeline,
     emptied,
     existing,
@@ -44,7 +45,7 @@ def test_an_operator_scans_applies_what_the_page_says_and_deletes(
     lost = f"persistent://{namespace}/lost"
     plant.dangling(sandbox, lost)
     wait_unlisted(sandbox, [leaked, lost])
-    pipeline = pipelines({"apply": {"max_share": 1.0}})
+    pipeline = pipelines({"apply": {"max_share": 1.0}, "deletion": PATIENT})
     jobs = Jobs(pipeline, instance)
     jobs.run("scan")
     checks = checks_of(jobs.run("scan"))

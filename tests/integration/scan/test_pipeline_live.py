@@ -14,6 +14,7 @@ from sandbox.cluster import Cluster
 from sandbox.planting import plant, topics, verify, znodes
 from sandbox.planting.seed import Live
 from tests.integration.pipeline import (
+    PATIENT,
     Pipeline,
     emptied,
     existing,
@@ -104,7 +105,7 @@ def test_nothing_that_lives_is_deleted_under_load(sandbox: Cluster, pipelines: C
     leaked = f"persistent://{namespace}/leaked"
     orphans = {entry.ledger_id for entry in plant.orphan_data(sandbox, leaked)}
     wait_unlisted(sandbox, [leaked])
-    pipeline = pipelines()
+    pipeline = pipelines({"deletion": PATIENT})
     with Load(sandbox, namespace) as load:
         pipeline.scan()
         planned = pipeline.plan(pipeline.scan())
