@@ -140,9 +140,10 @@ def test_what_the_settings_allow_is_done_by_itself_though_the_daemon_dies(
     until("what follows a scan", lambda: deployment.runs("__ASSET_JOB"))
     deployment.switch_off(CLUSTER, "after_scan")  # once is enough
     until("two scans", lambda: len(deployment.runs("scan")) >= 2)  # the second confirms what the first called orphan
+    # while scans go on, no plan is too old before somebody looks
+    until("a green plan", lambda: deployment.freshness(CLUSTER, "deletion_plan") == "HEALTHY")
     deployment.switch_off(CLUSTER, "hourly_scan")
     until("them to end", lambda: len(_whole(deployment)) >= 2)
-    until("a green plan", lambda: deployment.freshness(CLUSTER, "deletion_plan") == "HEALTHY")
     until("a green scan", lambda: deployment.checks(CLUSTER, "ledger_references") == {"coverage": "SUCCEEDED"})
     until("a run that applies a plan", lambda: deployment.runs(lifecycle__automation="retention"))
     deployment.kill_daemon()
