@@ -8,7 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -213,13 +213,12 @@ def test_producers_and_consumers_lose_nothing_above_the_low_watermark(records: R
                 time.sleep(0.02)
 
         def consume() -> None:
-            while not stop.is_set() or len(set(received)) < len(CONTENTS) + len(sent):
-                try:
-                    message = consumer.receive(60_000)
-                except pulsar.Timeout:
-                    return  # the test says what is missing
-                received.append(message.data())
-                consumer.acknowledge(message)
+            end = time.monotonic() + 900  # the test says what is missing
+            while (threads[0].is_alive() or not set(received) >= {*CONTENTS, *sent}) and time.monotonic() < end:
+                with suppress(pulsar.Timeout):
+                    message = consumer.receive(1_000)
+                    received.append(message.data())
+                    consumer.acknowledge(message)
 
         threads = [threading.Thread(target=one) for one in (produce, consume)]
         for thread in threads:
