@@ -20,6 +20,7 @@ from pulsar_lifecycle.delete_records.partition_answers import (
     queue_is_empty,
     sent_at,
 )
+from pulsar_lifecycle.delete_records.records_planning import ask_brokers
 from pulsar_lifecycle.delete_records.request import Absence, DeleteRecordsResult, Presence, TopicPartition
 from pulsar_lifecycle.deletion.deletion_run import delete_pending
 from pulsar_lifecycle.deletion.planning import judged_scan
@@ -89,7 +90,8 @@ def finish(
 def make_covered(cluster: Cluster, run_id: str, progress: Callable[[str], None]) -> None:
     """Scan once more where the newest scan is not covered, as one made while a broker was silent; nobody acts on it.
 
-    Whoever finished while a broker was down has made such a scan. Raises Refused for what keeps everybody from acting.
+    Whoever finished while a broker was down has made such a scan. Raises Refused for what keeps everybody from acting,
+    also while a broker is silent yet: another scan would not be covered either.
     """
     with cluster.ports(read_only=True) as ports:
         fingerprint = evidence.check_may_act(cluster, ports.store)
@@ -98,6 +100,9 @@ def make_covered(cluster: Cluster, run_id: str, progress: Callable[[str], None])
     except RefusedBy as refusal:
         if refusal.code is not RefusalCode.SCAN_NOT_COVERED:
             raise
+        with topic_ports(cluster, read_only=True) as ports:
+            if ask_brokers(ports).unanswered:
+                raise
         progress(f"{refusal}: another scan begins")
         judged_scan.scan(cluster, run_id)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pulsar_lifecycle.delete_records.apply_run import Patience
-from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Lacks
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks
 from tests.kit.fakes.bookie_admin import status
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
 
@@ -34,3 +34,24 @@ def test_a_ledger_that_nothing_deletes_keeps_no_other_partition_from_its_answer(
     assert second == DeleteRecordsResult(scene.at(2, 0, other))
     assert scene.bookies.collections == [(BOOKIE, False)]
     assert scene.cluster.clock.now_ms() - began < 3_600_000
+
+
+def with_a_silent_broker() -> RecordsScene:
+    """Each of two brokers has one of two topics, and the second is silent once the plan is made."""
+    scene = RecordsScene(2)
+    scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
+    for topic, broker in zip(scene.topics, scene.cluster.admin.broker_ids, strict=True):
+        scene.owned_by(broker, topic)
+    return scene
+
+
+def test_no_try_scans_while_a_broker_is_silent() -> None:
+    """Such a scan would not be covered, and there is a try every minute. Those of the deletion runs are."""
+    scene = with_a_silent_broker()
+    scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
+    scene.cluster.admin.unreachable = {"broker-2:8080"}
+    before = len(scene.where.lake.epochs())
+    scene.apply(Patience(answers=1200, finish=True))
+    runs = sum("a scan and a deletion run begin" in text for text in scene.said)
+    assert sum("tried again" in text for text in scene.said) > 10
+    assert len(scene.where.lake.epochs()) - before == runs > 0
