@@ -143,6 +143,7 @@ def apply_delete_records(
     summary, some = checked()
     rows = some.to_pylist()
     refused: dict[TopicPartition, Refusal | None] = {}
+    unloads = unloads_of(cluster.settings, cluster.clock)  # one budget, however often it is launched
 
     def launch(going: Sequence[Row], per_broker: float) -> None:
         named: Mapping[TopicPartition, Collection[str]] = {}
@@ -150,7 +151,7 @@ def apply_delete_records(
             stopped, named = stopped_since(cluster, [Topic.parse(row["topic"]) for row in going])
             refused.update(stopped)
             going = [row for row in going if Topic.parse(row["topic"]) not in stopped]
-        with _acting(cluster, run_id, summary.plan_id) as (run, ports, guard, brokers):
+        with _acting(cluster, run_id, summary.plan_id, unloads.share(1)) as (run, ports, guard, brokers):
             _note_others(cluster, run, ports, going)
             work = _Launch(cluster, run, ports, guard, brokers, named, per_broker)
             done, count = 0, len(going)
@@ -190,7 +191,9 @@ def apply_delete_records(
 
 
 @contextmanager
-def _acting(cluster: Cluster, run_id: str, plan_id: str) -> Iterator[tuple[TopicRun, Ports, RunGuard, BrokerAnswers]]:
+def _acting(
+    cluster: Cluster, run_id: str, plan_id: str, unloads: Unloads
+) -> Iterator[tuple[TopicRun, Ports, RunGuard, BrokerAnswers]]:
     """Check that we may act, and hold the lease of those who take ledgers off topics for as long as the work lasts."""
     settings = cluster.settings
     with published(cluster), topic_ports(cluster, buckets=True) as own:
@@ -203,7 +206,7 @@ def _acting(cluster: Cluster, run_id: str, plan_id: str) -> Iterator[tuple[Topic
             brokers = ask_brokers(ports)
             loaded = settings.trimming.loaded_topics
             run = topic_run(cluster, run_id, ports, context, now, loaded, brokers.brokers)
-            guard = RunGuard(lease.guard, unloads_of(settings, ports.clock))
+            guard = RunGuard(lease.guard, unloads)
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
             yield replace(run, plan_id=plan_id), ports, guard, brokers
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=not brokers.unanswered)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.fakes.bookie_admin import status
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
 
@@ -55,3 +57,26 @@ def test_no_try_scans_while_a_broker_is_silent() -> None:
     runs = sum("a scan and a deletion run begin" in text for text in scene.said)
     assert sum("tried again" in text for text in scene.said) > 10
     assert len(scene.where.lake.epochs()) - before == runs > 0
+
+
+def test_what_is_tried_again_takes_unloads_of_the_same_budget() -> None:
+    scene = with_a_silent_broker()
+    scene.max_unloads = 2
+    admin, unloads = scene.cluster.admin, 0
+    admin.topics = {topic: {} for topic in scene.topics}
+
+    def unload(topic: Topic) -> None:
+        nonlocal unloads
+        unloads += 1
+        if len(scene.ids[topic]) == 5:  # it was not rolled yet
+            scene.rolled(topic)
+
+    def said(text: str) -> None:
+        if "tried again" in text:
+            admin.unreachable = set()
+
+    admin.on_unload = unload
+    scene.plan(END, END)
+    admin.unreachable = {"broker-2:8080"}
+    first, second = scene.apply(Patience(answers=1200, finish=True), heard=said)
+    assert (first.error, second.error, unloads) == (None, RecordsError.UNLOADS_USED_UP, 2)
