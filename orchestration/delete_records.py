@@ -159,14 +159,18 @@ def failing(
     """Partitions whose errors fail a run that applies a plan; ``refused``: what the apply itself found.
 
     All errors do, but for a plan of policy ``consumed_records``, which may be applied every hour. What its rules keep
-    is as it should be, and nobody waits for the deletion of what left its topics, unless the run was to (``waited``).
+    is as it should be, also where it was tried again after something else had failed. And nobody waits for the deletion
+    of what left its topics, unless the run was to (``waited``).
     """
     errors = [topic for topic, result in results.items() if result.error]
     if kind_of(plan_id) is not PlanKind.CONSUMED_RECORDS:
         return errors
-    return [
-        topic for topic in errors if refused.get(topic) or (waited and results[topic].error is RecordsError.TIMEOUT)
-    ]
+
+    def fails(topic: TopicPartition) -> bool:
+        error, found = results[topic].error, refused.get(topic)
+        return (waited and error is RecordsError.TIMEOUT) or (found is not None and found.error is error)
+
+    return [topic for topic in errors if fails(topic)]
 
 
 def _plan(where: Cluster, asked: Sequence[RequestedOffset], options: Options) -> dict[str, Any]:

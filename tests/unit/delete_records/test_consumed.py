@@ -193,8 +193,12 @@ def test_what_timed_out_is_not_tried_again_once_its_subscription_is_deleted() ->
             scene.cluster.admin.unreachable = set()
 
     order, patience = Order(summary.plan_id, summary.digest), Patience(answers=600, finish=True)
-    found = apply_delete_records(scene.where, "run", order, dry_run=False, patience=patience, progress=said)
+    refused: dict[Topic, Refusal | None] = {}
+    found = apply_delete_records(
+        scene.where, "run", order, dry_run=False, patience=patience, report=refused.__setitem__, progress=said
+    )
     assert found[scene.topic].code == Code.SUBSCRIPTION_MISSING
+    assert failing(summary.plan_id, found, refused, waited=True) == []
     assert scene.listed() == scene.ids[scene.topic]
 
 
