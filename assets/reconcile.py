@@ -4,7 +4,7 @@ Source of truth: the journal and the newest covered scan. Report-only, unless it
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -72,10 +72,11 @@ def check_sent(found: Reconciled) -> None:
 
 def intents_shown(found: Reconciled) -> dict[str, dict[str, Any]]:
     """What each namespace's page shows."""
-    return {intent_states.namespace: _shown(intent_states, found) for intent_states in found.namespace_intents}
+    of_plan = frozenset(found.rows.column("namespace").unique().to_pylist())
+    return {one.namespace: _shown(one, found, of_plan) for one in found.namespace_intents}
 
 
-def _shown(intent_states: NamespaceIntents, found: Reconciled) -> dict[str, Any]:
+def _shown(intent_states: NamespaceIntents, found: Reconciled, of_plan: Collection[str]) -> dict[str, Any]:
     return {
         "dagster/row_count": intent_states.orphans,
         "confirmed orphans": intent_states.orphans,
@@ -87,7 +88,7 @@ def _shown(intent_states: NamespaceIntents, found: Reconciled) -> dict[str, Any]
         "queue": _queue(intent_states, found),
         **_unsubscribed(found),
         "plan id": found.summary.plan_id,
-        "how to send": dg.MetadataValue.md(_how(intent_states, found)),
+        "how to send": dg.MetadataValue.md(_how(intent_states, found, of_plan)),
     }
 
 
@@ -103,10 +104,11 @@ def _unsubscribed(found: Reconciled) -> dict[str, str]:
     return {"without subscription": f"{', '.join(found.unsubscribed)}: {text}"} if found.unsubscribed else {}
 
 
-def _how(intent_states: NamespaceIntents, found: Reconciled) -> str:
+def _how(intent_states: NamespaceIntents, found: Reconciled, of_plan: Collection[str]) -> str:
+    """``of_plan``: the namespaces that the plan has rows of."""
     if not found.summary.actionable:
         return "**Report only.**\n\n" + "\n".join(f"- {gap}" for gap in found.summary.gaps[:50])
-    if intent_states.namespace not in found.rows.column("namespace").to_pylist():
+    if intent_states.namespace not in of_plan:
         return "Nothing to send: what is confirmed is in flight." if intent_states.orphans else "Nothing to send."
     if found.applied and not found.applied.problem:
         return "Nothing to send any more: this run has."
