@@ -283,8 +283,8 @@ def _last(run: dict[str, Any] | None, now: int) -> str:
     if run is None:
         return "none yet"
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in run["outcomes"].items())
-    ago = show.span(now - run["ended_at"])
-    return f"{run['run_id']}, {ago} ago: {outcomes}; {show.size(run['deleted_bytes'])} deleted"
+    ended = show.ago(run["ended_at"], now)
+    return f"{run['run_id']}, {ended}: {outcomes}; {show.size(run['deleted_bytes'])} deleted"
 
 
 def _line(part: dict[str, Any]) -> tuple[Any, ...]:

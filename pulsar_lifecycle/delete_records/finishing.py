@@ -68,8 +68,8 @@ def finish(
     """Have everything deleted that left its topic, within ``wait_ms``, and answer as :func:`answers` does.
 
     Partitions that timed out are tried ``again`` meanwhile. ``planned_at``: when (ms) the plan was made. ``collect``:
-    once nothing else has anything, those bookies collect that have entries. What hinders a deletion run or a collection
-    is said with each partition that waits for it.
+    once no deletion run would delete anything more, those bookies collect that have entries of what is deleted. What
+    hinders a deletion run or a collection is said with each partition that waits for it.
     """
     work = _Finishing(cluster, run_id, rows, refused, planned_at, progress, cluster.clock.now_ms() + wait_ms)
     work.delete(again)

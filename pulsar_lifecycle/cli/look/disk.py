@@ -57,13 +57,13 @@ def storage(
         scan = {"epoch_id": epoch.epoch_id, "scanned_at": epoch.started_at, "covered": epoch.covered}
         show.json_document({**scan, **facts, "by_reason": dict(sums), "rows": rows.to_pylist()})
         return
-    age = show.span(where.clock.now_ms() - epoch.started_at)
+    begun = show.ago(epoch.started_at, where.clock.now_ms())
     unsized = sum(one["ledgers_unsized"] for one in sums.values())
     some = f" and {show.counted(unsized, 'ledger')} of unknown size" if unsized else ""
     sized = show.counted(whole.ledgers - unsized, "ledger")
     show.text(
         f"{show.size(whole.physical_bytes)} on disk in {sized}{some}, by scan "
-        f"{epoch.epoch_id}, {age} ago{'' if epoch.covered else ', which is not covered'}"
+        f"{epoch.epoch_id}, {begun}{'' if epoch.covered else ', which is not covered'}"
     )
     show.table(
         ["reason", "ledgers", "of unknown size", "bytes", "on disk"],
@@ -93,7 +93,7 @@ def open_ledgers(
     columns: Columns = {
         "topic": lambda row, _: row["topic"],
         "ledger": lambda row, _: row["ledger_id"],
-        "made": lambda row, now: f"{show.span(max(0, now - row['made_at']))} ago",
+        "made": lambda row, now: show.ago(row["made_at"], now),
         "bytes": lambda row, _: row["problem"] if row["bytes"] is None else show.size(row["bytes"]),
         "expired": lambda row, _: "yes" if row["expired"] else None,
         "causes": lambda row, _: ", ".join(row["causes"]),
@@ -148,7 +148,7 @@ def bookies(context: typer.Context, as_json: AsJson = False) -> None:
                     for name in ("free", "total", "bytes_placed", "bytes_to_collect", "bytes_to_compact")
                 ),
                 f"{days[row['bookie']]:.1f} days" if row["bookie"] in days else None,
-                f"{show.span(now - row['asked_at'])} ago",
+                show.ago(row["asked_at"], now),
                 row["detail"],
             )
             for row in sorted(rows, key=_room)
@@ -213,7 +213,7 @@ def _show_held(
         show.json_document({"epoch_id": epoch.epoch_id, "rows": rows})
         return
     now = where.clock.now_ms()
-    show.text(f"{head(rows)}, by scan {epoch.epoch_id}, {show.span(now - epoch.started_at)} ago")
+    show.text(f"{head(rows)}, by scan {epoch.epoch_id}, {show.ago(epoch.started_at, now)}")
     show.table([*columns], ([cell(row, now) for cell in columns.values()] for row in rows[:TOPICS]))
     if len(rows) > TOPICS:
         show.text(f"... {len(rows) - TOPICS} more; --json has all of them")

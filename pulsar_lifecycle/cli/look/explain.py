@@ -104,9 +104,9 @@ def findings(
             {**scan, "by_code": [dict(zip(_GROUP, _group(one), strict=True)) for one in groups], **listed}
         )
         return
-    age = show.span(where.clock.now_ms() - epoch.started_at)
+    begun = show.ago(epoch.started_at, where.clock.now_ms())
     covered = "" if epoch.covered else ", which is not covered"
-    show.text(f"{show.counted(rows.num_rows, 'finding')} of scan {epoch.epoch_id}, begun {age} ago{covered}")
+    show.text(f"{show.counted(rows.num_rows, 'finding')} of scan {epoch.epoch_id}, begun {begun}{covered}")
     show.table(_GROUP, [(*cells, show.size(size), said) for *cells, size, said in map(_group, groups)])
     if code or finding:
         largest = rows.sort_by([("physical_bytes", "descending")]).slice(0, LEDGERS)
@@ -192,7 +192,7 @@ def _when(found: Explanation, now: int) -> str:
     if found.verdict is not Verdict.DELETED:
         return ""
     at = max(row["at"] for row in found.history.deletions())
-    return f", {show.moment(at)} ({show.span(now - at)} ago)"
+    return f", {show.moment(at)} ({show.ago(at, now)})"
 
 
 def _ledger(found: Explanation, now: int) -> str:
@@ -206,8 +206,8 @@ def _ledger(found: Explanation, now: int) -> str:
         if row["entries"] is not None
         else ""
     )
-    age = show.span(now - row["ctime"])
-    return f"{row['state']}{inside}, made {show.moment(row['ctime'])} ({age} ago), {found.path}"
+    made = f"{show.moment(row['ctime'])} ({show.ago(row['ctime'], now)})"
+    return f"{row['state']}{inside}, made {made}, {found.path}"
 
 
 def _owner(found: Explanation) -> str | None:
@@ -241,7 +241,7 @@ def _scan(history: History, now: int) -> list[str]:
     if epoch is None:
         return ["none of this cluster: run the job `scan`"]
     covered = "covered" if epoch.covered else f"NOT COVERED, {show.counted(len(epoch.gaps), 'gap')}"
-    lines = [f"{epoch.epoch_id}, begun {show.span(now - epoch.started_at)} ago, {covered}"]
+    lines = [f"{epoch.epoch_id}, begun {show.ago(epoch.started_at, now)}, {covered}"]
     lines += [f"gap: {gap}" for gap in epoch.gaps[:5]]
     seen = [f"saw {r['referrer']} refer to it ({KINDS[r['kind']].name})" for r in history.references.to_pylist()]
     lines += dict.fromkeys(seen)  # a broker may hold the same ledger in two places

@@ -62,14 +62,12 @@ def inactive(
     now = where.clock.now_ms()
     what = "subscription" if subscriptions else "topic"
     total, disk = (show.size(pc.sum(counted_once(stored, n)).as_py() or 0) for n in ("bytes", "physical_bytes"))
-    age = show.span(now - epoch.started_at)
+    begun = show.ago(epoch.started_at, now)
     show.text(
-        f"{show.counted(len(rows), f'inactive {what}')}, {total}, {disk} on disk, by scan {epoch.epoch_id}, {age} ago"
+        f"{show.counted(len(rows), f'inactive {what}')}, {total}, {disk} on disk, by scan {epoch.epoch_id}, {begun}"
     )
     if since is not None:
-        show.text(
-            f"our history begins {show.span(now - since)} ago; what nobody used for {show.span(period * 1000)} counts"
-        )
+        show.text(f"our history begins {show.ago(since, now)}; what nobody used for {show.span(period * 1000)} counts")
     if not answered:
         show.text(
             "the brokers did not answer: what may have clients is left out, and the next report passes this one over"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pulsar_lifecycle.cli import show
@@ -19,3 +21,11 @@ NOW = 1_800_000_000_000
 )
 def test_what_another_clock_dates_ahead_is_not_called_just_now(at: int, said: str) -> None:
     assert show.ago(at, NOW) == said
+
+
+def test_no_page_says_by_itself_how_long_ago_something_was() -> None:
+    """Such a page calls what another clock dated ahead just made."""
+    own = Path(show.__file__)
+    others = [one for one in own.parent.rglob("*.py") if one != own]
+    assert others
+    assert [one.name for one in others if "} ago" in one.read_text()] == []
