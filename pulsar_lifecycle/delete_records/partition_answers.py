@@ -98,7 +98,7 @@ def answers(
         if sent and queue_is_empty(ports):  # another installation took the messages, or they are lost
             still = look(ports, root, [left[i] for i in sorted(sent)], bookies=False)
             unsent |= {one.ledger_id for one in still if one.presence in _DELETABLE}
-        back = brought_back(cluster.journal_reader, cluster.settings.cluster, unsent)
+        back = brought_back(cluster.journal_reader, cluster.settings.cluster, unsent.difference(sent))
         dead = _dead_letters(cluster, deletable)
         retried = _retried(cluster, {i: at for i, at in sent.items() if i not in unsent and i not in dead})
         for name, own in kept.items():

@@ -289,6 +289,23 @@ def test_what_was_archived_before_a_ledger_came_back_does_not_tell_which_bookies
     assert scene.apply(Patience(bookies=True)) == [DeleteRecordsResult(scene.at(1, 0))]
 
 
+def test_a_message_that_is_lost_after_an_undo_is_told_as_lost() -> None:
+    scene = RecordsScene()
+    first, topic = scene.ids[scene.topic][0], scene.cluster.topic_path(scene.topic)
+    before = scene.cluster.zookeeper.data(topic)
+    scene.plan(scene.at(1, 0))
+    scene.apply()
+    scene.delete()
+    undo_deletions(scene.where, "undo", UndoRequest(ledger_ids=(first,), dry_run=False), lambda _: None)
+    scene.cluster.put(topic, before)
+    scene.cluster.wait(1)
+    scene.plan(scene.at(1, 0))
+    scene.apply()
+    scene.cluster.deletion_topics.waiting.clear()
+    (result,) = scene.apply(dry_run=True)
+    assert result.code == Lacks.MESSAGE
+
+
 def test_a_bookie_whose_place_another_took_is_asked_too() -> None:
     """It was away while others replicated the ledger, and came back with its entries."""
     scene = RecordsScene()
