@@ -36,6 +36,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import unsaid
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of, topic_ports
+from pulsar_lifecycle.topics.write import STOPPING
 
 AT_LEAST_MS = 5_000
 """Between two deletion runs, however short the settings' delays are."""
@@ -45,6 +46,8 @@ LOOKED_AFTER_MS = 30_000
 """Between two looks at bookies that have something, while a ledger is there that nothing deletes."""
 TRIED_AGAIN_AFTER_MS = 60_000
 """Between two tries of partitions that timed out. Another broker has them by then, if theirs is dead."""
+TRIED_FOR_MS = 600_000
+"""How long they are tried, and no longer than half of the wait: the rest is for the answers of all others."""
 
 Row = Mapping[str, Any]
 """A row of ``RECORDS``."""
@@ -134,11 +137,12 @@ class _Finishing:
         """Scans and deletion runs until none would take anything more, and no partition is silent."""
         due: int | None = None
         next_try = self._clock.now_ms() + TRIED_AGAIN_AFTER_MS
+        last_try = self._clock.now_ms() + min(TRIED_FOR_MS, self.left_ms // 2)
         while self.left_ms:
-            silent = self._timed_out()
+            silent = self._timed_out() if next_try <= last_try else []
             if silent and self._clock.now_ms() >= next_try:
-                self._try_again(again, silent)
-                next_try = self._clock.now_ms() + TRIED_AGAIN_AFTER_MS
+                ended = self._try_again(again, silent)
+                next_try = last_try + 1 if ended else self._clock.now_ms() + TRIED_AGAIN_AFTER_MS
                 if len(self._timed_out()) < len(silent):
                     due = None  # a deletion run goes once the last messages are delivered
                 continue
@@ -196,8 +200,11 @@ class _Finishing:
         found = [(row, self._refused.get(Topic.parse(row["topic"]))) for row in self._rows]
         return [row for row, refusal in found if refusal and refusal.error is RecordsError.TIMEOUT]
 
-    def _try_again(self, again: Again, silent: Sequence[Row]) -> None:
-        """What hinders it is said; each of these partitions keeps what it was refused for."""
+    def _try_again(self, again: Again, silent: Sequence[Row]) -> bool:
+        """Whether that was the last try, as after a pause. What hinders it is said.
+
+        Each of these partitions keeps what it was refused for.
+        """
         first = silent[0]["topic"]
         self._progress(f"{len(silent)} partitions that timed out are tried again, the first: {first}")
         try:
@@ -205,6 +212,8 @@ class _Finishing:
             again(silent, self.left_ms / 1000)
         except LifecycleError as error:
             self._progress(f"they were not tried again: {error}")
+            return isinstance(error, STOPPING)
+        return False
 
     def _at_bookies(self) -> Sequence[Absence]:
         return look_now(self._cluster, self._rows, self._refused, self._planned_at)

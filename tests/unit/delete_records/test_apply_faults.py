@@ -208,7 +208,7 @@ def test_a_silent_broker_fails_its_own_partitions_alone() -> None:
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_one_command_tries_again_what_timed_out(comes_back: bool) -> None:
-    """Until the wait is over; another broker has the partitions of a dead one by the second try."""
+    """For half of the wait at most; another broker has the partitions of a dead one by the second try."""
     scene = RecordsScene(2)
     admin = scene.cluster.admin
     admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
@@ -231,7 +231,7 @@ def test_one_command_tries_again_what_timed_out(comes_back: bool) -> None:
     else:  # nobody deletes while a broker is silent
         assert [one.code for one in results] == [Lacks.DELETION, RecordsError.TIMEOUT]
         assert scene.cluster.clock.now_ms() - began >= 1_200_000
-        assert len(tries) > 10
+        assert 5 < len(tries) <= 10
 
 
 def test_a_partition_whose_broker_was_silent_at_the_plan_takes_another_plan() -> None:

@@ -6,6 +6,7 @@ from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.runs import control
 from tests.kit.fakes.bookie_admin import status
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
 
@@ -55,8 +56,25 @@ def test_no_try_scans_while_a_broker_is_silent() -> None:
     before = len(scene.where.lake.epochs())
     scene.apply(Patience(answers=1200, finish=True))
     runs = sum("a scan and a deletion run begin" in text for text in scene.said)
-    assert sum("tried again" in text for text in scene.said) > 10
+    assert sum("tried again" in text for text in scene.said) > 5
     assert len(scene.where.lake.epochs()) - before == runs > 0
+
+
+def test_a_pause_ends_the_trying() -> None:
+    scene = with_a_silent_broker()
+    scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
+    scene.cluster.admin.unreachable = {"broker-2:8080"}
+
+    def said(text: str) -> None:
+        if "tried again, the first" in text:
+            scene.cluster.admin.unreachable = set()
+            control.pause(scene.cluster.open_store(), "hands off")
+        if "not tried again" in text:
+            control.resume(scene.cluster.open_store())
+
+    _, second = scene.apply(Patience(answers=1200, finish=True), heard=said)
+    assert second.error is RecordsError.TIMEOUT
+    assert sum("tried again, the first" in text for text in scene.said) == 1
 
 
 def test_what_is_tried_again_takes_unloads_of_the_same_budget() -> None:
