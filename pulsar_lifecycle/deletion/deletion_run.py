@@ -89,7 +89,7 @@ def make_plan(
     if kind is PlanKind.ORPHANS:
         rows = _without_in_flight(cluster, rows, now)
     summary = summary_of(
-        kind, cluster.ids.token(2), epoch, gaps, now, rows, deletion_plan.digest,
+        kind, cluster.ids.token(4), epoch, gaps, now, rows, deletion_plan.digest,
         logical="logical_bytes", physical="physical_bytes", confirmed_by=earlier.epoch_id if earlier else "",
     )  # fmt: skip
     summary = replace(summary, in_flight=confirmed - rows.num_rows)

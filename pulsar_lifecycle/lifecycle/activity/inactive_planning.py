@@ -50,7 +50,7 @@ def _plan(
     cluster: Cluster, epoch: Epoch, gaps: list[Gap], kind: PlanKind, inactive: pa.Table
 ) -> tuple[PlanSummary, pa.Table]:
     rows = inactive.filter(inactive.column("kept").is_null())
-    token, now = cluster.ids.token(2), cluster.clock.now_ms()
+    token, now = cluster.ids.token(4), cluster.clock.now_ms()
     sized = rows
     for column, once in (("bytes", _LOGICAL), ("physical_bytes", _PHYSICAL)):
         sized = sized.append_column(once, inactive_plan.counted_once(rows, column))

@@ -80,7 +80,7 @@ def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     going = lake.batches(cluster.parts(epoch_id, TABLE), TOPICS_TO_LOAD.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), TOPICS_TO_LOAD))
     summary = summary_of(
-        PlanKind.LOAD, cluster.ids.token(2), epoch, gaps, now, rows, load_plan.digest, physical="physical_bytes"
+        PlanKind.LOAD, cluster.ids.token(4), epoch, gaps, now, rows, load_plan.digest, physical="physical_bytes"
     )
     lake.store_load_plan(summary, rows)
     return summary, rows

@@ -165,7 +165,7 @@ def make_offload_plan(
         list(kept), pa.schema([CANDIDATES.field("bytes"), CANDIDATES.field("action")])
     )
     plan = OffloadPlan(
-        plan_id=f"{PlanKind.OFFLOAD}-{epoch.epoch_id}-{cluster.ids.token(2)}",
+        plan_id=f"{PlanKind.OFFLOAD}-{epoch.epoch_id}-{cluster.ids.token(4)}",
         cluster=epoch.cluster,
         fingerprint=epoch.fingerprint,
         epoch_id=epoch.epoch_id,
