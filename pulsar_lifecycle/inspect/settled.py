@@ -62,26 +62,26 @@ def ended_plans(cluster: Cluster, plans: Sequence[Plan], now: int) -> dict[str, 
     journalled = cluster.journal_reader.find(applied, columns)
     ended: dict[str, PlanEnd] = {}
     left: list[tuple[Plan, pa.Table]] = []
-    of_lists: list[tuple[Plan, pa.Table]] = []
+    of_retention = [one for one in open_plans.values() if kind_of(one.plan_id) is PlanKind.RETENTION]
+    taken = _taken_off(cluster, min(one.created_at for one in of_retention)) if of_retention else None
     for plan_id, plan in open_plans.items():
-        own, kind = journalled.filter(pc.field("plan_id") == plan_id), kind_of(plan_id)
-        others = {PlanKind.RETENTION: of_lists, **dict.fromkeys(_OF_INTENTS, left)}.get(kind) if kind else None
-        if not own.num_rows and others is None:
+        own, of_intents = journalled.filter(pc.field("plan_id") == plan_id), kind_of(plan_id) in _OF_INTENTS
+        gone = taken if taken and plan in of_retention and _may_be_gone(plan, taken) else None
+        if not own.num_rows and not of_intents and not gone:
             continue
         with contextlib.suppress(LifecycleError):  # `plan ID` says what is wrong with its rows
             rows = stored_plan(cluster.lake, plan_id)[1]
             if own.num_rows and settled_ledgers(plan_id, rows, own) == rows.num_rows:
                 ended[plan_id] = PlanEnd.SETTLED
-            elif others is not None:
-                others.append((plan, rows.select(["ledger_id"])))
+            elif of_intents:
+                left.append((plan, rows.select(["ledger_id"])))
+            elif gone and _are_gone(plan, rows, gone):
+                ended[plan_id] = PlanEnd.SETTLED
     if left:
         ids = pc.unique(pa.concat_tables(rows for _, rows in left).column("ledger_id"))
         intents = read_intent_states(cluster.journal_reader, cluster.settings.cluster, ids, valid_since)
         if intents.num_rows:
             ended |= {plan.plan_id: end for plan, rows in left if (end := _end_of(plan, rows, intents))}
-    if of_lists:
-        gone = _taken_off(cluster, pa.concat_tables(rows for _, rows in of_lists), valid_since)
-        ended |= {plan.plan_id: PlanEnd.SETTLED for plan, rows in of_lists if _are_gone(plan, rows, gone)}
     return ended
 
 
@@ -95,7 +95,7 @@ def end_of_rows(cluster: Cluster, plan: Plan, rows: pa.Table) -> PlanEnd | None:
     Told of plans of orphans and of retention.
     """
     if kind_of(plan.plan_id) is PlanKind.RETENTION:
-        return PlanEnd.SETTLED if _are_gone(plan, rows, _taken_off(cluster, rows, plan.created_at)) else None
+        return PlanEnd.SETTLED if _are_gone(plan, rows, _taken_off(cluster, plan.created_at)) else None
     ids, mine = rows.column("ledger_id").combine_chunks(), cluster.settings.cluster
     return _end_of(plan, rows, read_intent_states(cluster.journal_reader, mine, ids, plan.created_at))
 
@@ -109,11 +109,15 @@ def _end_of(plan: Plan, rows: pa.Table, intents: pa.Table) -> PlanEnd | None:
     return None if to_send(left, since).num_rows else PlanEnd.SENT
 
 
-def _taken_off(cluster: Cluster, rows: pa.Table, since: int) -> pa.Table:
-    """Which of these rows' ledgers some run has taken off their topics' lists since then (ms), and when."""
-    ids, mine = pc.unique(rows.column("ledger_id")), pc.field("cluster") == cluster.settings.cluster
-    taken = mine & (pc.field("phase") == Phase.MARK) & pc.is_in(pc.field("ledger_id"), ids)
+def _taken_off(cluster: Cluster, since: int) -> pa.Table:
+    """Which ledgers some run has taken off their topics' lists since then (ms), and when."""
+    taken = (pc.field("cluster") == cluster.settings.cluster) & (pc.field("phase") == Phase.MARK)
     return rows_of_outcome(cluster.journal_reader, Outcome.REMOVED, since, taken, ["ledger_id", "at"])
+
+
+def _may_be_gone(plan: Plan, taken: pa.Table) -> bool:
+    """Whether so many were taken off since the plan was made; no need to read its rows otherwise."""
+    return plan.rows <= taken.filter(pc.greater_equal(taken.column("at"), plan.created_at)).num_rows
 
 
 def _are_gone(plan: Plan, rows: pa.Table, taken: pa.Table) -> bool:

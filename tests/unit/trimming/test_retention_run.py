@@ -11,6 +11,8 @@ import pytest
 
 from pulsar_lifecycle.errors import NotFound, Paused, Unavailable, UsageError
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message
+from pulsar_lifecycle.inspect import settled
+from pulsar_lifecycle.inspect.kept_plans import stored_plan
 from pulsar_lifecycle.inspect.settled import PlanEnd, end_of_rows, ended_plans
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.model import Position, Topic
@@ -61,6 +63,29 @@ def test_what_is_planned_leaves_its_list_with_a_message_each(scene: RetentionSce
     assert [(one.ledger_id, one.plan_id) for one in sent] == [(i, plan.plan_id) for i in ids[:2]]
     rows = {(row.plan_id, row.phase, row.outcome) for row in scene.servers.journal.rows if row.ledger_id in ids}
     assert rows == {(plan.plan_id, "send", "sent"), (plan.plan_id, "mark", "marked"), (plan.plan_id, "mark", "removed")}
+
+
+def test_a_plan_with_more_ledgers_than_left_their_lists_since_is_not_read(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One may have millions of rows, and there is one every hour."""
+    scene.topic("a", 100, 90, 80)
+    scene.topic("b", 100, 80)
+    epoch, read = scene.scan(), list[str]()
+    (plan, _), (other, _) = (make_retention_plan(scene.cluster, epoch) for _ in range(2))
+
+    def stored(lake: Any, plan_id: str) -> Any:
+        read.append(plan_id)
+        return stored_plan(lake, plan_id)
+
+    monkeypatch.setattr(settled, "stored_plan", stored)
+    ended_plans(scene.cluster, [plan], scene.now)
+    applied(scene, other, namespaces=(str(A),))
+    ended_plans(scene.cluster, [plan], scene.now)
+    assert read == []
+    applied(scene, other)
+    ended_plans(scene.cluster, [plan], scene.now)
+    assert read == [plan.plan_id]
 
 
 def test_a_plan_whose_ledgers_another_plan_took_has_nothing_left(scene: RetentionScene) -> None:
