@@ -22,7 +22,7 @@ from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore import load_state, topics
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.walk import Unit
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.findings import Context
@@ -159,6 +159,19 @@ def read_now(store: MetadataStore, reader: LedgerReader, root: str, wanted: Coll
     bookkeeper = pa.Table.from_pylist([row for row in rows.values() if row], tables.BOOKKEEPER_LEDGERS)
     there = pa.array([name in found for name in names], pa.bool_())
     return FreshTopics(found, listed.filter(there), positions, bookkeeper)
+
+
+def missing(store: MetadataStore, names: Sequence[str]) -> list[bool]:
+    """Which of these managed ledgers, or cursors of some, have no z-node."""
+    if not names:
+        return []
+    store.sync("/")
+    return [node is None for node in store.read([f"{MANAGED_LEDGERS_ROOT}/{name}" for name in names])]
+
+
+def missing_cursors(store: MetadataStore, topic: Topic, names: Sequence[str]) -> list[bool]:
+    """Which of a topic's subscriptions have no z-node."""
+    return missing(store, [f"{topic.managed_ledger}/{encode_name(name)}" for name in names])
 
 
 def _cursor_positions(cursors: pa.Table, positions: pa.Table) -> dict[str, dict[str, Position | None]]:

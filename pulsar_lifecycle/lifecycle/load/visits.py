@@ -15,12 +15,12 @@ from functools import partial
 
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, OutcomeUnknown, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, read_now
+from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, missing, missing_cursors, read_now
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.lifecycle.load.visit_rows import VisitDetail
 from pulsar_lifecycle.metastore.load_state import NO_WORD
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, encode_name
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context
@@ -179,13 +179,10 @@ class Visits:
 
     def _see_gone(self, visits: Sequence[Visit]) -> None:
         """Which of these topics have no z-node any more."""
-        for visit in visits:
-            visit.gone = self._is_missing(visit.topic.managed_ledger)
-
-    def _is_missing(self, name: str) -> bool:
-        """Whether a topic, or a cursor of one, has no z-node."""
-        self.ports.store.sync("/")
-        return self.ports.store.read([f"{MANAGED_LEDGERS_ROOT}/{name}"])[0] is None
+        for visit, gone in zip(
+            visits, missing(self.ports.store, [one.topic.managed_ledger for one in visits]), strict=True
+        ):
+            visit.gone = gone
 
     def _told(self, visit: Visit, tell: Callable[[Visit], None]) -> Why | None:
         """Tell its broker, unless something protects the topic: what that is."""
@@ -293,14 +290,15 @@ class Visits:
             try:
                 self.ports.admin.expire_messages(visit.topic, name, visit.ttl_seconds)
             except NotFound:
-                if not self._is_missing(f"{visit.topic.managed_ledger}/{encode_name(name)}"):
+                if not all(missing_cursors(self.ports.store, visit.topic, [name])):
                     raise
 
     def _is_expired(self, visit: Visit, now: TopicNow) -> bool:
         """Whether each subscription is where it was to be, or deleted meanwhile."""
         behind = [name for name, end in visit.targets.items() if (at := now.cursors.get(name)) is None or at < end]
-        own = {name: f"{visit.topic.managed_ledger}/{encode_name(name)}" for name in behind}
-        return all(name not in now.cursors and self._is_missing(own[name]) for name in behind)
+        if any(name in now.cursors for name in behind):
+            return False
+        return all(missing_cursors(self.ports.store, visit.topic, behind))
 
     def _expect(self, visits: Sequence[Visit]) -> None:
         """What the broker trims is what the rule of retention says of the topic as it is now, loaded.
