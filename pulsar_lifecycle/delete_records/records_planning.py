@@ -93,7 +93,7 @@ def plan_delete_records(
             add_leftovers(cluster, epoch, ports, planned, planning.views)
     rows = plans.by_id(pa.Table.from_pylist(planned, RECORDS))
     gaps = evidence.gaps_of(cluster, epoch)
-    token = cluster.ids.token(4)
+    token = cluster.ids.token(plans.TOKEN_BYTES)
     summary = summary_of(kind, token, epoch, gaps, now, rows, delete_records_plan.digest)
     cluster.lake.store_delete_records_plan(summary, rows)
     return summary, rows

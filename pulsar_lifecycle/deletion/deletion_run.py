@@ -29,6 +29,7 @@ from pulsar_lifecycle.journal.queries import ordered_by, sent_ledgers, unsent
 from pulsar_lifecycle.journal.read_checks import failed_locations
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.ports import MetadataStore
+from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
@@ -89,7 +90,7 @@ def make_plan(
     if kind is PlanKind.ORPHANS:
         rows = _without_in_flight(cluster, rows, now)
     summary = summary_of(
-        kind, cluster.ids.token(4), epoch, gaps, now, rows, deletion_plan.digest,
+        kind, cluster.ids.token(plans.TOKEN_BYTES), epoch, gaps, now, rows, deletion_plan.digest,
         logical="logical_bytes", physical="physical_bytes", confirmed_by=earlier.epoch_id if earlier else "",
     )  # fmt: skip
     summary = replace(summary, in_flight=confirmed - rows.num_rows)

@@ -79,7 +79,7 @@ def _plan(cluster: Cluster, epoch: Epoch, gaps: Sequence[Gap], now: int) -> tupl
     parts = cluster.parts(epoch.epoch_id, TABLE)
     going = cluster.lake.batches(parts, EXPIRED_LEDGERS.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), EXPIRED_LEDGERS))
-    token = cluster.ids.token(4)
+    token = cluster.ids.token(plans.TOKEN_BYTES)
     summary = summary_of(
         PlanKind.RETENTION, token, epoch, gaps, now, rows, retention_plan.digest, physical="physical_bytes"
     )

@@ -80,7 +80,7 @@ def make_repair_plan(
     rows = plans.by_id(pa.Table.from_pylist(found, REPAIRS))
     gaps = evidence.gaps_of(cluster, epoch)
     summary = summary_of(
-        PlanKind.DELAYED_INDEX, cluster.ids.token(4), epoch, gaps, now, rows, delayed_index_plan.digest
+        PlanKind.DELAYED_INDEX, cluster.ids.token(plans.TOKEN_BYTES), epoch, gaps, now, rows, delayed_index_plan.digest
     )
     summary = replace(summary, ordered=namespaces is not None)
     lake.store_repair_plan(summary, rows)

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.lifecycle.activity.activity_run import ActivityReport
+from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans import inactive_plan
@@ -50,7 +51,7 @@ def _plan(
     cluster: Cluster, epoch: Epoch, gaps: list[Gap], kind: PlanKind, inactive: pa.Table
 ) -> tuple[PlanSummary, pa.Table]:
     rows = inactive.filter(inactive.column("kept").is_null())
-    token, now = cluster.ids.token(4), cluster.clock.now_ms()
+    token, now = cluster.ids.token(plans.TOKEN_BYTES), cluster.clock.now_ms()
     sized = rows
     for column, once in (("bytes", _LOGICAL), ("physical_bytes", _PHYSICAL)):
         sized = sized.append_column(once, inactive_plan.counted_once(rows, column))

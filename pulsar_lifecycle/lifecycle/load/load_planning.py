@@ -79,9 +79,8 @@ def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     cluster.store(epoch_id, TABLE, TOPICS_TO_LOAD, judging.rows, parts)
     going = lake.batches(cluster.parts(epoch_id, TABLE), TOPICS_TO_LOAD.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), TOPICS_TO_LOAD))
-    summary = summary_of(
-        PlanKind.LOAD, cluster.ids.token(4), epoch, gaps, now, rows, load_plan.digest, physical="physical_bytes"
-    )
+    token = cluster.ids.token(plans.TOKEN_BYTES)
+    summary = summary_of(PlanKind.LOAD, token, epoch, gaps, now, rows, load_plan.digest, physical="physical_bytes")
     lake.store_load_plan(summary, rows)
     return summary, rows
 

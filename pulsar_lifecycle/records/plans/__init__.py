@@ -45,6 +45,8 @@ def epoch_of(plan_id: str) -> str:
     return found["epoch"] if found else ""
 
 
+TOKEN_BYTES = 4
+"""How many random bytes end a plan's id: scripts make many plans of a scan, and no two may have the same."""
 _ID = re.compile(r"[a-z][a-z-]*-(?P<epoch>\d.*)-[0-9a-f]+")
 
 

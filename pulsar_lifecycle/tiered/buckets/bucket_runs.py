@@ -137,7 +137,7 @@ def _plan(cluster: Cluster, epoch: Epoch, confirmed_by: str, now: int, gaps: Gap
     copies = pc.field("uuid").is_valid() & (pc.field("upload_id") == "")
     ledgers = sum(batch.num_rows for batch in lake.batches(parts, ["uuid"], copies))
     summary = summary_of(
-        PlanKind.OBJECTS, cluster.ids.token(4), epoch, gaps, now, rows, bucket_rules.digest,
+        PlanKind.OBJECTS, cluster.ids.token(plans.TOKEN_BYTES), epoch, gaps, now, rows, bucket_rules.digest,
         confirmed_by=confirmed_by, cluster_ledgers=ledgers,
     )  # fmt: skip
     lake.store_object_plan(summary, rows)

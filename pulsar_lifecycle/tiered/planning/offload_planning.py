@@ -26,6 +26,7 @@ from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.namespaces import RESTORE, policy_documents
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, JournalReader, Lake
+from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
@@ -165,7 +166,7 @@ def make_offload_plan(
         list(kept), pa.schema([CANDIDATES.field("bytes"), CANDIDATES.field("action")])
     )
     plan = OffloadPlan(
-        plan_id=f"{PlanKind.OFFLOAD}-{epoch.epoch_id}-{cluster.ids.token(4)}",
+        plan_id=f"{PlanKind.OFFLOAD}-{epoch.epoch_id}-{cluster.ids.token(plans.TOKEN_BYTES)}",
         cluster=epoch.cluster,
         fingerprint=epoch.fingerprint,
         epoch_id=epoch.epoch_id,
