@@ -62,12 +62,13 @@ def ended_plans(cluster: Cluster, plans: Sequence[Plan], now: int) -> dict[str, 
     journalled = cluster.journal_reader.find(applied, columns)
     ended: dict[str, PlanEnd] = {}
     left: list[tuple[Plan, pa.Table]] = []
-    of_retention = [one for one in open_plans.values() if kind_of(one.plan_id) is PlanKind.RETENTION]
-    taken = _taken_off(cluster, min(one.created_at for one in of_retention)) if of_retention else None
+    of_retention = {i: one.created_at for i, one in open_plans.items() if kind_of(i) is PlanKind.RETENTION}
+    taken = _taken_off(cluster, min(of_retention.values())) if of_retention else None
     for plan_id, plan in open_plans.items():
         own, of_intents = journalled.filter(pc.field("plan_id") == plan_id), kind_of(plan_id) in _OF_INTENTS
-        gone = taken if taken and plan in of_retention and _may_be_gone(plan, taken) else None
-        if not own.num_rows and not of_intents and not gone:
+        gone = taken.filter(pc.field("at") >= plan.created_at) if taken and plan_id in of_retention else None
+        may_be_gone = gone is not None and plan.rows <= gone.num_rows  # else its rows, perhaps millions, are not read
+        if not own.num_rows and not of_intents and not may_be_gone:
             continue
         with contextlib.suppress(LifecycleError):  # `plan ID` says what is wrong with its rows
             rows = stored_plan(cluster.lake, plan_id)[1]
@@ -75,7 +76,7 @@ def ended_plans(cluster: Cluster, plans: Sequence[Plan], now: int) -> dict[str, 
                 ended[plan_id] = PlanEnd.SETTLED
             elif of_intents:
                 left.append((plan, rows.select(["ledger_id"])))
-            elif gone and _are_gone(plan, rows, gone):
+            elif gone is not None and _are_gone(rows, gone):
                 ended[plan_id] = PlanEnd.SETTLED
     if left:
         ids = pc.unique(pa.concat_tables(rows for _, rows in left).column("ledger_id"))
@@ -95,7 +96,7 @@ def end_of_rows(cluster: Cluster, plan: Plan, rows: pa.Table) -> PlanEnd | None:
     Told of plans of orphans and of retention.
     """
     if kind_of(plan.plan_id) is PlanKind.RETENTION:
-        return PlanEnd.SETTLED if _are_gone(plan, rows, _taken_off(cluster, plan.created_at)) else None
+        return PlanEnd.SETTLED if _are_gone(rows, _taken_off(cluster, plan.created_at)) else None
     ids, mine = rows.column("ledger_id").combine_chunks(), cluster.settings.cluster
     return _end_of(plan, rows, read_intent_states(cluster.journal_reader, mine, ids, plan.created_at))
 
@@ -115,14 +116,8 @@ def _taken_off(cluster: Cluster, since: int) -> pa.Table:
     return rows_of_outcome(cluster.journal_reader, Outcome.REMOVED, since, taken, ["ledger_id", "at"])
 
 
-def _may_be_gone(plan: Plan, taken: pa.Table) -> bool:
-    """Whether so many were taken off since the plan was made; no need to read its rows otherwise."""
-    return plan.rows <= taken.filter(pc.greater_equal(taken.column("at"), plan.created_at)).num_rows
-
-
-def _are_gone(plan: Plan, rows: pa.Table, taken: pa.Table) -> bool:
-    since = taken.filter(pc.greater_equal(taken.column("at"), plan.created_at))
-    return bool(rows.num_rows) and _both(rows, since, "ledger_id") == rows.num_rows
+def _are_gone(rows: pa.Table, taken: pa.Table) -> bool:
+    return bool(rows.num_rows) and _both(rows, taken, "ledger_id") == rows.num_rows
 
 
 def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
