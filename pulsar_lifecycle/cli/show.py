@@ -24,8 +24,8 @@ ROWS = 100
 ITEMS = 5
 """Items of a list that stands in a cell."""
 PIPE_WIDTH = 400
-CLOCKS_APART_MS = 60_000
-"""What is dated so little later than now is told as made just now."""
+JUST_NOW_MS = 60_000
+"""What is dated so little ahead of this clock is told as made just now."""
 _MILLISECONDS = range(10**12, 10**13)
 _TIMES = ("time", "timestamp", "lastactive")
 
@@ -43,7 +43,7 @@ def aside(line: str) -> None:
 def ago(at: int, now: int | None = None) -> str:
     """How long ago ``at`` (ms) was, by the clock of this machine; also where another clock that dated it is ahead."""
     passed = (time.time_ns() // 1_000_000 if now is None else now) - at
-    return f"{span(-passed)} ahead of this clock" if passed < -CLOCKS_APART_MS else f"{span(passed)} ago"
+    return f"{span(-passed)} ahead of this clock" if passed < -JUST_NOW_MS else f"{span(passed)} ago"
 
 
 def text(line: str = "", style: str = "") -> None:
