@@ -141,8 +141,9 @@ class _Finishing:
         while self.left_ms:
             silent = self._timed_out() if next_try <= last_try else []
             if silent and self._clock.now_ms() >= next_try:
-                ended = self._try_again(again, silent)
-                next_try = last_try + 1 if ended else self._clock.now_ms() + TRIED_AGAIN_AFTER_MS
+                if self._try_again(again, silent):
+                    last_try = 0
+                next_try = self._clock.now_ms() + TRIED_AGAIN_AFTER_MS
                 if len(self._timed_out()) < len(silent):
                     due = None  # a deletion run goes once the last messages are delivered
                 continue
