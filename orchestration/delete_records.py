@@ -27,22 +27,12 @@ from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.records.plans.records_table import COLUMNS, RecordsTable, undo_of
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
 
-PLANNED = {
-    "topic": "string",
-    "asked": "string",
-    "low_watermark": "string",
-    "first_readable": "string",
-    "rolls": "bool",
-    "bytes": "int",
-    "messages_between": "int",
-    "at_risk": "int",
-    "error": "string",
-    "reason": "string",
-}
+PLANNED = dict.fromkeys((*COLUMNS, "notes"), "string")
 ANSWERED = {
     "partition": "string",
     "low_watermark": "string",
@@ -182,7 +172,9 @@ def _plan(where: Cluster, asked: Sequence[RequestedOffset], options: Options) ->
 
 def planned(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A plan as metadata: what applies it, and some partitions of both kinds, those with an error first."""
-    shown = of_both(sorted(rows, key=lambda row: row["topic"]))
+    table = RecordsTable(show.size, show.at)
+    sample = of_both(sorted(rows, key=lambda row: row["topic"]))
+    shown = [dict(zip(PLANNED, (*table.line(row), "; ".join(table.notes(row))), strict=True)) for row in sample]
     return {
         "plan": summary.plan_id,
         "digest": summary.digest,
@@ -190,9 +182,10 @@ def planned(summary: PlanSummary, rows: Sequence[Mapping[str, Any]]) -> dict[str
         "partitions": len(rows),
         "with an error": sum(row["error"] is not None for row in rows),
         "frees": show.size(summary.physical_bytes),
+        "undo": undo_of(rows),
         "to apply it": dg.MetadataValue.json(run_config(summary)),
         "whole plan": dg.MetadataValue.md(f"{show.whole_plan(summary.plan_id)}\n\n{show.applied_by(summary.plan_id)}"),
-        "sample": show.table([{name: row[name] for name in PLANNED} for row in shown], PLANNED),
+        "sample": show.table(shown, PLANNED),
     }
 
 

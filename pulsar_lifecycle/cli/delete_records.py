@@ -144,35 +144,13 @@ def _plan(where: Cluster, requested: Sequence[RequestedOffset], options: Any, *,
 
 
 def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]], others: str) -> None:
+    from pulsar_lifecycle.records.plans.records_table import COLUMNS, RecordsTable, undo_of
+
     going = [row for row in rows if row["error"] is None]
-    show.table(
-        ["partition", "asked", "low watermark", "first readable", "below it", "ledgers", "frees", "error"],
-        [
-            (
-                row["topic"],
-                row["asked"],
-                row["low_watermark"],
-                row["first_readable"],
-                _between(row),
-                len(row["ledgers"]),
-                show.size(row["bytes"]),
-                row["error"],
-            )
-            for row in rows
-        ],
-    )
+    shown = RecordsTable(show.size, show.moment)
+    show.table(COLUMNS, [shown.line(row) for row in rows])
     for row in rows:
-        notes = [f"{row['error']}: {row['reason']}"] if row["error"] else []
-        moved = row["moved_cursors"] if not row["error"] else ()
-        notes += [f"moves subscription {one['cursor']} from {one['position']}" for one in moved]
-        notes += [f"reader {name} may stand below it" for name in row["readers"]]
-        notes += (
-            [f"last message below published {show.moment(row['published_before'])}"] if row["published_before"] else []
-        )
-        notes += [f"first message kept published {show.moment(row['published_at'])}"] if row["published_at"] else []
-        if row["at_risk"] and not row["error"]:
-            notes.append(f"{row['at_risk']} messages published at or after the time lie among older ones: all stay")
-        for note in notes:
+        for note in shown.notes(row):
             show.text(f"{row['topic']}: {note}")
     if others:
         show.text(others)
@@ -182,7 +160,7 @@ def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]], others:
             ("digest", summary.digest),
             ("partitions", f"{len(rows)}, {len(rows) - len(going)} with an error"),
             ("frees", show.size(summary.physical_bytes)),
-            ("undo", _undo(going)),
+            ("undo", undo_of(rows)),
             ("gaps", [f"{gap.code}: {gap.text}" for gap in summary.gaps]),
         ]
     )
@@ -193,22 +171,6 @@ def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]], others:
 
 def _command(plan_id: str, digest: str) -> str:
     return f"pulsar-lifecycle delete-records --apply {plan_id} {digest}"
-
-
-def _undo(going: Sequence[Mapping[str, Any]]) -> str:
-    if not any(row["ledgers"] or row["leftovers"] for row in going):
-        return "nothing goes that could come back"
-    if any(row["no_undo"] for row in going):
-        return "forbidden"
-    lost = sum(one["ledger_id"] in (*row["ledgers"], *row["leftovers"]) for row in going for one in row["copies"])
-    return "until the bookies collect" + (f"; {lost} offloaded copies do not come back" if lost else "")
-
-
-def _between(row: Mapping[str, Any]) -> str | None:
-    """What remains readable below the low watermark."""
-    if row["messages_between"] is None:
-        return None
-    return f"{row['messages_between']} messages, {show.size(row['bytes_between'])}"
 
 
 def _apply(where: Cluster, plan_id: str, digest: str, patience: Any, *, as_json: bool) -> None:

@@ -66,6 +66,10 @@ class PlanPage(Protocol):
         """A row of the sample."""
         ...
 
+    def notes(self, row: dict[str, Any]) -> list[str]:
+        """What is said of a row of the sample below it."""
+        ...
+
     def facts(self, summary: Any, rows: pa.Table) -> list[tuple[str, str]]:
         """What it does, and what that frees, in words."""
         ...
@@ -96,6 +100,10 @@ class Deletes:
     def sized(self, rows: pa.Table) -> pa.Table:
         """The rows with the columns that the caps count."""
         return rows
+
+    def notes(self, row: dict[str, Any]) -> list[str]:
+        """Nothing: the line says it all."""
+        return []
 
 
 class OfLedgers(Deletes):

@@ -32,6 +32,7 @@ from pulsar_lifecycle.records.plans import (
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.records.plans.records_table import COLUMNS, RecordsTable, undo_of
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.scan.evidence import refuse_old_evidence
 from pulsar_lifecycle.tiered.buckets import bucket_runs
@@ -179,7 +180,8 @@ class RecordsPlans(OfLedgers):
 
     job = "delete_records"
     needs_two_scans = False
-    columns = ("ledger", "partition", "asked", "low watermark", "first readable", "frees", "error")
+    columns = COLUMNS
+    shown = RecordsTable(show.size, show.moment)
 
     def run_config(self, summary: PlanSummary) -> dict[str, Any]:
         """Of ``delete_records``."""
@@ -194,10 +196,18 @@ class RecordsPlans(OfLedgers):
         listed = rows.select(["namespace", "error", "bytes"]).to_pylist()
         return {name: grouped((row[name] or "none", row["bytes"]) for row in listed) for name in ("namespace", "error")}
 
+    def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
+        """And whether it can be undone."""
+        listed = rows.select(["error", "ledgers", "leftovers", "no_undo", "copies"]).to_pylist()
+        return [*super().facts(summary, rows), ("undo", undo_of(listed))]
+
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
-        """Ledger, partition, offset, low watermark, what remains readable, bytes on disk, error."""
-        names = ("ledger_id", "topic", "asked", "low_watermark", "first_readable")
-        return *(row[name] for name in names), show.size(row["bytes"]), row["error"]
+        """As the command that plans shows a partition."""
+        return self.shown.line(row)
+
+    def notes(self, row: dict[str, Any]) -> list[str]:
+        """As that command says them."""
+        return [f"{row['topic']}: {note}" for note in self.shown.notes(row)]
 
 
 class RepairPlans(Deletes):
@@ -286,6 +296,10 @@ class OffloadPlans:
         """Ledger, action, outlook, topic, entries, bytes, code."""
         begin = (row[name] for name in ("ledger_id", "action", "outlook", "topic", "entries"))
         return *begin, show.size(row["bytes"] or 0), row["code"]
+
+    def notes(self, row: dict[str, Any]) -> list[str]:
+        """Nothing: the line says it all."""
+        return []
 
 
 class ObjectPlans(Deletes):

@@ -287,7 +287,10 @@ def _print_plan(
             show.text(f"by {name.replace('_', ' ')}", "bold cyan")
             show.table([name.replace("_", " "), f"{page.what}s", page.measure], groups, 2)
         show.text(f"sample ({min(SAMPLE, rows.num_rows)} of {rows.num_rows})", "bold cyan")
-        show.table(list(page.columns), [page.line(row) for row in rows.slice(0, SAMPLE).to_pylist()], 2)
+        sample = rows.slice(0, SAMPLE).to_pylist()
+        show.table(list(page.columns), [page.line(row) for row in sample], 2)
+        for note in (note for row in sample for note in page.notes(row)):
+            show.text(f"  {note}")
     if not refusal and left and not end:
         show.text("to apply it", "bold cyan")
         show.text(f"  pulsar-lifecycle plan {summary.plan_id} --run-config > apply.json")

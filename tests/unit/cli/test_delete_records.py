@@ -11,11 +11,14 @@ from uuid import UUID
 
 import pytest
 
+from orchestration.delete_records import planned
 from pulsar_lifecycle.delete_records.requested_partitions import READ_EACH
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.records.plans.records_table import SHOWN
 from tests.kit.builders import ROW
 from tests.kit.command import run
 from tests.kit.fakes.metadata_store import FakeStore
@@ -245,3 +248,35 @@ def test_wrong_usage_is_named(operator: Operator, arguments: tuple[str, ...], sa
     code, text = operator(*arguments)
     assert code == 2
     assert said in " ".join(text.split())
+
+
+def test_every_page_of_a_plan_says_the_same(operator: Operator) -> None:
+    scene = operator.scene
+    operator.file.write_text(f"{SETTINGS}trimming = {{loaded_topics = true}}")
+    scene.load(broker="broker-1:8080")
+    scene.cluster.admin.clients[scene.topic] = TopicConnections(1, {"tail": 1}, 0)
+    names = [f"s{n}" for n in range(SHOWN + 2)]
+    for name in names:
+        scene.cursor(name, 0, 3)
+    asked = ("--topic", str(scene.topic), "--before", f"@{HOUR + 33}", "--move-cursors")
+    _, text = operator(*asked)
+    _, plan = operator.document(*asked)
+    (row,), ids = plan["partitions"], scene.ids[scene.topic]
+    assert (row["error"], [one["cursor"] for one in row["moved_cursors"]]) == (None, names), row
+    code = run("--config", str(operator.file), "plan", plan["plan_id"], connect=scene.where.connect)
+    summary, rows = scene.where.lake.delete_records_plan(plan["plan_id"])
+    page, job = operator.capsys.readouterr().out, planned(summary, rows.to_pylist())
+    assert code == 0
+    said = (
+        f"{ids[3]}:3",
+        "3 messages, ",
+        *(f"moves subscription {name} from {ids[0]}:3" for name in names[:SHOWN]),
+        f"{len(names) - SHOWN} more subscriptions are moved: --json has all in `moved_cursors`",
+        "reader tail may stand below it",
+        "last message below published 1970-01-01",
+        "first message kept published 1970-01-01",
+        "until the bookies collect",
+    )
+    for shown in (text, page, str(job)):
+        assert [one for one in said if one not in " ".join(shown.split())] == []
+        assert f"subscription {names[SHOWN]} " not in shown
