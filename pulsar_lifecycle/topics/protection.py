@@ -43,16 +43,16 @@ class Protection(StrEnum):
     """An entry that names ledgers of its topic is gone or damaged, or its broker does not tell what it has in memory.
     """
     LEGAL_HOLD = "legal_hold"
-    """Its topic, namespace or tenant is on legal hold."""
+    """Its topic, namespace or tenant is on legal hold, until `orphans.legal_holds` does not name it any more."""
     LEGAL_HOLD_ON_PARTITION = "legal_hold_on_partition"
-    """A partition of its topic is on legal hold."""
+    """A partition of its topic is on legal hold, as above."""
     SHADOW_SOURCE = "shadow_source"
-    """Its topic is the source of a shadow topic."""
+    """Its topic is the source of a shadow topic, or was within `orphans.confirm_after`."""
     SYSTEM_TOPIC = "system_topic"
     """Its topic is a system topic."""
 
     SHADOW_TOPIC = "shadow_topic"
-    """Its topic is a shadow topic: the ledgers are its source's."""
+    """Its topic is a shadow topic: the ledgers are its source's, which has them once it has no shadow topic."""
     NOT_PERSISTENT = "not_persistent"
     """Its topic is not a persistent one."""
 
@@ -74,9 +74,10 @@ _TEXTS = {
     Protection.UNNAMED_OWNER: "its tags name no owner that a topic can have",
     Protection.LOST_ENTRIES: "references of its topic, or of its schemas, are in an entry that is gone or damaged, "
     "or in the memory of a broker that fails at saying so",
-    Protection.LEGAL_HOLD: "legal hold",
-    Protection.LEGAL_HOLD_ON_PARTITION: "legal hold on one of its partitions",
-    Protection.SHADOW_SOURCE: "source of a shadow topic",
+    Protection.LEGAL_HOLD: "legal hold on it, its namespace or its tenant: withdraw it in orphans.legal_holds",
+    Protection.LEGAL_HOLD_ON_PARTITION: "legal hold on one of its partitions: withdraw it in orphans.legal_holds",
+    Protection.SHADOW_SOURCE: "source of a shadow topic, which lists its ledgers: kept until no topic has named it as "
+    "its source for orphans.confirm_after",
     Protection.SYSTEM_TOPIC: "system topic (orphans.system_topics opts in; to trim or delete it "
     "trimming.system_topics, too)",
     Protection.NOT_PERSISTENT: "not a persistent topic",
@@ -166,7 +167,8 @@ def topic_rule(topic: Topic, shadow_source: str, context: findings.Context) -> W
     """:func:`topic_protection` with its sentence; None if the topic is no reason."""
     code = topic_protection(topic, shadow_source, context)
     if code is Protection.SHADOW_TOPIC:
-        return Why(code, f"shadow topic of {shadow_source}: its ledgers are its source's")
+        text = f"shadow topic of {shadow_source}: its ledgers are its source's, which keeps them while it is there"
+        return Why(code, f"{text}; once no topic has named that source for orphans.confirm_after, ask for the source")
     return Why(code, _text(code, str(topic.namespace))) if code else None
 
 

@@ -28,7 +28,6 @@ from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import HOUR, RecordsScene
 from tests.kit.records.topic_times import sent
 from tests.kit.simulated.cluster import compacted_tags
-from tests.kit.simulated.pipeline import Policy
 
 MOVE = Options(move_cursors=True)
 TOPIC, OTHER = map(Topic.parse, ("persistent://acme/orders/placed-partition-0", "persistent://acme/orders/other"))
@@ -236,12 +235,6 @@ def test_a_position_that_the_low_watermark_is_beyond_is_no_way_to_be_exact() -> 
     (row,) = scene.plan(scene.at(2, 0), options=Options(exact=True))
     assert (row["error"], row["low_watermark"]) == (RecordsError.NOT_EXACT, str(scene.at(2, 3)))
     assert row["reason"].endswith("ask for its end")
-
-
-def test_a_legal_hold_keeps_everything() -> None:
-    scene = RecordsScene(policy=Policy(holds=frozenset({"acme/orders"})))
-    (row,) = scene.plan(END)
-    assert (row["error"], row["code"]) == (RecordsError.PROTECTED, "legal_hold")
 
 
 def test_a_tenant_that_denies_us_is_that_partitions_error() -> None:
