@@ -20,6 +20,7 @@ from pulsar_lifecycle.model import COMPACTION_CURSOR, MessagePosition, Position,
 from pulsar_lifecycle.records.codes import Code, Why, why_failed
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.records.plans.records_table import SHOWN
 from pulsar_lifecycle.topics import protection
 from pulsar_lifecycle.topics.listed_ledgers import open_attempt
 from pulsar_lifecycle.topics.low_watermark import highest
@@ -27,8 +28,6 @@ from pulsar_lifecycle.trimming import trim_rules
 
 DEDUPLICATION = "pulsar.dedup"
 """The cursor of deduplication (PersistentTopic.DEDUPLICATION_CURSOR_NAME)."""
-SHOWN = 5
-"""Cursors that a sentence names."""
 _MOVED = "a plan with --move-cursors (in the job `move_cursors: true`) moves them up to it"
 
 
@@ -276,7 +275,8 @@ def _named(view: PartitionView, cut: Cut, names: Sequence[str]) -> str:
         f"{name} at {behind[name]} ({entries_behind(view, behind[name], cut.low_watermark)} entries)"
         for name in names[:SHOWN]
     ]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    left = len(names) - SHOWN
+    more = f" and {left} more, which a plan with --json names in moved_cursors" if left > 0 else ""
     return f"below {cut.low_watermark} stand {', '.join(shown)}{more}"
 
 

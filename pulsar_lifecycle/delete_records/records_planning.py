@@ -33,7 +33,7 @@ from pulsar_lifecycle.delete_records.topic_view import (
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers, Brokers
-from pulsar_lifecycle.model import MessagePosition, Namespace
+from pulsar_lifecycle.model import MessagePosition, Namespace, Position
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import plans
@@ -297,13 +297,18 @@ def row_of(
         "published_at": None,
         "at_risk": None,
         "unfinished": [],
-        "moved_cursors": [{"cursor": name, "position": str(at)} for name, at in cut.moved] if cut else [],
+        "moved_cursors": [_moved(view, cut, name, at) for name, at in cut.moved] if view and cut else [],
         "readers": list(view.readers) if view else [],
         "broker": (view.broker or None) if view else None,
         "error": refusal.error.value if refusal else None,
         "code": refusal.why.code.value if refusal else None,
         "reason": refusal.why.text if refusal else None,
     }
+
+
+def _moved(view: PartitionView, cut: Cut, name: str, at: Position) -> Row:
+    entries = cut_rules.entries_behind(view, at, cut.low_watermark)
+    return {"cursor": name, "position": str(at), "entries": entries}
 
 
 def _copies(view: PartitionView, cut: Cut) -> list[Location]:

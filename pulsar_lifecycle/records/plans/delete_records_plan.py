@@ -69,8 +69,8 @@ class RecordsError(StrEnum):
 
 COPY = pa.struct([("ledger_id", pa.int64()), ("bucket", pa.string()), ("uuid", pa.string())])
 """An offloaded copy of a ledger."""
-MOVED = pa.struct([("cursor", pa.string()), ("position", pa.string())])
-"""A subscription that is moved, and the position where it stood."""
+MOVED = pa.struct([("cursor", pa.string()), ("position", pa.string()), ("entries", pa.int64())])
+"""A durable cursor below the low watermark, where it stood, and how many entries it had before it up to there."""
 
 RECORDS = pa.schema(
     [
@@ -120,7 +120,7 @@ not counted); ``no_undo``: no undo brings them back. ``published_before`` and ``
 below the low watermark, and of the one at it. ``at_risk``: messages published at or after the time that a search over
 times would delete, as publish times go back; the low watermark is before all of them.
 ``unfinished``: UUIDs of chunked messages that began below it, and had not ended, where all below was read.
-``moved_cursors``: subscriptions that are moved, and where they stood. ``readers``: non-durable subscriptions.
+``moved_cursors``: all that stand below it; without an error they are moved. ``readers``: non-durable subscriptions.
 ``error``: a ``RecordsError``, ``code`` the code of the rule behind it, ``reason`` their
 sentence; null for what goes."""
 

@@ -22,6 +22,7 @@ from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.records.plans.records_table import SHOWN
 from pulsar_lifecycle.topics import low_watermark
 from pulsar_lifecycle.topics.policies import CLUSTERS, NamespacePolicies, Unknown, Unreadable
 from tests.kit.fakes.broker_admin import FakeSubscription
@@ -302,6 +303,18 @@ def test_a_cursor_at_the_last_message_below_keeps_nothing() -> None:
     assert (row["error"], row["moved_cursors"]) == (None, [])
 
 
+def test_every_cursor_below_is_in_the_row_with_its_backlog() -> None:
+    scene = RecordsScene()
+    names = [f"s{number}" for number in range(SHOWN + 2)]
+    for number, name in enumerate(names):
+        scene.cursor(name, 1, number)
+    (row,) = scene.plan(scene.at(2, 3))
+    assert row["error"] == RecordsError.CURSOR_BELOW
+    found = {one["cursor"]: one["entries"] for one in row["moved_cursors"]}
+    assert found == {name: 12 - number for number, name in enumerate(names)}
+    assert "s4 at 2:4 (8 entries) and 2 more, which a plan with --json names in moved_cursors: " in row["reason"]
+
+
 def test_a_cursor_below_is_moved_behind_the_last_message_below_it() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
@@ -315,7 +328,7 @@ def test_a_cursor_below_is_moved_behind_the_last_message_below_it() -> None:
 
     scene.cluster.admin.on_move = move
     (row,) = scene.plan(scene.at(2, 0), options=MOVE)
-    assert (row["error"], row["moved_cursors"]) == (None, [{"cursor": "s", "position": f"{ids[0]}:3"}])
+    assert (row["error"], row["moved_cursors"]) == (None, [{"cursor": "s", "position": f"{ids[0]}:3", "entries": 16}])
     scene.apply()
     assert moved == [Position(ids[1], 9)]
     begun = next(row for row in scene.cluster.journal.rows if row.phase == Phase.MOVE_CURSOR)
