@@ -40,6 +40,7 @@ ANSWERED = {
     "error": "string",
     "code": "string",
     "reason": "string",
+    "lost_copies": "int",
 }
 
 
@@ -199,6 +200,7 @@ def answered(results: Mapping[TopicPartition, DeleteRecordsResult], dry_run: boo
             "error": result.error,
             "code": result.code,
             "reason": result.reason or result.readable_below,
+            "lost_copies": result.lost_copies,
         }
         for topic, result in sorted(results.items(), key=lambda item: str(item[0]))
     ]

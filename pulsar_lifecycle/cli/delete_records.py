@@ -205,10 +205,13 @@ def _document(topic: TopicPartition, result: DeleteRecordsResult) -> dict[str, A
         "code": result.code or None,
         "reason": result.reason or None,
         "remaining": [asdict(one) for one in result.remaining],
+        "lost_copies": result.lost_copies,
     }
 
 
 def _print_results(results: Mapping[TopicPartition, DeleteRecordsResult]) -> None:
+    from pulsar_lifecycle.records.plans.records_table import LOST
+
     show.table(
         ["partition", "low watermark", "first readable", "error"],
         [
@@ -219,3 +222,5 @@ def _print_results(results: Mapping[TopicPartition, DeleteRecordsResult]) -> Non
     for topic, result in results.items():
         if said := result.reason or result.readable_below:
             show.text(f"{topic}: {said}")
+        if result.lost_copies:
+            show.text(f"{topic}: {LOST.format(result.lost_copies)}")

@@ -198,7 +198,7 @@ class RecordsPlans(OfLedgers):
 
     def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
         """And whether it can be undone."""
-        listed = rows.select(["error", "ledgers", "leftovers", "no_undo", "copies"]).to_pylist()
+        listed = rows.select(["error", "ledgers", "leftovers", "no_undo", "lost_copies"]).to_pylist()
         return [*super().facts(summary, rows), ("undo", undo_of(listed))]
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:

@@ -52,6 +52,11 @@ def planned(row: Row) -> Ledgers:
     return {i: DeletedLedger(i, None, copies.get(i, ())) for i in (*row["ledgers"], *row["leftovers"])}
 
 
+def copies_in(ledgers: Ledgers) -> int:
+    """How many offloaded copies they have: no undo brings back what is deleted of one."""
+    return sum(len(one.copies) for one in ledgers.values())
+
+
 def copies_of(row: Row) -> Mapping[int, tuple[Location, ...]]:
     """The offloaded copies that a row names, by ledger."""
     found: dict[int, tuple[Location, ...]] = {}
@@ -68,7 +73,7 @@ def add_leftovers(
     rows: Sequence[dict[str, Any]],
     views: Mapping[TopicPartition, PartitionView],
 ) -> None:
-    """Fill column ``leftovers`` of rows of a plan that have no error, and add to their ``copies``.
+    """Fill columns ``leftovers`` and ``lost_copies`` of rows of a plan that have no error, and add to their ``copies``.
 
     ``views``: the partitions of those rows, as they were when they were planned.
     """
@@ -90,6 +95,7 @@ def add_leftovers(
     for row in going:
         row["leftovers"] = left.get(row["topic"], [])
         row["copies"] += copies_stored(copy for i in row["leftovers"] for copy in found[row["topic"]][i].copies)
+        row["lost_copies"] = copies_in(planned(row))
 
 
 def left_lists(cluster: Cluster, rows: Sequence[Row], since: int = 0, epoch: Epoch | None = None) -> dict[str, Ledgers]:

@@ -7,7 +7,7 @@ Source: KIP-107, "the result of a partition will be available within RequestTime
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 from typing import Any
@@ -21,6 +21,7 @@ from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.leftovers import (
     Ledgers,
     both,
+    copies_in,
     copies_of,
     left_lists,
     low_watermarks_of_others,
@@ -103,7 +104,8 @@ def answers(
         retried = _retried(cluster, {i: at for i, at in sent.items() if i not in unsent and i not in dead})
         for name, own in kept.items():
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
-            found[Topic.parse(name)] = _result(own, there, unsent, back, retried, dead)
+            result = _result(own, there, unsent, back, retried, dead)
+            found[Topic.parse(name)] = replace(result, lost_copies=copies_in(going.get(name, {})))
         for topic, refusal in holding_views(ports, root, _below(found)).items():  # last: one may be made meanwhile
             found[topic] = failed(refusal.error, refusal.why)
     others = low_watermarks_of_others(cluster, rows) if bookies else {}

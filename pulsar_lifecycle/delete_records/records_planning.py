@@ -289,6 +289,7 @@ def row_of(
         "sizes": sizes,
         "copies": copies_stored(_copies(view, cut)) if view and cut else [],
         "leftovers": [],
+        "lost_copies": 0,
         "bytes": 0 if refusal else sum(sizes),
         "messages": None,
         "messages_between": 0 if cut and cut.exact else None,

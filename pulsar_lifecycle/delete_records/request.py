@@ -185,7 +185,8 @@ class DeleteRecordsResult:
     ``first_readable``: from where on brokers could show messages at that moment; where it is below the low watermark,
     the ledger that both lie in holds messages above it, too, and stays.
     ``code``: a rule's, a :class:`Lacks`, or the ``presence`` of the first of the ledgers ``remaining``: those are to be
-    gone, and are not proven to be.
+    gone, and are not proven to be. ``lost_copies``: how many offloaded copies are of what is to be gone, as far as the
+    plan or a message that waits names them: no undo brings them back.
     """
 
     low_watermark: MessagePosition | Literal[-1]
@@ -194,6 +195,7 @@ class DeleteRecordsResult:
     code: str = ""
     first_readable: MessagePosition | None = field(default=None, compare=False)
     remaining: tuple[Absence, ...] = field(default=(), compare=False)
+    lost_copies: int = field(default=0, compare=False)
 
     @property
     def readable_below(self) -> str:

@@ -91,6 +91,7 @@ RECORDS = pa.schema(
         pa.field("sizes", pa.list_(pa.int64())),
         pa.field("copies", pa.list_(COPY)),
         pa.field("leftovers", pa.list_(pa.int64())),
+        pa.field("lost_copies", pa.int64()),
         pa.field("bytes", pa.int64()),
         pa.field("messages", pa.int64()),
         pa.field("messages_between", pa.int64()),
@@ -115,10 +116,11 @@ still show messages, as ledgers go whole; ``messages_between`` and ``bytes_betwe
 watermark (null: not counted). ``rolls``: its current ledger is closed first, so that it can go. ``ledgers`` go, of so
 many bytes on disk (``sizes``); ``bytes`` is their sum. ``leftovers``: ledgers below the low watermark that the topic
 lists no more, and that, or whose offloaded copies, were not deleted yet, and compacted views that it had. ``copies``:
-the offloaded ones of both, and of the ledger that the low watermark lies in. ``messages`` go with ``ledgers`` (null:
-not counted); ``no_undo``: no undo brings them back. ``published_before`` and ``published_at`` (ms): of the last message
-below the low watermark, and of the one at it. ``at_risk``: messages published at or after the time that a search over
-times would delete, as publish times go back; the low watermark is before all of them.
+the offloaded ones of both, and of the ledger that the low watermark lies in; ``lost_copies``: how many are of both, and
+no undo brings those back. ``messages`` go with ``ledgers`` (null: not counted); ``no_undo``: no undo brings the ledgers
+back, either. ``published_before`` and ``published_at`` (ms): of the last message below the low watermark, and of the
+one at it. ``at_risk``: messages published at or after the time that a search over times would delete, as publish times
+go back; the low watermark is before all of them.
 ``unfinished``: UUIDs of chunked messages that began below it, and had not ended, where all below was read.
 ``moved_cursors``: all that stand below it; without an error they are moved. ``readers``: non-durable subscriptions.
 ``error``: a ``RecordsError``, ``code`` the code of the rule behind it, ``reason`` their

@@ -14,6 +14,8 @@ COLUMNS = ("partition", "asked", "low watermark", "first readable", "below it", 
 """Of a line. ``below it``: what remains readable below the low watermark."""
 SHOWN = 5
 """Subscriptions of a partition that are named."""
+LOST = "{} offloaded copies go, which no undo brings back"
+"""Of a partition, as it is planned or answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class RecordsTable:
             notes.append(f"first message kept published {self.moment(row['published_at'])}")
         if row["at_risk"] and goes:
             notes.append(f"{row['at_risk']} messages published at or after the time lie among older ones: all stay")
+        if row["lost_copies"]:
+            notes.append(LOST.format(row["lost_copies"]))
         return notes
 
     def _between(self, row: Mapping[str, Any]) -> str | None:
@@ -64,5 +68,5 @@ def undo_of(rows: Iterable[Mapping[str, Any]]) -> str:
         return "nothing goes that could come back"
     if any(row["no_undo"] for row in going):
         return "forbidden"
-    lost = sum(one["ledger_id"] in (*row["ledgers"], *row["leftovers"]) for row in going for one in row["copies"])
+    lost = sum(row["lost_copies"] for row in going)
     return "until the bookies collect" + (f"; {lost} offloaded copies do not come back" if lost else "")

@@ -18,7 +18,7 @@ from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.records.plans.records_table import SHOWN
+from pulsar_lifecycle.records.plans.records_table import LOST, SHOWN
 from tests.kit.builders import ROW
 from tests.kit.command import run
 from tests.kit.fakes.metadata_store import FakeStore
@@ -122,7 +122,15 @@ def test_a_plan_says_what_no_undo_brings_back(operator: Operator) -> None:
     waits = replace(ROW, cluster="simulated", topic=str(scene.topic), phase=Phase.MARK, outcome=Outcome.MARKED)
     scene.cluster.journal.record([replace(waits, ledger_id=first, detail=json.dumps(copy))])
     code, text = operator(*asked)
-    assert (code, "1 offloaded copies do not come back" in " ".join(text.split())) == (0, True)
+    said = " ".join(text.split())
+    assert (code, "1 offloaded copies do not come back" in said, LOST.format(1) in said) == (0, True, True)
+    _, plan = operator.document(*asked)
+    assert [row["lost_copies"] for row in plan["partitions"]] == [1]
+    _, answer = operator.document("--apply", plan["plan_id"], plan["digest"])
+    assert [one["lost_copies"] for one in answer["partitions"]] == [1]
+    assert LOST.format(1) in " ".join(operator("--apply", plan["plan_id"], plan["digest"])[1].split())
+    summary, rows = scene.where.lake.delete_records_plan(plan["plan_id"])
+    assert LOST.format(1) in str(planned(summary, rows.to_pylist()))
 
 
 def test_a_plan_by_which_nothing_goes_promises_no_undo(operator: Operator) -> None:
