@@ -1,15 +1,15 @@
 """Delete records of many partitions by one request, side by side with the bare writes and with the admin API.
 
-    .venv/bin/python bench/delete_records.py [--partitions 1000] [--asked 100] [--data FOLDER]
+    .venv/bin/python bench/delete_records.py [--partitions 1000] [--asked 1000] [--data FOLDER]
 
 Starts a sandbox of its own (one ZooKeeper, one bookie, two brokers). Three partitioned topics of the same shape: each
 partition lists ten closed ledgers of 50,000 entries, and an empty one behind them, where its subscription stands. Of
 the first, one request deletes the ten of every partition, in the phases in which an operator has it: plan, apply,
 the deletion run, the answers. Of the second, a plain client does the bare compare-and-set of each topic and the bare
-deletion of each ledger, many in flight. Of a sample of the third, the broker is asked to ``truncate``, one partition
-after the other; its seconds are extrapolated to all. Every HTTP request to a broker is counted by phase, in ours.
-Progress and a table go to stderr, one JSON document to stdout. It fails when a count is wrong, never because something
-was slow.
+deletion of each ledger, many in flight. Of the third, the broker is asked to ``truncate``, one partition after the
+other; with fewer ``--asked`` than partitions, its seconds are extrapolated to all. Every HTTP request to a broker is
+counted by phase, in ours. Progress and a table go to stderr, one JSON document to stdout. It fails when a count is
+wrong, never because something was slow.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main() -> None:
     """Measure all three and print the document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partitions", default="1000", help="partitions of one request (default 1000)")
-    parser.add_argument("--asked", default="100", help="partitions of which the broker is asked (default 100)")
+    parser.add_argument("--asked", default="1000", help="partitions of which the broker is asked (default 1000)")
     parser.add_argument("--data", type=Path, help="folder for the servers' data (default: a temporary one)")
     options = parser.parse_args()
     with data_folder(options.data) as data:
