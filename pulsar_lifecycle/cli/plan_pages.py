@@ -175,9 +175,10 @@ class InactivePlans(Deletes):
         return row["ledger_id"], row["topic"], row.get("cursor"), since, size
 
 
-class RecordsPlans(OfLedgers):
+class RecordsPlans(Deletes):
     """Plans to delete records; each partition stands under the ledger of its low watermark."""
 
+    what = "partition"
     job = "delete_records"
     needs_two_scans = False
     columns = COLUMNS
@@ -197,9 +198,12 @@ class RecordsPlans(OfLedgers):
         return {name: grouped((row[name] or "none", row["bytes"]) for row in listed) for name in ("namespace", "error")}
 
     def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
-        """And whether it can be undone."""
+        """How many ledgers go, of how many partitions, their bytes, and whether that can be undone."""
         listed = rows.select(["error", "ledgers", "leftovers", "no_undo", "lost_copies"]).to_pylist()
-        return [*super().facts(summary, rows), ("undo", undo_of(listed))]
+        going = [row for row in listed if row["error"] is None]
+        ledgers = show.counted(sum(len(row["ledgers"]) for row in going), "ledger")
+        count = f"{ledgers} of {show.counted(len(going), self.what)}, {len(listed) - len(going)} have an error"
+        return [("deletes", count), ("frees", sizes(summary)), ("undo", undo_of(listed))]
 
     def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
         """As the command that plans shows a partition."""

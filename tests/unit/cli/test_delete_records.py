@@ -275,6 +275,7 @@ def test_every_page_of_a_plan_says_the_same(operator: Operator) -> None:
     summary, rows = scene.where.lake.delete_records_plan(plan["plan_id"])
     page, job = operator.capsys.readouterr().out, planned(summary, rows.to_pylist())
     assert code == 0
+    assert "3 ledgers of 1 partition, 0 have an error" in page
     said = (
         f"{ids[3]}:3",
         "3 messages, ",
