@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,6 +43,7 @@ from pulsar_lifecycle.runs.automation_rule import (
     decide,
     grew_too_much,
 )
+from pulsar_lifecycle.runs.caps import automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import check_not_paused
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF, within
@@ -116,8 +117,9 @@ BOOKIES = "bookies"
 
 
 def settings_of(where: Cluster, kind: AutomatedKind) -> KindAutomation:
-    """What ``[automation]`` says of a kind."""
-    return getattr(where.settings.automation, kind.name)
+    """What ``[automation]`` says of a kind, under the caps of ``[apply]`` where its job applies plans under these."""
+    said: KindAutomation = getattr(where.settings.automation, kind.name)
+    return said if kind.action else said.model_copy(update=asdict(automation_caps(where.settings, said)))
 
 
 def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[PlanDecision, Plan | None]:
@@ -216,6 +218,7 @@ def _decided(where: Cluster, kind: AutomatedKind, plan: Plan, approval: Approval
     candidate = Candidate(
         plan.plan_id, plan.digest, plan.created_at, plan.actionable, ledgers, size,
         _cluster_ledgers(where.lake, plan), taken=bool(taken),
+        largest_topic=_largest_topic(where, kind, plan, settings, ledgers),
     )  # fmt: skip
 
     def decided(largest: int) -> PlanDecision:
@@ -312,6 +315,15 @@ def _sized(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str]
         return plan.ledgers, plan.physical_bytes
     rows = kind.rows(stored_plan(where.lake, plan.plan_id)[1], names)
     return rows.num_rows, int(pc.sum(rows.column(kind.bytes)).as_py() or 0)
+
+
+def _largest_topic(where: Cluster, kind: AutomatedKind, plan: Plan, settings: KindAutomation, ledgers: int) -> int:
+    """Ledgers of the topic that has most of them; 0, and no rows are read, where that decides nothing."""
+    caps_decide = settings.mode in (Automation.APPROVE, Automation.APPLY) and ledgers <= settings.max_ledgers
+    if not caps_decide or ledgers <= settings.max_ledgers_per_topic:
+        return 0
+    topics = kind.rows(stored_plan(where.lake, plan.plan_id)[1], settings.namespaces).column("topic")
+    return pc.max(pc.struct_field(pc.value_counts(topics), "counts")).as_py() or 0
 
 
 def approve_plan(

@@ -1,7 +1,7 @@
 """Whether a plan is applied by itself, or why not: the rule of ``[automation]``.
 
 Belongs here: the decision over values, as a code with its sentence. Not here: gathering them
-(``inspect/automation.py``); what every application checks anew, such as the plan's scan and its caps per topic.
+(``inspect/automation.py``); what every application checks anew, such as the plan's scan.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class AutomationCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan as the rule sees it: what of it may go by itself, and what it is a share of. Times in ms."""
+    """A plan as the rule sees it: what of it may go by itself, and what it is a share of. Times in ms.
+
+    ``largest_topic``: ledgers of the topic that has most of them.
+    """
 
     plan_id: str
     digest: str
@@ -70,6 +73,7 @@ class Candidate:
     bytes: int
     cluster_ledgers: int
     taken: bool = False
+    largest_topic: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,11 @@ def _over(kind: KindAutomation, plan: Candidate) -> str:
         return f"max_ledgers: {plan.ledgers}, the cap is {kind.max_ledgers}"
     if plan.bytes > kind.max_bytes:
         return f"max_bytes: {plan.bytes}, the cap is {kind.max_bytes}"
-    return f"max_share: {share:.2%}, the cap is {kind.max_share:.2%}" if share > kind.max_share else ""
+    if share > kind.max_share:
+        return f"max_share: {share:.2%}, the cap is {kind.max_share:.2%}"
+    if plan.largest_topic > kind.max_ledgers_per_topic:
+        return f"max_ledgers_per_topic: {plan.largest_topic} of one topic, the cap is {kind.max_ledgers_per_topic}"
+    return ""
 
 
 def _goes(plan: Candidate, approval: Approval | None) -> str:

@@ -42,6 +42,7 @@ def test_the_mode_says_how_far(mode: str, expected: str) -> None:
         ({"ledgers": 0}, "empty"),
         ({"taken": True}, "taken"),
         ({"cluster_ledgers": 1_000}, "over_cap"),
+        ({"largest_topic": 1_001}, "over_cap"),
     ],
 )
 def test_what_keeps_a_plan_from_going(change: dict[str, Any], expected: str) -> None:
