@@ -112,18 +112,43 @@ def _values(field: str, low: int, high: int) -> frozenset[int]:
     return frozenset(values)
 
 
-class KindAutomation(Section):
+class Automated(Section):
+    """How far something goes by itself, and when."""
+
+    mode: Automation = Automation.PLAN
+    """``"off"``, ``"plan"``, ``"approve"`` or ``"apply"``."""
+    window: Window | None = None
+    """``{ cron = "0 1 * * 6", duration = "4h" }``: when runs may begin; unset: at any time."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_alone(cls, value: object) -> object:
+        return {"mode": value} if isinstance(value, str) else value
+
+
+class CollectionAutomation(Automated):
+    """How far collections of bookies go by themselves: ``"off"``, ``"plan"`` or ``"apply"``.
+
+    They have no plan, so nothing to approve and no cap: what a bookie frees was deleted under caps before.
+    """
+
+    @model_validator(mode="after")
+    def _no_plan(self) -> CollectionAutomation:
+        if self.mode is Automation.APPROVE:
+            raise ValueError('there is no plan to approve: expected "off", "plan" or "apply"')
+        if self.mode is Automation.APPLY and self.window is None:
+            raise ValueError("a window is needed to apply by itself: bookies collect once in each")
+        return self
+
+
+class KindAutomation(Automated):
     """How far one kind of plan goes by itself. The caps of ``[apply]``, or ``[offload]``, hold as well.
 
     A plan beyond a cap, or that grew too much, is not applied in part: it waits for an operator.
     """
 
-    mode: Automation = Automation.PLAN
-    """``"off"``, ``"plan"``, ``"approve"`` or ``"apply"``."""
     namespaces: tuple[str, ...] = ()
     """Tenants, namespaces and full topic names that go by themselves; empty: all."""
-    window: Window | None = None
-    """``{ cron = "0 1 * * 6", duration = "4h" }``: when runs may begin; unset: at any time."""
     min_ledgers: int = Field(default=1, ge=1)
     """A plan of fewer waits for more."""
     min_bytes: int = Field(default=0, ge=0)
@@ -140,11 +165,6 @@ class KindAutomation(Section):
     """How many times larger than the largest plan that was applied in the last 30 days."""
     growth_from: int = Field(default=1_000, ge=0)
     """Plans of up to so many ledgers may grow as they like: also the first ones, before any was applied."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _mode_alone(cls, value: object) -> object:
-        return {"mode": value} if isinstance(value, str) else value
 
     @field_validator("namespaces")
     @classmethod
@@ -201,7 +221,7 @@ class AutomationSettings(Section):
     by itself."""
     consumed_records: KindAutomation = KindAutomation()
     """Plans of what the subscriptions of ``consumed_records.subscriptions`` have consumed: job ``delete_records``."""
-    bookies: KindAutomation = KindAutomation()
+    bookies: CollectionAutomation = CollectionAutomation()
     """Having bookies collect, once in each window: job ``collect_bookies``. There is no plan to approve."""
     delete_pending: bool = True
     """Whether job ``delete_pending`` is started when intents of the queue are due, whoever sent them."""
@@ -214,11 +234,3 @@ class AutomationSettings(Section):
     """How long an approval holds; its plan may expire before (``orphans.plan_valid_for``)."""
     alert_webhook: SecretRef | None = None
     """``{ env = "..." }`` or ``{ file = "..." }``: the URL to which the sensor ``failed_runs`` posts; unset: none."""
-
-    @model_validator(mode="after")
-    def _bookies_have_no_plan(self) -> AutomationSettings:
-        if self.bookies.mode is Automation.APPROVE:
-            raise ValueError('bookies: there is no plan to approve: expected "off", "plan" or "apply"')
-        if self.bookies.mode is Automation.APPLY and self.bookies.window is None:
-            raise ValueError("bookies: a window is needed to apply by itself: they collect once in each")
-        return self

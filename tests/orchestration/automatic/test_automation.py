@@ -25,7 +25,7 @@ from orchestration.automatic.automation import TRIES, follows_scan
 from orchestration.automatic.launches import LAUNCHES
 from orchestration.automatic.may_begin import BOOKIES, check_may_begin
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation, Window
+from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, CollectionAutomation, Window
 from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.inspect.automation import (
@@ -409,7 +409,7 @@ def test_bookies_collect_once_in_a_window_when_nothing_is_deleted(
 ) -> None:
     """A collection is refused while a run deletes: launched all the same, it would fail until its tries are spent."""
     yearly = Window(cron="0 0 1 1 *", duration=7 * 86_400)
-    bookies = KindAutomation(mode=Automation.APPLY, window=yearly)
+    bookies = CollectionAutomation(mode=Automation.APPLY, window=yearly)
     settings = scene.settings.model_copy(update={"automation": AutomationSettings(bookies=bookies)})
     where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
     monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
+from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, CollectionAutomation, KindAutomation
 from pulsar_lifecycle.errors import NotFound, StoreError, UsageError
 from pulsar_lifecycle.inspect.automation import (
     CLOCKS_APART_MS,
@@ -146,7 +146,7 @@ def test_bookies_are_told_of_though_they_have_no_plan(
     said: list[str] = []
     kinds: list[dict[str, Any]] = [{"mode": "off"}, {"mode": "plan"}, {"mode": "apply", "window": window}]
     for bookies in kinds:
-        automation = AutomationSettings(bookies=KindAutomation(**bookies))
+        automation = AutomationSettings(bookies=CollectionAutomation(**bookies))
         settings = scene.settings.model_copy(update={"automation": automation})
         where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
         monkeypatch.setattr("pulsar_lifecycle.cli.automation.cluster_of", lambda context, where=where: where)
