@@ -19,7 +19,7 @@ from dagster._core.events import AssetObservationData, DagsterEvent, DagsterEven
 from assets.names import APPLIED, APPLIED_PLAN, CLUSTER, EPOCH, PLAN, TOLD, key, register_namespaces
 from assets.pages import show
 from assets.pages.deleted import deleted_by_run
-from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, Paused
+from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, Paused, RefusedBy
 from pulsar_lifecycle.journal.effects import Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -53,6 +53,8 @@ _PAGE_OF = {
     PlanKind.INACTIVE_SUBSCRIPTIONS: "inactive_cursors_plan",
 }
 """The asset on whose page a plan is; one to delete records is on that of the job's run."""
+_SENDS_NOTHING = frozenset({PlanKind.OFFLOAD, PlanKind.DELAYED_INDEX, PlanKind.INACTIVE_SUBSCRIPTIONS})
+"""Kinds of plans whose application sends no message to the deletion topic."""
 
 
 @contextmanager
@@ -83,6 +85,11 @@ def noted(
             told = f"`pulsar-lifecycle journal --run {run_id}` has what was done before"
             raise dg.Failure(f"stopped: {error}; {told}", allow_retries=False) from error
         raise
+    except RefusedBy as refused:
+        if not _known(done):
+            for event in _refused(refused, cluster, run_id, plan_id):
+                context.log_event(event)
+        raise
     finally:
         try:
             effects = done()
@@ -102,6 +109,21 @@ def _known(done: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
         return done()
     except LifecycleError:
         return ()
+
+
+def _refused(refused: RefusedBy, cluster: str, run_id: str, plan_id: str) -> list[dg.AssetObservation]:
+    """What a run leaves that was refused before it did anything: on its plan's page, and on the queue's if it sends."""
+    kind = kind_of(plan_id)
+    names = [_PAGE_OF[kind]] if kind in _PAGE_OF else []
+    if names and kind not in _SENDS_NOTHING:
+        names.append(Changed.QUEUE.value)
+    metadata: dict[str, Any] = {
+        "run": dg.MetadataValue.dagster_run(run_id),
+        "refused": refused.code.value,
+        "why": str(refused),
+        "plan id": plan_id,
+    }
+    return [dg.AssetObservation(key(cluster, name), metadata=metadata) for name in names]
 
 
 def about_plan(context: dg.OpExecutionContext, where: Cluster, plan_id: str) -> None:
