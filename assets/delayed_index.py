@@ -150,7 +150,8 @@ def namespace_delayed_index_asset(cluster: str) -> dg.AssetsDefinition:
         done: list[Repaired] = []
 
         def page(name: str) -> dict[str, Any]:
-            said = {EPOCH: epoch.epoch_id, "plan id": summary.plan_id, "dry run": config.dry_run}
+            said: dict[str, Any] = {EPOCH: epoch.epoch_id, "plan id": summary.plan_id, "dry run": config.dry_run}
+            said["runs"] = dg.MetadataValue.md(show.applied_by(summary.plan_id))
             return {**said, **namespace_shown(where, epoch.epoch_id, name, rows, done)}
 
         with pages_written(context, names, page):

@@ -88,6 +88,7 @@ def _shown(intent_states: NamespaceIntents, found: Reconciled, of_plan: Collecti
         "queue": _queue(intent_states, found),
         **_unsubscribed(found),
         "plan id": found.summary.plan_id,
+        "runs": dg.MetadataValue.md(show.applied_by(found.summary.plan_id)),
         "how to send": dg.MetadataValue.md(_how(intent_states, found, of_plan)),
     }
 

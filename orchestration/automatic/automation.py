@@ -241,6 +241,8 @@ FOLLOWS = {
     "offload_candidates": "offload",
     "offload_plan": "offload",
     "storage_report": "",
+    "open_ledgers": "",
+    "subscription_backlog": "",
     "bookie_disk": "",
     "topic_activity": "",
     "inactive_topics": "",

@@ -76,6 +76,12 @@ OF_AN_ASSET: Mapping[str, pa.Schema] = {
     "journal": tables.JOURNAL,
     "archive": tables.ARCHIVE,
     "trimmed_ledgers": tables.JOURNAL,
+    "ledger_deletions": tables.JOURNAL,
+    "deletions_by_namespace": tables.JOURNAL,
+    "offloaded_ledgers": tables.JOURNAL,
+    "namespace_reconciliation": tables.FINDINGS,
+    "namespace_retention": EXPIRED_LEDGERS,
+    "namespace_delayed_index": DELAYED_INDEX_FINDINGS,
 }
 """What the rows behind an asset look like, by the asset's name."""
 

@@ -36,6 +36,10 @@ def definitions(tmp_path: Path, cluster: str, more: str = "") -> dg.Definitions:
     return build_defs(str(file))
 
 
+def _fresh_for(policy: dg.FreshnessPolicy | None) -> float | None:
+    return policy.fail_window.to_timedelta().total_seconds() if policy else None
+
+
 def described(defs: dg.Definitions) -> dict[str, Any]:
     """Everything of the code location that an operator meets, as plain values."""
     repository = defs.get_repository_def()
@@ -49,6 +53,9 @@ def described(defs: dg.Definitions) -> dict[str, Any]:
             "materializable": node.is_materializable,
             "partitions": node.partitions_def.name if node.partitions_def else None,
             "pools": sorted(node.pools or ()),
+            "columns": isinstance(node.metadata.get("dagster/column_schema"), dg.TableSchema) and bool(node.code_version),
+            "fresh for": _fresh_for(node.freshness_policy),
+            "by itself": node.automation_condition.get_label() if node.automation_condition else None,
         }
         for key in graph.get_all_asset_keys()
         for node in [graph.get(key)]
