@@ -1,4 +1,4 @@
-"""What an answer of Pulsar's admin API means: status codes, reasons, and the URLs that it names.
+"""What an answer of Pulsar's admin API means: status codes, reasons, and the URLs that it and the settings name.
 
 Belongs here: the class of error that an answer stands for. Not here: requests (``io/pulsar/admin.py``).
 """
@@ -12,6 +12,7 @@ import httpx
 
 from pulsar_lifecycle.errors import (
     AccessDenied,
+    ConfigError,
     Conflict,
     Failed,
     LifecycleError,
@@ -83,3 +84,19 @@ def named_url(text: str, source: str) -> httpx.URL:
         return httpx.URL(text)
     except httpx.InvalidURL as error:
         raise StoreError(f"GET {source}: the answer names no URL: {text[:200]!r}: {error}") from error
+
+
+def base_urls(text: str) -> tuple[httpx.URL, ...]:
+    """Of each host that ``pulsar.admin_url`` names."""
+    scheme, _, hosts = text.partition("://")
+    return tuple(_base_url(f"{scheme}://{host}", text) for host in map(str.strip, hosts.split(",")))
+
+
+def _base_url(text: str, whole: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"pulsar.admin_url: {error}: {whole}") from error
+    if url.scheme not in ("http", "https") or not url.host or url.raw_path != b"/":
+        raise ConfigError(f"pulsar.admin_url: expected http://host:port, or http://host:port,host:port, found {whole}")
+    return url

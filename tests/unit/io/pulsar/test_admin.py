@@ -311,6 +311,15 @@ def test_unload_and_delete_name_the_topic_once_encoded_and_say_force():
     cluster.admin.delete_topic(TOPIC, force=True)
 
 
+@pytest.mark.parametrize("load", [[], httpx.Response(403), httpx.Response(404), httpx.Response(412)])
+def test_a_topic_is_loaded_by_a_request_of_its_own_before_its_unload(load):
+    """One that an unload loads may be listed for good, as the broker lists it after it told the unload to go on."""
+    loads, unloads = ("GET", f"{TOPIC_PATH}/subscriptions"), ("PUT", f"{TOPIC_PATH}/unload")
+    cluster = AnsweringCluster({loads: load, unloads: httpx.Response(204)})
+    cluster.admin.unload(TOPIC)
+    assert [(one.method, one.url.raw_path.decode()) for one in cluster.requests] == [loads, unloads]
+
+
 @pytest.mark.parametrize("answer", [httpx.Response(500), httpx.Response(503), httpx.ReadTimeout("slow")])
 def test_an_unload_and_a_deletion_without_answer_may_have_happened(answer):
     cluster = AnsweringCluster(

@@ -79,18 +79,18 @@ def test_a_read_that_no_host_answers_is_unanswered(failure, raised):
 
 
 def test_a_write_that_a_host_cannot_have_got_goes_to_the_next():
-    unload = {("PUT", f"http://b1:8080{PATH}/unload"): UNREACHABLE, ("PUT", f"{PATH}/unload"): httpx.Response(204)}
-    cluster = AnsweringCluster(unload, URL)
-    cluster.admin.unload(TOPIC)
+    trim = {("POST", f"http://b1:8080{PATH}/trim"): UNREACHABLE, ("POST", f"{PATH}/trim"): httpx.Response(204)}
+    cluster = AnsweringCluster(trim, URL)
+    cluster.admin.trim(TOPIC)
     assert hosts(cluster) == ["b1", "b2"]
 
 
 def test_a_write_that_a_host_may_have_got_is_not_repeated_but_the_next_request_goes_elsewhere():
-    unload = {("PUT", f"http://b1:8080{PATH}/unload"): SILENT, ("PUT", f"{PATH}/unload"): httpx.Response(204)}
-    cluster = AnsweringCluster(unload, URL)
+    trim = {("POST", f"http://b1:8080{PATH}/trim"): SILENT, ("POST", f"{PATH}/trim"): httpx.Response(204)}
+    cluster = AnsweringCluster(trim, URL)
     with pytest.raises(OutcomeUnknown):
-        cluster.admin.unload(TOPIC)
-    cluster.admin.unload(TOPIC)
+        cluster.admin.trim(TOPIC)
+    cluster.admin.trim(TOPIC)
     assert hosts(cluster) == ["b1", "b2"]
 
 
