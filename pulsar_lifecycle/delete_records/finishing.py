@@ -163,6 +163,10 @@ class _Finishing:
                 self._progress(f"{len(waiting)} ledgers are to be deleted: {begins}")
                 self._sleep(min(due, until))
                 continue
+            self._trouble = _silence(self._cluster)
+            if self._trouble:
+                due = self._clock.now_ms() + TRIED_AGAIN_AFTER_MS
+                continue
             self._progress(f"{len(waiting)} ledgers are to be deleted: a scan and a deletion run begin")
             self._trouble = _delete(self._cluster, self._next_run())  # a run leaves what itself has sent back
             due = self._clock.now_ms() + _comes_again_after(self._cluster)
@@ -245,6 +249,16 @@ def _comes_again_after(cluster: Cluster) -> int:
     deletion = cluster.settings.deletion
     again = min(float(deletion.twoPhaseDeletionReconsumeLaterInSeconds), deletion.waiting_delay)
     return max(AT_LEAST_MS, int(again * 1000))
+
+
+def _silence(cluster: Cluster) -> str:
+    """Why a scan would not be covered now, so that no deletion run would take anything; empty if all brokers answer."""
+    try:
+        with topic_ports(cluster, read_only=True) as ports:
+            unanswered = ask_brokers(ports).unanswered
+    except LifecycleError as error:
+        return f"no deletion run goes until brokers answer: {error}"
+    return "; ".join(f"no deletion run goes until broker {one} answers: {why}" for one, why in unanswered.items())
 
 
 def _delete(cluster: Cluster, run_id: str) -> str:

@@ -48,16 +48,32 @@ def with_a_silent_broker() -> RecordsScene:
     return scene
 
 
-def test_no_try_scans_while_a_broker_is_silent() -> None:
-    """Such a scan would not be covered, and there is a try every minute. Those of the deletion runs are."""
+def test_nothing_scans_while_a_broker_is_silent() -> None:
+    """Such a scan would not be covered, so that no deletion run would take anything."""
     scene = with_a_silent_broker()
     scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
     scene.cluster.admin.unreachable = {"broker-2:8080"}
     before = len(scene.where.lake.epochs())
-    scene.apply(Patience(answers=1200, finish=True))
-    runs = sum("a scan and a deletion run begin" in text for text in scene.said)
+    first, _ = scene.apply(Patience(answers=1200, finish=True))
     assert sum("tried again" in text for text in scene.said) > 5
-    assert len(scene.where.lake.epochs()) - before == runs > 0
+    assert len(scene.where.lake.epochs()) == before
+    assert (first.error, first.code) == (RecordsError.TIMEOUT, Lacks.DELETION)
+    assert "until broker broker-2:8080 answers" in first.reason
+
+
+def test_a_deletion_run_goes_soon_after_the_last_broker_answers() -> None:
+    scene = with_a_silent_broker()
+    scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
+    scene.cluster.admin.unreachable = {"broker-2:8080"}
+    began = scene.cluster.clock.now_ms()
+
+    def said(text: str) -> None:
+        if scene.cluster.clock.now_ms() - began > 900_000:
+            scene.cluster.admin.unreachable = set()
+
+    first, _ = scene.apply(Patience(answers=7200, finish=True), heard=said)
+    assert first == DeleteRecordsResult(scene.at(2, 0, scene.topics[0]))
+    assert scene.cluster.clock.now_ms() - began < 1_800_000
 
 
 def test_a_pause_ends_the_trying() -> None:
