@@ -76,8 +76,9 @@ _ERRORS: Mapping[Outcome, RecordsError] = {
     Outcome.FAILED: RecordsError.BROKER_FAILED,
 }
 """What the outcome of a ledger that was to leave, and did not, makes of its partition."""
-_UNANSWERED = (Code.SERVER_FAILED, Code.NOT_SENT)
-"""A server, or the deletion topic, did not answer: that is a time-out, whatever came of the ledger."""
+_UNANSWERED = (Code.SERVER_FAILED, Code.NOT_SENT, Code.NOT_UNLOADED)
+"""A server, the deletion topic, or a broker that was to unload did not do it: that is a time-out, whatever came of the
+ledger. Unloads that a partition needs are kept for it before, so the budget is not what it lacks."""
 
 
 class PartitionDeletion:

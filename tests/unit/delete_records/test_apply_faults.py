@@ -55,6 +55,23 @@ def test_a_plan_is_not_applied_by_settings_that_call_its_cluster_otherwise() -> 
     assert scene.listed() == scene.ids[scene.topic]
 
 
+def test_partitions_whose_broker_fails_at_unloads_have_timed_out() -> None:
+    """It may have ended amid the apply. They are loaded, but their way out is none of those of loaded topics."""
+
+    def refused(topic: Topic) -> None:
+        raise OutcomeUnknown(f"{topic}: connection refused")
+
+    scene = RecordsScene(8)
+    scene.writes_loaded = True
+    for topic in scene.topics:
+        scene.load(topic)
+    scene.cluster.admin.on_unload = refused
+    scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
+    found = scene.apply()
+    stayed = [one for topic, one in zip(scene.topics, found, strict=True) if scene.listed(topic) == scene.ids[topic]]
+    assert {(one.error, one.code) for one in stayed} == {(RecordsError.TIMEOUT, Code.NOT_UNLOADED)}
+
+
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("fails", ["on_unload", "on_properties", "on_move"])
 def test_a_request_that_its_broker_fails_at_is_tried_again_by_the_next_run(fails: str, done: bool) -> None:
