@@ -245,7 +245,7 @@ def _denial(ports: Ports, topic: TopicPartition) -> Refusal | None:
     try:
         ports.admin.check_admin(topic)
     except AccessDenied as error:
-        text = f"our role is no admin of tenant {topic.namespace.tenant}: {error}"
+        text = f"brokers do not take our role for an admin of tenant {topic.namespace.tenant}: {error}"
         return Refusal(RecordsError.NOT_AUTHORIZED, Why(Code.TENANT_DENIED, text))
     except NotFound:
         return None  # what there is, its z-nodes say

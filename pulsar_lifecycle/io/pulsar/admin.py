@@ -352,7 +352,7 @@ class HttpBrokerAdmin:
             target = _joined(response.url, response.headers.get("location", ""))
             self._refuse_foreign(target, str(response.url))
             response = self._send(method, target, body)
-        return checked(method, response)
+        return checked(method, response, self._settings.token)
 
     def _send_first(self, method: str, where: str | httpx.URL, body: object) -> httpx.Response:
         """At a URL; for a path at the configured host, and at the next where this one has not got it, or read it."""

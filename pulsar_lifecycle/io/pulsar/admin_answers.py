@@ -6,6 +6,7 @@ Belongs here: the class of error that an answer stands for. Not here: requests (
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import httpx
@@ -21,21 +22,28 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
+from pulsar_lifecycle.io.pulsar.token_expiry import expired_at
+from pulsar_lifecycle.setting_types import SecretRef
 
+TOKEN = "pulsar.token"  # noqa: S105 -- what messages call the setting
 INTERNAL_ERROR = 500
 _TOO_MANY_REQUESTS = 429
 _FAILED_AT_IT = (INTERNAL_ERROR, 502, 504)
 """Answers of a broker that failed, and of a proxy whose broker did."""
 
 
-def checked(method: str, response: httpx.Response) -> httpx.Response:
-    """The answer itself, of a success. Raises the class that its status code stands for."""
+def checked(method: str, response: httpx.Response, token: SecretRef | None = None) -> httpx.Response:
+    """The answer itself, of a success. Raises the class that its status code stands for.
+
+    Who shows an expired ``token`` hears no more than that he must authenticate himself.
+    """
     status = response.status_code
     if response.is_success:
         return response
     message = f"{method} {response.url}: {status}: {_reason(response)}"
     if status in (401, 403):
-        raise AccessDenied(message)
+        at = expired_at(token.resolve(TOKEN), time.time()) if token else None
+        raise AccessDenied(f"{TOKEN} expired at {at}: {message}" if at else message)
     if status == 404:
         raise NotFound(message)
     if status == 409:
@@ -65,9 +73,10 @@ def no_answer(method: str, message: str) -> LifecycleError:
 
 
 def _reason(response: httpx.Response) -> str:
-    """The broker's reason; unexpected errors come as an HTML page, of which the first words must do."""
+    """The reason of a broker, or of its HTTP server; of an HTML page, as of unexpected errors, the first words."""
     try:
-        reason = response.json()["reason"]
+        answer = response.json()
+        reason = answer["reason"] if "reason" in answer else answer["message"]
     except (ValueError, KeyError, TypeError, RecursionError):
         reason = re.sub(r"<[^>]*>", " ", response.text)
     return " ".join(str(reason).split())[:200]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import _pulsar  # pyrefly: ignore[missing-import]
@@ -21,6 +22,8 @@ import pulsar
 import pulsar.exceptions
 
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, StoreError, Unavailable
+from pulsar_lifecycle.io.pulsar.admin_answers import TOKEN
+from pulsar_lifecycle.io.pulsar.token_expiry import expired_at
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.setting_types import Tls
 from pulsar_lifecycle.settings import PulsarSettings
@@ -99,7 +102,7 @@ class PulsarSession:
         for topic in {one.topic for one in outgoing}:
             try:
                 self._producer_of(topic)
-            except pulsar.exceptions.PulsarException as error:
+            except (pulsar.exceptions.PulsarException, AccessDenied) as error:
                 closed[topic] = f"{type(error).__name__}: {error}"
         sending = _Sending(len(outgoing), 2 * self._timeout)
         for index, one in enumerate(outgoing):
@@ -219,10 +222,20 @@ class PulsarSession:
     def _opened(self, topic: Topic, open_it: Callable[[pulsar.Client], Opened]) -> Opened:
         try:
             return open_it(self._clients[-1])
-        except _SILENCE:
+        except _SILENCE as error:
+            self._refuse_expired(error)
             if not self._go_to_one_that_answers(topic):
                 raise
         return open_it(self._clients[-1])
+
+    def _refuse_expired(self, error: Exception) -> None:
+        """A broker closes the connection of who shows an expired token, and the client tries again until it times out.
+
+        Raises AccessDenied.
+        """
+        token = self._settings.token
+        if token and (at := expired_at(token.resolve(TOKEN), time.time())):
+            raise AccessDenied(f"{TOKEN} expired at {at}: brokers close every connection with it") from error
 
     def _go_to_one_that_answers(self, topic: Topic) -> bool:
         """Whether there is another client now, of the first broker that says how many partitions a topic has."""
@@ -317,7 +330,8 @@ def _client(settings: PulsarSettings, service_url: str) -> pulsar.Client:
     tls = settings.tls or Tls()
     authentication = None
     if settings.token is not None:
-        authentication = pulsar.AuthenticationToken(settings.token.resolve("pulsar.token"))
+        settings.token.resolve(TOKEN)  # what is wrong with it is said here
+        authentication = pulsar.AuthenticationToken(partial(settings.token.resolve, TOKEN))  # files are rotated
     elif tls.cert_file:
         authentication = pulsar.AuthenticationTLS(tls.cert_file, tls.key)
     seconds = max(1, int(settings.request_timeout))

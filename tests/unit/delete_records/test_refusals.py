@@ -286,7 +286,7 @@ def test_a_role_of_one_tenant_alone_is_an_error_of_each_partition() -> None:
     assert own["code"] == Code.BROKERS_DENIED
     assert "what they have loaded" in own["reason"]
     assert (foreign["error"], foreign["code"]) == (RecordsError.NOT_AUTHORIZED, Code.TENANT_DENIED)
-    assert "no admin of tenant other" in foreign["reason"]
+    assert "an admin of tenant other" in foreign["reason"]
 
 
 def test_a_partition_that_is_not_there() -> None:

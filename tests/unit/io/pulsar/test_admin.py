@@ -278,6 +278,18 @@ def test_the_token_is_read_again_for_each_request_and_never_shown(tmp_path, capl
     assert "secret" not in caplog.text + str(caught.value) + repr(cluster.admin)
 
 
+def test_who_is_denied_with_an_expired_token_is_told_so(tmp_path):
+    """The broker's HTTP server says only that authentication is required."""
+    file = tmp_path / "token"
+    file.write_text("head.eyJleHAiOiA5OX0.signature")
+    denied = httpx.Response(401, json={"servlet": "s", "message": "Authentication required", "status": "401"})
+    cluster = AnsweringCluster({("GET", f"{TOPIC_PATH}/permissions"): denied}, token=SecretRef(file=str(file)))
+    with pytest.raises(AccessDenied) as told:
+        cluster.admin.check_admin(TOPIC)
+    assert str(told.value).startswith("pulsar.token expired at 1970-01-01 00:01:39+00:00: GET ")
+    assert str(told.value).endswith(": 401: Authentication required")
+
+
 @pytest.mark.parametrize("token", ["sécret", "two secret words", "secret\nline"])
 def test_a_token_that_is_none_is_refused_without_being_shown(monkeypatch, token):
     monkeypatch.setenv("TOKEN", token)

@@ -1,11 +1,17 @@
+import base64
+import json
+import time
+
 import _pulsar
 import pulsar
 import pytest
 
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC
-from pulsar_lifecycle.errors import NotFound, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, NotFound, Unavailable
 from pulsar_lifecycle.io.pulsar import session as pulsar_session
 from pulsar_lifecycle.io.pulsar.session import Outgoing, PulsarSession
+from pulsar_lifecycle.io.pulsar.token_expiry import expired_at
+from pulsar_lifecycle.setting_types import SecretRef
 from pulsar_lifecycle.settings import PulsarSettings
 
 BROKERS = ("b1:6650", "b2:6650", "b3:6650")
@@ -131,3 +137,43 @@ def test_a_connection_takes_no_longer_than_a_request(session_of, timeout, connec
     brokers = Brokers()
     session_of(brokers, request_timeout=timeout)
     assert brokers.clients[0].options["connection_timeout_ms"] == connect
+
+
+def jwt(claims) -> str:
+    return f"head.{base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b'=').decode()}.signature"
+
+
+def test_an_expired_token_is_no_silence_of_brokers(session_of, tmp_path):
+    """They close the connection, and the client says that nothing came in time."""
+    file = tmp_path / "token"
+    file.write_text(jwt({"sub": "ops", "exp": time.time() - 60}))
+    session = session_of(brokers := Brokers(silent=BROKERS), token=SecretRef(file=str(file)))
+    with pytest.raises(AccessDenied, match=r"pulsar\.token expired at 20"):
+        session.subscribe([DELETION_TOPIC], "s")
+    (receipt,) = session.send_all([Outgoing(DELETION_TOPIC, b"x")])
+    assert "pulsar.token expired at" in receipt.error
+    assert len(brokers.clients) == 1  # another broker would not take it either
+    file.write_text(jwt({"sub": "ops", "exp": time.time() + 60}))
+    with pytest.raises(Unavailable):
+        session.subscribe([DELETION_TOPIC], "s")
+
+
+def test_a_token_file_is_read_again_for_each_connection(session_of, tmp_path, monkeypatch):
+    suppliers = []
+    monkeypatch.setattr(pulsar_session.pulsar, "AuthenticationToken", suppliers.append)
+    file = tmp_path / "token"
+    file.write_text("first")
+    session_of(Brokers(), token=SecretRef(file=str(file)))
+    file.write_text("second")
+    assert suppliers[0]() == "second"
+
+
+@pytest.mark.parametrize(
+    "token", ["", "no.jwt", "a.!!.c", jwt([]), jwt({}), jwt({"exp": "soon"}), jwt({"exp": 1e99}), jwt({"exp": 101})]
+)
+def test_a_token_that_does_not_say_that_it_expired_has_not(token):
+    assert expired_at(token, 100.0) is None
+
+
+def test_a_token_says_when_it_expired():
+    assert expired_at(jwt({"exp": 99}), 100.0) == "1970-01-01 00:01:39+00:00"
