@@ -255,10 +255,13 @@ def _silence(cluster: Cluster) -> str:
     """Why a scan would not be covered now, so that no deletion run would take anything; empty if all brokers answer."""
     try:
         with topic_ports(cluster, read_only=True) as ports:
-            unanswered = ask_brokers(ports).unanswered
+            answers = ask_brokers(ports)
     except LifecycleError as error:
         return f"no deletion run goes until brokers answer: {error}"
-    return "; ".join(f"no deletion run goes until broker {one} answers: {why}" for one, why in unanswered.items())
+    if denied := answers.brokers.error:
+        return f"no deletion run goes until brokers answer: {denied}"
+    silent = answers.unanswered.items()
+    return "; ".join(f"no deletion run goes until broker {one} answers: {why}" for one, why in silent)
 
 
 def _delete(cluster: Cluster, run_id: str) -> str:

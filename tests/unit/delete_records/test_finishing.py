@@ -61,6 +61,22 @@ def test_nothing_scans_while_a_broker_is_silent() -> None:
     assert "until broker broker-2:8080 answers" in first.reason
 
 
+def test_nothing_scans_while_brokers_deny_what_they_have_loaded() -> None:
+    """As to a token that has expired since the apply began."""
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 0))
+    before = len(scene.where.lake.epochs())
+
+    def said(text: str) -> None:
+        if "to be deleted" in text:
+            scene.cluster.admin.superuser = False
+
+    (found,) = scene.apply(Patience(answers=1200, finish=True), heard=said)
+    assert len(scene.where.lake.epochs()) == before
+    assert (found.error, found.code) == (RecordsError.TIMEOUT, Lacks.DELETION)
+    assert "no deletion run goes until brokers answer" in found.reason
+
+
 def test_a_deletion_run_goes_soon_after_the_last_broker_answers() -> None:
     scene = with_a_silent_broker()
     scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
