@@ -110,7 +110,7 @@ def _injection(
     def touch(call: str) -> None:
         was, world.random = world.random, random
         try:
-            done = random.choice([other_acts.recover, other_acts.replicate])(world)
+            done = random.choice([other_acts.recover, other_acts.replicate])(world) or other_acts.replicate(world)
         finally:
             world.random = was
         interceptor.fired.append(f"meanwhile {done}")

@@ -161,13 +161,16 @@ def end_recovery(world: World) -> str | None:
     ledger = world.random.choice(busy)
     world.model.busy.discard(ledger)
     world.restate(ledger, LedgerState.CLOSED)
-    return f"ledger {ledger} is closed again"
+    return f"ledger {ledger} is recovered: it is closed"
 
 
 def recover(world: World) -> str | None:
-    """Somebody opens a leaked ledger for recovery: its z-node changes and it must be left alone."""
-    ledgers, busy = world.model.ledgers, world.model.busy
-    ledger = some_leak(world, lambda i: ledgers[i].state is LedgerState.CLOSED and i not in busy)
+    """Somebody opens a leaked ledger for recovery that nobody has closed: it must be left alone until it is closed.
+
+    BookKeeper writes no z-node for one that is closed: to recover that is to read it.
+    """
+    ledgers, busy, written = world.model.ledgers, world.model.busy, world.reader.payloads
+    ledger = some_leak(world, lambda i: ledgers[i].state is not LedgerState.CLOSED and i in written and i not in busy)
     if ledger is None:
         return None
     busy.add(ledger)
