@@ -81,7 +81,7 @@ CAUGHT_BY = {
     "load what shares a bundle": 1036,
     "load without a note": 36,
     "expire messages younger than their TTL": 76,
-    "expire messages of cursors that are no subscriptions": 156,
+    "expire messages of cursors that are no subscriptions": 196,
     "let brokers delete subscriptions meanwhile": 36,
     "let brokers drop backlogs meanwhile": 596,
     "explain young ledgers away": 98,
