@@ -11,7 +11,7 @@ from assets.buckets import rows_shown
 from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
-from orchestration.automatic.may_begin import check_may_begin
+from orchestration.automatic.may_begin import may_begin
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.buckets.bucket_runs import Swept, rows_to_sweep, sweep
@@ -48,7 +48,8 @@ def sweep_op(context: dg.OpExecutionContext, config: SweepConfig, lifecycle: Lif
         context.add_output_metadata({"dry run": True, **rows_shown(rows)})
         context.log.info(f"dry run: {rows.num_rows} copies and uploads would go; set dry_run to false")
         return
-    check_may_begin(context, where, config.plan_id)
+    if not may_begin(context, where, config.plan_id):
+        return
     with lineage.noted(context, where, config.plan_id):
         done = sweep(where, context.run_id, config.order(), context.log.info)
     failed = [one for one in done.dropped if one.outcome == Outcome.RETRYING]

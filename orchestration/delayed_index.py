@@ -10,7 +10,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail, shown_at_the_end
-from orchestration.automatic.may_begin import check_may_begin
+from orchestration.automatic.may_begin import may_begin
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair, undo_repair
 from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
@@ -47,7 +47,8 @@ class RepairConfig(PlanConfig):
 def repair_op(context: dg.OpExecutionContext, config: RepairConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan. A subscription that changed since is left alone, with its code."""
     where, dry_run = lifecycle.cluster(), config.dry_run
-    check_may_begin(context, where, config.plan_id)
+    if not may_begin(context, where, config.plan_id):
+        return
     done: list[Repaired] = []
     with (
         shown_at_the_end(

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
-from orchestration.automatic.may_begin import check_may_begin
+from orchestration.automatic.may_begin import may_begin
 from orchestration.named import CapsConfig, parsed
 from pulsar_lifecycle.delete_records.apply_run import FINISHED_WITHIN, Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
@@ -110,7 +110,8 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
     order = config.order()
     wait = config.wait or (FINISHED_WITHIN if config.finish else 0.0)
     patience = Patience(config.timeout, wait, config.wait_for_bookies, config.finish, config.collect)
-    check_may_begin(context, where, config.plan_id)
+    if not may_begin(context, where, config.plan_id):
+        return
     refused: dict[TopicPartition, Refusal | None] = {}
     with lineage.noted(context, where, config.plan_id, dry_run=config.dry_run):
         results = apply_delete_records(

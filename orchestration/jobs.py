@@ -17,7 +17,7 @@ from assets.deletion import check_not_stopped, outcomes_shown
 from assets.names import CLUSTER, FINDINGS, METASTORE, key
 from assets.pages import lineage
 from assets.pages.failures import refusals_fail
-from orchestration.automatic.may_begin import check_may_begin
+from orchestration.automatic.may_begin import may_begin
 from orchestration.named import CapsConfig, ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.redrive import LetterFilter, at_most, chosen, redrive_now
@@ -95,7 +95,8 @@ class ApplyConfig(PlanConfig):
 def send_intents_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan and one that exceeds its caps."""
     where = lifecycle.cluster()
-    check_may_begin(context, where, config.plan_id)
+    if not may_begin(context, where, config.plan_id):
+        return
     with lineage.noted(context, where, config.plan_id):
         if config.direct:
             context.add_output_metadata(deleted(deletion_run.apply_directly(where, context.run_id, config.order())))

@@ -8,7 +8,7 @@ from assets.names import key, pool
 from assets.pages import lineage
 from assets.pages.failures import refusals_fail
 from assets.tiered import check_done, counted, outcomes_shown, proofs_told, said
-from orchestration.automatic.may_begin import check_may_begin
+from orchestration.automatic.may_begin import may_begin
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -56,7 +56,8 @@ def offload_ledgers(
 ) -> dict[str, int]:
     """Ledgers by outcome. Refuses a stale, report-only or foreign plan; a rerun finishes what was interrupted."""
     order, where = config.order(), lifecycle.cluster()
-    check_may_begin(context, where, config.plan_id)
+    if not may_begin(context, where, config.plan_id):
+        return {}
     with (
         lineage.noted(context, where, config.plan_id) as done,
         proofs_told(context, where, epoch_of(config.plan_id), done),

@@ -93,7 +93,7 @@ def noted(
     finally:
         try:
             effects = done()
-            nothing = _applied_tags([plan_id]) if plan_id and not (made or effects) else {}
+            nothing = _applied_tags([plan_id]) if plan_id and not effects else {}
             _tag(context, _plan_tags(_plans_of(effects)) or dict.fromkeys(nothing, NO_PLAN))
             _register(context, cluster, effects)
             for event in events_of(effects, cluster, run_id, own=_own(context), made=made):

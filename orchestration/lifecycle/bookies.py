@@ -9,7 +9,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
-from orchestration.automatic.may_begin import check_may_begin
+from orchestration.automatic.may_begin import may_begin
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk
 from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, PlannedCollection, remedies
 from pulsar_lifecycle.lifecycle.bookies.collection_run import Collected, collect_bookies, plan_now
@@ -52,7 +52,8 @@ def collect_op(context: dg.OpExecutionContext, config: CollectConfig, lifecycle:
         going = [row for row in plan if row.choice is CollectionChoice.COLLECT]
         context.log.info(f"dry run: {len(going)} bookies would collect; set dry_run to false")
         return
-    check_may_begin(context, where)
+    if not may_begin(context, where):
+        return
     with lineage.noted(context, where):
         plan, done = collect_bookies(where, context.run_id, context.log.info)
     unknown = [row.bookie for row in plan if row.choice is CollectionChoice.UNKNOWN_DISK]

@@ -6,7 +6,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets.names import key
 from assets.pages import lineage
 from assets.pages.failures import refusals_fail
-from orchestration.automatic.may_begin import check_may_begin
+from orchestration.automatic.may_begin import may_begin
 from orchestration.jobs import PlanConfig
 from orchestration.trimming import finish
 from pulsar_lifecycle.trimming.retention_run import apply_retention
@@ -38,7 +38,8 @@ class RetentionConfig(PlanConfig):
 def trim_expired_op(context: dg.OpExecutionContext, config: RetentionConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan. What changed since the plan stays, and is shown with its code."""
     where, order, dry_run = lifecycle.cluster(), config.order(), config.dry_run
-    check_may_begin(context, where, config.plan_id)
+    if not may_begin(context, where, config.plan_id):
+        return
     with lineage.noted(context, where, config.plan_id, dry_run=dry_run):
         metadata = finish(
             dry_run,

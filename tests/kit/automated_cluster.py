@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import dagster as dg
 import pytest
 
+from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation
 from pulsar_lifecycle.inspect.automation import KINDS
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
@@ -30,3 +32,13 @@ def automated(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, **retentio
     for name in ("cluster", "without_spark"):
         monkeypatch.setattr(LifecycleResource, name, lambda self: where)
     return where
+
+
+def rung(instance: dg.DagsterInstance) -> Any:
+    """A tick of the sensor ``automation``."""
+    defs = build_defs()
+    sensor = defs.get_repository_def().get_sensor_def("automation")
+    context = dg.build_sensor_context(
+        instance=instance, resources={"lifecycle": LifecycleResource()}, repository_def=defs.get_repository_def()
+    )
+    return sensor.evaluate_tick(context)

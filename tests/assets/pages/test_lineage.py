@@ -101,6 +101,18 @@ def test_a_run_carries_its_cluster_and_plan(scene: RetentionScene) -> None:
         assert found_by_link(instance, plan_id) == [run_id]
 
 
+def test_a_run_that_found_nothing_left_has_not_applied_its_plan(scene: RetentionScene) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        run_id, plan_id = applied(scene, instance, dry_run=False)
+        before = instance.get_run_by_id(run_id)
+        assert before is not None
+        job = build_defs().resolve_job_def("apply_retention")
+        resources = {"lifecycle": LifecycleResource()}
+        again = job.execute_in_process(run_config=before.run_config, instance=instance, resources=resources)
+        assert again.success
+        assert found_by_link(instance, plan_id) == [run_id]
+
+
 def found_by_link(instance: dg.DagsterInstance, plan_id: str) -> list[str]:
     """The runs to which the page of a plan leads."""
     _, _, query = show.applied_by(plan_id).rstrip(")").partition("tag%3A")

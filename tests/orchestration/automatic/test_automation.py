@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.run_request import InstigatorType
-from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteRepositoryOrigin
-from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
-from dagster._core.storage.tags import RETRY_NUMBER_TAG, RUN_KEY_TAG, SENSOR_NAME_TAG
-from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._core.storage.tags import RUN_KEY_TAG
 
 from assets.deletion import queue_age
 from assets.names import CLUSTER, PLAN
 from assets.pages.growth import GROWTH, growth_shown
-from assets.pages.switch import SWITCH
 from orchestration.automatic.alerts import failure_document
 from orchestration.automatic.at_work import BY_ITSELF, DEAD_AFTER_SECONDS
 from orchestration.automatic.automation import TRIES, follows_scan
 from orchestration.automatic.launches import LAUNCHES
-from orchestration.automatic.may_begin import BOOKIES, check_may_begin
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, CollectionAutomation, Window
 from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.inspect.automation import (
+    BOOKIES,
     KINDS,
     AutomatedKind,
     Growth,
@@ -45,7 +39,7 @@ from pulsar_lifecycle.runs.caps import Lowered, automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import load_settings
 from resources.lifecycle import LifecycleResource
-from tests.kit.automated_cluster import RETENTION, automated, planned
+from tests.kit.automated_cluster import RETENTION, automated, planned, rung
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.settings import write_settings
 
@@ -53,15 +47,6 @@ from tests.kit.settings import write_settings
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
     return RetentionScene(tmp_path, monkeypatch)
-
-
-def rung(instance: dg.DagsterInstance) -> Any:
-    defs = build_defs()
-    sensor = defs.get_repository_def().get_sensor_def("automation")
-    context = dg.build_sensor_context(
-        instance=instance, resources={"lifecycle": LifecycleResource()}, repository_def=defs.get_repository_def()
-    )
-    return sensor.evaluate_tick(context)
 
 
 def test_the_sensor_launches_what_an_operator_would(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,105 +288,6 @@ def test_a_plan_that_cannot_be_read_holds_up_no_other_kind(
     with dg.DagsterInstance.ephemeral() as instance:
         (request,) = rung(instance).run_requests
         assert request.job_name == "apply_retention"
-
-
-def test_a_run_that_waited_asks_once_more_whether_it_may_begin(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    automated(scene, monkeypatch, mode="apply")
-    planned(scene)
-    ids = scene.listed("a")
-    job, resources = build_defs().resolve_job_def("apply_retention"), {"lifecycle": LifecycleResource()}
-    with dg.DagsterInstance.ephemeral() as instance:
-        (request,) = rung(instance).run_requests
-
-        def begun() -> bool:
-            return job.execute_in_process(
-                request.run_config, instance=instance, resources=resources, tags=request.tags, raise_on_error=False
-            ).success
-
-        shut = {"cron": "0 0 30 2 *", "duration": "1h"}
-        narrower: tuple[dict[str, Any], ...] = (
-            {"window": shut},
-            {"namespaces": ["acme"]},
-            {"max_ledgers_per_topic": 5},
-        )
-        modes: tuple[dict[str, Any], ...] = ({"mode": "plan"}, {"mode": "off"}, {"mode": "approve"})
-        for change in (*modes, *({"mode": "apply"} | some for some in narrower)):
-            automated(scene, monkeypatch, **change)
-            assert not begun(), change
-            assert scene.listed("a") == ids
-        automated(scene, monkeypatch, mode="apply")
-        assert (begun(), begun()) == (True, False)  # another run has applied the plan by then
-        assert scene.listed("a") == ids[2:]
-
-
-def waiting(request: dg.RunRequest, *, again: bool = False, **tags: str) -> dg.DagsterRun:
-    """The run that the daemon makes of a request; ``again``: executed again."""
-    target = LoadableTargetOrigin(python_file="defs.py")
-    repository = RemoteRepositoryOrigin(InProcessCodeLocationOrigin(target, location_name="here"), "__repository__")
-    return dg.DagsterRun(
-        request.job_name or "",
-        run_config=request.run_config,
-        tags={**request.tags, SENSOR_NAME_TAG: SWITCH, **tags},
-        parent_run_id="before" if again else None,
-        root_run_id="before" if again else None,
-        remote_job_origin=repository.get_job_origin(request.job_name or ""),
-    )
-
-
-def switched(instance: dg.DagsterInstance, run: dg.DagsterRun, status: InstigatorStatus) -> None:
-    """The sensor of the run's code location is set to this."""
-    assert run.remote_job_origin
-    origin = run.remote_job_origin.repository_origin.get_instigator_origin(SWITCH)
-    state = InstigatorState(origin, InstigatorType.SENSOR, status, SensorInstigatorData())
-    if instance.get_instigator_state(origin.get_id(), state.selector_id):
-        instance.update_instigator_state(state)
-    else:
-        instance.add_instigator_state(state)
-
-
-def refusal(instance: dg.DagsterInstance, where: Cluster, run: dg.DagsterRun, plan_id: str) -> str:
-    """Why a run may not begin; empty if it may."""
-    context: Any = SimpleNamespace(run=run, instance=instance)
-    try:
-        check_may_begin(context, where, plan_id)
-    except dg.Failure as refused:
-        return refused.description or ""
-    return ""
-
-
-def test_a_run_that_waited_does_not_begin_once_the_switch_is_off(
-    scene: RetentionScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    where, plan = automated(scene, monkeypatch, mode="apply"), planned(scene)
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        (request,) = rung(instance).run_requests
-        run = waiting(request)
-        for status, off in (
-            (InstigatorStatus.RUNNING, False),
-            (InstigatorStatus.STOPPED, True),
-            (InstigatorStatus.RUNNING, False),
-            (InstigatorStatus.DECLARED_IN_CODE, True),
-        ):
-            switched(instance, run, status)
-            assert ("sensor automation is switched off" in refusal(instance, where, run, plan.plan_id)) == off
-        assert not refusal(instance, where, waiting(request, again=True), plan.plan_id)
-
-
-def test_only_a_person_executes_a_run_again_that_may_not_begin_any_more(
-    scene: RetentionScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An instance that retries runs executes what was refused again, with the tags that it had."""
-    automated(scene, monkeypatch, mode="apply")
-    plan = planned(scene)
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        (request,) = rung(instance).run_requests
-        where = automated(scene, monkeypatch, mode="plan")
-        assert "plan_only" in refusal(instance, where, waiting(request), plan.plan_id)
-        retried = waiting(request, again=True, **{RETRY_NUMBER_TAG: "1"})
-        assert "plan_only" in refusal(instance, where, retried, plan.plan_id)
-        assert not refusal(instance, where, waiting(request, again=True), plan.plan_id)
 
 
 def test_bookies_collect_once_in_a_window_when_nothing_is_deleted(
