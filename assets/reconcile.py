@@ -47,17 +47,18 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
         if not names:
             return
         where = lifecycle.cluster()
-        with lineage.noted(context, where, dry_run=config.dry_run):
-            found = reconcile(
-                where,
-                context.run.run_id,
-                names,
-                apply=not config.dry_run,
-                resend=config.resend_in_flight,
-                progress=context.log.info,
-            )
-        pages = intents_shown(found)
-        with pages_written(context, list(pages), lambda name: {"dry run": config.dry_run, **pages[name]}):
+        pages: dict[str, dict[str, Any]] = {}
+        with pages_written(context, names, lambda name: {"dry run": config.dry_run, **pages.get(name, {})}):
+            with lineage.noted(context, where, dry_run=config.dry_run):
+                found = reconcile(
+                    where,
+                    context.run.run_id,
+                    names,
+                    apply=not config.dry_run,
+                    resend=config.resend_in_flight,
+                    progress=context.log.info,
+                )
+            pages.update(intents_shown(found))
             check_sent(found)
         yield from NO_MORE
 

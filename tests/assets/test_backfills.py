@@ -24,6 +24,7 @@ from dagster._core.workspace.load_target import WorkspaceLoadTarget
 from dagster._daemon.backfill import execute_backfill_iteration
 from dagster_graphql.test.utils import execute_dagster_graphql
 
+from assets import reconcile
 from assets.lifecycle import namespace_retention
 from assets.lifecycle.namespace_retention import namespace_retention_asset
 from assets.names import key, namespace_partitions
@@ -212,6 +213,25 @@ def test_what_a_terminated_run_did_is_on_the_pages_of_its_namespaces(
     found = {label: value.value for label, value in record.asset_observation.metadata.items()}
     assert (record.partition_key, found["left their topics"]) == ("acme/orders", 2)
     assert "was terminated" in str(found["not made"])
+
+
+def test_a_reconciliation_that_is_terminated_while_it_sends_says_so_on_the_pages_of_its_namespaces(
+    scene: RetentionScene, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in FAR_APART:
+        scene.retention(60, -1, name)
+    scanned(scene, 2)
+
+    def terminated(*order: Any, **how: Any) -> None:
+        raise DagsterExecutionInterruptedError
+
+    monkeypatch.setattr(reconcile, "reconcile", terminated)
+    with suppress(DagsterExecutionInterruptedError):
+        daemon.ended(daemon.launch(RECONCILIATION, FAR_APART))
+    records = daemon.instance.fetch_observations(key("test", RECONCILIATION), limit=10).records
+    found = {record.partition_key: record.asset_observation for record in records}
+    assert sorted(map(str, found)) == FAR_APART
+    assert all(one and "was terminated" in str(one.metadata["not made"].value) for one in found.values())
 
 
 def test_the_first_run_does_all_of_a_backfill_that_is_over_when_it_is_executed_again(
