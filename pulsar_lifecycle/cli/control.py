@@ -144,7 +144,9 @@ def _status(where: Cluster) -> dict[str, Any]:
         unloads, unread = pending_unloads(store), unread_locations(store)
         latency = store.latency_ms()
     epochs = [e for e in scans if e.fingerprint == fingerprint]
-    plans = [plan for plan in lake.plans() if plan.fingerprint == fingerprint]
+    now, counted = where.clock.now_ms(), {epoch.epoch_id for epoch in scans}
+    mine = [plan for plan in lake.plans() if plan.fingerprint == fingerprint]
+    plans = [plan for plan in mine if plan.created_at <= now or plan.epoch_id in counted]  # else it hides newer ones
     newest = epochs[-1] if epochs else None
     try:
         begun, begun_at = lake.open_epoch("")

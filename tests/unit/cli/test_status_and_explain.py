@@ -357,3 +357,17 @@ def test_scans_are_set_aside_after_a_restore_that_one_of_them_found(
     assert run("accept-restore", "backup of 02:00") == 0
     assert "went back in time" in capsys.readouterr().out
     assert not lake.epochs()
+
+
+def test_status_names_no_plan_that_a_clock_dated_ahead_once_its_scan_is_set_aside(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, lake = SimulatedCluster(), FileLake(load_settings(settings_file).lake.path)
+    run = command_over(stores=lambda *_, **__: cluster.open_store())
+    fingerprint, rows = cluster_fingerprint(cluster.open_store(), "/ledgers"), lake.plan(plan.plan_id)[1]
+    year = 366 * 86_400_000
+    mine = replace(plan, fingerprint=fingerprint)
+    lake.store_plan(replace(mine, plan_id="orphans-now"), rows)
+    lake.store_plan(replace(mine, plan_id="orphans-ahead", epoch_id="gone", created_at=plan.created_at + year), rows)
+    run("status", "--json")
+    assert json.loads(capsys.readouterr().out)["plan"]["plan_id"] == "orphans-now"
