@@ -119,7 +119,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             dead_letter_sensor(cluster),
             automation_sensor(cluster, {job.name: job for job in jobs}, automation.look_every),
             following_sensor(cluster, automation.look_every),
-            failed_runs_sensor(cluster),
+            failed_runs_sensor(cluster, settings),
             read_only_sensor(cluster, report_storage),
         ],
         executor=dg.in_process_executor,

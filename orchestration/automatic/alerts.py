@@ -10,9 +10,10 @@ import dagster as dg
 
 from assets.lifecycle.bookies import WRITABLE
 from assets.names import EPOCH, PLAN, READER, key
-from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.errors import ConfigError, LifecycleError
 from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.settings import Settings
 from resources.lifecycle import LifecycleResource
 
 LONGEST_MESSAGE = 4_000
@@ -45,8 +46,11 @@ def of_no_step(run: dg.DagsterRun, message: str | None) -> str:
     return f"{message}; {did}" if message else did
 
 
-def failed_runs_sensor(cluster: str) -> dg.SensorDefinition:
-    """Posts every failed run of this code location to ``automation.alert_webhook``."""
+def failed_runs_sensor(cluster: str, loaded: Settings | None) -> dg.SensorDefinition:
+    """Posts every failed run of this code location to ``automation.alert_webhook``.
+
+    ``loaded``: the settings with which the location was loaded; a file that is wrong by now silences no alert.
+    """
 
     @dg.run_failure_sensor(
         name="failed_runs",
@@ -55,7 +59,13 @@ def failed_runs_sensor(cluster: str) -> dg.SensorDefinition:
         "and scan. A post that fails is not repeated: the tick fails.",
     )
     def alarm(context: dg.RunFailureSensorContext, lifecycle: LifecycleResource) -> dg.SkipReason | None:
-        with lifecycle.without_spark().ports(read_only=True) as ports:
+        try:
+            where = lifecycle.without_spark()
+        except ConfigError:
+            if loaded is None:
+                raise
+            where = Cluster(loaded, lifecycle.path(), lifecycle.opener())
+        with where.ports(read_only=True) as ports:
             if ports.alerts is None:
                 return dg.SkipReason("automation.alert_webhook is not set")
             causes = [cause_of(event) for event in context.get_step_failure_events()]

@@ -53,7 +53,8 @@ def described(defs: dg.Definitions) -> dict[str, Any]:
             "materializable": node.is_materializable,
             "partitions": node.partitions_def.name if node.partitions_def else None,
             "pools": sorted(node.pools or ()),
-            "columns": isinstance(node.metadata.get("dagster/column_schema"), dg.TableSchema) and bool(node.code_version),
+            "columns": isinstance(node.metadata.get("dagster/column_schema"), dg.TableSchema)
+            and bool(node.code_version),
             "fresh for": _fresh_for(node.freshness_policy),
             "by itself": node.automation_condition.get_label() if node.automation_condition else None,
         }

@@ -19,7 +19,7 @@ import pytest
 from assets.names import PLAN, READER
 from orchestration.automatic.alerts import LONGEST_MESSAGE, failed_runs_sensor
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.errors import StoreError, Unavailable
+from pulsar_lifecycle.errors import ConfigError, StoreError, Unavailable
 from pulsar_lifecycle.io.webhook import Webhook
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
@@ -70,7 +70,14 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
     return RetentionScene(tmp_path, monkeypatch)
 
 
-def told(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, webhook: Any, error: Exception | None = None) -> Any:
+def told(
+    scene: RetentionScene,
+    monkeypatch: pytest.MonkeyPatch,
+    webhook: Any,
+    error: Exception | None = None,
+    *,
+    file_is_wrong: bool = False,
+) -> Any:
     """What the sensor does about a run that failed by an error."""
 
     @dg.op
@@ -84,7 +91,14 @@ def told(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, webhook: Any, e
     automation = scene.settings.automation.model_validate({"alert_webhook": webhook} if webhook else {})
     settings = scene.settings.model_copy(update={"automation": automation})
     where = Cluster(settings, connect=scene.cluster.connect)
-    monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)
+
+    def read_now(_: LifecycleResource) -> Cluster:
+        if file_is_wrong:
+            raise ConfigError("apply.max_ledger: unknown")
+        return where
+
+    monkeypatch.setattr(LifecycleResource, "without_spark", read_now)
+    monkeypatch.setattr(LifecycleResource, "opener", lambda self: scene.cluster.connect)
     with dg.DagsterInstance.ephemeral() as instance:
         done = failing.execute_in_process(instance=instance, raise_on_error=False)
         context = dg.build_run_status_sensor_context(
@@ -94,7 +108,7 @@ def told(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, webhook: Any, e
             dagster_run=done.dagster_run,
             resources={"lifecycle": LifecycleResource()},
         ).for_run_failure()
-        return done.run_id, failed_runs_sensor("test")(context)
+        return done.run_id, failed_runs_sensor("test", settings)(context)
 
 
 def test_a_run_that_fails_is_posted_to_the_webhook(
@@ -111,6 +125,15 @@ def test_a_run_that_fails_is_posted_to_the_webhook(
         assert document[PLAN] == "orphans-1"
         assert document["error"] == "x" * LONGEST_MESSAGE
         assert "not told" not in str(document)
+
+
+def test_a_settings_file_that_is_wrong_by_now_silences_no_alert(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, hook: Posted
+) -> None:
+    """It is why the run failed, perhaps."""
+    monkeypatch.setenv("HOOK", hook.url)
+    run_id, _ = told(scene, monkeypatch, {"env": "HOOK"}, file_is_wrong=True)
+    assert hook.documents[-1][1]["run_id"] == run_id
 
 
 def test_without_a_webhook_nothing_is_posted_and_the_tick_says_so(
