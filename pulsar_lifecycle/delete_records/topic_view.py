@@ -21,7 +21,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
-from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Namespace, Topic, cursor_name, encode_name
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Namespace, Topic
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
@@ -35,8 +35,6 @@ from pulsar_lifecycle.topics.policies import CLUSTERS, NamespacePolicies, replic
 from pulsar_lifecycle.topics.snapshot import TopicReading
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, why_loaded
 
-PENDING_ACKS = "__transaction_pending_ack"
-"""End of the local name of a topic that holds a subscription's acknowledgements in transactions (MLPendingAckStore)."""
 CLUSTERS_ROOT = "/admin/clusters"
 """A z-node for each cluster of the instance (ClusterResources)."""
 GLOBAL = "global"
@@ -110,7 +108,7 @@ def view_of(run: TopicRun, ports: Ports, brokers: BrokerAnswers, topic: Topic) -
         brokers.brokers.loaded.get(str(topic), ""),
         run.topic_rule(topic, snapshot.shadow_source(reading.store, topic, info), SHADOWS_SEEN_FOR),
         compacted_view(ports, root, node.path, cursors),
-        _pending_acks(ports, topic, cursors),
+        snapshot.with_pending_acks(ports.store, topic, cursors),
         frozenset(clients.consumers) if (clients := brokers.connections.get(str(topic))) else frozenset(),
         brokers.replicators,
         unmeasured,
@@ -171,15 +169,6 @@ def compacted_view(ports: Ports, root: str, path: str, cursors: Mapping[str, Man
                 raise RefusedBy(Code.CURSORS_UNREAD, f"its compacted view cannot be known: {one.error}")
             return one.ledger_id
     return cursor_format.compacted_ledger(cursor.properties)
-
-
-def _pending_acks(ports: Ports, topic: Topic, cursors: Mapping[str, ManagedCursorInfo]) -> frozenset[str]:
-    """Cursors, by their z-nodes' names, with a topic of acknowledgements in transactions (MLPendingAckStore)."""
-    names = [*cursors]
-    folder = f"{MANAGED_LEDGERS_ROOT}/{topic.namespace}/{topic.domain}"
-    paths = [f"{folder}/{encode_name(f'{topic.local}-{cursor_name(n)}{PENDING_ACKS}')}" for n in names]
-    nodes = ports.store.read(paths)
-    return frozenset(cursor_name(n) for n, node in zip(names, nodes, strict=True) if node is not None)
 
 
 Clusters = frozenset[str] | Refusal

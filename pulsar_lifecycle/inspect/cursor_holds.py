@@ -1,14 +1,15 @@
 """Why a durable cursor stands where it does, as far as its persisted state says it, and what moves it.
 
-Belongs here: holes in its acknowledgements, and its index of delayed messages. Not here: which ledgers that keeps
-(``explain_topic.py``). Messages that a broker delays in memory alone leave no trace. Upstream: ``ManagedCursorImpl``,
-managed-ledger 4.0.7, and ``BucketDelayedDeliveryTracker``, pulsar-broker 4.0.7.
+Belongs here: holes in its acknowledgements, its index of delayed messages, its use in transactions. Not here: which
+ledgers that keeps (``explain_topic.py``). Messages that a broker delays in memory alone leave no trace. Upstream:
+``ManagedCursorImpl``, managed-ledger 4.0.7, ``BucketDelayedDeliveryTracker`` and ``PendingAckHandleImpl``,
+pulsar-broker 4.0.7.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,7 +21,7 @@ from pulsar_lifecycle.formats.cursor import ManagedCursorInfo, PositionInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, REPLICATOR, Monitors
-from pulsar_lifecycle.model import COMPACTION_CURSOR, Topic, cursor_name
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic, cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
 from pulsar_lifecycle.scan.stored_references import cursor_state, last_entries_of, metadata_of
 from pulsar_lifecycle.topics import snapshot
@@ -32,21 +33,33 @@ _MOVES: Mapping[str, str] = {
     REPLICATOR: "its replication to the other cluster",
 }
 """What moves a cursor that is no subscription, by how its name begins."""
+_ENDS_TRANSACTIONS = "the end of its transactions (`pulsar-admin transactions slow-transactions`)"
 _NOT_SENT = (
     "nothing while no broker has the topic: its replication clusters do not name that cluster any more, and a broker "
     "that loads the topic deletes this cursor"
 )
+_SENT_WHEN_LOADED = "its replication to the other cluster, once a broker has the topic loaded"
+_DROPPED_WHEN_LOADED = f"{_SENT_WHEN_LOADED}; that broker drops what is past its TTL"
 _NOT_HERE = "nothing: its replication clusters leave this cluster out, and a broker that loads the topic deletes it"
 
 
-def moved_by_whom(monitors: Monitors | None, topic: Topic, cursor: str) -> str:
-    """What moves a cursor of a topic; ``monitors``: None where they are not known. A replicator may send no more."""
+def moved_by_whom(
+    monitors: Monitors | None, topic: Topic, cursor: str, holds: Collection[CursorHold], *, loaded: bool
+) -> str:
+    """What moves a cursor of a topic; ``monitors``: None where they are not known. A replicator may send no more.
+
+    It sends while a broker has the topic ``loaded``, and at no other time.
+    """
     if monitors and monitors.replicates(cursor) and (replication := monitors.replication.of(topic)):
         if not replication.here:
             return _NOT_HERE
         if cursor.rpartition(".")[2] not in replication.elsewhere:
             return _NOT_SENT
-    return next((text for begin, text in _MOVES.items() if cursor.startswith(begin)), MOVES_SUBSCRIPTION)
+        if loaded:
+            return _MOVES[REPLICATOR]
+        return _SENT_WHEN_LOADED if monitors.ttl.of(topic) == 0 else _DROPPED_WHEN_LOADED
+    moves = next((text for begin, text in _MOVES.items() if cursor.startswith(begin)), MOVES_SUBSCRIPTION)
+    return f"{_ENDS_TRANSACTIONS}; or {moves}" if CursorHold.TRANSACTIONS in holds else moves
 
 
 class CursorHold(StrEnum):
@@ -56,6 +69,9 @@ class CursorHold(StrEnum):
     """It has acknowledged messages behind its position: one that it has not holds it, and with it all of them."""
     DELAYED = "delayed"
     """It has an index of delayed messages: one that is due later holds it."""
+    TRANSACTIONS = "transactions"
+    """It was used in transactions: messages that one has acknowledged which has not ended hold it, and no consumer
+    gets them until it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +82,9 @@ class CursorHolds:
     ranges: int = 0
 
 
-def cursor_holds(store: MetadataStore, reader: LedgerReader, path: str, root: str) -> dict[str, CursorHolds]:
-    """By shown name, the cursors of the topic at ``path``; one that cannot be read is missing. Writes nothing."""
+def cursor_holds(store: MetadataStore, reader: LedgerReader, topic: Topic, root: str) -> dict[str, CursorHolds]:
+    """By shown name, the cursors of a topic; one that cannot be read is missing. Writes nothing."""
+    path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
     try:
         infos = snapshot.cursors(store, path)
     except Refused:
@@ -79,15 +96,20 @@ def cursor_holds(store: MetadataStore, reader: LedgerReader, path: str, root: st
         states[name] = None
         with contextlib.suppress(LifecycleError):
             states[name] = cursor_state(metadata, entry, path)
-    return {cursor_name(name): _holds(state, infos[name]) for name, state in states.items() if state is not None}
+    used = snapshot.with_pending_acks(store, topic, infos)
+    return {
+        shown: _holds(state, infos[name], in_transactions=shown in used)
+        for name, state in states.items()
+        if state is not None and (shown := cursor_name(name))
+    }
 
 
-def _holds(state: ManagedCursorInfo | PositionInfo, info: ManagedCursorInfo) -> CursorHolds:
+def _holds(state: ManagedCursorInfo | PositionInfo, info: ManagedCursorInfo, *, in_transactions: bool) -> CursorHolds:
     ranges = len(state.individual_deleted)
     if not ranges and isinstance(state, PositionInfo):
         ranges = sum(any(bits.words) for bits in state.deleted_bits)
     delayed = bool(cursor_format.bucket_ledgers(info.cursor_properties))
-    held = {CursorHold.HOLE: ranges > 0, CursorHold.DELAYED: delayed}
+    held = {CursorHold.HOLE: ranges > 0, CursorHold.DELAYED: delayed, CursorHold.TRANSACTIONS: in_transactions}
     return CursorHolds(tuple(code for code, holds in held.items() if holds), ranges)
 
 

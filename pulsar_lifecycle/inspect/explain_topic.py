@@ -185,7 +185,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         info = managed_ledger.decode(node.data)
         ids = sorted(item.ledger_id for item in info.ledgers)
         rows = snapshot.ledger_rows(store, ids, root)
-        holds = cursor_holds(store, ports.reader, path, root)
+        holds = cursor_holds(store, ports.reader, subject, root)
         opened = _opened(store, ports.reader, rows, root)
         by_id, reading = sorted(info.ledgers, key=lambda item: item.ledger_id), _reading(ports, info)
         pins = [pinned_until(reading, by_id, one, root, now) for one in positions.to_pylist()]
@@ -212,7 +212,8 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     policy = policies.of(subject) if known else None
     monitors = monitors_in_force(layers) if known else None
     closed_until = _past_ttl(monitors, subject, shown_cursors, now)
-    moved_by = moved_by_whom(monitors, subject, shown_cursors[0].name) if shown_cursors else ""
+    first, is_loaded = next(iter(shown_cursors), None), load.reason is LoadReason.LISTED
+    moved_by = moved_by_whom(monitors, subject, first.name, first.holds, loaded=is_loaded) if first else ""
     held = tuple(
         _freed_by(
             one,
@@ -430,7 +431,7 @@ def _cursors(
         behind = [_behind(one, position) for one in ledgers] if position else []
         size = sum(one or 0 for one in behind) if position else None
         name = cursor_name(path.rpartition("/")[2])
-        own = holds.get(name, CursorHolds())
+        own = holds.get(name, CursorHolds()) if size != 0 or None in behind else CursorHolds()
         found.append(HeldBy(name, position, size, behind.count(None), active, own.holds, own.ranges, pin))
     return tuple(sorted(found, key=lambda one: (one.position is not None, one.position or Position(-1, -1), one.name)))
 

@@ -14,12 +14,10 @@ from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.owner_names import holders, schema_owner
 
-NEVER = (
-    "pulsar/system/__ledger_deletion",
-    "/__transaction_log_",
-    "__transaction_pending_ack",
-    "/transaction_coordinator_",
-)
+OF_TRANSACTIONS = ("/__transaction_log_", "__transaction_pending_ack", "/transaction_coordinator_")
+"""Parts of the names of managed ledgers that transactions keep; only brokers' own code reads these."""
+
+NEVER = ("pulsar/system/__ledger_deletion", *OF_TRANSACTIONS)
 """Parts of topic names whose ledgers are never deleted by us: our own queue, and transactions."""
 
 NEVER_TRIMMED = "__transaction_"

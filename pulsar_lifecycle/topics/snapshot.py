@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -258,6 +258,18 @@ def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:
             except CorruptFormat as error:
                 raise RefusedBy(Code.CURSORS_UNREAD, f"{node.path}: {error}") from error
     return found
+
+
+PENDING_ACKS = "__transaction_pending_ack"
+"""How a topic's name ends which keeps a subscription's acknowledgements in transactions (MLPendingAckStore)."""
+
+
+def with_pending_acks(store: MetadataStore, topic: Topic, cursors: Iterable[str]) -> frozenset[str]:
+    """Of a topic's cursors, by their z-nodes' names, those that have such a topic, by their shown names."""
+    shown = [cursor_name(name) for name in cursors]
+    folder = f"{MANAGED_LEDGERS_ROOT}/{topic.namespace}/{topic.domain}"
+    nodes = store.read([f"{folder}/{encode_name(f'{topic.local}-{name}{PENDING_ACKS}')}" for name in shown])
+    return frozenset(name for name, node in zip(shown, nodes, strict=True) if node is not None)
 
 
 def positions(ports: Ports, root: str, path: str, cursors: Mapping[str, ManagedCursorInfo]) -> dict[str, Position]:

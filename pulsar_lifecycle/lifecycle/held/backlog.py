@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.lifecycle.retention import whole
+from pulsar_lifecycle.topics.protection import OF_TRANSACTIONS
 
 
 class BacklogEnds(StrEnum):
@@ -32,10 +33,10 @@ class BacklogEnds(StrEnum):
     NO_TTL = "no_ttl"
     """The TTL in force is 0: nothing expires."""
     NEVER = "never_expires"
-    """Brokers expire nothing of such a cursor: compaction's, one of `additionalSystemCursorNames`."""
+    """Brokers expire nothing of such a cursor: compaction's, transactions', one of `additionalSystemCursorNames`."""
     REPLICATOR = "replicator"
-    """A replicator reads by it. What it has not sent when it is past the TTL is dropped once a broker has its topic
-    loaded; job `load_topics` loads no such topic."""
+    """A replicator reads by it, which sends only while a broker has its topic loaded. What is past a TTL before it was
+    sent is dropped then; job `load_topics` loads no such topic."""
     UNKNOWN = "unknown"
     """Its position, or the TTL in force, is not known."""
 
@@ -84,15 +85,16 @@ def backlogs(
     distinct, place = names.dictionary.to_pylist(), np.asarray(names.indices)
     sends = np.array([monitors is not None and monitors.replicates(one) for one in distinct], bool)[place]
     can = np.array([monitors is not None and monitors.expires_messages(one) for one in distinct], bool)[place] | sends
+    can &= ~_of_transactions(whole(listed.column("topic")))[topic]
     sure = known & limited & (monitors is not None)
     expired = np.where(sure & can & (limits > 0), expired, 0)
     ends = np.select(
-        [~sure, ~can, limits == 0, loaded[topic], sends, expired > 0],
+        [~sure, ~can, sends & (~loaded[topic] | (limits == 0)), limits == 0, loaded[topic], expired > 0],
         [
             str(code)
             for code in (
-                BacklogEnds.UNKNOWN, BacklogEnds.NEVER, BacklogEnds.NO_TTL, BacklogEnds.BROKER,
-                BacklogEnds.REPLICATOR, BacklogEnds.LOAD,
+                BacklogEnds.UNKNOWN, BacklogEnds.NEVER, BacklogEnds.REPLICATOR, BacklogEnds.NO_TTL,
+                BacklogEnds.BROKER, BacklogEnds.LOAD,
             )
         ],
         str(BacklogEnds.LATER),
@@ -113,6 +115,12 @@ def backlogs(
     return found.filter(pa.array(shown)).sort_by(
         [("bytes", "descending"), ("topic", "ascending"), ("cursor", "ascending")]
     )
+
+
+def _of_transactions(topics: Any) -> Any:
+    """Which of these topics are managed ledgers that transactions keep."""
+    found = [np.asarray(pc.fill_null(pc.match_substring(topics, part), False)) for part in OF_TRANSACTIONS]
+    return np.logical_or.reduce(found)
 
 
 class _Behind:

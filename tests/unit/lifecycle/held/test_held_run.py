@@ -145,6 +145,7 @@ def test_an_open_ledger_counts_as_bookies_have_it(scene: ActivityScene) -> None:
         ("s", 0, BacklogEnds.NO_TTL),
         ("own", 3600, BacklogEnds.NEVER),
         ("pulsar.repl.b", 3600, BacklogEnds.REPLICATOR),
+        ("pulsar.repl.b", 0, BacklogEnds.REPLICATOR),
         ("s", 3600, BacklogEnds.LOAD),
     ],
 )
@@ -155,6 +156,23 @@ def test_what_ends_a_backlog(scene: ActivityScene, cursor: str, ttl: int, expect
     scene.namespace(message_ttl_in_seconds=ttl)
     scene.servers.wait(0.1)
     assert built(scene, BACKLOG_TABLE)[f"a/{cursor}"]["ends"] == expected
+
+
+@pytest.mark.parametrize("name", ["__transaction_log_0", "a-s__transaction_pending_ack"])
+def test_transactions_end_their_own_backlog(scene: ActivityScene, name: str) -> None:
+    """A TTL, or deleting the subscription, would be no way out."""
+    ids = scene.topic(name, 300, 200)
+    scene.at(name, "s", Position(ids[0], -1))
+    assert built(scene, BACKLOG_TABLE)[f"{name}/s"]["ends"] == BacklogEnds.NEVER
+
+
+@pytest.mark.parametrize(("ttl", "expected"), [(0, BacklogEnds.REPLICATOR), (3600, BacklogEnds.BROKER)])
+def test_a_replicator_of_a_loaded_topic_sends(scene: ActivityScene, ttl: int, expected: BacklogEnds) -> None:
+    ids = scene.topic("a", 300, 200)
+    scene.at("a", "pulsar.repl.b", Position(ids[0], -1))
+    scene.namespace(message_ttl_in_seconds=ttl)
+    scene.servers.load(scene.named("a"))
+    assert built(scene, BACKLOG_TABLE)["a/pulsar.repl.b"]["ends"] == expected
 
 
 def test_a_loaded_topics_broker_ends_it(scene: ActivityScene) -> None:
