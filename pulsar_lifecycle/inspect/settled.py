@@ -21,6 +21,7 @@ from pulsar_lifecycle.journal.intents import to_send, without_ledgers_of
 from pulsar_lifecycle.journal.offloads import attempts_in
 from pulsar_lifecycle.journal.queries import filed_since, read_intent_states, rows_of_outcome
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
@@ -123,16 +124,16 @@ def _are_gone(rows: pa.Table, taken: pa.Table) -> bool:
 def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
     """How many of a plan's rows its runs are done with, by the plan's rows of the journal.
 
-    Of a load plan topics that were loaded and are unloaded again, or need no load any more, of a retention plan ledgers
-    that left their topics' lists, of plans of inactive topics and subscriptions those that are gone, of a plan to
-    delete records partitions whose low watermark was raised, of plans of repairs subscriptions that were repaired, of
-    an offload plan ledgers that were offloaded, or released, of a plan of objects copies and uploads that are gone or
-    were kept, of any other ledgers that a deletion run deleted, found gone, kept or refused.
+    Of a load plan topics that were loaded and are unloaded again, need no load any more, or are gone, of a retention
+    plan ledgers that left their topics' lists, of plans of inactive topics and subscriptions those that are gone, of a
+    plan to delete records partitions whose low watermark was raised, of plans of repairs subscriptions that were
+    repaired, of an offload plan ledgers that were offloaded, or released, of a plan of objects copies and uploads that
+    are gone or were kept, of any other ledgers that a deletion run deleted, found gone, kept or refused.
     """
     match kind_of(plan_id):
         case PlanKind.LOAD:
             through = (pc.field("phase") == Phase.UNLOAD) & (pc.field("outcome") == Outcome.DONE)
-            unneeded = pc.field("code") == LoadKept.NEEDS_NO_BROKER
+            unneeded = pc.field("code").isin([LoadKept.NEEDS_NO_BROKER, Code.TOPIC_GONE])
             return _both(rows, journalled.filter(through | unneeded), "topic")
         case PlanKind.RETENTION:
             return _both(rows, journalled.filter(pc.field("outcome") == Outcome.REMOVED), "ledger_id")

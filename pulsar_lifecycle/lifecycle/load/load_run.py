@@ -23,7 +23,7 @@ from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
-from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, read_now
+from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, missing, read_now
 from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
@@ -331,7 +331,9 @@ class _LoadRun:
         """``row``: as it is judged now, ``end``: as it will be once its visit is over at the latest."""
         planned = self.planned[topic]
         if now is None:
-            return Why(Code.CHANGED_SINCE_PLAN, "it is gone, or cannot be read")
+            if all(missing(self.ports.store, [topic.managed_ledger])):
+                return Why(Code.TOPIC_GONE, "it does not exist any more")
+            return Why(Code.TOPIC_UNREAD, "it cannot be read")
         if differing:
             return Why(LoadKept.MONITORS_UNKNOWN, differing[0])
         if row is None:

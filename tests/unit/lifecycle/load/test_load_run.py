@@ -192,6 +192,20 @@ def test_a_plan_has_ended_once_none_of_its_topics_needs_a_load(scene: LoadScene,
     assert ended_plans(scene.cluster, [plan], scene.now) == {plan.plan_id: PlanEnd.SETTLED}
 
 
+def test_a_plan_has_ended_once_a_run_has_found_its_topics_gone(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    store, path = scene.servers.open_store(), scene.servers.topic_path(A)
+    scene.servers.zookeeper.unreadable.add(path)
+    assert kept(scene, plan) is Code.TOPIC_UNREAD
+    assert ended_plans(scene.cluster, [plan], scene.now) == {}
+    scene.servers.zookeeper.unreadable.clear()
+    for node in (f"{path}/s", path):
+        store.delete(node, -1)
+    assert kept(scene, plan) is Code.TOPIC_GONE
+    assert ended_plans(scene.cluster, [plan], scene.now) == {plan.plan_id: PlanEnd.SETTLED}
+
+
 def test_a_dry_run_writes_and_loads_nothing(scene: LoadScene) -> None:
     expired(scene)
     plan = planned(scene, "a")
@@ -231,16 +245,6 @@ def test_a_cursor_that_moved_back_keeps_the_topic(scene: LoadScene) -> None:
     ids = expired(scene)
     plan = planned(scene, "a")
     scene.position("a", Position(ids[0], 0))
-    assert kept(scene, plan) is Code.CHANGED_SINCE_PLAN
-
-
-def test_a_topic_that_is_gone_is_left(scene: LoadScene) -> None:
-    expired(scene)
-    plan = planned(scene, "a")
-    store = scene.servers.open_store()
-    path = scene.servers.topic_path(A)
-    for child in [f"{path}/s", path]:
-        store.delete(child, -1)
     assert kept(scene, plan) is Code.CHANGED_SINCE_PLAN
 
 
