@@ -53,7 +53,7 @@ from pulsar_lifecycle.topics.listed_ledgers import copies_of, kept_copy
 from pulsar_lifecycle.topics.policies import Layers, Unreadable
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
-from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
+from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force, unsent_problem
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.topic_run import owners_rules
 
@@ -74,7 +74,7 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
     RetentionVerdict.FOREVER: "a finite retention policy",
     RetentionVerdict.NOT_PREFIX: "what frees the ledgers before it",
     RetentionVerdict.COPY: "what the deletion run keeps it for: `trim` as a dry run says it",
-    RetentionVerdict.UNKNOWN_POLICY: "a retention policy that can be read: `warnings` has more",
+    RetentionVerdict.UNKNOWN_POLICY: "an end of what `warnings` names, or a retention policy that can be read",
     RetentionVerdict.UNKNOWN_CURSOR: "a cursor ledger that can be read, or `pulsar-admin topics unsubscribe`",
     RetentionVerdict.UNKNOWN_LEDGER: "a broker that loads the topic: it closes and counts the ledger",
     Protection.TERMINATED: "deletion of the topic",
@@ -226,7 +226,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         )
         for one, row in zip(held, verdicts, strict=True)
     )
-    warnings = [*unsure]
+    warnings = [*unsure, *(unsent_problem(layers, subject) if known else ())]
     unread = layers.topics[namespace].unknown if namespace in layers.topics else None
     if not known and layers.brokers:  # else `unsure` says why nobody looked at them
         warnings.append(layers.undecodable.get(namespace, f"namespace {namespace} has no policies that could be read"))

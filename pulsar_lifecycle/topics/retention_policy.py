@@ -140,13 +140,28 @@ def policies_in_force(layers: Layers) -> InForce[RetentionPolicy | None]:
     cursor of theirs yet, and a broker that loads it makes one before it trims.
     """
     found = layers.in_force(RETENTION_POLICIES, _known)
-    if layers.brokers.get(_STARTS_AT, _LATEST).lower() != _LATEST:
+    if _begin_at_the_first(layers):
         found = _where_all_is_sent(found, layers.in_force(CLUSTERS, _replicated))
     if not topics_have_policies(layers.brokers):
         return found
     read = {name for name, own in layers.topics.items() if own.unknown is None}
     by_namespace = {name: policy if name in read else None for name, policy in found.by_namespace.items()}
     return InForce(by_namespace, found.by_topic)
+
+
+def unsent_problem(layers: Layers, topic: Topic) -> tuple[str, ...]:
+    """Why retention of a topic is unknown though its policy is not: where replicators begin at the first message.
+
+    ``layers`` has its namespace.
+    """
+    if not _begin_at_the_first(layers) or not layers.in_force(CLUSTERS, _replicated).of(topic):
+        return ()
+    said = f"{_STARTS_AT}={layers.brokers[_STARTS_AT]}"
+    return (f"it is replicated, and brokers say {said}: what is yet to be sent is not known, so its retention is not",)
+
+
+def _begin_at_the_first(layers: Layers) -> bool:
+    return layers.brokers.get(_STARTS_AT, _LATEST).lower() != _LATEST
 
 
 def _where_all_is_sent(

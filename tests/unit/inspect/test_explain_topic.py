@@ -105,6 +105,19 @@ def test_a_replicator_that_sends_no_more_is_not_said_to_free_anything(
     assert frees in explained(scene, "a").ledgers[0].freed_by
 
 
+@pytest.mark.parametrize(("clusters", "warned"), [(["fake", "west"], True), (["fake"], False)])
+def test_a_retention_that_what_is_yet_to_be_sent_hides_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: list[str], warned: bool
+) -> None:
+    scene = LoadScene(tmp_path, monkeypatch)
+    scene.configure(replicationStartAt="earliest")
+    scene.namespace(replication_clusters=clusters)
+    scene.topic("a", 400, 390)
+    scene.scan()
+    found = explained(scene, "a")
+    assert (codes(found)[0] == "unknown_policy", bool(found.warnings)) == (warned, warned)
+
+
 @pytest.mark.parametrize(
     ("loaded", "name", "frees"),
     [(False, "s", "a load"), (True, "s", "its broker, every"), (False, "pulsar.repl.west", "its replication")],
