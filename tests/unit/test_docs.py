@@ -174,7 +174,9 @@ def typed(program: str) -> list[Any]:
 
 @cache
 def defs() -> dg.Definitions:
-    return build_defs()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(CONFIG_VARIABLE, raising=False)  # pages speak of no cluster
+        return build_defs()
 
 
 @pytest.mark.parametrize("words", typed("pulsar-lifecycle"))
