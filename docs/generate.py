@@ -77,6 +77,7 @@ ENUMS = (
     ("Why a launch is refused", "pulsar_lifecycle.records.refusals.RefusalCode"),
     ("Whether a plan is applied by itself", "pulsar_lifecycle.runs.automation_rule.AutomationCode"),
     ("What a deletion run says of itself", "pulsar_lifecycle.deletion.workers.RunEnd"),
+    ("Why a deletion run stopped itself", "pulsar_lifecycle.deletion.workers.StopCode"),
     ("What an offload plan does with a ledger", "pulsar_lifecycle.records.plans.offload_plan.OffloadChoice"),
     ("Why an offload plan does that", "pulsar_lifecycle.records.plans.offload_plan.OffloadCode"),
     ("What a message waits for", "pulsar_lifecycle.records.outcomes.Waiting"),
@@ -137,10 +138,8 @@ def load(name: str) -> Any:
 def documented(where: ModuleType | type) -> dict[str, str]:
     """Name -> the string that stands right below its assignment, in the order of the source."""
     body = ast.parse(textwrap.dedent(inspect.getsource(where))).body
-    if isinstance(where, type):
-        (definition,) = body
-        assert isinstance(definition, ast.ClassDef)
-        body = definition.body
+    if isinstance(where, type) and isinstance(body[0], ast.ClassDef):
+        body = body[0].body
     found: dict[str, str] = {}
     for statement, below in zip(body, [*body[1:], ast.Pass()], strict=True):
         target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)

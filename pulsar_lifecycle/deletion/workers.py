@@ -24,7 +24,15 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
     stored_subscriptions,
     topics_of,
 )
-from pulsar_lifecycle.errors import LifecycleError, UsageError
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    LeaseLost,
+    LifecycleError,
+    Overloaded,
+    Paused,
+    Unavailable,
+    UsageError,
+)
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.journal.queries import taken_messages
@@ -63,11 +71,43 @@ FAILURES = {
 """Those with which a run did not do what it was to do."""
 
 
+class StopCode(StrEnum):
+    """Why a deletion run stopped itself."""
+
+    PAUSED = "paused"
+    """Someone has paused the controller: ``resume``, then run it again."""
+    LEASE_LOST = "lease_lost"
+    """Another controller took the lease."""
+    ZOOKEEPER_SLOW = "zookeeper_slow"
+    """ZooKeeper's latency is above ``zookeeper.stop_above``."""
+    DENIED = "denied"
+    """A server does not let us do what the run needs."""
+    NO_ANSWER = "no_answer"
+    """A server does not answer, or asks to try again."""
+    ERROR = "error"
+    """A server answered with an error, or with what cannot be read."""
+
+
+_STOP_CODES: dict[type[LifecycleError], StopCode] = {
+    Paused: StopCode.PAUSED,
+    LeaseLost: StopCode.LEASE_LOST,
+    Overloaded: StopCode.ZOOKEEPER_SLOW,
+    AccessDenied: StopCode.DENIED,
+    Unavailable: StopCode.NO_ANSWER,
+}
+"""What an error of this class says; a class below another stands before it."""
+
+
+def stop_code(error: LifecycleError) -> StopCode:
+    """Why a run stops that meets this error."""
+    return next((code for of, code in _STOP_CODES.items() if isinstance(error, of)), StopCode.ERROR)
+
+
 @dataclass(frozen=True)
 class OutcomeCount:
     """How many messages ended the same way for the same ``code``; ``reason`` is that of the first one.
 
-    What a run says of itself has no code: its outcome says it all.
+    What a run says of itself has a code only where it stopped (``StopCode``): else its outcome says it all.
     """
 
     outcome: Outcome | RunEnd
@@ -180,7 +220,7 @@ class _Worker:
                 if taken >= limit and self.direct is None:
                     counts.add(OutcomeCount(RunEnd.LIMITED, "deletion.max_messages: the rest is the next run's", 1, 0))
             except LifecycleError as error:
-                counts.add(OutcomeCount(RunEnd.STOPPED, str(error), 1, 0))
+                counts.add(OutcomeCount(RunEnd.STOPPED, str(error), 1, 0, stop_code(error).value))
         return list(counts.values())
 
     def limit(self, queue: DeletionQueue) -> int:

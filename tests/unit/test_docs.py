@@ -124,6 +124,7 @@ NO_CODES = {
     "Reason",
     "RepairLevel",
     "RunEnd",
+    "StopCode",
     "UseEvidence",
     "Verdict",
 }

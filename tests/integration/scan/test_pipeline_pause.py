@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pulsar_lifecycle.deletion import deletion_run
-from pulsar_lifecycle.deletion.workers import RunEnd
+from pulsar_lifecycle.deletion.workers import RunEnd, StopCode
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import ZooKeeperSettings
@@ -42,9 +42,8 @@ def test_a_pause_stops_a_run_within_one_batch(sandbox: Cluster, pipelines: Calla
             outcomes = running.result()
         finally:
             control.resume(store)
-    stopped = [outcome.reason for outcome in outcomes if outcome.outcome == RunEnd.STOPPED]
-    assert stopped, f"it ran to its end: {outcomes}"
-    assert all("paused" in reason for reason in stopped)
+    stopped = [outcome.code for outcome in outcomes if outcome.outcome == RunEnd.STOPPED]
+    assert stopped == [StopCode.PAUSED], f"it ran to its end: {outcomes}"
     after = existing(sandbox, ids)
     assert len(left - after) <= TASKS
     for ledger in ids - after:

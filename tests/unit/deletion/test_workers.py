@@ -10,9 +10,19 @@ import pytest
 
 from pulsar_lifecycle.deletion.deletion_run import delete_pending
 from pulsar_lifecycle.deletion.planning.orphans import FINDINGS
-from pulsar_lifecycle.deletion.workers import OutcomeCount, PlanQueue, RunEnd, _Worker, not_handed_out
+from pulsar_lifecycle.deletion.workers import OutcomeCount, PlanQueue, RunEnd, StopCode, _Worker, not_handed_out
 from pulsar_lifecycle.deletion_queue.queue_topics import create_missing
-from pulsar_lifecycle.errors import StoreError, Unavailable
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    CorruptFormat,
+    LeaseLost,
+    LifecycleError,
+    OutcomeUnknown,
+    Overloaded,
+    Paused,
+    StoreError,
+    Unavailable,
+)
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks, Tasks
@@ -123,3 +133,24 @@ def test_only_a_run_that_went_on_to_the_end_of_the_queue_is_compared(
         scene.cluster.journal.failure = StoreError("the disk is full")
     found = delete_pending(cluster_of(scene, max_messages=limit), "run")
     assert [one.outcome for one in found] == words
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Paused("p"), StopCode.PAUSED),
+        (LeaseLost("l"), StopCode.LEASE_LOST),
+        (Overloaded("o"), StopCode.ZOOKEEPER_SLOW),
+        (AccessDenied("d"), StopCode.DENIED),
+        (OutcomeUnknown("u"), StopCode.NO_ANSWER),
+        (StoreError("s"), StopCode.ERROR),
+        (CorruptFormat("a z-node", 0, "JSON"), StopCode.ERROR),
+    ],
+)
+def test_a_run_that_stopped_says_by_code_why(error: LifecycleError, code: StopCode) -> None:
+    scene = BatchScene()
+    create_missing(scene.cluster.admin, 1)
+    scene.send_all()
+    scene.cluster.journal.failure = error
+    found = delete_pending(cluster_of(scene, max_messages=10), "run")
+    assert [(one.outcome, one.code) for one in found] == [(RunEnd.STOPPED, code)]
