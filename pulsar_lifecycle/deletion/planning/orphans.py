@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +51,14 @@ def code_of(row: Mapping[str, Any]) -> StrEnum:
 _MEMBERS: dict[str, StrEnum] = {str(one): one for codes in CODES for one in codes}
 
 
+class _Verdict(NamedTuple):
+    """What was decided of a row, under the names that ``tables.FINDINGS`` has for it."""
+
+    finding: str
+    code: str
+    reason: str
+
+
 def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     """Findings (``tables.FINDINGS``) for one range of ledgers (``tables.BOOKKEEPER_LEDGERS``).
 
@@ -61,12 +69,12 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     if not count:
         return _NOTHING
     columns = _described(suspects)
-    said: list[_Said] = []
-    number = np.full(count, -1, dtype=np.int32)  # in ``said``; -1: not decided yet
+    verdicts: list[_Verdict] = []
+    number = np.full(count, -1, dtype=np.int32)  # in ``verdicts``; -1: not decided yet
 
     def decide(where: Any, finding: str, text: str, code: StrEnum | None = None) -> None:
-        number[np.asarray(where, dtype=bool) & (number < 0)] = len(said)
-        said.append((finding, code or finding, text))
+        number[np.asarray(where, dtype=bool) & (number < 0)] = len(verdicts)
+        verdicts.append(_Verdict(finding, code or finding, text))
 
     text = {
         name: _texts(columns[name]) for name in ("component", "namespace", "topic", "cursor", "bucket_key", "state")
@@ -79,8 +87,8 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
 
     decide(problem == Problem.EMPTY, Finding.EMPTY_ZNODE, "the z-node has no data")
     for row in np.flatnonzero(problem == Problem.CORRUPT):  # each with its own error
-        number[row] = len(said)
-        said.append((Finding.UNDECODABLE, Finding.UNDECODABLE, error[row]))
+        number[row] = len(verdicts)
+        verdicts.append(_Verdict(Finding.UNDECODABLE, Finding.UNDECODABLE, error[row]))
     decide(_in(ids, refs.offloaded), Finding.OFFLOAD_LEFTOVER, "offloaded, and its BookKeeper copy is marked deleted")
     decide(~tagged, Finding.FOREIGN, "not tagged application=pulsar", Code.NOT_TAGGED)
     decide(~_in(text["component"], COMPONENTS), Finding.KEPT, "unknown component", Code.UNKNOWN_COMPONENT)
@@ -112,7 +120,7 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     decide(_in(text["component"], NEEDS_OWNER), PENDING, "")
     unreferenced = "closed, older than the grace period, and nothing refers to it"
     decide(number < 0, Finding.ORPHAN, unreferenced, Code.UNREFERENCED)
-    return _found(columns, said, number)
+    return _found(columns, verdicts, number)
 
 
 def decide_pending(pending: pa.Table) -> pa.Table:
@@ -125,30 +133,31 @@ def decide_pending(pending: pa.Table) -> pa.Table:
     resting = ~exists | _in(state, RESTING)
     bucket = component == COMPONENT_BUCKET
     free = resting | np.where(bucket, memory == Memory.NOTHING, _in(compaction, COMPACTS_NOT))
-    said = [
+    verdicts = [
         _FREE if may_go else _held(known) if is_bucket else _COMPACTED
         for may_go, is_bucket, known in zip(free.tolist(), bucket.tolist(), memory.tolist(), strict=True)
     ]
-    return _found({name: pending.column(name) for name in FINDINGS.names}, said, np.arange(len(said)))
+    columns = {name: pending.column(name) for name in FINDINGS.names}
+    return _found(columns, verdicts, np.arange(len(verdicts)))
 
 
-_FREE = (
+_FREE = _Verdict(
     Finding.ORPHAN,
     Code.NOT_HELD,
     "closed, older than the grace period, nothing refers to it, and no broker can hold it",
 )
-_COMPACTED = (
+_COMPACTED = _Verdict(
     Finding.KEPT,
     Code.COMPACTION_POSSIBLE,
     "its topic is loaded and a compaction may be running: its output is referenced nowhere yet",
 )
 
 
-def _held(memory: str) -> _Said:
+def _held(memory: str) -> _Verdict:
     """A snapshot that stays, by what its topic's broker can hold of it."""
     if memory not in KEPT_BECAUSE:
-        return Finding.KEPT, Code.NOT_ASKED, NOT_ASKED
-    return Finding.KEPT, memory, KEPT_BECAUSE[Memory(memory)]
+        return _Verdict(Finding.KEPT, Code.NOT_ASKED, NOT_ASKED)
+    return _Verdict(Finding.KEPT, memory, KEPT_BECAUSE[Memory(memory)])
 
 
 def released_rule(row: Mapping[str, Any], context: Context) -> tuple[Outcome, Why] | None:
@@ -241,16 +250,11 @@ def _in(values: Any, known: BitMap64 | Collection[str]) -> Any:
     return _where(values.tolist(), members.__contains__)
 
 
-_Said = tuple[str, str, str]
-"""Finding, code and reason."""
-
-
-def _found(columns: Mapping[str, Any], said: Sequence[_Said], number: Any) -> pa.Table:
-    """``tables.FINDINGS`` of these columns and what was decided: for each row its ``number`` in ``said``."""
-    each = zip(*said, strict=True)
+def _found(columns: Mapping[str, Any], verdicts: Sequence[_Verdict], number: Any) -> pa.Table:
+    """``tables.FINDINGS`` of these columns and what was decided: for each row its ``number`` in ``verdicts``."""
     decided = {
         name: pa.array(list(map(str, some)), pa.string()).take(pa.array(number))
-        for name, some in zip(("finding", "code", "reason"), each, strict=True)
+        for name, some in zip(_Verdict._fields, zip(*verdicts, strict=True), strict=True)
     }
     whole = {**columns, **decided}
     return pa.Table.from_arrays([whole[name] for name in FINDINGS.names], schema=FINDINGS)
