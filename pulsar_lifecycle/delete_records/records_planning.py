@@ -214,7 +214,7 @@ def ask_brokers(ports: Ports) -> BrokerAnswers:
     try:
         return load_state.ask_brokers(ports.store, ports.admin)
     except AccessDenied as error:
-        return BrokerAnswers(Brokers({}, 0, str(error)), {}, {}, "", frozenset())
+        return BrokerAnswers(Brokers.not_heard(error), {}, {}, "", frozenset())
 
 
 def denials(
@@ -257,10 +257,11 @@ def _denial(ports: Ports, topic: TopicPartition) -> Refusal | None:
 
 
 def _unknown(brokers: BrokerAnswers) -> Refusal | None:
-    if not brokers.brokers.error:
+    unknown = brokers.brokers.unknown
+    if not unknown:
         return None
-    text = f"our role may not ask brokers what they have loaded: {brokers.brokers.error}"
-    return Refusal(RecordsError.NOT_AUTHORIZED, Why(Code.BROKERS_DENIED, text))
+    text = f"our role may not ask brokers what they have loaded: {unknown.text}"
+    return Refusal(RecordsError.NOT_AUTHORIZED, unknown.put(text))
 
 
 def row_of(

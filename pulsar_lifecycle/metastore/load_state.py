@@ -20,6 +20,7 @@ from pulsar_lifecycle.metastore.walk import MTIME, PATH, Unit, note_domains, own
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, TopicConnections, Unread
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.topic_load import CompactionStatus, LoadReason, LoadState, TopicLoad
 
 _REPORTS = {
@@ -54,14 +55,20 @@ def broker_started(data: bytes, ctime: int) -> int | None:
 class Brokers:
     """What the brokers said, taken once per scan: who has which topic loaded, and how stale that word may be (ms).
 
-    ``error`` says why they did not answer; then every topic counts as loaded. ``started``: when each broker did (ms);
-    one that is missing did not say.
+    ``unknown``: why they did not say it; then every topic counts as loaded. ``started``: when each broker did (ms); one
+    that is missing did not say.
     """
 
     loaded: Mapping[str, str]
     stats_interval: int
-    error: str = ""
+    unknown: Why | None = None
     started: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @classmethod
+    def not_heard(cls, error: LifecycleError) -> Brokers:
+        """They did not say what they have loaded: our role may not ask them, or they did not answer."""
+        code = Code.BROKERS_DENIED if isinstance(error, AccessDenied) else LoadReason.BROKERS_UNREACHABLE
+        return cls({}, 0, Why(code, str(error)))
 
 
 NO_WORD = (Unavailable, StoreError)
@@ -290,8 +297,8 @@ def load_state(
     """
     if info is None:
         return TopicLoad(LoadState.LOADED, LoadReason.UNREAD)
-    if brokers.error:
-        return TopicLoad(LoadState.LOADED, LoadReason.BROKERS_UNREACHABLE, brokers.error)
+    if brokers.unknown:
+        return TopicLoad(LoadState.LOADED, LoadReason.BROKERS_UNREACHABLE, brokers.unknown.text)
     if broker:
         return TopicLoad(LoadState.LOADED, LoadReason.LISTED, broker)
     if now - mtime <= UNLOADED_AFTER * brokers.stats_interval:

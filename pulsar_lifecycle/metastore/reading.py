@@ -20,6 +20,8 @@ from pulsar_lifecycle.metastore.namespaces import namespace_policies, policy_doc
 from pulsar_lifecycle.metastore.walk import Unit
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.settings import Settings
 
 TABLES: Mapping[str, pa.Schema] = {
@@ -123,7 +125,7 @@ class Reading:
         except LifecycleError as error:
             if self.strict:
                 raise
-            brokers = Brokers({}, 0, str(error))
+            brokers = Brokers.not_heard(error)
         try:
             # topics of a namespace whose policies cannot be decoded have none in the table
             stored = ports.configuration
@@ -131,7 +133,7 @@ class Reading:
         except LifecycleError as error:
             if self.strict:
                 raise
-            policies, brokers = {}, replace(brokers, error=f"policies: {error}")
+            policies, brokers = {}, replace(brokers, unknown=Why(LoadReason.BROKERS_UNREACHABLE, f"policies: {error}"))
         now = ports.clock.now_ms()
         return [_with_its_topics(share, brokers, policies, now) for share in shares]
 

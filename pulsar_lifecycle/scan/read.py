@@ -49,7 +49,7 @@ def scan_table(cluster: Cluster, epoch_id: str, table: str, root: str = "") -> C
         cluster.lake.batches(parts, TROUBLE, _NOT_READ),
     )
     brokers = shares[0].brokers
-    return replace(census, broker_error=brokers.error) if brokers else census
+    return replace(census, broker_error=brokers.unknown.text) if brokers and brokers.unknown else census
 
 
 _NOT_READ = pc.field("problem").is_valid() & ~pc.field("problem").isin([Problem.GONE, Problem.EMPTY])

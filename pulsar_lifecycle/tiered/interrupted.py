@@ -184,9 +184,9 @@ def _state_of(run: TopicRun, ports: Ports, topic: Topic, attempt: Attempt) -> tu
     if isinstance(node, Unread):
         raise RefusedBy(Code.TOPIC_UNREAD, f"{path} cannot be read: {node.reason}")
     if node is None:
-        if run.brokers.error:
-            text = f"{path} does not exist, and the brokers did not answer: {run.brokers.error}"
-            raise RefusedBy(LoadReason.BROKERS_UNREACHABLE, text)
+        if unknown := run.brokers.unknown:
+            text = f"{path} does not exist, and the brokers did not answer: {unknown.text}"
+            raise RefusedBy(unknown.code, text)
         if broker := run.brokers.loaded.get(str(topic)):
             raise RefusedBy(LoadReason.LISTED, f"{path} does not exist, and {still_listed(broker)}")
         return None, Why(Code.TOPIC_GONE, "its topic is gone")

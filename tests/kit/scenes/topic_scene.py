@@ -16,7 +16,9 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import snapshot
@@ -119,7 +121,7 @@ class TopicScene:
             "simulated",
             "/ledgers",
             clock.now_ms(),
-            Brokers(loaded, 60_000, error),
+            Brokers(loaded, 60_000, Why(LoadReason.BROKERS_UNREACHABLE, error) if error else None),
             context,
             deliver_after_ms,
             self.loaded_topics,

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, StoreError, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.metastore.load_state import Brokers, read_topics
 from pulsar_lifecycle.metastore.topics import topic_units
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.topic_load import COMPACTS_NOT, CompactionStatus
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.topic_load import COMPACTS_NOT, CompactionStatus, LoadReason
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 
 TOPIC = Topic.parse("persistent://acme/orders/placed")
@@ -48,3 +49,17 @@ def test_only_what_a_broker_says_can_let_a_compacted_ledger_go() -> None:
         CompactionStatus.NOT_RUN,
         CompactionStatus.SUCCESS,
     }
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (AccessDenied("403"), Code.BROKERS_DENIED),
+        (Unavailable("refused"), LoadReason.BROKERS_UNREACHABLE),
+        (StoreError("500"), LoadReason.BROKERS_UNREACHABLE),
+    ],
+)
+def test_brokers_that_may_not_be_asked_are_told_from_those_that_do_not_answer(
+    error: LifecycleError, code: Code | LoadReason
+) -> None:
+    assert Brokers.not_heard(error).unknown == Why(code, str(error))

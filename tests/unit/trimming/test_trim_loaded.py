@@ -27,7 +27,6 @@ from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from tests.kit.crash import raising
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
-from tests.kit.scenes.trim_scene import MINUTE
 from tests.kit.scenes.trim_scene import TrimScene as Scene
 from tests.kit.simulated.cluster import data_tags
 
@@ -65,7 +64,7 @@ def test_what_may_be_loaded_counts_as_loaded(scene: Scene, why: str) -> None:
         scene.cluster.topic(TOPIC, scene.ids)
         scene.cluster.wait(1)
     work = trimming_trim.trim_topics
-    silent = Brokers({}, MINUTE, "no answer")
+    silent = Brokers.not_heard(Unavailable("no answer"))
 
     def trim(run: TopicRun, ports: Ports, guard: RunGuard) -> list[LedgerOutcome]:
         run = replace(run, brokers=silent) if why == "silent" else run
