@@ -8,28 +8,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.control import (
+from pulsar_lifecycle.cli.options import AsJson, cluster_of
+from pulsar_lifecycle.cli.our_znodes import (
+    Note,
+    ShownLocation,
+    ShownUnload,
     note,
     pending_unloads,
     refusals,
-    show_pending_unloads,
-    show_unread,
-    since,
+    refusals_document,
     unread_locations,
 )
-from pulsar_lifecycle.cli.options import AsJson, cluster_of
 from pulsar_lifecycle.records.outcomes import Phase
 
 if TYPE_CHECKING:
-    from pulsar_lifecycle.deletion_queue.queue_state import QueueState
+    from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState
     from pulsar_lifecycle.journal.metrics import DeletionRun
     from pulsar_lifecycle.ports import JournalReader, QueueReader
+    from pulsar_lifecycle.records.codes import Why
     from pulsar_lifecycle.runs.cluster import Cluster
     from pulsar_lifecycle.settings import Settings
 
@@ -59,16 +62,51 @@ def status(
     """What waits, what became of it, the nine metrics of PIP-186. Exit code 1 if something needs an operator."""
     where = cluster_of(context)
     settings, now = where.settings, where.clock.now_ms()
-    document = _status(where, now, str(textfile.absolute()) if textfile else settings.metrics.textfile)
+    found = _status(where, now, str(textfile.absolute()) if textfile else settings.metrics.textfile)
     if as_json:
-        show.json_document(document)
+        show.json_document(found.to_json())
     else:
-        _print(document, settings, now)
-    if document["findings"]:
+        _print(found, now)
+    if found.findings:
         raise typer.Exit(1)
 
 
-def _status(where: Cluster, now: int, textfile: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class QueueStatus:
+    """What the command tells; ``last_run`` and ``run_before`` are of the journal, ``findings`` need an operator."""
+
+    cluster: str
+    enabled: bool
+    paused: Note | None
+    refused: list[Why]
+    lease: Note | None
+    pending_unloads: list[ShownUnload]
+    unread_locations: list[ShownLocation]
+    queue: QueueState
+    metrics: dict[str, Any]
+    last_run: DeletionRun | None
+    run_before: DeletionRun | None
+    findings: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``--json``."""
+        return {
+            "cluster": self.cluster,
+            "enabled": self.enabled,
+            "paused": self.paused and asdict(self.paused),
+            "refused": refusals_document(self.refused),
+            "lease": self.lease and asdict(self.lease),
+            "pending_unloads": [one.to_json() for one in self.pending_unloads],
+            "unread_locations": [one.to_json() for one in self.unread_locations],
+            "queue": self.queue.to_json(),
+            "metrics": self.metrics,
+            "last_run": self.last_run and _run(self.last_run),
+            "run_before": self.run_before and _run(self.run_before),
+            "findings": self.findings,
+        }
+
+
+def _status(where: Cluster, now: int, textfile: str) -> QueueStatus:
     from pulsar_lifecycle.deletion_queue.queue_state import look
     from pulsar_lifecycle.journal import metrics
     from pulsar_lifecycle.journal.index_metrics import index_metrics
@@ -92,31 +130,31 @@ def _status(where: Cluster, now: int, textfile: str) -> dict[str, Any]:
     if textfile:
         more = index_metrics(where.lake, journal, tallies, settings.cluster, now)
         write_textfile(textfile, settings.cluster, counted, waiting.in_flight, more)
-    return {
-        "cluster": settings.cluster,
-        "enabled": settings.deletion.topicTwoPhaseDeletionEnabled,
-        "paused": paused,
-        "refused": refused,
-        "lease": holder,
-        "pending_unloads": unloads,
-        "unread_locations": unread,
-        "queue": waiting.to_json(),
-        "metrics": counted.to_json(),
-        "last_run": _run(runs[-1]) if runs else None,
-        "run_before": _run(runs[-2]) if len(runs) > 1 else None,
-        "findings": [
-            *(f"every run is refused: {one['text']}" for one in refused if one["code"] != RefusalCode.SWITCHED_OFF),
+    return QueueStatus(
+        cluster=settings.cluster,
+        enabled=settings.deletion.topicTwoPhaseDeletionEnabled,
+        paused=paused,
+        refused=refused,
+        lease=holder,
+        pending_unloads=unloads,
+        unread_locations=unread,
+        queue=waiting,
+        metrics=counted.to_json(),
+        last_run=runs[-1] if runs else None,
+        run_before=runs[-2] if len(runs) > 1 else None,
+        findings=[
+            *(f"every run is refused: {why.text}" for why in refused if why.code is not RefusalCode.SWITCHED_OFF),
             *dead,
             *_findings(waiting, paused, settings, counted.ledgers_sent + counted.offload_ledgers_sent > 0),
             *_failing(journal, runs[-2:]),
             *_stuck(waiting, now),
-            *(show_pending_unloads(one) for one in unloads if "error" in one or not one["at_work"]),
-            *(show_unread(one) for one in unread),
+            *(str(one) for one in unloads if one.waits),
+            *map(str, unread),
         ],
-    }
+    )
 
 
-def _run(run: Any) -> dict[str, Any]:
+def _run(run: DeletionRun) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "ended_at": run.last_at,
@@ -201,7 +239,7 @@ def _dead_letters(where: Cluster, reader: QueueReader, count: int, now: int) -> 
     return [f"{told}: {'; '.join(causes)}"]
 
 
-def _findings(waiting: QueueState, paused: dict[str, Any] | None, settings: Settings, ever_sent: bool) -> list[str]:
+def _findings(waiting: QueueState, paused: Note | None, settings: Settings, ever_sent: bool) -> list[str]:
     """What needs an operator, each with what to do. ``ever_sent``: the topics were there once."""
     found: list[str] = []
     if ever_sent and waiting.missing:
@@ -226,69 +264,67 @@ def _findings(waiting: QueueState, paused: dict[str, Any] | None, settings: Sett
 # ----------------------------------------------------------------------------------------------------------- the page
 
 
-def _print(document: dict[str, Any], settings: Settings, now: int) -> None:
+def _print(found: QueueStatus, now: int) -> None:
     from pulsar_lifecycle.journal.metrics import METRICS
 
-    queue, lease, paused, last = (document[key] for key in ("queue", "lease", "paused", "last_run"))
-    findings = document["findings"]
-    for finding in findings:
+    queue = found.queue
+    for finding in found.findings:
         show.text(f"! {finding}", "bold red")
-    if not findings:
+    if not found.findings:
         show.text("nothing needs you", "bold green")
     show.facts(
         [
-            ("cluster", document["cluster"]),
-            ("in flight", f"{show.counted(queue['in_flight'], 'intent')}, {_due(queue)}"),
-            ("dead letters", str(queue["dead"])),
-            ("effects", _effects(paused, document["enabled"])),
-            ("acting", since(lease) if lease else "nobody"),
-            ("pending unloads", [show_pending_unloads(one) for one in document["pending_unloads"]]),
-            ("unread", [show_unread(one) for one in document["unread_locations"]]),
-            ("last run", _last(last, now)),
+            ("cluster", found.cluster),
+            ("in flight", f"{show.counted(queue.in_flight, 'intent')}, {_due(queue)}"),
+            ("dead letters", str(queue.dead)),
+            ("effects", _effects(found.paused, found.enabled)),
+            ("acting", str(found.lease) if found.lease else "nobody"),
+            ("pending unloads", list(map(str, found.pending_unloads))),
+            ("unread", list(map(str, found.unread_locations))),
+            ("last run", _last(found.last_run, now)),
         ]
     )
     show.text("topics", "bold cyan")
-    parts = [part for topic in ("main", "retry", "dead_letters") for part in queue[topic]]
+    parts = [*queue.main, *queue.retry, *queue.dead_letters]
     show.table(["partition", "waiting", "due", "not yet due", "subscription"], [_line(part) for part in parts], 2)
     if not parts:
         show.text("  none: the next apply makes them")
-    if queue["waits"]:
+    if queue.waits:
         show.text(
             "waiting for something, uncounted" + ("" if _all_seen(queue) else ", of those at the front"), "bold cyan"
         )
-        lines = [(w["waiting"], w["messages"], show.span(now - w["since"])) for w in queue["waits"]]
+        lines = [(one.waiting, one.messages, show.span(now - one.since)) for one in queue.waits]
         show.table(["for", "intents", "the oldest since"], lines, 2)
     show.text("metrics, since the journal began", "bold cyan")
-    show.table(["count", "what"], [(document["metrics"][metric.name], metric.help) for metric in METRICS], 2)
+    show.table(["count", "what"], [(found.metrics[metric.name], metric.help) for metric in METRICS], 2)
 
 
-def _due(queue: dict[str, Any]) -> str:
-    parts = [*queue["main"], *queue["retry"]]
-    if not parts or any(part["due"] is None for part in parts if part["backlog"]):
+def _due(queue: QueueState) -> str:
+    parts = [*queue.main, *queue.retry]
+    if not parts or any(part.due is None for part in parts if part.backlog):
         return "due: not known"
     some = "" if _all_seen(queue) else " of those at the front"
-    return f"{sum(p['due'] or 0 for p in parts)} due, {sum(p['later'] or 0 for p in parts)} not yet{some}"
+    return f"{sum(part.due or 0 for part in parts)} due, {sum(part.later or 0 for part in parts)} not yet{some}"
 
 
-def _all_seen(queue: dict[str, Any]) -> bool:
-    return all(part["all_seen"] for topic in ("main", "retry") for part in queue[topic])
+def _all_seen(queue: QueueState) -> bool:
+    return all(part.all_seen for part in (*queue.main, *queue.retry))
 
 
-def _effects(paused: dict[str, Any] | None, enabled: bool) -> str:
-    told = f"PAUSED {since(paused)}" if paused else "not paused"
+def _effects(paused: Note | None, enabled: bool) -> str:
+    told = f"PAUSED {paused}" if paused else "not paused"
     return told if enabled else f"{told}; SWITCHED OFF: deletion.topicTwoPhaseDeletionEnabled is false"
 
 
-def _last(run: dict[str, Any] | None, now: int) -> str:
+def _last(run: DeletionRun | None, now: int) -> str:
     if run is None:
         return "none yet"
-    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in run["outcomes"].items())
-    ended = show.ago(run["ended_at"], now)
-    return f"{run['run_id']}, {ended}: {outcomes}; {show.size(run['deleted_bytes'])} deleted"
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in run.outcomes.items())
+    return f"{run.run_id}, {show.ago(run.last_at, now)}: {outcomes}; {show.size(run.deleted_bytes)} deleted"
 
 
-def _line(part: dict[str, Any]) -> tuple[Any, ...]:
-    name = part["topic"].rpartition("/")[2]
-    more = "" if part["all_seen"] else "+"
-    due, later = (None if part[key] is None else f"{part[key]}{more}" for key in ("due", "later"))
-    return name, part["backlog"], due, later, "there" if part["subscribed"] else "MISSING"
+def _line(part: PartitionState) -> tuple[Any, ...]:
+    name = part.topic.rpartition("/")[2]
+    more = "" if part.all_seen else "+"
+    due, later = (None if count is None else f"{count}{more}" for count in (part.due, part.later))
+    return name, part.backlog, due, later, "there" if part.subscribed else "MISSING"

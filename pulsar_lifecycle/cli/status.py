@@ -7,19 +7,33 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.options import AsJson, cluster_of
+from pulsar_lifecycle.cli.our_znodes import (
+    Note,
+    OpenAttempts,
+    ShownLocation,
+    ShownUnload,
+    note,
+    open_attempts,
+    pending_unloads,
+    refusals,
+    refusals_document,
+    unread_locations,
+)
 
 if TYPE_CHECKING:
-    from pulsar_lifecycle.ports import MetadataStore
+    from pulsar_lifecycle.lifecycle.bookies.suspension import Suspended
+    from pulsar_lifecycle.records.codes import Why
     from pulsar_lifecycle.records.epoch import Epoch
+    from pulsar_lifecycle.records.known_words import KnownWord
+    from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
     from pulsar_lifecycle.runs.cluster import Cluster
-    from pulsar_lifecycle.settings import Settings
 
 
 def pause(
@@ -36,7 +50,7 @@ def pause(
         before = note(store, control.PAUSE)
         control.pause(store, reason)
     if before:
-        show.text(f"{settings.cluster} was paused already, {since(before)}", "bold")
+        show.text(f"{settings.cluster} was paused already, {before}", "bold")
     else:
         show.text(f"{settings.cluster} is paused: every effect stops within one batch", "bold")
 
@@ -51,7 +65,7 @@ def resume(context: typer.Context) -> None:
         store = ports.store
         before = note(store, control.PAUSE)
         control.resume(store)
-    was = f"; it was paused {since(before)}" if before else ", and was not paused"
+    was = f"; it was paused {before}" if before else ", and was not paused"
     show.text(f"{settings.cluster} is not paused{was}", "bold")
 
 
@@ -87,7 +101,7 @@ def accept_restore(
     if not broken and not anyway:  # as `status` sees it, which may say so before any scan does
         with where.ports(read_only=True) as ports:
             found = refusals(settings, ports.store, aside)
-        broken = next((one["text"] for one in found if one["code"] == RefusalCode.STORE_WENT_BACK), None)
+        broken = next((why.text for why in found if why.code is RefusalCode.STORE_WENT_BACK), None)
     if not broken and not anyway:
         raise RefusedBy(
             RefusalCode.NOTHING_RESTORED,
@@ -116,16 +130,101 @@ def _user() -> str:
 def status(context: typer.Context, as_json: AsJson = False) -> None:
     """Paused? Who acts? How good is the evidence? What waits? Exit code 1 if some of it could not be asked."""
     where = cluster_of(context)
-    document = _status(where)
+    found = _status(where)
     if as_json:
-        show.json_document(document)
+        show.json_document(found.to_json())
     else:
-        _print(document, where)
-    if "error" in document["queue"]:
+        _print(found, where)
+    if isinstance(found.queue, str):
         raise typer.Exit(1)
 
 
-def _status(where: Cluster) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Status:
+    """What the command tells. ``scan``: the newest; ``unfinished_scan``: one begun since, its id and when (ms).
+
+    ``queue``: how many intents are in flight, or why that is not known.
+    """
+
+    cluster: str
+    fingerprint: str
+    zookeeper_latency_ms: float
+    paused: Note | None
+    refused: list[Why]
+    lease: Note | None
+    offload_lease: Note | None
+    offload_attempts: OpenAttempts
+    collection_lease: Note | None
+    compaction_suspended: list[Suspended]
+    pending_unloads: list[ShownUnload]
+    unread_locations: list[ShownLocation]
+    scan: Epoch | None
+    unfinished_scan: tuple[str, int] | None
+    plan: PlanSummary | None
+    words: list[ShownWord]
+    broken_plans: list[str]
+    queue: int | str
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``--json``."""
+        scan, begun = self.scan, self.unfinished_scan
+        return {
+            "cluster": self.cluster,
+            "fingerprint": self.fingerprint,
+            "zookeeper_latency_ms": self.zookeeper_latency_ms,
+            "paused": self.paused and asdict(self.paused),
+            "refused": refusals_document(self.refused),
+            "lease": self.lease and asdict(self.lease),
+            "offload_lease": self.offload_lease and asdict(self.offload_lease),
+            "offload_attempts": asdict(self.offload_attempts),
+            "collection_lease": self.collection_lease and asdict(self.collection_lease),
+            "compaction_suspended": [asdict(one) for one in self.compaction_suspended],
+            "pending_unloads": [one.to_json() for one in self.pending_unloads],
+            "unread_locations": [one.to_json() for one in self.unread_locations],
+            "scan": scan
+            and {
+                "epoch_id": scan.epoch_id,
+                "started_at": scan.started_at,
+                "finished_at": scan.finished_at,
+                "covered": scan.covered,
+                "gaps": [asdict(gap) for gap in scan.gaps],
+                "listed": _listed(scan),
+            },
+            "unfinished_scan": begun and dict(zip(("epoch_id", "started_at"), begun, strict=True)),
+            "plan": self.plan and self.plan.to_json(),
+            "words": [one.to_json() for one in self.words],
+            "broken_plans": self.broken_plans,
+            "queue": {"error": self.queue} if isinstance(self.queue, str) else {"pending": self.queue},
+        }
+
+
+@dataclass(frozen=True)
+class ShownWord:
+    """A word of the operator against, or beyond, the safety rules; ``met``: a run knows it, as of its ``since``."""
+
+    word: KnownWord
+    met: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """``since`` (ms) is null where no run has met it yet."""
+        return {**asdict(self.word), "since": self.word.since if self.met else None}
+
+    def __str__(self) -> str:
+        """Who said what, since when, and why."""
+        word = self.word
+        who = f" by {word.by}" if word.by else ""
+        until = f", until {word.until}" if word.until else ""
+        since = f"since {show.moment(word.since)}" if self.met and word.since else "no run has met it yet"
+        text = f"{word.kind} {word.subject}{who}, {since}{until}: {word.why or 'no reason given'}"
+        return f"{word.how.upper()} {show.moment(word.ended)}: {text}" if word.ended else text
+
+
+def _listed(scan: Epoch) -> dict[str, int]:
+    """How many z-nodes each table of our own root lists."""
+    return {c.table: c.listed for c in scan.census if not c.root}
+
+
+def _status(where: Cluster) -> Status:
     from pulsar_lifecycle.deletion_queue.queue_topics import pending
     from pulsar_lifecycle.errors import LifecycleError, NotFound
     from pulsar_lifecycle.lifecycle.bookies.suspension import suspended_bookies
@@ -149,105 +248,90 @@ def _status(where: Cluster) -> dict[str, Any]:
     plans = [plan for plan in mine if plan.created_at <= now or plan.epoch_id in counted]  # else it hides newer ones
     newest = epochs[-1] if epochs else None
     try:
-        begun, begun_at = lake.open_epoch("")
+        begun = lake.open_epoch("")
     except NotFound:
-        begun, begun_at = "", 0
+        begun = "", 0
+    queue: int | str
     try:
         with where.ports(read_only=True) as ports:
-            queue: dict[str, Any] = {"pending": pending(ports.admin)}
+            queue = pending(ports.admin)
     except LifecycleError as error:
-        queue = {"error": str(error)}
-    return {
-        "cluster": settings.cluster,
-        "fingerprint": fingerprint,
-        "zookeeper_latency_ms": latency,
-        "paused": paused,
-        "refused": refused,
-        "lease": holder,
-        "offload_lease": offloading,
-        "offload_attempts": attempts,
-        "collection_lease": collecting,
-        "compaction_suspended": [asdict(one) for one in suspended_bookies(where)],
-        "pending_unloads": unloads,
-        "unread_locations": unread,
-        "scan": newest
-        and {
-            "epoch_id": newest.epoch_id,
-            "started_at": newest.started_at,
-            "finished_at": newest.finished_at,
-            "covered": newest.covered,
-            "gaps": [asdict(gap) for gap in newest.gaps],
-            "listed": {c.table: c.listed for c in newest.census if not c.root},
-        },
-        "unfinished_scan": {"epoch_id": begun, "started_at": begun_at}
-        if newest is None or begun_at > newest.started_at
-        else None,
-        "plan": plans[-1].to_json() if plans else None,
-        "words": words_in_force(where, scans),
-        "broken_plans": [str(error) for error in lake.broken_plans()],
-        "queue": queue,
-    }
+        queue = str(error)
+    return Status(
+        cluster=settings.cluster,
+        fingerprint=fingerprint,
+        zookeeper_latency_ms=latency,
+        paused=paused,
+        refused=refused,
+        lease=holder,
+        offload_lease=offloading,
+        offload_attempts=attempts,
+        collection_lease=collecting,
+        compaction_suspended=list(suspended_bookies(where)),
+        pending_unloads=unloads,
+        unread_locations=unread,
+        scan=newest,
+        unfinished_scan=begun if newest is None or begun[1] > newest.started_at else None,
+        plan=plans[-1] if plans else None,
+        words=words_in_force(where, scans),
+        broken_plans=[str(error) for error in lake.broken_plans()],
+        queue=queue,
+    )
 
 
-def _print(document: dict[str, Any], where: Cluster) -> None:
+def _print(found: Status, where: Cluster) -> None:
     from pulsar_lifecycle.cli.plans import condition
     from pulsar_lifecycle.inspect.settled import ended_plans
-    from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 
-    now = where.clock.now_ms()
-    scan, begun, lease, queue = document["scan"], document["unfinished_scan"], document["lease"], document["queue"]
+    now, scan = where.clock.now_ms(), found.scan
     lines = ["none yet: run the job `scan`"]
     if scan:
         covered = (
-            "covered"
-            if scan["covered"]
-            else f"NOT COVERED, {show.counted(len(scan['gaps']), 'gap')}: plans are report-only"
+            "covered" if scan.covered else f"NOT COVERED, {show.counted(len(scan.gaps), 'gap')}: plans are report-only"
         )
-        listed = scan["listed"].get("bookkeeper_ledgers", 0)
-        begun_ago = show.ago(scan["started_at"], now)
-        lines = [f"{scan['epoch_id']}, begun {begun_ago}, {covered}, {listed} ledgers listed"]
-        lines += [f"gap {gap['code']}: {gap['text']}" for gap in scan["gaps"][:5]]
-        lines += [f"... {len(scan['gaps']) - 5} more gaps; --json has all of them"] if len(scan["gaps"]) > 5 else []
-    if begun and begun["epoch_id"]:
-        lines.append(f"{begun['epoch_id']}, begun {show.ago(begun['started_at'], now)}, has not finished")
-    effects = [f"PAUSED {since(document['paused'])}"] if document["paused"] else []
-    effects += [f"REFUSED: {why['text']}" for why in document["refused"]]
+        listed = _listed(scan).get("bookkeeper_ledgers", 0)
+        lines = [f"{scan.epoch_id}, begun {show.ago(scan.started_at, now)}, {covered}, {listed} ledgers listed"]
+        lines += [f"gap {gap.code}: {gap.text}" for gap in scan.gaps[:5]]
+        lines += [f"... {len(scan.gaps) - 5} more gaps; --json has all of them"] if len(scan.gaps) > 5 else []
+    if found.unfinished_scan and found.unfinished_scan[0]:
+        epoch_id, begun_at = found.unfinished_scan
+        lines.append(f"{epoch_id}, begun {show.ago(begun_at, now)}, has not finished")
+    effects = [f"PAUSED {found.paused}"] if found.paused else []
+    effects += [f"REFUSED: {why.text}" for why in found.refused]
     plan = "none of leaked ledgers; `pulsar-lifecycle plans` has those of every kind"
-    broken = [f"broken: {why}" for why in document["broken_plans"]]
-    if document["plan"]:
-        newest = PlanSummary.from_json(document["plan"])
+    broken = [f"broken: {why}" for why in found.broken_plans]
+    if newest := found.plan:
         plan = f"{newest.plan_id}: {show.counted(newest.ledgers, 'ledger')}, {show.size(newest.physical_bytes)}"
         scans = {epoch.epoch_id for epoch in where.lake.epochs(cluster=newest.cluster)}
         plan += f", {condition(newest, where.settings, now, ended_plans(where, [newest], now), scans=scans)}"
+    waiting = found.queue
     show.facts(
         [
-            ("cluster", f"{document['cluster']} (fingerprint {document['fingerprint']})"),
+            ("cluster", f"{found.cluster} (fingerprint {found.fingerprint})"),
             ("effects", effects or ["not paused"]),
-            ("acting", _holder(lease, "lease")),
-            ("offloading", _offloading(document)),
-            ("collecting", _holder(document["collection_lease"], "collection lease")),
-            ("bookies", [_suspended(one) for one in document["compaction_suspended"]]),
-            ("pending unloads", [show_pending_unloads(one) for one in document["pending_unloads"]]),
-            ("unread", [show_unread(one) for one in document["unread_locations"]]),
-            ("your words", [show_word(word) for word in document["words"]]),
+            ("acting", _holder(found.lease, "lease")),
+            ("offloading", _offloading(found)),
+            ("collecting", _holder(found.collection_lease, "collection lease")),
+            ("bookies", [_suspended(one) for one in found.compaction_suspended]),
+            ("pending unloads", list(map(str, found.pending_unloads))),
+            ("unread", list(map(str, found.unread_locations))),
+            ("your words", list(map(str, found.words))),
             ("last scan", lines),
             ("last plan", [plan, *broken]),
             (
                 "queue",
-                f"{show.counted(queue['pending'], 'intent')} in flight"
-                if "pending" in queue
-                else f"UNKNOWN: {queue['error']}",
+                f"UNKNOWN: {waiting}" if isinstance(waiting, str) else f"{show.counted(waiting, 'intent')} in flight",
             ),
-            ("ZooKeeper", f"answers in {document['zookeeper_latency_ms']:.0f} ms"),
+            ("ZooKeeper", f"answers in {found.zookeeper_latency_ms:.0f} ms"),
         ]
     )
 
 
-def words_in_force(where: Cluster, scans: Sequence[Epoch]) -> list[dict[str, Any]]:
+def words_in_force(where: Cluster, scans: Sequence[Epoch]) -> list[ShownWord]:
     """What the operator said against, or beyond, the safety rules: in force now, or ended in the last 30 days.
 
-    ``since`` (ms) is when a run first met it, None if none has yet. An accepted restore is in force until two covered
-    scans since then are ``orphans.confirm_after`` apart. ``scans``: the finished ones that count.
+    An accepted restore is in force until two covered scans since then are ``orphans.confirm_after`` apart. ``scans``:
+    the finished ones that count.
     """
     from pulsar_lifecycle.records.known_words import meet
     from pulsar_lifecycle.records.outcomes import Outcome
@@ -260,173 +344,29 @@ def words_in_force(where: Cluster, scans: Sequence[Epoch]) -> list[dict[str, Any
     covered = [e.started_at for e in scans if e.covered]
     if accepted and max(covered, default=0) - min(covered, default=0) < settings.orphans.confirm_after * 1000:
         stand, met = [accepted, *stand], met | {accepted.key}
-    return [
-        {**asdict(word), "since": word.since if word.key in met or word.how != Outcome.IN_FORCE else None}
-        for word in stand
-    ]
+    return [ShownWord(word, word.key in met or word.how != Outcome.IN_FORCE) for word in stand]
 
 
-def show_word(word: dict[str, Any]) -> str:
-    """One of :func:`words_in_force` in words."""
-    who = f" by {word['by']}" if word["by"] else ""
-    until = f", until {word['until']}" if word["until"] else ""
-    since = f"since {show.moment(word['since'])}" if word["since"] else "no run has met it yet"
-    text = f"{word['kind']} {word['subject']}{who}, {since}{until}: {word['why'] or 'no reason given'}"
-    return f"{word['how'].upper()} {show.moment(word['ended'])}: {text}" if word["ended"] else text
-
-
-def _holder(lease: dict[str, Any] | None, what: str) -> str:
+def _holder(lease: Note | None, what: str) -> str:
     if lease is None:
         return "nobody"
-    if lease["since"] is None:
-        return f"somebody holds the {what} {since(lease)}"
-    return f"{lease['text']} holds the {what}, {since({**lease, 'text': ''})}"
+    if lease.since is None:
+        return f"somebody holds the {what} {lease}"
+    return f"{lease.text} holds the {what}, {replace(lease, text='')}"
 
 
-def _suspended(one: dict[str, Any]) -> str:
+def _suspended(one: Suspended) -> str:
     """A bookie whose disk fills up until somebody resumes its compaction."""
-    why = f": {one['why']}" if one["why"] else ""
-    has = "has" if one["sure"] else "may have"
-    return f"{one['bookie']} {has} compaction suspended, as of {show.moment(one['since'])}{why}"
+    why = f": {one.why}" if one.why else ""
+    has = "has" if one.sure else "may have"
+    return f"{one.bookie} {has} compaction suspended, as of {show.moment(one.since)}{why}"
 
 
-def _offloading(document: dict[str, Any]) -> list[str]:
+def _offloading(found: Status) -> list[str]:
     """Who offloads, and what is open."""
-    lease, attempts = document["offload_lease"], document["offload_attempts"]
-    lines = [_holder(lease, "offload lease")]
-    if attempts["open"]:
-        then = "" if lease else ": the next run of job offload finishes or removes them"
-        lines.append(f"{show.counted(attempts['open'], 'attempt')} open{then}")
-    return [*lines, *(f"UNREADABLE: {why}" for why in attempts["broken"])]
-
-
-def refusals(settings: Settings, store: MetadataStore, scans: Sequence[Epoch]) -> list[dict[str, str]]:
-    """Why every run with effects would refuse before it begins: code and text of each.
-
-    ``scans`` are the finished ones of this cluster.
-    """
-    from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
-    from pulsar_lifecycle.records.refusals import RefusalCode
-    from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
-    from pulsar_lifecycle.scan import history_check
-
-    root = settings.bookkeeper.ledgers_root
-    broken = history_check.broken_since(store, scans, cluster_fingerprint(store, root), root) if scans else None
-    found = [] if settings.deletion.topicTwoPhaseDeletionEnabled else [(RefusalCode.SWITCHED_OFF, SWITCHED_OFF)]
-    found += [(RefusalCode.STORE_WENT_BACK, broken.text)] if broken else []
-    return [{"code": code.value, "text": text} for code, text in found]
-
-
-def open_attempts(store: MetadataStore) -> dict[str, Any]:
-    """How many of our offload attempts are open, and what cannot be read of them."""
-    from pulsar_lifecycle.copies.attempts import Attempt, BrokenAttempt
-    from pulsar_lifecycle.copies.attempts import open_attempts as found_in
-    from pulsar_lifecycle.errors import LifecycleError
-
-    try:
-        found = found_in(store)
-    except LifecycleError as error:
-        return {"open": 0, "broken": [str(error)]}
-    broken = [f"{one.path}: {one.reason}" for one in found if isinstance(one, BrokenAttempt)]
-    return {"open": sum(isinstance(one, Attempt) for one in found), "broken": broken}
-
-
-def note(store: MetadataStore, path: str) -> dict[str, Any] | None:
-    """Text and creation time of one of our z-nodes; one that cannot be read counts as there, since None."""
-    from pulsar_lifecycle.ports import Node, Unread
-
-    node = store.read([path])[0]
-    if isinstance(node, Unread):
-        return {"text": f"{path}: {node.reason}", "since": None}
-    if isinstance(node, Node):
-        return {"text": node.data.decode(errors="replace"), "since": node.stat.ctime}
-    return None
-
-
-def since(noted: dict[str, Any]) -> str:
-    """Since when one of our z-nodes is there, and its text."""
-    if noted["since"] is None:
-        return f"(unreadable: {noted['text']})"
-    told = f": {noted['text']}" if noted["text"] else ""
-    return f"since {show.moment(noted['since'])} ({show.ago(noted['since'])}){told}"
-
-
-def pending_unloads(store: MetadataStore) -> list[dict[str, Any]]:
-    """Topics that a run wrote and must still unload or watch, and, with an ``error``, what cannot be read of them.
-
-    ``at_work``: the run that left it may be at it now, and no other makes it.
-    """
-    from pulsar_lifecycle.errors import LifecycleError
-    from pulsar_lifecycle.runs import control
-
-    try:
-        found = control.pending_unloads(store)
-    except LifecycleError as error:
-        return [{"path": control.ROOT, "topic": None, "error": str(error)}]
-    held = {lease for lease in control.PENDING_UNLOADS if control.is_held(store, lease)}
-    return [
-        {"path": one.path, "topic": one.topic and str(one.topic), "error": one.reason}
-        if isinstance(one, control.BrokenPendingUnload)
-        else {
-            "path": one.path,
-            "topic": str(one.topic),
-            "loaded": one.loaded,
-            "since": one.since,
-            "lease": one.lease,
-            "at_work": one.lease in held,
-        }
-        for one in found
-    ]
-
-
-def show_pending_unloads(one: dict[str, Any]) -> str:
-    """One of :func:`pending_unloads` in words."""
-    if "error" in one:
-        return f"UNREADABLE: {one['error']}"
-    what = "must be unloaded" if one["loaded"] else "must be unloaded if a broker has loaded it meanwhile"
-    if one["at_work"]:
-        return f"{one['topic']} {what}: its run is at work"
-    return (
-        f"{one['topic']} {what}: the next run that trims, loads, offloads or deletes does it; "
-        "where that fails, the run's log says why"
-    )
-
-
-def unread_locations(store: MetadataStore) -> list[dict[str, Any]]:
-    """Locations where a broker could not read an offloaded ledger, and none has since; an ``error`` is not readable.
-
-    ``since`` (ms): the newest failed read, by ZooKeeper's clock.
-    """
-    from pulsar_lifecycle.copies.unread_locations import NAMES, UNREAD_LOCATIONS, all_held
-    from pulsar_lifecycle.errors import LifecycleError
-
-    try:
-        found = all_held(store)
-    except LifecycleError as error:
-        return [{"path": UNREAD_LOCATIONS, "error": str(error)}]
-    return [
-        {"path": one.path, "error": f"{one.path} {one.error}"}
-        if one.where is None
-        else {
-            "path": one.path,
-            **dict(zip(NAMES, one.where, strict=True)),
-            "run_id": one.run_id,
-            "said": one.error,
-            "since": one.since,
-        }
-        for one in found
-    ]
-
-
-def show_unread(one: dict[str, Any]) -> str:
-    """One of :func:`unread_locations` in words, with what to do."""
-    keeps = "no copy in BookKeeper of what is offloaded there is deleted"
-    if "error" in one:
-        return f"UNREADABLE: {one['error']}: whether brokers can read at its location is not known, and {keeps}"
-    where = f"{one['driver']} bucket {one['bucket']}"
-    where += "".join(f", {name} {one[name]}" for name in ("region", "endpoint") if one[name])
-    told = since({"since": one["since"], "text": " ".join(one["said"].split())})
-    return (
-        f"{where}: a broker could not read there {told}; {keeps}: mend the brokers, then plan and launch an offload; "
-        "if no read there can work any more, revert_offloads (docs/howto/unread-location.md)"
-    )
+    attempts = found.offload_attempts
+    lines = [_holder(found.offload_lease, "offload lease")]
+    if attempts.open:
+        then = "" if found.offload_lease else ": the next run of job offload finishes or removes them"
+        lines.append(f"{show.counted(attempts.open, 'attempt')} open{then}")
+    return [*lines, *(f"UNREADABLE: {why}" for why in attempts.broken)]

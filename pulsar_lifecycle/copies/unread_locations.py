@@ -115,41 +115,46 @@ def held(store: MetadataStore, places: Collection[OffloadLocation]) -> set[Offlo
 
 @dataclass(frozen=True, slots=True)
 class HeldLocation:
-    """A location that is held, as its z-node says. ``since`` (ms): its newest failed read, by the store's clock.
-
-    ``where`` is None, and ``since`` may be, where the z-node cannot be read, for ``error``.
-    """
+    """A location that is held: what the run says that could not read there, and when (ms, the store's clock)."""
 
     path: str
-    where: OffloadLocation | None
+    where: OffloadLocation
     run_id: str
-    error: str
-    since: int | None
+    said: str
+    since: int
 
 
-def all_held(store: MetadataStore) -> list[HeldLocation]:
+@dataclass(frozen=True, slots=True)
+class BrokenLocation:
+    """A z-node below ``UNREAD_LOCATIONS`` that cannot be read or is none of ours; its location counts as held."""
+
+    path: str
+    reason: str
+
+
+def all_held(store: MetadataStore) -> list[HeldLocation | BrokenLocation]:
     """Every location that is held, and every one of which that cannot be known, by path."""
     store.sync("/")
     listing = store.children([UNREAD_LOCATIONS])[0]
     if isinstance(listing, Unread):
-        return [HeldLocation(UNREAD_LOCATIONS, None, "", f"cannot be read: {listing.reason}", None)]
+        return [BrokenLocation(UNREAD_LOCATIONS, f"cannot be read: {listing.reason}")]
     paths = sorted(f"{UNREAD_LOCATIONS}/{name}" for name in listing.names) if listing else []
     found = zip(paths, store.read(paths), strict=True)
     return [_held_location(path, node) for path, node in found if node is not None and _holds(node)]
 
 
-def _held_location(path: str, node: Node | Unread) -> HeldLocation:
+def _held_location(path: str, node: Node | Unread) -> HeldLocation | BrokenLocation:
     if isinstance(node, Unread):
-        return HeldLocation(path, None, "", f"cannot be read: {node.reason}", None)
+        return BrokenLocation(path, f"cannot be read: {node.reason}")
     try:
         found = json.loads(node.data)
         driver, bucket, region, endpoint = (str(found[name]) for name in NAMES)
         where = driver, bucket, region, endpoint
         if path != path_of(where):
-            return HeldLocation(path, None, "", "is of another location than its name says", node.stat.mtime)
+            return BrokenLocation(path, "is of another location than its name says")
         return HeldLocation(path, where, str(found["run"]), str(found["said"]), node.stat.mtime)
     except (ValueError, KeyError, TypeError, RecursionError):
-        return HeldLocation(path, None, "", "is not as we write it", node.stat.mtime)
+        return BrokenLocation(path, "is not as we write it")
 
 
 def _holds(node: Node | Unread | None) -> bool:

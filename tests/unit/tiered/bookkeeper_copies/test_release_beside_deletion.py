@@ -189,7 +189,7 @@ def test_a_failure_that_says_nothing_leaves_an_earlier_one_at_its_location() -> 
     before = unread_locations.all_held(scene.cluster.open_store())
     scene.release()
     after = unread_locations.all_held(scene.cluster.open_store())
-    assert [(one.run_id, one.error) for one in after] == [(one.run_id, one.error) for one in before]
+    assert [(one.run_id, one.said) for one in after] == [(one.run_id, one.said) for one in before]
 
 
 def test_a_failing_read_is_recorded_however_slow_zookeeper_is_then() -> None:
