@@ -44,7 +44,7 @@ from pulsar_lifecycle.topics import protection
 def decide(run: Run, ports: Ports, copies: Sequence[Decision]) -> None:
     """Decide every message that must not lead to a deletion now; those left without outcome may go.
 
-    The latter have what the bucket says of their objects in ``extra["objects"]``, for the journal.
+    The latter have what the bucket says of their objects in ``objects``, for the journal.
     """
     for d in copies:
         _look_at_message(run, ports, d)
@@ -99,9 +99,11 @@ def _confirm(
     elif left:
         why = next((f": {problems[key]}" for key in left if key in problems), "")
         d.decide(Outcome.RETRYING, Code.STILL_THERE, f"it was not deleted{why}")
+    elif marker:
+        text = "nothing refers to it; the bucket is versioned: its bytes stay behind a delete marker"
+        d.decide(Outcome.DELETED, Code.BYTES_STAY, text)
     else:
-        kept = "; the bucket is versioned: its bytes stay behind a delete marker" if marker else ""
-        d.decide(Outcome.DELETED, Code.UNREFERENCED, f"nothing refers to it{kept}")
+        d.decide(Outcome.DELETED, Code.UNREFERENCED, "nothing refers to it")
 
 
 def _look_at_message(run: Run, ports: Ports, d: Decision) -> None:

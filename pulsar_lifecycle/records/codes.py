@@ -96,6 +96,8 @@ class Code(StrEnum):
     """No other copy of the ledger is known to be whole."""
     NOT_PROVEN = "not_proven"
     """Its offloaded copy is not what was proven, or failed a proof since."""
+    BYTES_STAY = "bytes_stay"
+    """Nothing refers to it, and it was deleted; its bucket is versioned: its bytes stay behind a delete marker."""
     STILL_THERE = "still_there"
     """It was to be deleted, and is there still."""
     CHANGED_MEANWHILE = "changed_meanwhile"
