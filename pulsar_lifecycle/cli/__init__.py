@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from pulsar_lifecycle.cli import automation, compaction, control, delete_records, offload, output, plans, queue, show
+from pulsar_lifecycle.cli import automation, compaction, delete_records, offload, output, plans, queue, show, status
 from pulsar_lifecycle.cli.look import disk, explain, inactive, inspect, table
 from pulsar_lifecycle.cli.options import GlobalOptions
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, RefusedBy, UsageError
@@ -43,10 +43,10 @@ app.command()(inactive.inactive)
 app.command()(delete_records.delete_records)
 app.add_typer(compaction.app, name="compaction")
 app.add_typer(offload.app, name="offload")
-app.command()(control.status)
-app.command()(control.pause)
-app.command()(control.resume)
-app.command()(control.accept_restore)
+app.command()(status.status)
+app.command()(status.pause)
+app.command()(status.resume)
+app.command()(status.accept_restore)
 app.add_typer(queue.app, name="queue")
 app.command()(plans.plans)
 app.command()(plans.plan)

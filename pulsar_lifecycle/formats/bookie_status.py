@@ -1,7 +1,7 @@
 """What a bookie says of itself over its HTTP admin API and in its metrics, of BookKeeper 4.17.
 
 Belongs here: the values, and making them of an answer's JSON and of samples of metrics (``GarbageCollectorStats``,
-``LedgerDirsMonitor``). Not here: asking a bookie (``io/bookkeeper/admin.py``), what follows from its answer
+``LedgerDirsMonitor``). Not here: asking a bookie (``io/bookkeeper/bookie_admin.py``), what follows from its answer
 (``lifecycle/bookies/bookie_disk.py``).
 """
 

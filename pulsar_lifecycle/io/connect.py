@@ -109,7 +109,7 @@ class Connections:
     @cached_property
     def bookies(self) -> BookieAdmin:
         """The bookies' HTTP admin API."""
-        from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
+        from pulsar_lifecycle.io.bookkeeper.bookie_admin import HttpBookieAdmin
 
         bookkeeper = self.settings.bookkeeper
         return self._opened.enter_context(

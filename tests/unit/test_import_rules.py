@@ -51,7 +51,7 @@ def kept() -> Kept:
 def test_what_connects_is_found() -> None:
     """The next tests would pass if they looked at nothing."""
     assert {"pulsar_lifecycle.io.zookeeper.store", "pulsar_lifecycle.io.pulsar.queue"} <= set(adapters())
-    assert "pulsar_lifecycle.io.bookkeeper.admin" in adapters()
+    assert "pulsar_lifecycle.io.bookkeeper.bookie_admin" in adapters()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, Subscri
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo, encode_deletion_message
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME
-from pulsar_lifecycle.io.pulsar.session import Outgoing, PulsarSession
+from pulsar_lifecycle.io.pulsar.pulsar_session import Outgoing, PulsarSession
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Sent
 

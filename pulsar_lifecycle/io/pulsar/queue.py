@@ -6,7 +6,7 @@ client may write to them, so nothing received is to be believed.
 
 A topic without the subscription drops what is sent to it within seconds, because the broker trims what nobody waits
 for. So the subscription is made sure of before messages are received or dead-lettered, and around each send
-(``intents.py``).
+(``intent_sender.py``).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from pulsar_lifecycle.formats.retry_letter import (
     waiting_properties,
     without_retry_properties,
 )
-from pulsar_lifecycle.io.pulsar.intents import IntentSender, Subscribed
-from pulsar_lifecycle.io.pulsar.session import Outgoing, PulsarSession
+from pulsar_lifecycle.io.pulsar.intent_sender import IntentSender, Subscribed
+from pulsar_lifecycle.io.pulsar.pulsar_session import Outgoing, PulsarSession
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Page, Postponed, Received, Resent, Sent
 from pulsar_lifecycle.settings import PulsarSettings

@@ -2,7 +2,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
+from pulsar_lifecycle.io.bookkeeper.bookie_admin import HttpBookieAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.settings import BookieAdminSettings, ZooKeeperSettings
 from tests.kit.contracts.bookie_contract import BookieAdminContract

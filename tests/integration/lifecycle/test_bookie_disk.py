@@ -12,7 +12,7 @@ from uuid import uuid4
 import pulsar
 import pytest
 
-from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
+from pulsar_lifecycle.io.bookkeeper.bookie_admin import HttpBookieAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, DiskVerdict
 from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, remedies

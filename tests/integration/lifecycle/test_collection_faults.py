@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
+from pulsar_lifecycle.io.bookkeeper.bookie_admin import HttpBookieAdmin
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import DiskVerdict

@@ -13,7 +13,7 @@ import pytest
 from pulsar_lifecycle._pb import bookkeeper_metadata_pb2 as pb
 from pulsar_lifecycle.errors import AccessDenied, NotFound, OutcomeUnknown, StoreError, Unavailable
 from pulsar_lifecycle.formats.bookie_status import Compaction, LedgerDirectory
-from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
+from pulsar_lifecycle.io.bookkeeper.bookie_admin import HttpBookieAdmin
 from pulsar_lifecycle.settings import BookieAdminSettings
 from tests.kit.contracts.bookie_contract import BookieAdminContract
 from tests.kit.fakes.bookie_admin import FakeBookieAdmin

@@ -8,8 +8,8 @@ import pytest
 
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.errors import AccessDenied, NotFound, Unavailable
-from pulsar_lifecycle.io.pulsar import session as pulsar_session
-from pulsar_lifecycle.io.pulsar.session import Outgoing, PulsarSession
+from pulsar_lifecycle.io.pulsar import pulsar_session
+from pulsar_lifecycle.io.pulsar.pulsar_session import Outgoing, PulsarSession
 from pulsar_lifecycle.io.pulsar.token_expiry import expired_at
 from pulsar_lifecycle.setting_types import SecretRef
 from pulsar_lifecycle.settings import PulsarSettings

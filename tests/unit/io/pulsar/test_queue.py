@@ -14,7 +14,7 @@ from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, Unavailabl
 from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
-from pulsar_lifecycle.io.pulsar import session as pulsar_session
+from pulsar_lifecycle.io.pulsar import pulsar_session
 from pulsar_lifecycle.io.pulsar.queue import ENCRYPTED, NOT_TEXT, PulsarDeletionQueue, PulsarQueueReader
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Acknowledged, TopicInternals

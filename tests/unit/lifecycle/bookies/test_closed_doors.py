@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from pulsar_lifecycle._pb import bookkeeper_metadata_pb2 as pb
-from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
+from pulsar_lifecycle.io.bookkeeper.bookie_admin import HttpBookieAdmin
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, DiskVerdict
 from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, PlannedCollection, plan_collection
 from pulsar_lifecycle.lifecycle.bookies.collection_run import CollectionRun
