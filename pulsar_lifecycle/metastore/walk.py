@@ -116,7 +116,7 @@ def children_below(store: MetadataStore, paths: Sequence[str]) -> tuple[list[Any
     good: list[Any] = []
     bad: list[Unit] = []
     todo = list(paths)
-    for attempt in range(LISTING_ATTEMPTS):
+    for tried in range(LISTING_TRIES):
         if not todo:
             break
         again: list[str] = []
@@ -128,7 +128,7 @@ def children_below(store: MetadataStore, paths: Sequence[str]) -> tuple[list[Any
                 bad.append(unread(path, children.reason))
             elif children.is_whole:
                 good.append(children)
-            elif attempt + 1 < LISTING_ATTEMPTS:
+            elif tried + 1 < LISTING_TRIES:
                 again.append(path)
             else:
                 counted = f"{len(children.names)} children listed, its Stat counts {children.num_children}"
@@ -137,7 +137,7 @@ def children_below(store: MetadataStore, paths: Sequence[str]) -> tuple[list[Any
     return good, bad
 
 
-LISTING_ATTEMPTS = 5
+LISTING_TRIES = 5
 
 
 def descend(store: MetadataStore, paths: list[str], levels: int) -> tuple[list[str], list[Unit]]:

@@ -29,7 +29,7 @@ from pulsar_lifecycle.throttle import RateBudget
 
 _LOG = logging.getLogger(__name__)
 
-ATTEMPTS = 3
+TRIES = 3
 """How often one unload is tried in a run."""
 
 MAX_FAILURES = 3
@@ -194,7 +194,7 @@ class Unloads:
             return Why(Code.NOT_UNLOADED, f"topics of its tenant cannot be unloaded: {failures[0]}")
         if not self.take(topic):
             return Why(Code.NOT_UNLOADED, _USED_UP)
-        failure = self._attempts(admin, topic, lambda: False)
+        failure = self._tries(admin, topic, lambda: False)
         if failure and not isinstance(failure, NotFound):  # which says nothing of any other topic
             failures += _weighed(failure)
         return Why(Code.NOT_UNLOADED, f"it cannot be unloaded: {failure}") if failure else UnloadAttempt.UNLOADED
@@ -223,7 +223,7 @@ class Unloads:
         """
         if not self.take(topic):
             return Why(Code.NOT_UNLOADED, _USED_UP)
-        failure = self._attempts(admin, topic, gone)
+        failure = self._tries(admin, topic, gone)
         if failure is None:
             return None
         self._failures.setdefault(topic.namespace.tenant, []).extend(_weighed(failure))
@@ -242,9 +242,9 @@ class Unloads:
         """Whether there is one left for a topic, which is taken."""
         return self._budget.take(topic)
 
-    def _attempts(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]) -> LifecycleError | None:
+    def _tries(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]) -> LifecycleError | None:
         error: LifecycleError | None = None
-        for attempt in range(ATTEMPTS):
+        for tried in range(TRIES):
             self._rate.take(1)
             try:
                 admin.unload(topic)
@@ -254,8 +254,8 @@ class Unloads:
                 return failure
             except LifecycleError as failure:
                 error = failure
-                if attempt + 1 < ATTEMPTS:
-                    self._clock.sleep(2.0**attempt)
+                if tried + 1 < TRIES:
+                    self._clock.sleep(2.0**tried)
             else:
                 self._unloaded.add(topic)
                 self._works.add(topic.namespace.tenant)

@@ -222,7 +222,7 @@ def unload_first(ports: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = 
     return tried.put(f"its topic is loaded, and {tried}") if isinstance(tried, Why) else tried
 
 
-ATTEMPTS = 5
+TRIES = 5
 """How often a topic whose z-node keeps changing is looked at from the start."""
 
 
@@ -270,7 +270,7 @@ def edit_topic(
 def _edit(
     run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, change: Change, policy: str, write: TopicWrite
 ) -> dict[int, EditOutcome]:
-    for _ in range(ATTEMPTS):
+    for _ in range(TRIES):
         guard.check(ports.store)
         ports.store.sync("/")
         node, info = snapshot.topic_node(ports.store, topic)
@@ -298,5 +298,5 @@ def _edit(
         if write.write(node, managed_ledger.encode(wanted), checked):
             return said
     raise RefusedBy(
-        Code.CHANGED_MEANWHILE, f"{topic}: its z-node changed {ATTEMPTS} times while it was looked at; run again"
+        Code.CHANGED_MEANWHILE, f"{topic}: its z-node changed {TRIES} times while it was looked at; run again"
     )

@@ -43,7 +43,7 @@ from pulsar_lifecycle.topics.first_phase import (
 from pulsar_lifecycle.topics.snapshot import TopicReading
 from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, bundles, finish_unloads
 from pulsar_lifecycle.topics.write import (
-    ATTEMPTS,
+    TRIES,
     TopicRun,
     TopicWrite,
     unload_first,
@@ -202,11 +202,11 @@ class _Trim:
 
     def run(self) -> list[LedgerOutcome]:
         try:
-            for _ in range(ATTEMPTS):
+            for _ in range(TRIES):
                 if self._attempt():
                     break
             else:
-                why = f"its topic's z-node changed {ATTEMPTS} times while it was judged; run again"
+                why = f"its topic's z-node changed {TRIES} times while it was judged; run again"
                 if self._write.unknown:
                     raise RefusedBy(Code.CHANGED_MEANWHILE, why)
                 self._leave_rest(Why(Code.CHANGED_MEANWHILE, why))

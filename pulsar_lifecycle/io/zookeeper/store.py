@@ -63,7 +63,7 @@ from pulsar_lifecycle.throttle import RateBudget
 MAX_DELETIONS = 500
 """Deletions in one transaction; the check of the guard comes on top."""
 REQUESTS_IN_FLIGHT = 4
-ATTEMPTS = 5
+TRIES = 5
 """How often a read, or a transaction that got lost, is tried without any answer in between."""
 _OUTCOMES = {
     NO_NODE: NodeDeletion.GONE,
@@ -110,12 +110,12 @@ class KazooStore:
 
     def sync(self, path: str = "/") -> None:
         """Make the following reads on this session see every write that was acknowledged before this call."""
-        for attempt in range(1, ATTEMPTS + 1):
+        for tried in range(1, TRIES + 1):
             self._session.client()
             try:
                 return self._sync(path)
             except ConnectionLost:
-                if attempt == ATTEMPTS:
+                if tried == TRIES:
                     raise
         return None
 
@@ -198,7 +198,7 @@ class KazooStore:
                 reply = self._session.answer(pending, f"read of {batch[0]} and {len(batch) - 1} more")
             except ConnectionLost:
                 failures += 1
-                if failures >= ATTEMPTS:
+                if failures >= TRIES:
                     raise
                 if flying:
                     self._batch.failed(len(flying[0][0]))
@@ -327,13 +327,13 @@ class KazooStore:
         try:
             while todo or flying:
                 while todo and len(flying) < REQUESTS_IN_FLIGHT:
-                    batch, attempt = todo.popleft()
+                    batch, tried = todo.popleft()
                     request = MultiDeleteRequest(check, [operations[i] for i in batch])
-                    flying.append((batch, attempt, self._submit(partial(_send, request))))
-                batch, attempt, pending = flying.popleft()
-                if rest := self._finish_batch(batch, pending, deletions, guard, outcomes, last=attempt == ATTEMPTS):
+                    flying.append((batch, tried, self._submit(partial(_send, request))))
+                batch, tried, pending = flying.popleft()
+                if rest := self._finish_batch(batch, pending, deletions, guard, outcomes, last=tried == TRIES):
                     # A transaction that was answered lost an operation, which ends; only lost ones are counted.
-                    todo.appendleft((rest, attempt + 1 if len(rest) == len(batch) else 1))
+                    todo.appendleft((rest, tried + 1 if len(rest) == len(batch) else 1))
         except Overloaded:
             raise
         except (Unavailable, CorruptFormat) as error:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 TRANSACTION = 500
 BATCH = 1000
-ATTEMPTS = 5
+TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ class FakeStore:
                     )
                 except OutcomeUnknown:
                     lost += 1
-                    if lost == ATTEMPTS:
+                    if lost == TRIES:
                         raise
                     for i in batch:
                         if outcome := self._outcome(deletions[i], absent=NodeDeletion.DELETED):

@@ -24,7 +24,7 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
-from pulsar_lifecycle.topics.write import ATTEMPTS
+from pulsar_lifecycle.topics.write import TRIES
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from tests.kit.crash import raising
@@ -213,15 +213,15 @@ def test_writes_that_never_get_an_answer(scene: Scene, loaded: bool) -> None:
 
     def lost() -> None:
         tries[0] += 1
-        if tries[0] < ATTEMPTS:
+        if tries[0] < TRIES:
             raise OutcomeUnknown("connection lost")
 
     def lost_at_last() -> None:
-        if tries[0] == ATTEMPTS:
+        if tries[0] == TRIES:
             raise OutcomeUnknown("connection lost")
 
-    scene.on_write(lost, "before", times=ATTEMPTS)
-    scene.on_write(lost_at_last, "after", times=ATTEMPTS)
+    scene.on_write(lost, "before", times=TRIES)
+    scene.on_write(lost_at_last, "after", times=TRIES)
     assert scene.trim(loaded_topics=loaded)[-1].why.code is Code.CHANGED_MEANWHILE
     assert scene.listed == scene.ids[3:]
     assert scene.rows == {Outcome.MARKED: scene.ids[:3], Outcome.REMOVED: scene.ids[:3]}
