@@ -263,8 +263,8 @@ class LoadSettings(Section):
     namespaces: tuple[str, ...] = ()
     """Tenants, namespaces and full topic names whose topics may be loaded."""
     subscription_expiry: tuple[str, ...] = ()
-    """Of these, where a broker may delete subscriptions past ``subscriptionExpirationTimeMinutes`` meanwhile. Elsewhere
-    a topic with one that is past it within a day is not loaded."""
+    """Of these, where subscriptions past ``subscriptionExpirationTimeMinutes`` are deleted: those that the plan names,
+    others perhaps by a broker meanwhile. Elsewhere a topic with one that is past it within a day is not loaded."""
     topic_deletion: tuple[str, ...] = ()
     """Of these, where a broker may delete inactive topics meanwhile. Elsewhere a topic that could be deleted is not
     loaded."""
@@ -310,7 +310,8 @@ class InactivitySettings(Section):
     subscriptions: tuple[str, ...] = ()
     """The same of inactive subscriptions, whose unread messages then go by retention."""
     kept_subscriptions: tuple[str, ...] = ()
-    """Names of subscriptions that never go, such as those of functions with a ``subName`` of their own."""
+    """Names of subscriptions that never go, as inactive or expired, such as those of functions with a ``subName`` of
+    their own."""
 
     @field_validator("topics", "subscriptions")
     @classmethod

@@ -22,6 +22,7 @@ COLUMNS = {
     "code": "string",
     "freed": "int",
     "second visit": "string",
+    "subscriptions deleted": "string",
     "why": "string",
 }
 
@@ -45,7 +46,8 @@ class LoadConfig(PlanConfig):
 
 @dg.op(
     name="load",
-    description="Load each planned topic at its broker, expire its messages by their TTL, trim it, and unload it.",
+    description="Load each planned topic at its broker, delete its expired subscriptions, expire its messages by "
+    "their TTL, trim it, and unload it.",
 )
 @refusals_fail()
 def load_op(context: dg.OpExecutionContext, config: LoadConfig, lifecycle: LifecycleResource) -> None:
@@ -80,6 +82,7 @@ def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
             "code": one.why.code.value,
             "freed": one.freed,
             "second visit": show.at(one.second_visit_at),
+            "subscriptions deleted": ", ".join(one.unsubscribed),
             "why": one.why.text,
         }
         for one in sorted(done, key=lambda one: (first.get(one.outcome, 2), one.topic))
@@ -89,6 +92,7 @@ def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
         "dry run": dry_run,
         "freed": sum(one.freed for one in done),
         "second visit": f"{len(later)} topics, the last at {show.at(max(later))}" if later else "none",
+        "subscriptions deleted": sum(len(one.unsubscribed) for one in done),
         "by outcome": dg.MetadataValue.md(show.markdown(["outcome", "code", "topics"], cells)),
         "sample": show.table(rows, COLUMNS),
     }

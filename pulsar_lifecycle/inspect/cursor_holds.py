@@ -21,7 +21,7 @@ from pulsar_lifecycle.formats.cursor import ManagedCursorInfo, PositionInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, REPLICATOR, Monitors
-from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic, cursor_name
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
 from pulsar_lifecycle.scan.stored_references import cursor_state, last_entries_of, metadata_of
 from pulsar_lifecycle.topics import snapshot
@@ -60,6 +60,12 @@ def moved_by_whom(
         return _SENT_WHEN_LOADED if monitors.ttl.of(topic) == 0 else _DROPPED_WHEN_LOADED
     moves = next((text for begin, text in _MOVES.items() if cursor.startswith(begin)), MOVES_SUBSCRIPTION)
     return f"{_ENDS_TRANSACTIONS}; or {moves}" if CursorHold.TRANSACTIONS in holds else moves
+
+
+def all_have_read(positions: Collection[Position | None], ledger_id: int, entries: int | None) -> bool:
+    """Whether cursors that stand there, None where that is not known, need nothing of a ledger any more."""
+    last = Position(ledger_id, (entries or 1) - 1)
+    return all(at is not None and (at.ledger_id > ledger_id or (bool(entries) and at >= last)) for at in positions)
 
 
 class CursorHold(StrEnum):

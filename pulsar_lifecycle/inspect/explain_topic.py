@@ -22,17 +22,14 @@ from pulsar_lifecycle.inspect.cursor_holds import (
     MOVES_SUBSCRIPTION,
     CursorHold,
     CursorHolds,
+    all_have_read,
     cursor_holds,
     moved_by_whom,
     pinned_until,
 )
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
-from pulsar_lifecycle.lifecycle.load.monitors import (
-    BROKER_NAMES,
-    Monitors,
-    monitors_in_force,
-)
+from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.load.one_topic import load_row
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics, with_shadow_sources
@@ -60,6 +57,7 @@ from pulsar_lifecycle.topics.topic_run import owners_rules
 _BY_LOAD = "a load (jobs plan_load and load_topics)"
 _BY_BROKER = "its broker, every `messageExpiryCheckIntervalInMinutes`"
 _PAST_TTL = "its messages are past their TTL"
+_UNUSED = "nobody has used the subscription for longer than `subscriptionExpirationTimeMinutes`"
 _NOTHING_IN_IT = "nothing: it has no entries, and its topic needs a last ledger"
 
 FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
@@ -214,6 +212,8 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     closed_until = _past_ttl(monitors, subject, shown_cursors, now)
     first, is_loaded = next(iter(shown_cursors), None), load.reason is LoadReason.LISTED
     moved_by = moved_by_whom(monitors, subject, first.name, first.holds, loaded=is_loaded) if first else ""
+    expired = to_load["expired_subscriptions"] if to_load else ()
+    others = [one.position for one in shown_cursors if one.name not in expired]
     held = tuple(
         _freed_by(
             one,
@@ -221,7 +221,9 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
             shown_cursors,
             load,
             closed_until,
-            moved_by,
+            f"{_BY_LOAD}: {_UNUSED}; or {moved_by}"
+            if expired and all_have_read(others, one.ledger_id, one.entries)
+            else moved_by,
             _kept_on(one, policy, now),
         )
         for one, row in zip(held, verdicts, strict=True)

@@ -30,7 +30,10 @@ from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 
-OF_NAME = ("managed_ledger", "cursor", "last_active")
+OF_NAME = (
+    *("managed_ledger", "cursor", "last_active"),
+    *("cursors_ledger_id", "mtime", "replicated_subscription"),
+)
 POSITIONS = pa.schema(
     [pa.field("path", pa.string()), pa.field("ledger_id", pa.int64()), pa.field("entry_id", pa.int64())]
 )
@@ -38,7 +41,8 @@ POSITIONS = pa.schema(
 Where cursors could not be listed, ``path`` is the z-node above all that is unknown."""
 
 NAMED_POSITIONS = pa.schema([*POSITIONS, *(MANAGED_CURSORS.field(name) for name in OF_NAME)])
-"""The same with the name of each cursor, its managed ledger and when it was last active (ms)."""
+"""The same with the name of each cursor, its managed ledger, when it was last active (ms), and what tells whether that
+is known (``lifecycle/load/expired_subscriptions.py``)."""
 
 _PLAIN = r"^persistent://(?P<namespace>[^/]+/[^/]+)/[^/]+$"
 """Topics of V2 namespaces."""

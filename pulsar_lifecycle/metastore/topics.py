@@ -180,6 +180,7 @@ _CURSOR_VALUES = (
     "compacted_ledger_id",
     "buckets",
     "last_active",
+    "replicated_subscription",
 )
 
 
@@ -215,6 +216,7 @@ def _cursor_values(data: bytes) -> tuple[Any, ...]:
         cursor_format.compacted_ledger(info.properties),
         [(b.start, b.end, b.ledger_id) for b in cursor_format.bucket_ledgers(info.cursor_properties)],
         info.last_active,
+        cursor_format.REPLICATED_PROPERTY in info.properties,
     )
 
 

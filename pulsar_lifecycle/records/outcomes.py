@@ -37,7 +37,8 @@ class Action(StrEnum):
     DELETE_TOPIC = "delete-topic"
     """Having a broker delete an inactive topic."""
     DELETE_SUBSCRIPTION = "delete-subscription"
-    """Having a broker delete an inactive subscription; ``detail`` has its name."""
+    """Having a broker delete an inactive subscription, or one past its expiration time; ``detail`` has its name and
+    where it stood."""
     DELETE_RECORDS = "delete-records"
     """Raising the low watermark of a partition; ``detail`` has the position, or the cursor that is moved."""
     REPAIR_INDEX = "repair-delayed-index"
@@ -86,6 +87,9 @@ class Phase(StrEnum):
     """The only one of its action."""
     LOAD = "load"
     """Action ``load-topic``: its broker loads it. So is what is decided about it before."""
+    UNSUBSCRIBE = "unsubscribe"
+    """Action ``load-topic``: its broker deletes subscriptions that are past their expiration time, each with rows of
+    action ``delete-subscription``."""
     EXPIRE = "expire"
     """Action ``load-topic``: its subscriptions acknowledge what is past its TTL."""
     TRIM = "trim"

@@ -142,13 +142,14 @@ MANAGED_CURSORS = pa.schema(
             ),
         ),
         pa.field("last_active", pa.int64()),
+        pa.field("replicated_subscription", pa.bool_()),
         *STAT,
         *CENSUS,
     ]
 )
 """One row per cursor z-node. ``cursors_ledger_id`` -1: the position is in the node, otherwise the node's is stale.
-``compacted_ledger_id`` is the node's copy, stale while a cursor ledger is open. ``cursor`` is its name as
-``model.cursor_name`` shows it: two z-nodes of a topic may share one."""
+``compacted_ledger_id`` and ``replicated_subscription`` are the node's copy, stale while a cursor ledger is open.
+``cursor`` is its name as ``model.cursor_name`` shows it: two z-nodes of a topic may share one."""
 
 SCHEMAS = pa.schema(
     [

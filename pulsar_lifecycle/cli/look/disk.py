@@ -103,10 +103,11 @@ def open_ledgers(
 
 def backlog(
     context: typer.Context,
-    expired: Annotated[bool, typer.Option("--expired", help="Only what has messages past their TTL.")] = False,
+    expired: Annotated[bool, typer.Option("--expired", help="Only what a load would take away.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """What durable cursors have not acknowledged, the most first, and what takes it away."""
+    from pulsar_lifecycle.lifecycle.held.backlog import BacklogEnds
     from pulsar_lifecycle.lifecycle.held.held_run import BACKLOG_TABLE
 
     columns: Columns = {
@@ -119,7 +120,7 @@ def backlog(
     _show_held(
         context,
         BACKLOG_TABLE,
-        lambda row: row["expired_bytes"] or not expired,
+        lambda row: row["expired_bytes"] or row["ends"] == BacklogEnds.SUBSCRIPTION_EXPIRED or not expired,
         lambda rows: show.counted(len(rows), "cursor"),
         columns,
         as_json=as_json,

@@ -11,26 +11,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, RefusedBy
-from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
-from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, is_subscription, monitors_in_force
+from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
+from pulsar_lifecycle.lifecycle.subscription_deletion import (
+    Deleting,
+    Subscription,
+    persisted,
+    topic_would_go,
+    used_since,
+)
 from pulsar_lifecycle.metastore.load_state import fetch_brokers, ledger_states
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, cursor_name, encode_name
-from pulsar_lifecycle.ports import Entry, Node
+from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why, why_refused
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.owner_names import holders
 from pulsar_lifecycle.records.plans import inactive_plan
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
-from pulsar_lifecycle.scan import evidence, stored_references
+from pulsar_lifecycle.runs.journal_rows import Writer
+from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
@@ -40,13 +46,6 @@ from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun
 
 SEEN_FOR = 10_000
 """How long (ms) a look at brokers and policies serves; the broker's own refusal is the last word."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """Details of a journal row about a subscription: its name."""
-
-    subscription: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +186,8 @@ class _Deletion:
         return self._delete(topic, node, row, self.guard)
 
     def _delete(self, topic: Topic, node: Node, row: Mapping[str, Any], guard: RunGuard) -> DeletedSubscription:
-        self._journal(row, Outcome.BEGUN, Why(Code.ABOUT_TO, "its broker is asked to delete it next"))
-        guard.check(self.ports.store)
-        failure, unknown = "its z-node is still there", False
-        try:
-            self.ports.admin.delete_subscription(topic, row["cursor"])
-        except LifecycleError as error:  # whether it was deleted all the same, its z-node says
-            failure, unknown = str(error), isinstance(error, OutcomeUnknown)
-        if snapshot.is_gone(self.ports, node, lambda: guard.check(self.ports.store), wait=unknown):
-            return self._said(row, Outcome.DONE, Why(Code.BROKER_DELETED, "its broker deleted it"))
-        if unknown:
-            text = f"whether its broker still deletes it is not known, run again: {failure}"
-            return self._said(row, Outcome.FAILED, Why(Code.OUTCOME_UNKNOWN, text))
-        return self._said(row, Outcome.FAILED, Why(Code.STILL_THERE, failure))
+        deleting = Deleting(self.ports, guard, self._writer)
+        return self._said(row, *deleting.delete(topic, node, _about(row), row["bytes"]))
 
     # ---------------------------------------------------------------------------------------------------- as planned
 
@@ -221,24 +209,15 @@ class _Deletion:
     def _changed(self, node: Any, row: Mapping[str, Any]) -> Why | None:
         if not isinstance(node, Node) or node.stat.czxid != row["czxid"]:
             return Why(Code.CHANGED_SINCE_PLAN, "it is another one than the plan's, or cannot be read")
-        info = cursor_format.decode(node.data)
-        position, last, properties = info.mark_delete, None, info.properties
-        if info.cursors_ledger_id >= 0:
-            root = self.run.ledgers_root
-            ((metadata, entry),) = stored_references.last_entries_of(
-                self.ports.store, self.ports.reader, [info.cursors_ledger_id], root
-            )
-            try:
-                stored = stored_references.cursor_state(metadata, entry, node.path.rpartition("/")[0])
-            except LifecycleError as error:
-                return Why(Code.CHANGED_SINCE_PLAN, f"its cursor ledger cannot be read: {error}")
-            assert isinstance(entry, Entry)
-            position, last, properties = stored.mark_delete, entry.entry_id, stored.properties
-        at = (position.ledger_id, position.entry_id) if position else (None, None)
+        try:
+            found = persisted(self.ports, node, self.run.ledgers_root)
+        except LifecycleError as error:
+            return Why(Code.CHANGED_SINCE_PLAN, f"its cursor ledger cannot be read: {error}")
+        at = (found.position.ledger_id, found.position.entry_id) if found.position else (None, None)
         names = ("ledger_id", "entry_id", "cursors_ledger_id", "cursors_entry_id")
-        if (*at, info.cursors_ledger_id, last) != tuple(row[name] for name in names):
+        if (*at, found.cursors_ledger_id, found.last_entry) != tuple(row[name] for name in names):
             return Why(Code.CHANGED_SINCE_PLAN, "its persisted state is another one than the plan's")
-        if cursor_format.REPLICATED_PROPERTY in properties:
+        if found.replicated:
             return Why(InactiveKept.REPLICATED, "it is a replicated subscription: its consumers may be elsewhere")
         return None
 
@@ -260,17 +239,10 @@ class _Deletion:
             return Why(InactiveKept.UNKNOWN_POLICY, "no broker says how replicators' cursors begin (replicatorPrefix)")
         if row["cursor"].startswith(monitors.replicator):
             return Why(InactiveKept.REPLICATOR_CURSOR, "a replicator reads by it")
-        deletion = monitors.deletion.of(topic) if str(topic.namespace) in monitors.deletion.by_namespace else None
         gone = {row["cursor"], *self._going.get(topic, ())}
-        others = [name for name in names if is_subscription(name, monitors.replicator) and name not in gone]
-        if deletion is None or (deletion.on and not (others and deletion.unsubscribed_only)):
+        if topic_would_go(topic, names, gone, monitors):
             return Why(InactiveKept.LAST_SUBSCRIPTION, "its broker would delete its topic, too, or may")
-        used = admin.last_use(topic, row["cursor"])
-        if used is None:
-            return Why(InactiveKept.USED_LATELY, "consumers are connected")
-        if used > self.begins:
-            return Why(InactiveKept.USED_LATELY, f"its broker says that it was used at {used} (ms)")
-        return None
+        return used_since(admin, topic, row["cursor"], self.begins)
 
     def _brokers(self, namespace: str) -> tuple[Mapping[str, str], Monitors]:
         """Which topics brokers have loaded, what they do by themselves in a namespace; :data:`SEEN_FOR` ago at most."""
@@ -289,11 +261,14 @@ class _Deletion:
 
     def _said(self, row: Mapping[str, Any], outcome: Outcome, why: Why) -> DeletedSubscription:
         if self.guard:
-            self._journal(row, outcome, why)
+            topic = Topic.parse(row["topic"])
+            Deleting(self.ports, self.guard, self._writer).journal(topic, _about(row), row["bytes"], outcome, why)
         return DeletedSubscription(row["topic"], row["cursor"], outcome, why, row["bytes"])
 
-    def _journal(self, row: Mapping[str, Any], outcome: Outcome, why: Why) -> None:
-        writer = Writer(self.run.run_id, self.run.cluster, self.plan_id)
-        about = Subject(-1, "", row["topic"], row["bytes"], details=(Subscription(row["cursor"]),))
-        step = Step(Action.DELETE_SUBSCRIPTION, Phase.DELETE_SUBSCRIPTION)
-        self.ports.journal.record([writer.row(step, about, outcome, why, self.ports.clock.now_ms())])
+    @property
+    def _writer(self) -> Writer:
+        return Writer(self.run.run_id, self.run.cluster, self.plan_id)
+
+
+def _about(row: Mapping[str, Any]) -> Subscription:
+    return Subscription(row["cursor"], row["ledger_id"], row["entry_id"])

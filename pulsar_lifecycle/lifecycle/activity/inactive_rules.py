@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, REPLICATOR
+from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, FUNCTION, REPLICATOR
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.model import COMPACTION_CURSOR
 from pulsar_lifecycle.records.plans.inactive_plan import (
@@ -30,8 +30,6 @@ from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 
 PARTITION = r"-partition-[0-9]+$"
-_FUNCTION = r"^[^/]+/[^/]+/[^/]+$"
-"""Functions, sinks and sources subscribe as ``tenant/namespace/name`` (``FunctionCommon.getFullyQualifiedName``)."""
 _LETTERS = r"-(DLQ|RETRY)(-partition-[0-9]+)?$"
 """How clients call the topics of dead letters, and of those to be delivered again (``RetryMessageUtil``)."""
 _NO_CODE = pa.scalar(None, pa.string())
@@ -163,7 +161,7 @@ def _kept_by_name(names: Any, choice: InactivityChoice) -> list[tuple[Any, Inact
     system = pa.array(sorted(choice.system_cursors or ()), pa.string())
     return [
         (pc.is_in(names, system), InactiveKept.SYSTEM_CURSOR),
-        (pc.match_substring_regex(names, _FUNCTION), InactiveKept.FUNCTION_CURSOR),
+        (pc.match_substring_regex(names, FUNCTION), InactiveKept.FUNCTION_CURSOR),
         (pc.is_in(names, pa.array(sorted(choice.kept_subscriptions), pa.string())), InactiveKept.NAMED_KEPT),
     ]
 

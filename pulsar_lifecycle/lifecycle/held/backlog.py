@@ -28,6 +28,9 @@ class BacklogEnds(StrEnum):
     LOAD = "load"
     """Some is past the TTL, and no broker has its topic loaded: it stays for ever unless one does (job `load_topics`).
     """
+    SUBSCRIPTION_EXPIRED = "subscription_expired"
+    """Nobody has used the subscription for longer than `subscriptionExpirationTimeMinutes`, and no broker has its topic
+    loaded: it stays unless a load deletes it (job `load_topics`, `load.subscription_expiry`)."""
     LATER = "not_expired_yet"
     """There is a TTL, and no whole ledger is past it."""
     NO_TTL = "no_ttl"
@@ -65,15 +68,24 @@ longer ago than the TTL. ``ends``: a ``BacklogEnds``."""
 
 
 def backlogs(
-    cursors: pa.Table, listed: pa.Table, ledgers: Any, loaded: Any, ttl: Any, monitors: Monitors | None, now: int
+    cursors: pa.Table,
+    listed: pa.Table,
+    ledgers: Any,
+    loaded: Any,
+    ttl: Any,
+    monitors: Monitors | None,
+    gone: Any,
+    now: int,
 ) -> pa.Table:
     """Rows of :data:`SUBSCRIPTION_BACKLOG` at ``now`` (ms), the most bytes first.
 
     ``cursors``: rows of ``NAMED_POSITIONS``, of these topics and others. ``listed`` (``tables.MANAGED_LEDGERS``),
     ``ledgers`` (``RETENTION_TOPICS.ledgers``), ``loaded`` (numpy, bool) and ``ttl`` (seconds, null: unknown) are of the
-    same topics in the same order. ``monitors``: None where the brokers did not say.
+    same topics in the same order. ``monitors``: None where the brokers did not say. ``gone``: which of the cursors
+    (numpy) are subscriptions that have expired (``load/expired_subscriptions.py``).
     """
     row = whole(pc.index_in(cursors.column("managed_ledger"), whole(listed.column("managed_ledger"))))
+    gone = gone[np.asarray(row.is_valid())]
     cursors, topic = cursors.filter(row.is_valid()), np.asarray(row.drop_null(), np.int64)
     known = np.asarray(pc.and_(cursors.column("ledger_id").is_valid(), cursors.column("entry_id").is_valid()))
     at, entry = (np.asarray(cursors.column(name).fill_null(0), np.int64) for name in ("ledger_id", "entry_id"))
@@ -89,12 +101,15 @@ def backlogs(
     sure = known & limited & (monitors is not None)
     expired = np.where(sure & can & (limits > 0), expired, 0)
     ends = np.select(
-        [~sure, ~can, sends & (~loaded[topic] | (limits == 0)), limits == 0, loaded[topic], expired > 0],
+        [
+            ~sure, ~can, gone & ~loaded[topic], sends & (~loaded[topic] | (limits == 0)), limits == 0, loaded[topic],
+            expired > 0,
+        ],
         [
             str(code)
             for code in (
-                BacklogEnds.UNKNOWN, BacklogEnds.NEVER, BacklogEnds.REPLICATOR, BacklogEnds.NO_TTL,
-                BacklogEnds.BROKER, BacklogEnds.LOAD,
+                BacklogEnds.UNKNOWN, BacklogEnds.NEVER, BacklogEnds.SUBSCRIPTION_EXPIRED, BacklogEnds.REPLICATOR,
+                BacklogEnds.NO_TTL, BacklogEnds.BROKER, BacklogEnds.LOAD,
             )
         ],
         str(BacklogEnds.LATER),

@@ -27,6 +27,7 @@ from pulsar_lifecycle.lifecycle.held.open_ledgers import (
     with_sizes,
 )
 from pulsar_lifecycle.lifecycle.held.open_sizes import AT_ONCE, open_sizes
+from pulsar_lifecycle.lifecycle.load.expired_subscriptions import expired_subscriptions
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, by_topic, monitors_in_force
 from pulsar_lifecycle.lifecycle.reasons import of_topics
 from pulsar_lifecycle.lifecycle.retention import judge, whole
@@ -73,7 +74,8 @@ def build_held(cluster: Cluster, epoch: Epoch) -> tuple[str, ...]:
     )
     opened = _Opened(tables, share_of(cluster.tasks, cluster.settings), cluster.connect, said.rollover, now)
     cluster.store(epoch_id, OPEN_TABLE, OPEN_LEDGERS, opened.rows, parts)
-    held = _Held(tables, cluster.parts(epoch_id, OPEN_TABLE), said.monitors, now)
+    kept = cluster.settings.inactivity.kept_subscriptions
+    held = _Held(tables, cluster.parts(epoch_id, OPEN_TABLE), said.monitors, kept, now)
     cluster.store(epoch_id, BACKLOG_TABLE, SUBSCRIPTION_BACKLOG, held.rows, parts)
     return said.problems
 
@@ -152,18 +154,19 @@ class _Opened:
 class _Held:
     """The backlogs of the topics in one file of ``managed_ledgers``; runs in a task.
 
-    ``opened``: files of ``OPEN_LEDGERS``.
+    ``opened``: files of ``OPEN_LEDGERS``; ``kept``: names of subscriptions that never go.
     """
 
     tables: RetentionTables
     opened: Sequence[str]
     monitors: Monitors | None
+    kept: Sequence[str]
     now: int
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`SUBSCRIPTION_BACKLOG`."""
         lake, tables = self.tables.lake, self.tables
-        listed, inputs, _ = tables.of(part)
+        listed, inputs, bookkeeper = tables.of(part)
         owners = whole(listed.column("managed_ledger"))
         own = pc.field("managed_ledger").isin(owners)
         cursors = pa.Table.from_batches(lake.batches(tables.positions, NAMED_POSITIONS.names, own), NAMED_POSITIONS)
@@ -173,4 +176,7 @@ class _Held:
         loaded = ~np.asarray(pc.is_in(owners, unloaded))
         ttl = by_topic(listed, self.monitors.ttl) if self.monitors else pa.nulls(listed.num_rows, pa.int64())
         ledgers = with_sizes(whole(inputs.column("ledgers")), sizes)
-        yield from backlogs(cursors, listed, ledgers, loaded, ttl, self.monitors, self.now).to_batches()
+        gone = np.zeros(cursors.num_rows, bool)
+        if self.monitors:
+            gone = expired_subscriptions(cursors, listed, bookkeeper, tables.idle(), self.monitors, self.kept, self.now)
+        yield from backlogs(cursors, listed, ledgers, loaded, ttl, self.monitors, gone, self.now).to_batches()

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.lifecycle.load.load_rules import TopicTables
+from pulsar_lifecycle.lifecycle.load.ledgers_once_loaded import TopicTables
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import named_positions, policy_columns, retention_topics
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
@@ -38,13 +38,17 @@ _UNKNOWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TopicNow:
-    """A topic's z-node, whose last ledger has ``last_state`` in BookKeeper, and its durable cursors by name."""
+    """A topic's z-node, whose last ledger has ``last_state`` in BookKeeper, and its durable cursors by name.
+
+    ``versions``: the czxid and the version of their z-nodes.
+    """
 
     info: ManagedLedgerInfo
     node: Node
     last_state: str
     rows: Mapping[int, Mapping[str, Any] | None]
     cursors: Mapping[str, Position | None]
+    versions: Mapping[str, tuple[int, int]]
 
     @property
     def ids(self) -> list[int]:
@@ -149,13 +153,15 @@ def read_now(store: MetadataStore, reader: LedgerReader, root: str, wanted: Coll
     positions = named_positions(store, reader, cursors, root)
     ids = [item.ledger_id for info in infos.values() for item in info.ledgers]
     rows = snapshot.ledger_rows(store, ids, root)
-    at_now = _cursor_positions(cursors, positions)
+    at_now, versions = _cursor_positions(cursors, positions), _cursor_versions(cursors)
     found: dict[Topic, TopicNow] = {}
     for topic, info in infos.items():
         node, own = nodes[topic], {item.ledger_id: rows[item.ledger_id] for item in info.ledgers}
         last = own[max(own)] if own else None
         assert isinstance(node, Node)
-        found[topic] = TopicNow(info, node, (last or {}).get("state") or "", own, at_now.get(str(topic), {}))
+        found[topic] = TopicNow(
+            info, node, (last or {}).get("state") or "", own, at_now.get(str(topic), {}), versions.get(str(topic), {})
+        )
     bookkeeper = pa.Table.from_pylist([row for row in rows.values() if row], tables.BOOKKEEPER_LEDGERS)
     there = pa.array([name in found for name in names], pa.bool_())
     return FreshTopics(found, listed.filter(there), positions, bookkeeper)
@@ -183,6 +189,15 @@ def _cursor_positions(cursors: pa.Table, positions: pa.Table) -> dict[str, dict[
             known = at["ledger_id"] is not None and at["entry_id"] is not None
             name = cursor_name(cursor["path"].rpartition("/")[2])
             found.setdefault(cursor["topic"], {})[name] = Position(at["ledger_id"], at["entry_id"]) if known else None
+    return found
+
+
+def _cursor_versions(cursors: pa.Table) -> dict[str, dict[str, tuple[int, int]]]:
+    """By topic, the czxid and the version of its cursors' z-nodes."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for one in cursors.select(["topic", "cursor", "czxid", "version"]).to_pylist():
+        if one["topic"] and one["czxid"] is not None:
+            found.setdefault(one["topic"], {})[one["cursor"]] = one["czxid"], one["version"]
     return found
 
 

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes_of
-from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice, TopicTables, last_of, topics_to_load
+from pulsar_lifecycle.lifecycle.load.ledgers_once_loaded import TopicTables
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS, policy_columns
@@ -27,7 +28,6 @@ from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
-from pulsar_lifecycle.run_settings import LoadSettings
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
@@ -40,15 +40,17 @@ TABLE = "topics_to_load"
 POSITIONS_TABLE = "idle_cursor_positions"
 
 
-def choice_of(settings: LoadSettings) -> LoadChoice:
+def choice_of(settings: Settings) -> LoadChoice:
     """The settings' word on which topics may be loaded."""
+    load = settings.load
     return LoadChoice(
-        frozenset(settings.namespaces),
-        frozenset(settings.subscription_expiry),
-        frozenset(settings.topic_deletion),
-        frozenset(settings.backlog_eviction),
-        frozenset(settings.compaction),
-        settings.min_bytes,
+        frozenset(load.namespaces),
+        frozenset(load.subscription_expiry),
+        frozenset(load.topic_deletion),
+        frozenset(load.backlog_eviction),
+        frozenset(load.compaction),
+        frozenset(settings.inactivity.kept_subscriptions),
+        load.min_bytes,
     )
 
 
@@ -75,7 +77,7 @@ def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
         cluster.parts(epoch_id, POSITIONS_TABLE),
         cluster.parts(epoch_id, "bookkeeper_ledgers"),
     )
-    judging = _Judging(share, cluster.connect, tables, monitors_in_force(layers), choice_of(cluster.settings.load), now)
+    judging = _Judging(share, cluster.connect, tables, monitors_in_force(layers), choice_of(cluster.settings), now)
     cluster.store(epoch_id, TABLE, TOPICS_TO_LOAD, judging.rows, parts)
     going = lake.batches(cluster.parts(epoch_id, TABLE), TOPICS_TO_LOAD.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), TOPICS_TO_LOAD))

@@ -7,7 +7,7 @@ the last ledger becomes a closed one of that moment, whatever its age; messages 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,19 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.lifecycle.held.open_ledgers import with_sizes
+from pulsar_lifecycle.lifecycle.load.expired_subscriptions import expired_subscriptions
+from pulsar_lifecycle.lifecycle.load.ledgers_once_loaded import LedgersOnceLoaded, TopicTables
 from pulsar_lifecycle.lifecycle.load.monitors import LEFT_LOADED, Monitors, TopicDeletion, by_topic, is_subscription
-from pulsar_lifecycle.lifecycle.load.other_cursors import (
-    doubtful_to,
-    expired,
-    needed_by,
-    slower_of,
-    where_any,
-    with_slowest,
-    would_compact,
-)
-from pulsar_lifecycle.lifecycle.reasons import Reason, of_topics
-from pulsar_lifecycle.lifecycle.retention import judge, whole
-from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
+from pulsar_lifecycle.lifecycle.load.other_cursors import would_compact
+from pulsar_lifecycle.lifecycle.retention import whole
+from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.owner_names import holders
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
@@ -50,6 +43,9 @@ class LoadNeed(StrEnum):
     broker, as one may write the last."""
     PAST_TTL = "past_ttl"
     """A subscription has not acknowledged messages that are past their TTL: brokers acknowledge them."""
+    SUBSCRIPTION_EXPIRED = "subscription_expired"
+    """A subscription needs ledgers, and nobody has used it for longer than `subscriptionExpirationTimeMinutes`, as the
+    broker wrote down that had its topic last. Brokers count from their load on: it is deleted at the topic's broker."""
 
 
 class LoadKept(StrEnum):
@@ -59,7 +55,7 @@ class LoadKept(StrEnum):
     """`load.namespaces` does not name it: retention goes by metadata alone."""
     SUBSCRIPTION_WOULD_EXPIRE = "subscription_would_expire"
     """Its broker would delete a subscription without consumers within a day, and `load.subscription_expiry` does not
-    name it."""
+    name it; or `inactivity.kept_subscriptions` names the subscription."""
     TOPIC_WOULD_BE_DELETED = "topic_would_be_deleted"
     """Its broker would delete it as inactive, and `load.topic_deletion` does not name it."""
     BACKLOG_WOULD_BE_EVICTED = "backlog_would_be_evicted"
@@ -102,7 +98,7 @@ class LoadKept(StrEnum):
 class LoadChoice:
     """The settings' word: tenants, namespaces and topics that may be loaded, and what brokers may do to these besides.
 
-    ``min_bytes``: less is not worth a load.
+    ``min_bytes``: less is not worth a load. ``kept_subscriptions``: names of those that never go.
     """
 
     load: frozenset[str] = frozenset()
@@ -110,29 +106,8 @@ class LoadChoice:
     topic_deletion: frozenset[str] = frozenset()
     backlog_eviction: frozenset[str] = frozenset()
     compaction: frozenset[str] = frozenset()
+    kept_subscriptions: frozenset[str] = frozenset()
     min_bytes: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TopicTables:
-    """What the rule needs of some topics.
-
-    ``listed`` (``tables.MANAGED_LEDGERS``) and ``inputs`` (``RETENTION_TOPICS``) are the same topics in the same order;
-    ``ledgers`` (``tables.BOOKKEEPER_LEDGERS``) has the last ledger of each. ``cursors`` (``NAMED_POSITIONS``) are those
-    of these topics. ``idle``: managed ledgers that no broker lists and whose last ledger is not closed; ``opened``:
-    what bookies say of these last ledgers (``OPEN_SIZES``), where that was asked. ``level``: where the retention of
-    each topic is set, null where it is unknown. ``copies``: of ledger ids, what BookKeeper has of them
-    (``listed_ledgers.OF_COPY``).
-    """
-
-    listed: pa.Table
-    inputs: pa.Table
-    ledgers: pa.Table
-    cursors: pa.Table
-    idle: Any
-    opened: pa.Table
-    level: Any
-    copies: Callable[[Any], pa.Table]
 
 
 def last_of(listed: pa.Table, idle: Any, choice: LoadChoice) -> list[int]:
@@ -145,7 +120,10 @@ def last_of(listed: pa.Table, idle: Any, choice: LoadChoice) -> list[int]:
 def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, now: int) -> pa.Table:
     """Rows of ``TOPICS_TO_LOAD`` for every topic that needs a broker at ``now`` (ms), loaded or kept by a code."""
     inputs = _with_opened(_with_idle(tables.inputs, tables.idle), tables.opened)
-    rows = _Ledgers.of(tables, inputs, monitors, now)
+    gone = expired_subscriptions(
+        tables.cursors, tables.listed, tables.ledgers, tables.idle, monitors, choice.kept_subscriptions, now
+    )
+    rows = LedgersOnceLoaded.of(tables, inputs, monitors, gone, now)
     minutes, mb = (whole(inputs.column(name)) for name in ("retention_minutes", "retention_mb"))
     limited = pc.or_(pc.greater_equal(minutes, 0), pc.greater_equal(mb, 0))
     idle = np.asarray(pc.is_in(whole(inputs.column("managed_ledger")), tables.idle))
@@ -155,16 +133,18 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, 
         LoadNeed.OPEN_EXPIRED: open_expired,
         LoadNeed.BEFORE_OPEN: rows.any_of(rows.goes & rows.due & ~rows.last) & idle & ~open_expired,
         LoadNeed.PAST_TTL: rows.any_of(rows.past_ttl) & np.asarray(pc.fill_null(limited, False)),
+        LoadNeed.SUBSCRIPTION_EXPIRED: rows.any_of(rows.released) & np.asarray(pc.fill_null(limited, False)),
     }
     subscribed = np.asarray(pc.fill_null(pc.greater(inputs.column("durable_cursors"), 0), True))
-    unread = rows.any_of(rows.held) | ((open_expired | needs[LoadNeed.BEFORE_OPEN]) & subscribed)
+    unread = rows.any_of(rows.held | rows.released) | ((open_expired | needs[LoadNeed.BEFORE_OPEN]) & subscribed)
     unsent = rows.any_of(rows.unsent)
     needed = np.flatnonzero(np.logical_or.reduce(list(needs.values())))
     limits = by_topic(tables.listed, monitors.compaction)
     thresholds = np.zeros(inputs.num_rows, np.int64)
     thresholds[needed] = np.asarray(pc.fill_null(limits, 0), np.int64)[needed]
     compacts = would_compact(inputs, tables.listed, tables.cursors, thresholds, now)
-    after = rows.last & ~rows.goes & ~rows.held_on & (rows.due | rows.past_ttl | rows.open_expired)
+    after = rows.last & ~rows.goes & ~rows.held_on
+    after &= rows.due | rows.past_ttl | rows.open_expired | rows.released
     later = rows.any_of(after)
     parts = rows.sum_of(rows.freed, rows.size), rows.sum_of(after, rows.size)
     leaving = (rows.may_go | after | rows.last & rows.may_expire) & np.isin(rows.topic, needed)
@@ -187,11 +167,14 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, 
     columns |= {"compaction": limits.take(place).to_pylist(), "compacts": compacts[needed].tolist()}
     columns |= {"level": tables.level.take(place).to_pylist(), "ttl": rows.ttl.take(place).to_pylist()}
     cursors, begin = _cursors(tables.cursors, columns["managed_ledger"]), np.searchsorted(rows.topic, needed)
+    expired = _cursors(tables.cursors.filter(pa.array(gone)), columns["managed_ledger"])
     found: list[dict[str, Any]] = []
     for n, row in enumerate(needed.tolist()):
         one = {name: values[n] for name, values in columns.items()}
         one |= {"unread": bool(unread[row]), "unsent": bool(unsent[row])}
-        would = _monitored(one, cursors.get(one["managed_ledger"], {}), monitors, now)
+        own_cursors = cursors.get(one["managed_ledger"], {})
+        would = _monitored(one, own_cursors, monitors, now)
+        named = choice.kept_subscriptions.intersection(_expiring(own_cursors, one["namespace"], monitors, now))
         lengths = int(parts[0][row]), int(parts[1][row])
         opened = open_expired[row]
         unknown = misread[row] or not rows.sized[rows.ends[row]]
@@ -212,131 +195,14 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, 
                 "retention_minutes": one["minutes"],
                 "retention_mb": one["mb"],
                 "ttl_seconds": one["ttl"],
-                "kept": _kept(one, would, choice, unknown=unknown, enough=opened or sum(lengths) >= choice.min_bytes),
+                "expiry_minutes": monitors.expiry.get(one["namespace"]),
+                "expired_subscriptions": sorted(expired.get(one["managed_ledger"], {})),
+                "kept": _kept(
+                    one, would, choice, named, unknown=unknown, enough=opened or sum(lengths) >= choice.min_bytes
+                ),
             }
         )
     return pa.Table.from_pylist(found, TOPICS_TO_LOAD)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ledgers:
-    """The ledgers of all topics as numpy arrays; ``ttl`` and ``ends``, the place of the last ledger, by topic.
-
-    ``sized``: its bytes are known. ``held``: a cursor needs some of it; ``held_on``: even once what is ``past_ttl`` is
-    expired. ``unsent``: a replicator's needs it, or may.
-    ``due``: acknowledged, and past their retention now. ``past_ttl``: what subscriptions that we may expire need of
-    them is past the TTL, and so is all before it. ``may_expire``: the next one, which was closed within the TTL, but
-    whose messages may all be older. ``goes``: a broker that has loaded the topic and expired its messages trims them;
-    ``may_go``: the same if those of ``may_expire`` go, too; ``freed``: only a broker frees it. ``misread``: a
-    broker would take it for empty or past its retention, and it is not, or may not be. ``kept_before``: a ledger before
-    it in its topic is neither due nor empty.
-    """
-
-    topic: Any
-    topics: int
-    id: Any
-    size: Any
-    sized: Any
-    last: Any
-    due: Any
-    past_ttl: Any
-    may_expire: Any
-    held: Any
-    held_on: Any
-    unsent: Any
-    open_expired: Any
-    goes: Any
-    may_go: Any
-    freed: Any
-    misread: Any
-    kept_before: Any
-    ttl: Any
-    ends: Any
-
-    @classmethod
-    def of(cls, tables: TopicTables, inputs: pa.Table, monitors: Monitors, now: int) -> _Ledgers:
-        verdicts = judge(inputs, now)
-        topic = np.asarray(whole(verdicts.column("managed_ledger")).indices, np.int64)
-        last = np.append(topic[1:] != topic[:-1], True)[: len(topic)]
-        ids = np.asarray(whole(verdicts.column("ledger_id")), np.int64)
-        size = np.asarray(verdicts.column("size").fill_null(0), np.int64)
-        alone = verdicts.column("alone").cast(pa.string())
-        held = np.asarray(pc.equal(alone, str(RetentionVerdict.CURSOR)))
-        empty = np.asarray(pc.equal(alone, str(RetentionVerdict.EMPTY)))
-        due = np.asarray(whole(verdicts.column("expired_by")).is_valid()) & ~empty & ~held
-
-        names = tables.cursors.column("cursor")
-        distinct = names.unique().to_pylist()
-        ours = pa.array([one for one in distinct if one and monitors.expires_messages(one)], pa.string())
-        sending = pa.array([one for one in distinct if one and monitors.replicates(one)], pa.string())
-        expirable = pc.fill_null(pc.is_in(names, ours), False)
-        moving, fixed = (
-            with_slowest(inputs, tables.listed, tables.cursors.filter(where))
-            for where in (expirable, pc.invert(expirable))
-        )
-        senders = with_slowest(inputs, tables.listed, tables.cursors.filter(pc.is_in(names, sending)))
-        to_expire, unsent = needed_by(moving, now), needed_by(senders, now) | doubtful_to(senders, now)
-
-        seconds = by_topic(tables.listed, monitors.ttl)
-        limit = np.asarray(pc.fill_null(seconds, 0), np.int64)[topic] * 1000
-        inner = whole(inputs.column("ledgers")).flatten()
-        closed = inner.field("closed_at")
-        dated = np.asarray(closed.is_valid())
-        old = dated & (limit > 0) & (now - np.asarray(closed.fill_null(0), np.int64) > limit)
-        young = _upto(to_expire & ~old, topic)
-        past_ttl = to_expire & old & (young == 0)
-        begun = np.append(True, last[:-1] | old[:-1] | ~dated[:-1])[: len(topic)]  # as the one before it was closed
-        may_expire = to_expire & ~old & (young == 1) & (limit > 0) & begun
-        entries = np.asarray(inner.field("entries").fill_null(0), np.int64)
-
-        def without(these: Any) -> pa.Table:
-            moved = slower_of(expired(moving, topic, ids, entries, these), fixed)
-            return judge(where_any(these, topic, moved, inputs), now)
-
-        after = without(past_ttl)
-        goes = np.asarray(after.column("goes_when_loaded"))
-        stamps = whole(tables.listed.column("ledgers")).flatten().field("timestamp")
-        stamped = np.asarray(pc.fill_null(pc.greater(stamps, 0), False))
-        unknown = np.asarray(pc.equal(alone, str(RetentionVerdict.UNKNOWN_LEDGER)))
-        by_metadata = judge(tables.inputs, now).column("verdict")  # there a topic without a broker may count as loaded
-        reasons = of_topics(verdicts, tables.listed, inputs, tables.ledgers, tables.idle, now).column("reason")
-        ends = np.full(inputs.num_rows, -1, np.int64)
-        ends[topic[last]] = np.flatnonzero(last)
-        kept = np.zeros(inputs.num_rows, bool)
-        kept[topic[~last & ~due & ~empty]] = True
-        return cls(
-            topic=topic,
-            topics=inputs.num_rows,
-            id=ids,
-            size=size,
-            sized=np.asarray(verdicts.column("size").is_valid()),
-            last=last,
-            due=due,
-            past_ttl=past_ttl,
-            may_expire=may_expire,
-            held=held,
-            held_on=np.asarray(pc.equal(after.column("alone").cast(pa.string()), str(RetentionVerdict.CURSOR))),
-            unsent=unsent & (limit > 0),
-            open_expired=np.asarray(pc.equal(reasons, str(Reason.EXPIRED_OPEN))),
-            goes=goes,
-            may_go=np.asarray(without(past_ttl | may_expire).column("goes_when_loaded")) if may_expire.any() else goes,
-            freed=goes & ~np.asarray(pc.is_in(by_metadata.cast(pa.string()), _GOING)),
-            misread=~last & (unknown | ~stamped & ~goes),
-            kept_before=kept[topic],
-            ttl=seconds,
-            ends=ends,
-        )
-
-    def any_of(self, these: Any) -> Any:
-        """By topic, whether one of its ledgers is one of ``these``."""
-        return np.bincount(self.topic[these], minlength=self.topics) > 0
-
-    def sum_of(self, these: Any, amounts: Any) -> Any:
-        """By topic, the sum of the ``amounts`` of ``these`` of its ledgers."""
-        return np.bincount(self.topic[these], weights=amounts[these], minlength=self.topics).astype(np.int64)
-
-
-_GOING = pa.array(sorted(GOING), pa.string())
 
 
 def _with_idle(inputs: pa.Table, idle: Any) -> pa.Table:
@@ -359,12 +225,6 @@ def _on_disk(ledgers: Any, tables: TopicTables) -> Any:
     place = pc.index_in(ids, whole(tables.opened.column("ledger_id")))
     known = whole(tables.opened.column("physical_bytes")).take(place)
     return np.asarray(pc.coalesce(known, on_disk(ids, tables.copies(ids))), np.int64)
-
-
-def _upto(these: Any, topic: Any) -> Any:
-    """How many of ``these`` are at, or before, a ledger in its topic."""
-    upto = np.concatenate(([0], np.cumsum(these, dtype=np.int64)))
-    return upto[1:] - upto[np.searchsorted(topic, topic)]
 
 
 def _cursors(cursors: pa.Table, wanted: Collection[str]) -> dict[str, dict[str, int | None]]:
@@ -395,10 +255,9 @@ def _monitored(
         return [LoadKept.MONITORS_UNKNOWN]
     if evicted is None or row["ttl"] is None or row["compaction"] is None:
         return [LoadKept.MONITORS_UNKNOWN]
-    subscriptions = {name: active for name, active in cursors.items() if is_subscription(name, replicator)}
+    subscriptions = {name for name in cursors if is_subscription(name, replicator)}
     sends = {name.rpartition(".")[2] for name in cursors if name.startswith(replicator)}
-    limit, until = expiry * MS_PER_MINUTE, now + LEFT_LOADED
-    stays = [name for name, active in subscriptions.items() if not limit or (active and until - active <= limit)]
+    stays = subscriptions - _expiring(cursors, row["namespace"], monitors, now)
     found = [] if replication.here else [LoadKept.NOT_REPLICATED_HERE]
     if row["unsent"]:
         found.append(LoadKept.REPLICATION_WOULD_EXPIRE)
@@ -415,9 +274,26 @@ def _monitored(
     return found
 
 
+def _expiring(cursors: Mapping[str, int | None], namespace: str, monitors: Monitors, now: int) -> set[str]:
+    """Which subscriptions a broker would delete by their expiration time while a topic is loaded so long."""
+    limit, replicator = (monitors.expiry.get(namespace) or 0) * MS_PER_MINUTE, monitors.replicator
+    if not limit or replicator is None:
+        return set()
+    subscriptions = {name: active for name, active in cursors.items() if is_subscription(name, replicator)}
+    until = now + LEFT_LOADED
+    return {name for name, active in subscriptions.items() if not active or until - active > limit}
+
+
 def _kept(
-    row: Mapping[str, Any], would: Collection[LoadKept], choice: LoadChoice, *, unknown: bool, enough: bool
+    row: Mapping[str, Any],
+    would: Collection[LoadKept],
+    choice: LoadChoice,
+    named: Collection[str],
+    *,
+    unknown: bool,
+    enough: bool,
 ) -> str | None:
+    """``named``: subscriptions that never go, and its broker would delete."""
     if row["kept"] is not None:
         return row["kept"]
     if row["minutes"] is None or row["mb"] is None:
@@ -426,7 +302,7 @@ def _kept(
         return str(RetentionVerdict.UNKNOWN_CURSOR)
     names = holders(row["namespace"], row["topic"])
     ordered = {
-        LoadKept.SUBSCRIPTION_WOULD_EXPIRE: choice.subscription_expiry,
+        LoadKept.SUBSCRIPTION_WOULD_EXPIRE: frozenset[str]() if named else choice.subscription_expiry,
         LoadKept.TOPIC_WOULD_BE_DELETED: choice.topic_deletion,
         LoadKept.BACKLOG_WOULD_BE_EVICTED: choice.backlog_eviction,
         LoadKept.COMPACTION_WOULD_BEGIN: choice.compaction,

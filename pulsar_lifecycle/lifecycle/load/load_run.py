@@ -27,8 +27,9 @@ from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, missing, read_now
 from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
+from pulsar_lifecycle.lifecycle.load.visit import Visit
 from pulsar_lifecycle.lifecycle.load.visit_rows import end_visits
-from pulsar_lifecycle.lifecycle.load.visits import STEPS, LoadedTopic, Visit, Visits
+from pulsar_lifecycle.lifecycle.load.visits import STEPS, LoadedTopic, Visits
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers, Brokers
@@ -58,7 +59,7 @@ Report = Callable[[Sequence[LoadedTopic]], None]
 """Called with what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
 
 SAME = (
-    *("ledger_id", "retention_minutes", "retention_mb", "ttl_seconds"),
+    *("ledger_id", "retention_minutes", "retention_mb", "ttl_seconds", "expired_subscriptions"),
     *("durable_cursors", "slowest_ledger_id", "slowest_entry_id"),
 )
 """What must be as the plan has it."""
@@ -192,15 +193,15 @@ class _LoadRun:
             context=self.run.context,
             policies=judged.policies,
             monitors=judged.monitors,
-            ttl_now=self._ttl_now,
+            monitors_now=self._monitors_now,
             protected=lambda visit: self._protected(visit.topic, visit.before),
             timeout_ms=int(self._settings.timeout * 1000),
         )
 
-    def _ttl_now(self, namespaces: Collection[str]) -> tuple[InForce[int | None], Collection[str]]:
+    def _monitors_now(self, namespaces: Collection[str]) -> tuple[Monitors | None, Collection[str]]:
         said, unanswered = load_state.ask_configurations(self.ports.admin)
         layers, differing = policies_now(self.cluster, namespaces, BROKER_NAMES, said)
-        return InForce({}) if differing else monitors_in_force(layers).ttl, unanswered
+        return None if differing else monitors_in_force(layers), unanswered
 
     def _visit(self, topic: Topic, judged: _Judged) -> Visit:
         row = self.planned[topic]
@@ -210,6 +211,8 @@ class _LoadRun:
             judged.now[topic],
             row["retention_minutes"],
             row["ttl_seconds"],
+            row["expiry_minutes"] or 0,
+            {name: judged.now[topic].versions[name] for name in row["expired_subscriptions"]},
             owned_since=judged.owned_since.get(topic),
             may_be_deleted=topic in judged.may_be_deleted,
             trims=judged.trims.get(topic, ()),
@@ -256,7 +259,7 @@ class _LoadRun:
         silent = self._silent(owned, answers)
         policies, monitors = policies_in_force(layers), monitors_in_force(layers)
         fresh = read_now(self.ports.store, self.ports.reader, self.run.ledgers_root, topics)
-        chosen, end = choice_of(self._settings), now + int(self._settings.timeout * 1000) * STEPS
+        chosen, end = choice_of(self.cluster.settings), now + int(self._settings.timeout * 1000) * STEPS
 
         def opened(listed: pa.Table, idle: Any) -> pa.Table:
             ids = last_of(listed, idle, chosen)
@@ -339,12 +342,15 @@ class _LoadRun:
         if row is None:
             since = now.ids[-1:] != [planned["ledger_id"]]
             return Why(LoadKept.NEEDS_NO_BROKER if since else Code.CHANGED_SINCE_PLAN, "it needs no broker any more")
-        changed = [name for name in SAME if row[name] != planned[name]]
+        expiring = ("expiry_minutes",) if planned["expired_subscriptions"] else ()
+        changed = [name for name in (*SAME, *expiring) if row[name] != planned[name]]
         if changed:
             said = ", ".join(f"{name} is {row[name]}, was {planned[name]}" for name in changed)
             return Why(Code.CHANGED_SINCE_PLAN, said)
         if row["kept"]:
             return Why(_code(row["kept"]), f"kept by {row['kept']}")
+        if end and end["expired_subscriptions"] != row["expired_subscriptions"]:
+            return Why(Code.CHANGED_SINCE_PLAN, "another subscription of it expires before it were unloaded")
         if end and end["kept"]:
             return Why(_code(end["kept"]), f"kept by {end['kept']} before it were unloaded")
         if protected := self._protected(topic, now):

@@ -55,6 +55,8 @@ LEFT_LOADED = 86_400_000
 
 DEDUPLICATION, REPLICATOR = "pulsar.dedup", "pulsar.repl."
 """Cursors that are no subscriptions of clients; a replicator's name begins so by default."""
+FUNCTION = r"^[^/]+/[^/]+/[^/]+$"
+"""Functions, sinks and sources subscribe as ``tenant/namespace/name`` (``FunctionCommon.getFullyQualifiedName``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def load_row(
 
     ``layers``: with what brokers say of ``monitors.BROKER_NAMES``.
     """
-    root, choice = settings.bookkeeper.ledgers_root, choice_of(settings.load)
+    root, choice = settings.bookkeeper.ledgers_root, choice_of(settings)
 
     def opened(listed: pa.Table, idle: Any) -> pa.Table:
         return open_sizes(store, reader, root, last_of(listed, idle, choice))

@@ -39,6 +39,15 @@ def with_slowest(inputs: pa.Table, listed: pa.Table, cursors: pa.Table) -> pa.Ta
     return inputs
 
 
+def without_cursors(inputs: pa.Table, listed: pa.Table, cursors: pa.Table, these: Any) -> pa.Table:
+    """The topics as if some of their ``cursors`` did not exist: ``these`` (numpy)."""
+    if not these.any():
+        return inputs
+    others = with_slowest(inputs, listed, cursors.filter(pa.array(~these)))
+    owners = cursors.column("managed_ledger").filter(pa.array(these))
+    return _where(pc.is_in(whole(inputs.column("managed_ledger")), whole(owners)), others, inputs)
+
+
 def needed_by(inputs: pa.Table, now: int) -> Any:
     """Whether a cursor needs some of a ledger."""
     return np.asarray(pc.equal(judge(inputs, now).column("alone").cast(pa.string()), str(RetentionVerdict.CURSOR)))
@@ -67,7 +76,11 @@ def slower_of(one: pa.Table, other: pa.Table) -> pa.Table:
 
 def where_any(these: Any, topic: Any, changed: pa.Table, inputs: pa.Table) -> pa.Table:
     """The cursors of ``changed`` where a topic has one of ``these`` ledgers, else those of ``inputs``."""
-    here = pa.array(np.bincount(topic[these], minlength=inputs.num_rows) > 0)
+    return _where(pa.array(np.bincount(topic[these], minlength=inputs.num_rows) > 0), changed, inputs)
+
+
+def _where(here: Any, changed: pa.Table, inputs: pa.Table) -> pa.Table:
+    """The cursors of ``changed`` in some topics, those of ``inputs`` in the others."""
     for name in (_COUNT, *_SLOWEST):
         column = pc.if_else(here, whole(changed.column(name)), whole(inputs.column(name)))
         inputs = inputs.set_column(inputs.schema.get_field_index(name), inputs.field(name), column)

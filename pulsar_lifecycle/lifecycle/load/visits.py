@@ -8,8 +8,8 @@ answer. Whoever comes next unloads what some broker still has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 
@@ -18,9 +18,12 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, missing, missing_cursors, read_now
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
+from pulsar_lifecycle.lifecycle.load.unsubscribing import unsubscribe
+from pulsar_lifecycle.lifecycle.load.visit import Visit, changed_policy
 from pulsar_lifecycle.lifecycle.load.visit_rows import VisitDetail
+from pulsar_lifecycle.lifecycle.subscription_deletion import Deleting
 from pulsar_lifecycle.metastore.load_state import NO_WORD
-from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context
@@ -36,10 +39,11 @@ from pulsar_lifecycle.topics.write import STOPPING
 
 POLL = 0.5
 """Seconds between two looks at the metadata of topics that brokers have been told something."""
-STEPS = 5
-"""How often ``load.timeout`` may pass in a visit: load, expire, trim, unload, and before it the others of its wave."""
+STEPS = 6
+"""How often ``load.timeout`` may pass in a visit: load, unsubscribe, expire, trim, unload, and before it the others of
+its wave."""
 AGAIN = 5.0
-"""Seconds after which a broker is told again to trim, and a TTL is looked at again before messages are expired."""
+"""Seconds after which a broker is told again to trim, and policies are looked at again before anything is expired."""
 
 
 class LoadStep(StrEnum):
@@ -58,52 +62,24 @@ class LoadStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadedTopic:
-    """What became of one topic. ``freed``: bytes that left its list; ``second_visit_at`` (ms): when more is due."""
+    """What became of one topic. ``freed``: bytes that left its list; ``second_visit_at`` (ms): when more is due.
+
+    ``unsubscribed``: subscriptions that were deleted.
+    """
 
     topic: str
     outcome: Outcome
     why: Why
     freed: int = 0
     second_visit_at: int | None = None
-
-
-@dataclass
-class Visit:
-    """A topic that is to be loaded by ``broker``; empty: whoever takes its bundle. ``before``: as it was judged.
-
-    ``owned_since``: when (ms) that broker took the bundle, None where no lock says so. ``untouched``: nobody loaded it
-    for us, as its bundle had moved since or we may not. ``unanswered``: its broker may still do what it was told, and
-    load it again for that.
-    ``may_be_deleted``: its broker may delete it as inactive meanwhile, as the settings say. ``trims``: what its broker
-    takes off its list, by the rule; ``may_trim``: by the end of the visit. ``gone``: it is deleted.
-    """
-
-    topic: Topic
-    broker: str
-    before: TopicNow
-    retention_minutes: int
-    ttl_seconds: int
-    owned_since: int | None = None
-    untouched: bool = False
-    unanswered: bool = False
-    pending: PendingUnload | None = None
-    loaded_at: int = 0
-    failure: Why | None = None
-    going: set[int] = field(default_factory=set[int])
-    targets: Mapping[str, Position] = field(default_factory=dict[str, Position])
-    told_at: int = 0
-    checked_at: int = 0
-    may_be_deleted: bool = False
-    trims: Collection[int] = ()
-    may_trim: Collection[int] = ()
-    gone: bool = False
+    unsubscribed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Visits:
     """What every wave of visits needs. ``policies`` and ``monitors`` are those by which the topics were judged.
 
-    ``ttl_now``: the TTL in force in namespaces, as it is when asked; what is not known is missing, or None. And the
+    ``monitors_now``: those in force in namespaces, as they are when asked; None where brokers do not agree. And the
     brokers that did not say theirs. ``protected``: what protects a topic by now, such as a hold that was set meanwhile.
     ``silent``: brokers that have not answered in this wave.
     """
@@ -115,7 +91,7 @@ class Visits:
     context: Context
     policies: InForce[RetentionPolicy | None]
     monitors: Monitors
-    ttl_now: Callable[[Collection[str]], tuple[InForce[int | None], Collection[str]]]
+    monitors_now: Callable[[Collection[str]], tuple[Monitors | None, Collection[str]]]
     protected: Callable[[Visit], Why | None]
     timeout_ms: int
     silent: set[str] = field(default_factory=set[str])
@@ -141,6 +117,9 @@ class Visits:
 
     def _free(self, visits: Sequence[Visit]) -> None:
         self._step(Phase.LOAD, visits, self._load, self._is_loaded)
+        self._check_policies([visit for visit in _alive(visits) if visit.expired])
+        due = [visit for visit in _alive(visits) if visit.expired]
+        self._step(Phase.UNSUBSCRIBE, due, self._unsubscribe, lambda *_: True)
         self._aim(_alive(visits))
         due = [visit for visit in _alive(visits) if visit.targets]
         self._step(Phase.EXPIRE, due, self._expire, self._is_expired)
@@ -256,35 +235,46 @@ class Visits:
             visit.targets = {
                 name: end
                 for name, at in visit.before.cursors.items()
-                if end is not None and at is not None and at < end and self.monitors.expires_messages(name)
+                if end is not None
+                and at is not None
+                and at < end
+                and self.monitors.expires_messages(name)
+                and name not in visit.unsubscribed
             }
-        self._check_ttl([visit for visit in visits if visit.targets])
+        self._check_policies([visit for visit in visits if visit.targets])
 
-    def _check_ttl(self, due: Sequence[Visit]) -> None:
-        """No broker is told to expire anything of a topic whose TTL is another one by now.
+    def _check_policies(self, due: Sequence[Visit]) -> None:
+        """No broker is told to expire anything of a topic whose policies are others by now.
 
         One with policies of its own its broker has expired by the TTL of then, as it loaded it.
         """
         if not due:
             return
         now = self.ports.clock.now_ms()
-        in_force, unanswered = self.ttl_now({str(visit.topic.namespace) for visit in due})
+        monitors, unanswered = self.monitors_now({str(visit.topic.namespace) for visit in due})
         for visit in due:
-            visit.checked_at = now
+            visit.checked_at, visit.monitors = now, monitors
             if unanswered and (not visit.broker or visit.broker in unanswered):
                 text = f"it was not told to expire anything, as brokers do not answer: {', '.join(sorted(unanswered))}"
                 visit.failure = Why(LoadKept.BROKER_SILENT, text)
-                continue
-            known = str(visit.topic.namespace) in in_force.by_namespace
-            if (ttl := in_force.of(visit.topic) if known else None) != visit.ttl_seconds:
-                said = "not known" if ttl is None else f"{ttl} s"
-                text = f"its TTL is {said} by now, was {visit.ttl_seconds} s: its broker was told to expire nothing"
-                visit.failure = Why(Code.CHANGED_MEANWHILE, text)
+            else:
+                visit.failure = changed_policy(visit, monitors)
+
+    def _check_again(self, visit: Visit) -> None:
+        """A broker before it may have taken its time."""
+        if self.ports.clock.now_ms() - visit.checked_at >= AGAIN * 1000:
+            self._check_policies([visit])
+
+    def _unsubscribe(self, visit: Visit) -> None:
+        for name in visit.expired:
+            self._check_again(visit)
+            if visit.failure:
+                return
+            unsubscribe(Deleting(self.ports, self.guard, self.writer), visit, name)
 
     def _expire(self, visit: Visit) -> None:
         for name in visit.targets:
-            if self.ports.clock.now_ms() - visit.checked_at >= AGAIN * 1000:  # a broker before it took its time
-                self._check_ttl([visit])
+            self._check_again(visit)
             if visit.failure:
                 return
             try:
@@ -355,7 +345,8 @@ class Visits:
                 self._note(visit)  # the next run looks whether its broker has loaded it after all
             elif (visit in unloaded or visit.untouched) and visit.pending is not None:
                 control.finish_unload(store, visit.pending)
-            found.append(self._through(visit, closed.get(visit.topic)))
+            through = self._through(visit, closed.get(visit.topic))
+            found.append(replace(through, unsubscribed=tuple(sorted(visit.unsubscribed))))
         for visit, one in zip(visits, found, strict=True):
             self._journal(Phase.UNLOAD, [visit], one.outcome, lambda _, one=one: one.why, one.freed)
         return found
@@ -428,7 +419,8 @@ def _said(visit: Visit, left: set[int], now: int) -> Why:
     expected = {i for i, row in visit.before.rows.items() if row and row["entries"] == 0}.union(visit.may_trim)
     if 0 < visit.retention_minutes * MS_PER_MINUTE < now - visit.loaded_at:
         expected.update(visit.before.ids[-1:])
-    text = f"it is unloaded; {len(left)} ledgers left its list"
+    kept = "".join(f"; subscription {name} stays: {why}" for name, why in visit.stays.items())
+    text = f"it is unloaded{kept}; {len(left)} ledgers left its list"
     if more := left - expected:
         return Why(LoadStep.MORE_WENT, f"{text}, and {sorted(more)} were not to go")
     if less := set(visit.trims) - left:

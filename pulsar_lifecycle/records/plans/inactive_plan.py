@@ -69,7 +69,8 @@ class InactiveKept(StrEnum):
     LEDGER_OPEN = "ledger_open"
     """A ledger of it was never closed, as its broker died: what is in it is not known. Only at apply."""
     USED_LATELY = "used_lately"
-    """Its broker says that clients are connected, or were since the plan's period began. Only at apply."""
+    """Its broker says that clients are connected, or were since the plan's period began; of an expired one, since its
+    load. Only at apply."""
 
 
 _USED = [

@@ -33,6 +33,8 @@ TOPICS_TO_LOAD = pa.schema(
         pa.field("retention_mb", pa.int64()),
         pa.field("level", pa.string()),
         pa.field("ttl_seconds", pa.int64()),
+        pa.field("expiry_minutes", pa.int64()),
+        pa.field("expired_subscriptions", pa.list_(pa.string())),
         pa.field("durable_cursors", pa.int32()),
         pa.field("slowest_ledger_id", pa.int64()),
         pa.field("slowest_entry_id", pa.int64()),
@@ -46,10 +48,11 @@ later and cannot go by metadata now; ``bytes_at_once``: of these, what the broke
 ``trims``: every ledger that its broker takes off its list, by the rule, whether or not it could go by metadata.
 ``may_trim``: these, and one more where it was closed within the TTL, but its messages may all be older.
 ``weights``: what each of these, and each that goes later, counts for in caps (bytes). ``second_visit_at`` (ms): when
-the rest is past its retention again, had it been loaded when the plan was made; null without a rest. ``retention_*``,
-``ttl_seconds``, ``durable_cursors`` and ``slowest_*``: what must be so still when the plan is applied. ``kept``: the
-``LoadKept``, ``RetentionVerdict`` or ``Protection`` by which it is left
-alone; null for what is loaded. A plan's rows are those with null."""
+the rest is past its retention again, had it been loaded when the plan was made; null without a rest.
+``expired_subscriptions``: those that are deleted meanwhile, as nobody has used them for ``expiry_minutes``; all of the
+above is as if they did not exist. These, ``retention_*``, ``ttl_seconds``, ``durable_cursors`` and ``slowest_*``: what
+must be so still when the plan is applied. ``kept``: the ``LoadKept``, ``RetentionVerdict`` or ``Protection`` by which
+it is left alone; null for what is loaded. A plan's rows are those with null."""
 
 _FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
 

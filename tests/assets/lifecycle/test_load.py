@@ -60,13 +60,14 @@ def test_what_is_kept_is_shown_with_its_code(scene: LoadScene) -> None:
 
 def test_a_run_shows_failures_first() -> None:
     done = [
-        LoadedTopic("b", Outcome.DONE, Why(LoadStep.IN_METADATA, "well"), 7, 1_700_000_000_000),
+        LoadedTopic("b", Outcome.DONE, Why(LoadStep.IN_METADATA, "well"), 7, 1_700_000_000_000, ("s",)),
         LoadedTopic("c", Outcome.LEFT, Why(LoadKept.BROKER_BUSY, "busy")),
         LoadedTopic("d", Outcome.FAILED, Why(LoadStep.NOT_IN_TIME, "late")),
     ]
     page = shown(done, dry_run=False)
     assert [record.data["topic"] for record in page["sample"].records] == ["d", "c", "b"]
     assert page["freed"] == 7
+    assert page["subscriptions deleted"] == 1
     assert page["second visit"] == "1 topics, the last at 2023-11-14T22:13:20+00:00"
     assert "| failed | not_in_time | 1 |" in page["by outcome"].value
 

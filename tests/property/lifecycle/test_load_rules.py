@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OPEN_SIZES
-from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice, LoadNeed, TopicTables, topics_to_load
+from pulsar_lifecycle.lifecycle.load.ledgers_once_loaded import TopicTables
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice, LoadNeed, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors, Replication, TopicDeletion
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_TOPICS
@@ -53,8 +54,8 @@ def topics(draw: st.DrawFn) -> Made:
     )
 
 
-def judged(made: list[Made], expiry: int) -> dict[int, dict[str, Any]]:
-    """Rows of ``TOPICS_TO_LOAD`` by the number of the topic."""
+def judged(made: list[Made], expiry: int, *, closed: bool = False) -> dict[int, dict[str, Any]]:
+    """Rows of ``TOPICS_TO_LOAD`` by the number of the topic. ``closed``: brokers have closed its cursor."""
     listed: list[dict[str, Any]] = []
     inputs: list[dict[str, Any]] = []
     last: list[dict[str, Any]] = []
@@ -87,6 +88,7 @@ def judged(made: list[Made], expiry: int) -> dict[int, dict[str, Any]]:
         if one.cursor:
             active = None if one.active is None else NOW - one.active * MINUTE
             own = {"path": path, "managed_ledger": managed, "cursor": "s", "last_active": active}
+            own |= {"cursors_ledger_id": -1 if closed else 7, "mtime": NOW, "replicated_subscription": False}
             cursors.append({**own, "ledger_id": at[0], "entry_id": at[1]})
     all_ = [{**one, "length": one["size"], "write_quorum": 2} for row in inputs for one in row["ledgers"]]
     stored = pa.Table.from_pylist(all_, tables.BOOKKEEPER_LEDGERS)
@@ -170,6 +172,31 @@ def test_nothing_is_loaded_without_order_or_where_a_broker_would_do_more(made: l
         assert (row["kept"] is None) == (one.named and not one.protected and not expires and row["bytes"] > 0)
         assert row["bytes"] <= sum(size for _, _, size in one.ledgers)
         assert (row["second_visit_at"] is None) or row["second_visit_at"] == NOW + one.minutes * MINUTE
+
+
+@given(st.lists(topics(), min_size=1, max_size=5))
+def test_what_goes_with_an_expired_subscription_is_what_goes_without_any(made: list[Made]) -> None:
+    rows, without = judged(made, 30, closed=True), judged([replace(one, cursor=None) for one in made], 30)
+    for number, one in enumerate(made):
+        row = rows.get(number)
+        if one.cursor is None or one.active is None or one.active <= 30:
+            assert row is None or not row["expired_subscriptions"]
+            continue
+        assert (row is None) or row["expired_subscriptions"] == ["s"]
+        assert row is None or row["kept"] is not None
+        other = without.get(number)
+        if row and other:
+            for name in ("trims", "may_trim"):
+                assert row[name] == other[name]
+        if one.minutes >= 0 and any(not _read(one, n) for n in range(len(one.ledgers))):
+            assert row
+            assert str(LoadNeed.SUBSCRIPTION_EXPIRED) in row["needs"]
+
+
+def _read(one: Made, number: int) -> bool:
+    assert one.cursor
+    at, entry = one.cursor
+    return number < at or (number == at and entry + 1 == one.ledgers[number][1])
 
 
 @given(topics())

@@ -1,6 +1,7 @@
 """What must hold whenever a run has brokers load topics.
 
-Belongs here: judging a load, an expiry of messages and what brokers do meanwhile, by the simulator's own truth. Not
+Belongs here: judging a load, an expiry of messages or of subscriptions and what brokers do meanwhile, by the
+simulator's own truth. Not
 here: what leaves a topic's list by our own hand (``laws.py``).
 """
 
@@ -10,18 +11,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.run_settings import LoadSettings
 from pulsar_lifecycle.runs import control
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.world.model import ModelTopic
-from tests.simulation.world.policies import NO_SUBSCRIPTIONS, BrokerPolicies
+from tests.simulation.world.policies import MINUTE, NO_SUBSCRIPTIONS, BrokerPolicies
 from tests.simulation.world.world import World
 
 
 class LoadLaws:
     """The judge of loads. ``ordered``: what the run that is at it may load, None where none is.
 
-    ``counts``: what was done, by its name.
+    ``counts``: what was done, by its name. ``used``: when (ms) a client was at a subscription last, as we know; the
+    broker that had its topic may have died before it wrote that.
     """
 
     def __init__(self, world: World, policies: BrokerPolicies, settings: LoadSettings) -> None:
@@ -31,6 +34,8 @@ class LoadLaws:
         self.counts = Counter[str]()
         world.on_load, world.on_expire, world.on_unsubscribe = self.is_loaded, self.expires, self.unsubscribes
         world.on_evict = self.evicts
+        self.used: dict[tuple[Topic, str], int] = {}
+        world.admin.on_unsubscribe = self.deletes
 
     @contextmanager
     def run(self, *ordered: str) -> Iterator[None]:
@@ -81,6 +86,27 @@ class LoadLaws:
             if str(topic.name.namespace) not in self.settings.subscription_expiry:
                 raise Violation(f"load: {subscription} of {topic.name} is deleted by its broker, as we loaded it")
             self.counts["unsubscribed by order"] += 1
+
+    def deletes(self, name: Topic, subscription: str) -> None:
+        """No subscription goes by our request but by order, and none that was used within its time."""
+        topic = self.world.model.topics.get(name)
+        if topic is None or subscription not in topic.cursors:
+            return
+        if why := self._not_expired(topic, subscription):
+            raise Violation(f"load: {subscription} of {name} is deleted: {why}")
+        self.counts["expired subscriptions deleted"] += 1
+
+    def _not_expired(self, topic: ModelTopic, subscription: str) -> str:
+        namespace = str(topic.name.namespace)
+        if self.ordered is None or str(topic.name) not in self.ordered:
+            return "nobody ordered that"
+        if namespace not in self.settings.subscription_expiry:
+            return "the settings do not name it"
+        if subscription in NO_SUBSCRIPTIONS or subscription in self.policies.system_cursors:
+            return "it is no subscription"
+        limit, now = self.policies.expiry.get(namespace, 0) * MINUTE, self.world.time.now_ms()
+        used = max(topic.cursors[subscription].active or now, self.used.get((topic.name, subscription), 0))
+        return "" if limit and now - used > limit else f"it was used {now - used} ms ago, and may rest for {limit}"
 
 
 def _notes(topic: ModelTopic) -> list[str]:

@@ -12,11 +12,21 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pulsar_lifecycle.lifecycle.load import load_planning, load_rules, load_run, monitors
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.lifecycle.load import (
+    expired_subscriptions,
+    load_planning,
+    load_rules,
+    load_run,
+    monitors,
+    unsubscribing,
+)
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
-from pulsar_lifecycle.run_settings import LoadSettings
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.settings import Settings
 from tests.simulation.mutations.mutation import Mutation
 
 
@@ -25,7 +35,7 @@ def load_whatever_needs_it() -> Iterator[None]:
     """Topics are loaded whose namespace the settings do not name."""
     real = load_planning.choice_of
 
-    def any_topic(settings: LoadSettings) -> LoadChoice:
+    def any_topic(settings: Settings) -> LoadChoice:
         return replace(real(settings), load=frozenset({"acme"}))
 
     with patch.object(load_planning, "choice_of", any_topic), patch.object(load_run, "choice_of", any_topic):
@@ -37,7 +47,7 @@ def brokers_may_evict() -> Iterator[None]:
     """A backlog quota is no reason to leave a topic alone."""
     real = load_planning.choice_of
 
-    def any_topic(settings: LoadSettings) -> LoadChoice:
+    def any_topic(settings: Settings) -> LoadChoice:
         return replace(real(settings), backlog_eviction=frozenset({"acme"}))
 
     with patch.object(load_planning, "choice_of", any_topic), patch.object(load_run, "choice_of", any_topic):
@@ -69,6 +79,21 @@ def brokers_may_unsubscribe() -> AbstractContextManager[Any]:
     return patch.object(load_rules, "_monitored", lambda *_: list[Any]())
 
 
+def delete_what_is_used() -> AbstractContextManager[Any]:
+    """What its broker knows of a subscription is nobody's business."""
+    return patch.object(unsubscribing, "used_since", lambda *_: None)
+
+
+def believe_the_dead() -> AbstractContextManager[Any]:
+    """What a z-node says of a subscription's last use counts, whatever the broker that had it last could write."""
+    real = expired_subscriptions._last_made
+
+    def long_ago(listed: pa.Table, ledgers: pa.Table) -> Any:
+        return pc.multiply(real(listed, ledgers), 0)
+
+    return patch.object(expired_subscriptions, "_last_made", long_ago)
+
+
 LOADS: Mapping[str, Mutation] = {
     "load topics that nobody ordered": load_whatever_needs_it,
     "load what shares a bundle": load_their_neighbours,
@@ -77,4 +102,6 @@ LOADS: Mapping[str, Mutation] = {
     "expire messages of cursors that are no subscriptions": expire_for_everyone,
     "let brokers delete subscriptions meanwhile": brokers_may_unsubscribe,
     "let brokers drop backlogs meanwhile": brokers_may_evict,
+    "delete subscriptions that are used since the load": delete_what_is_used,
+    "believe z-nodes of subscriptions whose broker died": believe_the_dead,
 }

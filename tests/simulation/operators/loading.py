@@ -21,7 +21,7 @@ from tests.simulation.laws.load_laws import LoadLaws
 from tests.simulation.operators import retaining
 from tests.simulation.operators.operator import Operator
 from tests.simulation.operators.retaining import EVERY, Retaining
-from tests.simulation.world.model import COMPACTION, Cursor
+from tests.simulation.world.model import COMPACTION, Cursor, ModelTopic
 from tests.simulation.world.policies import MINUTE, QUOTA, BrokerPolicies
 
 AT = 16
@@ -71,7 +71,7 @@ class Loading(Retaining):
         *("grow", "hours", "scan", "plan_load", "load_topics"),
         *("work", "hours", "scan", "plan_retention", "apply_retention"),
     )
-    BESIDES = ("change", "load_topics", "plan_load", "move")
+    BESIDES = ("change", "load_topics", "plan_load", "move", "use")
     RUNS = Retaining.RUNS | {"plan_load", "load_topics"}
 
     def __init__(self, operator: Operator) -> None:
@@ -79,6 +79,8 @@ class Loading(Retaining):
         self.policies = world.policies = BrokerPolicies(system_cursors=frozenset({AUDIT}))
         self.laws = LoadLaws(world, self.policies, operator.settings.load)
         super().__init__(operator, self.policies.retention)
+        self.loaded_at: dict[Topic, int] = {}
+        world.on_load, world.known_to_broker = self._is_loaded, self._known
         self.counts = self.laws.counts
         world.admin.configuration[BROKER] = {
             **world.admin.configuration[BROKER],
@@ -109,7 +111,7 @@ class Loading(Retaining):
             self.policies.evicts.add(namespace)
         else:
             self.policies.evicts.discard(namespace)
-        self.policies.expiry[namespace] = random.choice([0, 0, 60, 10_000])
+        self.policies.expiry[namespace] = random.choice([60, 60, 10_000] if namespace in ORDERED[1:] else [0, 0, 60])
         self.world.put(f"/admin/policies/{namespace}", self._policy(namespace))
         return f"{namespace} has {self._said(namespace)}"
 
@@ -143,8 +145,11 @@ class Loading(Retaining):
             del world.closed_at[last]
             world.restate(last, LedgerState.OPEN)
         world.store(topic)
-        for name in ("s", *random.sample(["t", AUDIT, COMPACTION, "pulsar.repl.west"], random.choice([0, 0, 1, 2]))):
-            at = random.choice([topic.ledgers[0], topic.ledgers[2], topic.ledgers[-1]])
+        places, others = [topic.ledgers[0], topic.ledgers[2], topic.ledgers[-1]], [0, 0, 1, 2]
+        if str(topic.name.namespace) in ORDERED[1:] and random.random() < 0.7:
+            places, others = places[:1], [0]  # all waits for one subscription, which may have expired
+        for name in ("s", *random.sample(["t", AUDIT, COMPACTION, "pulsar.repl.west"], random.choice(others))):
+            at = random.choice(places)
             active = world.time.now_ms() - random.choice([1, 200, 20_000]) * MINUTE
             topic.cursors[name] = Cursor(at=at, active=active)
             world.store_cursor(topic, name)
@@ -160,6 +165,37 @@ class Loading(Retaining):
         topic.cursors.setdefault(name, Cursor(active=self.world.time.now_ms()))
         self.world.move_to(topic, name, topic.ledgers[0])
         return f"{name} of {topic.name} stands at {topic.ledgers[0]} again"
+
+    def use(self) -> str:
+        """A client is at a subscription for a while; then the broker unloads the topic, or dies."""
+        world, random = self.world, self.operator.random
+        topics = [t for t in world.model.topics.values() if str(t.name.namespace) in self.NAMESPACES and t.cursors]
+        topics = [t for t in topics if t.ledgers and not t.loaded and not t.away]
+        if not topics:
+            return "no topic that a client could be at"
+        topic, how = random.choice(topics), random.choice(["unloads it", "dies", "dies, and its ledger is closed"])
+        world.load(topic)
+        if not topic.cursors:
+            return f"{topic.name} has no subscription any more"
+        name = random.choice(sorted(topic.cursors))
+        self.laws.used[topic.name, name] = world.time.now_ms()
+        world.unload(topic, graceful=how == "unloads it")
+        if "closed" in how:
+            world.restate(topic.ledgers[-1], LedgerState.CLOSED)
+        return f"a client is at {name} of {topic.name}, whose broker {how}"
+
+    def _is_loaded(self, topic: ModelTopic) -> None:
+        """A client may come as soon as a topic is loaded."""
+        self.laws.is_loaded(topic)
+        now, random = self.world.time.now_ms(), self.operator.random
+        self.loaded_at[topic.name] = now
+        if topic.cursors and random.random() < 0.2:
+            self.laws.used[topic.name, random.choice(sorted(topic.cursors))] = now
+
+    def _known(self, topic: ModelTopic, name: str) -> int:
+        """What its broker knows of a subscription since it loaded the topic."""
+        used = self.laws.used.get((topic.name, name), 0)
+        return used if used >= self.loaded_at.get(topic.name, 0) else 0
 
     def work(self) -> str:
         """Brokers expire and trim what they have loaded."""

@@ -194,7 +194,7 @@ class Brokers(Truth):
             topic.ledgers.append(self.make("data", topic.name, state=LedgerState.OPEN, entries=topic.first))
         self.store(topic)
         self._list(topic.name)
-        if self.policies and self.random.random() < 0.7:
+        if self.policies and self.random.random() < 0.3:
             self.unsubscribe_expired(topic)
         self.evict(topic)
 
@@ -218,6 +218,10 @@ class Brokers(Truth):
             self.restate(topic.ledgers[-1], LedgerState.CLOSED)
             if not self.unloads_exactly:
                 self.store(topic)
+        if graceful and self.policies:  # it writes each cursor as it closes it
+            for name, cursor in topic.cursors.items():
+                cursor.active = self.time.now_ms()
+                self.store_cursor(topic, name)
         for ledger in (*sorted(topic.memory), topic.compacting):
             if ledger is not None:
                 self.restate(ledger, LedgerState.CLOSED)

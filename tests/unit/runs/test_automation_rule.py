@@ -165,7 +165,13 @@ def test_a_word_alone_is_the_mode_and_plan_is_the_default() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"retention": "yes"}, {"bookies": "approve"}, {"bookies": "apply"}, {"bookies": {"max_ledgers": 5}}, {"orphans": {"namespaces": ["a//b"]}}],
+    [
+        {"retention": "yes"},
+        {"bookies": "approve"},
+        {"bookies": "apply"},
+        {"bookies": {"max_ledgers": 5}},
+        {"orphans": {"namespaces": ["a//b"]}},
+    ],
 )
 def test_wrong_automation_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

@@ -80,6 +80,7 @@ class LoadScene(RetentionScene):
         admin = self.servers.admin
         admin.on_load, admin.on_unload = self._load, self._unload
         admin.on_expire, admin.on_trim = self._expire, self._trim
+        admin.on_unsubscribe = lambda topic, name: self.servers.remove(self.cursor_path(topic.local, name))
         self.own()
 
     def own(self, namespace: str = NAMESPACE) -> None:
@@ -90,6 +91,10 @@ class LoadScene(RetentionScene):
     def info(self, name: str) -> ManagedLedgerInfo:
         """A topic's z-node."""
         return managed_ledger.decode(self.servers.zookeeper.data(self._path(name)))
+
+    def cursor_path(self, name: str, subscription: str) -> str:
+        """The z-node of a topic's subscription."""
+        return f"{self._path(name)}/{encode_name(subscription)}"
 
     def is_loaded(self, name: str) -> bool:
         """Whether the broker has a topic loaded."""

@@ -175,6 +175,30 @@ def test_a_replicator_of_a_loaded_topic_sends(scene: ActivityScene, ttl: int, ex
     assert built(scene, BACKLOG_TABLE)["a/pulsar.repl.b"]["ends"] == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "hours", "loaded", "expected"),
+    [
+        ("s", 30, False, BacklogEnds.SUBSCRIPTION_EXPIRED),
+        ("s", 20, False, BacklogEnds.NO_TTL),
+        ("s", 30, True, BacklogEnds.NO_TTL),
+        ("kept", 30, False, BacklogEnds.NO_TTL),
+    ],
+)
+def test_a_load_ends_the_backlog_of_an_expired_subscription(
+    scene: ActivityScene, name: str, hours: int, loaded: bool, expected: BacklogEnds
+) -> None:
+    inactivity = scene.cluster.settings.inactivity.model_copy(update={"kept_subscriptions": ("kept",)})
+    settings = scene.cluster.settings.model_copy(update={"inactivity": inactivity})
+    object.__setattr__(scene.cluster, "settings", settings)
+    ids = scene.topic("a", 300, 200)
+    scene.at("a", name, Position(ids[0], -1), last_active=scene.now - hours * 3_600_000)
+    scene.namespace(message_ttl_in_seconds=0, subscription_expiration_time_minutes=25 * 60)
+    if loaded:
+        scene.servers.load(scene.named("a"))
+    scene.servers.wait(0.1)
+    assert built(scene, BACKLOG_TABLE)[f"a/{name}"]["ends"] == expected
+
+
 def test_a_loaded_topics_broker_ends_it(scene: ActivityScene) -> None:
     ids = scene.topic("a", 300, 200)
     scene.at("a", "s", Position(ids[0], -1))

@@ -1,0 +1,88 @@
+"""Which subscriptions of topics that no broker has are past their expiration time.
+
+Belongs here: the rule over tables. Pure. Not here: what that frees (``ledgers_once_loaded.py``), deleting one
+(``unsubscribing.py``). Upstream: ``PersistentTopic.checkInactiveSubscriptions``, ``ManagedCursorImpl``, Pulsar 4.0.7.
+
+A broker deletes a subscription without consumers that was last active longer ago than that time; not compaction's, not
+a replicated one. It counts from its load on, as it reads ``lastActive`` of no z-node: of a topic that is loaded seldom,
+and for a short while, nothing expires. So we go by what the broker wrote that had the topic last: a client's last
+request, or that broker's load if it is later. It writes that when it closes the cursor. What it had in memory when it
+died is lost, so such a cursor is not judged: it names a cursor ledger, or was written before the topic's last ledger
+was made, or that ledger was never closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.lifecycle.load.monitors import FUNCTION, Monitors
+from pulsar_lifecycle.lifecycle.retention import whole
+from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
+
+
+def expired_subscriptions(
+    cursors: pa.Table,
+    listed: pa.Table,
+    ledgers: pa.Table,
+    idle: Any,
+    monitors: Monitors,
+    kept: Collection[str],
+    now: int,
+) -> Any:
+    """Whether each cursor (row of ``NAMED_POSITIONS``) is a subscription that has expired at ``now`` (ms), as numpy.
+
+    ``listed``, ``ledgers`` and ``idle`` as in ``TopicTables``; of other topics nothing has. ``kept``: names of
+    subscriptions that never go. No broker may have the topics.
+    """
+    row = whole(pc.index_in(cursors.column("managed_ledger"), whole(listed.column("managed_ledger"))))
+    namespaces = whole(listed.column("namespace")).dictionary_encode()
+    minutes = [monitors.expiry.get(name) or 0 for name in namespaces.dictionary.to_pylist()]
+    limit = pa.array(minutes, pa.int64()).take(namespaces.indices).take(row)
+    last_made = _last_made(listed, ledgers).take(row)
+    names = cursors.column("cursor")
+    ours = [one for one in names.unique().to_pylist() if one and monitors.expires_messages(one) and one not in kept]
+    active, place = cursors.column("last_active"), (cursors.column("ledger_id"), cursors.column("entry_id"))
+    conditions = (
+        pc.is_in(names, pa.array(ours, pa.string())),
+        pc.invert(pc.match_substring_regex(names, FUNCTION)),
+        pc.invert(cursors.column("replicated_subscription")),
+        pc.greater(limit, 0),
+        pc.greater(active, 0),
+        pc.greater(pc.subtract(pa.scalar(now, pa.int64()), active), pc.multiply(limit, MS_PER_MINUTE)),
+        pc.equal(cursors.column("cursors_ledger_id"), -1),
+        pc.greater_equal(cursors.column("mtime"), last_made),
+        pc.invert(pc.is_in(cursors.column("managed_ledger"), idle)),
+        pc.and_(place[0].is_valid(), place[1].is_valid()),
+    )
+    found = np.ones(cursors.num_rows, bool)
+    for condition in conditions:
+        found &= np.asarray(pc.fill_null(condition, False))
+    return found & ~_share_a_name(cursors, found)
+
+
+def _last_made(listed: pa.Table, ledgers: pa.Table) -> Any:
+    """When (ms) the z-node of each topic's last ledger was made; null where that is not known."""
+    lists = whole(listed.column("ledgers"))
+    counts = np.asarray(lists.value_lengths().fill_null(0), np.int64)
+    end = np.cumsum(counts)
+    ids = lists.flatten().field("ledger_id").take(pa.array(end - 1, mask=counts == 0))
+    place = pc.index_in(ids, whole(ledgers.column("ledger_id")), skip_nulls=True)
+    return whole(ledgers.column("ctime")).take(whole(place))
+
+
+def _share_a_name(cursors: pa.Table, these: Any) -> Any:
+    """Which of ``these`` have the name of another cursor of their topic: nobody could say which one is meant."""
+    if not these.any():
+        return these
+    pairs = pc.binary_join_element_wise(
+        *(whole(cursors.column(name)).cast(pa.string()) for name in ("managed_ledger", "cursor")),
+        "\n",
+        null_handling="replace",
+    ).dictionary_encode()
+    numbers = np.asarray(pairs.indices, np.int64)
+    return these & (np.bincount(numbers)[numbers] > 1)

@@ -1,0 +1,111 @@
+"""Deleting one subscription at its topic's broker: what is looked at before, the request, and what came of it.
+
+Belongs here: what every run shares that deletes subscriptions. Not here: which ones (``activity/cursor_run.py``,
+``load/unsubscribing.py``). The request is unforced: a broker refuses it for one with consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.lifecycle.load.monitors import Monitors, is_subscription
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports import BrokerAdmin, Entry, Node
+from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.scan import stored_references
+from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.unloads import RunGuard
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Details of a journal row about a subscription: its name, and where it stood, so that it can be made again."""
+
+    subscription: str
+    ledger_id: int | None = None
+    entry_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted:
+    """What is persisted of a cursor: its position, the last entry of its cursor ledger, whether it is replicated."""
+
+    position: Position | None
+    cursors_ledger_id: int
+    last_entry: int | None
+    replicated: bool
+
+
+def persisted(ports: Ports, node: Node, root: str) -> Persisted:
+    """Of the cursor of a z-node; raises what reading its cursor ledger raises."""
+    info = cursor_format.decode(node.data)
+    if info.cursors_ledger_id < 0:
+        return Persisted(info.mark_delete, info.cursors_ledger_id, None, _replicated(info.properties))
+    ((metadata, entry),) = stored_references.last_entries_of(ports.store, ports.reader, [info.cursors_ledger_id], root)
+    stored = stored_references.cursor_state(metadata, entry, node.path.rpartition("/")[0])
+    assert isinstance(entry, Entry)
+    return Persisted(stored.mark_delete, info.cursors_ledger_id, entry.entry_id, _replicated(stored.properties))
+
+
+def _replicated(properties: Collection[str]) -> bool:
+    return cursor_format.REPLICATED_PROPERTY in properties
+
+
+def topic_would_go(topic: Topic, cursors: Collection[str], going: Collection[str], monitors: Monitors) -> bool:
+    """Whether its broker would delete a topic, or may, once subscriptions are gone: ``going`` of its ``cursors``."""
+    deletion = monitors.deletion.of(topic) if str(topic.namespace) in monitors.deletion.by_namespace else None
+    if deletion is None or monitors.replicator is None:
+        return True
+    others = [name for name in cursors if is_subscription(name, monitors.replicator) and name not in going]
+    return deletion.on and not (others and deletion.unsubscribed_only)
+
+
+def used_since(admin: BrokerAdmin, topic: Topic, subscription: str, since: int) -> Why | None:
+    """Whether its broker says that a subscription is in use, or was after a time (ms) that it remembers."""
+    used = admin.last_use(topic, subscription)
+    if used is None:
+        return Why(InactiveKept.USED_LATELY, "consumers are connected")
+    if used > since:
+        return Why(InactiveKept.USED_LATELY, f"its broker says that it was used at {used} (ms)")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Deleting:
+    """A run that deletes subscriptions."""
+
+    ports: Ports
+    guard: RunGuard
+    writer: Writer
+
+    def delete(self, topic: Topic, node: Node, about: Subscription, nbytes: int) -> tuple[Outcome, Why]:
+        """Ask its broker to delete the subscription of a z-node, and look what came of it; journalled before.
+
+        :meth:`journal` is the word after it. Raises what stops a run.
+        """
+        self.journal(topic, about, nbytes, Outcome.BEGUN, Why(Code.ABOUT_TO, "its broker is asked to delete it next"))
+        self.guard.check(self.ports.store)
+        failure, unknown = "its z-node is still there", False
+        try:
+            self.ports.admin.delete_subscription(topic, about.subscription)
+        except LifecycleError as error:  # whether it was deleted all the same, its z-node says
+            failure, unknown = str(error), isinstance(error, OutcomeUnknown)
+        if snapshot.is_gone(self.ports, node, lambda: self.guard.check(self.ports.store), wait=unknown):
+            return Outcome.DONE, Why(Code.BROKER_DELETED, "its broker deleted it")
+        if unknown:
+            text = f"whether its broker still deletes it is not known, run again: {failure}"
+            return Outcome.FAILED, Why(Code.OUTCOME_UNKNOWN, text)
+        return Outcome.FAILED, Why(Code.STILL_THERE, failure)
+
+    def journal(self, topic: Topic, about: Subscription, nbytes: int, outcome: Outcome, why: Why) -> None:
+        """Write what is to become, or became, of a subscription."""
+        subject = Subject(-1, "", str(topic), nbytes, details=(about,))
+        step = Step(Action.DELETE_SUBSCRIPTION, Phase.DELETE_SUBSCRIPTION)
+        self.ports.journal.record([self.writer.row(step, subject, outcome, why, self.ports.clock.now_ms())])

@@ -1,0 +1,104 @@
+"""Subscriptions past their expiration time, on real brokers: a load deletes what a broker that kept the topic would.
+
+The brokers do by themselves what production's do, every minute at most.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.lifecycle.load.load_run import load_topics
+from pulsar_lifecycle.lifecycle.subscription_deletion import Subscription
+from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.runs.journal_rows import details_of
+from sandbox.clients import Admin, pulsar_client, wait_for
+from sandbox.cluster import Cluster
+from sandbox.planting import topics, znodes
+from tests.integration.lifecycle.loads import CONTENTS, no_retention, notes, pipeline_of, planned
+from tests.integration.lifecycle.retention import keep_inactive_topics, loaded
+from tests.integration.pipeline import listed, new_namespace, wait_unlisted, wait_until_unloaded_counts
+
+pytestmark = pytest.mark.integration
+
+DAY = 86_400_000
+NAMES = {"abandoned", "elsewhere", "live"}
+"""Subscriptions: nobody is at the first, the second is replicated, the third is in use, or was lately."""
+
+
+def subscribe(client: pulsar.Client, admin: Admin, topic: str) -> pulsar.Consumer:
+    """All three; the consumer of the last."""
+    for name in ("abandoned", "elsewhere"):
+        client.subscribe(topic, name, initial_position=pulsar.InitialPosition.Earliest).close()
+    admin.topic("POST", topic, "/subscription/elsewhere/replicatedSubscriptionStatus", True)
+    return client.subscribe(topic, "live", initial_position=pulsar.InitialPosition.Earliest)
+
+
+def subscriptions(cluster: Cluster, topic: str) -> set[str]:
+    with cluster.metadata() as zk:
+        return set(zk.get_children(znodes.topic_znode(topic)))
+
+
+def last_active_earlier(cluster: Cluster, topic: str, name: str, days: int) -> None:
+    """Let the z-node of a subscription, whose topic no broker has, say that it was last active days ago."""
+    path = f"{znodes.topic_znode(topic)}/{name}"
+    with cluster.metadata() as zk:
+        data, stat = zk.get(path)
+        info = cursor_format.decode(data)
+        assert info.cursors_ledger_id == -1
+        at = int(time.time() * 1000) - days * DAY
+        zk.set(path, cursor_format.encode(replace(info, last_active=at)), version=stat.version)
+
+
+def test_a_visit_deletes_what_a_broker_that_kept_the_topic_would_have(
+    production: Cluster, spark: None, tmp_path: Path
+) -> None:
+    cluster = production
+    unloaded, twin = (f"persistent://{new_namespace(cluster, name)}/t" for name in ("expiring", "twin"))
+    spaces = {topic: topic.removeprefix("persistent://").removesuffix("/t") for topic in (unloaded, twin)}
+    with pulsar_client(cluster.service_url) as client, Admin(cluster.admin_url) as admin:
+        for topic, minutes in ((unloaded, 7 * 24 * 60), (twin, 1)):
+            no_retention(admin, spaces[topic])
+            keep_inactive_topics(admin, spaces[topic])
+            admin.call("POST", f"/v2/namespaces/{spaces[topic]}/subscriptionExpirationTime", minutes)
+        subscribe(client, admin, unloaded).close()
+        ids = list(dict.fromkeys(topics.publish(client, unloaded, CONTENTS)))
+        for name in ("live", "elsewhere"):
+            admin.topic("POST", unloaded, f"/subscription/{name}/skip_all")
+        admin.unload(unloaded)
+        consumer = subscribe(client, admin, twin)
+        for name in ("abandoned", "elsewhere"):
+            last_active_earlier(cluster, unloaded, name, 8)
+        wait_unlisted(cluster, [unloaded])
+        wait_until_unloaded_counts(time.time())
+
+        pipeline = pipeline_of(
+            cluster, tmp_path, [spaces[unloaded]], subscription_expiry=[spaces[unloaded]], topic_deletion=[]
+        )
+        plan, rows = planned(pipeline)
+        row = rows[unloaded]
+        assert (row["needs"], row["kept"]) == (["last_ledger_expired", "subscription_expired"], None)
+        assert set(ids) <= set(row["trims"])
+        wait_for("the twin's broker to delete a subscription", lambda: subscriptions(cluster, twin) != NAMES, 240)
+        assert set(row["expired_subscriptions"]) == NAMES - subscriptions(cluster, twin)
+        consumer.close()
+
+        (one,) = load_topics(pipeline.where, "run", Order(plan.plan_id, plan.digest), dry_run=False)
+        assert (one.outcome, one.unsubscribed) == (Outcome.DONE, ("abandoned",)), one
+        assert subscriptions(cluster, unloaded) == {"elsewhere", "live"}
+        assert set(ids).isdisjoint(listed(cluster, unloaded))
+        wait_unlisted(cluster, [unloaded])
+        assert unloaded not in loaded(cluster)
+        assert notes(cluster) == []
+        said = journal_rows(pipeline.where.journal_reader, run_id="run").to_pylist()
+        deleted = [one for one in said if one["action"] == Action.DELETE_SUBSCRIPTION]
+        assert [one["outcome"] for one in deleted] == [Outcome.BEGUN, Outcome.DONE]
+        about = details_of(Subscription, deleted[0]["detail"])
+        assert about == Subscription("abandoned", ids[0], -1)
