@@ -3,12 +3,12 @@
 Belongs here: the rule over tables. Pure. Not here: what that frees (``ledgers_once_loaded.py``), deleting one
 (``unsubscribing.py``). Upstream: ``PersistentTopic.checkInactiveSubscriptions``, ``ManagedCursorImpl``, Pulsar 4.0.7.
 
-A broker deletes a subscription without consumers that was last active longer ago than that time; not compaction's, not
-a replicated one. It counts from its load on, as it reads ``lastActive`` of no z-node: of a topic that is loaded seldom,
-and for a short while, nothing expires. So we go by what the broker wrote that had the topic last: a client's last
-request, or that broker's load if it is later. It writes that when it closes the cursor. What it had in memory when it
-died is lost, so such a cursor is not judged: it names a cursor ledger, or was written before the topic's last ledger
-was made, or that ledger was never closed.
+A broker deletes a subscription without consumers that was last active longer ago than that time; not compaction's, nor
+a replicated one, but where brokers have those turned off: then we keep it all the same. It counts from its load on, as
+it reads ``lastActive`` of no z-node: of a topic that is loaded seldom, and for a short while, nothing expires. So we go
+by what the broker wrote that had the topic last: a client's last request, or that broker's load if it is later. It
+writes that when it closes the cursor. What it had in memory when it died is lost, so such a cursor is not judged: it
+names a cursor ledger, or was written before the topic's last ledger was made, or that ledger was never closed.
 """
 
 from __future__ import annotations

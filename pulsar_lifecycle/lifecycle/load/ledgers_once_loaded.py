@@ -91,7 +91,7 @@ class LedgersOnceLoaded:
     @classmethod
     def of(cls, tables: TopicTables, inputs: pa.Table, monitors: Monitors, gone: Any, now: int) -> LedgersOnceLoaded:
         """``gone``: which of the cursors (numpy) are subscriptions that are deleted."""
-        needed = needed_by(inputs, now)
+        needed = needed_by(inputs, now) if gone.any() else False
         inputs = without_cursors(inputs, tables.listed, tables.cursors, gone)
         cursors = tables.cursors.filter(pa.array(~gone))
         verdicts = judge(inputs, now)

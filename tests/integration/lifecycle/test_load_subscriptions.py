@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pulsar
 import pytest
@@ -29,16 +30,19 @@ from tests.integration.pipeline import listed, new_namespace, wait_unlisted, wai
 pytestmark = pytest.mark.integration
 
 DAY = 86_400_000
-NAMES = {"abandoned", "elsewhere", "live"}
-"""Subscriptions: nobody is at the first, the second is replicated, the third is in use, or was lately."""
+NAMES = {"abandoned", "caught-up", "live"}
+"""Subscriptions: nobody is at the first, nor at the second, which has read all; the third is in use, or was lately."""
 
 
-def subscribe(client: pulsar.Client, admin: Admin, topic: str) -> pulsar.Consumer:
-    """All three; the consumer of the last."""
-    for name in ("abandoned", "elsewhere"):
+def filled(client: pulsar.Client, admin: Admin, topic: str) -> list[int]:
+    """A topic with all three, of which the first has read nothing, unloaded; returns its ledgers."""
+    for name in NAMES:
         client.subscribe(topic, name, initial_position=pulsar.InitialPosition.Earliest).close()
-    admin.topic("POST", topic, "/subscription/elsewhere/replicatedSubscriptionStatus", True)
-    return client.subscribe(topic, "live", initial_position=pulsar.InitialPosition.Earliest)
+    ids = list(dict.fromkeys(topics.publish(client, topic, CONTENTS)))
+    for name in ("caught-up", "live"):
+        admin.topic("POST", topic, f"/subscription/{name}/skip_all")
+    admin.unload(topic)
+    return ids
 
 
 def subscriptions(cluster: Cluster, topic: str) -> set[str]:
@@ -46,15 +50,14 @@ def subscriptions(cluster: Cluster, topic: str) -> set[str]:
         return set(zk.get_children(znodes.topic_znode(topic)))
 
 
-def last_active_earlier(cluster: Cluster, topic: str, name: str, days: int) -> None:
-    """Let the z-node of a subscription, whose topic no broker has, say that it was last active days ago."""
+def rewrite(cluster: Cluster, topic: str, name: str, **changes: Any) -> None:
+    """Change what the z-node of a subscription says, whose topic no broker has."""
     path = f"{znodes.topic_znode(topic)}/{name}"
     with cluster.metadata() as zk:
         data, stat = zk.get(path)
         info = cursor_format.decode(data)
         assert info.cursors_ledger_id == -1
-        at = int(time.time() * 1000) - days * DAY
-        zk.set(path, cursor_format.encode(replace(info, last_active=at)), version=stat.version)
+        zk.set(path, cursor_format.encode(replace(info, **changes)), version=stat.version)
 
 
 def test_a_visit_deletes_what_a_broker_that_kept_the_topic_would_have(
@@ -68,37 +71,34 @@ def test_a_visit_deletes_what_a_broker_that_kept_the_topic_would_have(
             no_retention(admin, spaces[topic])
             keep_inactive_topics(admin, spaces[topic])
             admin.call("POST", f"/v2/namespaces/{spaces[topic]}/subscriptionExpirationTime", minutes)
-        subscribe(client, admin, unloaded).close()
-        ids = list(dict.fromkeys(topics.publish(client, unloaded, CONTENTS)))
-        for name in ("live", "elsewhere"):
-            admin.topic("POST", unloaded, f"/subscription/{name}/skip_all")
-        admin.unload(unloaded)
-        consumer = subscribe(client, admin, twin)
-        for name in ("abandoned", "elsewhere"):
-            last_active_earlier(cluster, unloaded, name, 8)
+        ids = filled(client, admin, unloaded)
+        filled(client, admin, twin)
+        long_ago = int(time.time() * 1000) - 8 * DAY
+        for name in ("abandoned", "caught-up"):
+            rewrite(cluster, unloaded, name, last_active=long_ago)
+        consumer = client.subscribe(twin, "live")
         wait_unlisted(cluster, [unloaded])
         wait_until_unloaded_counts(time.time())
 
-        pipeline = pipeline_of(
-            cluster, tmp_path, [spaces[unloaded]], subscription_expiry=[spaces[unloaded]], topic_deletion=[]
-        )
+        pipeline = pipeline_of(cluster, tmp_path, [spaces[unloaded]], subscription_expiry=[spaces[unloaded]])
         plan, rows = planned(pipeline)
         row = rows[unloaded]
         assert (row["needs"], row["kept"]) == (["last_ledger_expired", "subscription_expired"], None)
         assert set(ids) <= set(row["trims"])
-        wait_for("the twin's broker to delete a subscription", lambda: subscriptions(cluster, twin) != NAMES, 240)
-        assert set(row["expired_subscriptions"]) == NAMES - subscriptions(cluster, twin)
+        expired = set(row["expired_subscriptions"])
+        assert expired == {"abandoned", "caught-up"}
+        wait_for("the twin's broker to delete the same", lambda: subscriptions(cluster, twin) == NAMES - expired)
         consumer.close()
 
         (one,) = load_topics(pipeline.where, "run", Order(plan.plan_id, plan.digest), dry_run=False)
-        assert (one.outcome, one.unsubscribed) == (Outcome.DONE, ("abandoned",)), one
-        assert subscriptions(cluster, unloaded) == {"elsewhere", "live"}
+        assert (one.outcome, one.unsubscribed) == (Outcome.DONE, ("abandoned", "caught-up")), one
+        assert subscriptions(cluster, unloaded) == {"live"}
         assert set(ids).isdisjoint(listed(cluster, unloaded))
         wait_unlisted(cluster, [unloaded])
         assert unloaded not in loaded(cluster)
         assert notes(cluster) == []
         said = journal_rows(pipeline.where.journal_reader, run_id="run").to_pylist()
         deleted = [one for one in said if one["action"] == Action.DELETE_SUBSCRIPTION]
-        assert [one["outcome"] for one in deleted] == [Outcome.BEGUN, Outcome.DONE]
+        assert [one["outcome"] for one in deleted] == [Outcome.BEGUN, Outcome.DONE] * 2
         about = details_of(Subscription, deleted[0]["detail"])
         assert about == Subscription("abandoned", ids[0], -1)

@@ -173,7 +173,11 @@ class Loading(Retaining):
         topics = [t for t in topics if t.ledgers and not t.loaded and not t.away]
         if not topics:
             return "no topic that a client could be at"
-        topic, how = random.choice(topics), random.choice(["unloads it", "dies", "dies, and its ledger is closed"])
+        topics = [t for t in topics if str(t.name.namespace) in ORDERED[1:]] or topics
+        topic, how = (
+            random.choice(topics),
+            random.choice(["unloads it", "dies", *["dies, and its ledger is closed"] * 2]),
+        )
         world.load(topic)
         if not topic.cursors:
             return f"{topic.name} has no subscription any more"

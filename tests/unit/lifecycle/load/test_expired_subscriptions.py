@@ -186,6 +186,21 @@ def test_a_visit_deletes_it_trims_and_unloads(scene: LoadScene) -> None:
     assert list(dict.fromkeys(phases)) == [Phase.LOAD, Phase.UNSUBSCRIBE, Phase.TRIM, Phase.UNLOAD]
 
 
+def test_one_that_holds_nothing_back_goes_in_a_visit_for_something_else(scene: LoadScene) -> None:
+    """As its broker would, had it the topic for long enough."""
+    abandoned(scene)
+    ids = scene.listed("a")
+    scene.servers.cursor(A, "s", at=ids[-1], entry=0, active=scene.now - 30 * 60 * MINUTE)
+    scene.servers.cursor(A, "late", at=ids[0], active=scene.now + 100 * 60 * MINUTE)
+    scene.namespace(message_ttl_in_seconds=4 * 3600)
+    made = planned(scene, "a")
+    assert (stored(scene)["a"]["needs"], stored(scene)["a"]["expired_subscriptions"]) == (["past_ttl"], ["s"])
+    (one,) = applied(scene, made)
+    assert (one.outcome, one.unsubscribed) == (Outcome.DONE, ("s",))
+    assert names(scene) == {"late", "live"}
+    assert scene.trimmed == ids[:-1]
+
+
 def test_a_dry_run_deletes_nothing(scene: LoadScene) -> None:
     abandoned(scene)
     made = planned(scene, "a")
