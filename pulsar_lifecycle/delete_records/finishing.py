@@ -258,8 +258,8 @@ def _silence(cluster: Cluster) -> str:
             answers = ask_brokers(ports)
     except LifecycleError as error:
         return f"no deletion run goes until brokers answer: {error}"
-    if denied := answers.brokers.error:
-        return f"no deletion run goes until brokers answer: {denied}"
+    if unknown := answers.brokers.unknown:
+        return f"no deletion run goes until brokers answer: {unknown}"
     silent = answers.unanswered.items()
     return "; ".join(f"no deletion run goes until broker {one} answers: {why}" for one, why in silent)
 
