@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from pulsar_lifecycle.errors import Conflict, CorruptFormat, NotFound, Unavailable
+from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, NotFound, Unavailable
 from pulsar_lifecycle.model import (
     COMPACTION_CURSOR,
     MANAGED_LEDGERS_ROOT,
@@ -157,6 +157,39 @@ def make_sure(admin: BrokerAdmin, parallelism: int, look: Callable[[], Subscript
         return found
     create_missing(admin, parallelism)
     return look()
+
+
+class Subscribed:
+    """Whether every partition of the queue's topics has the subscription: what lacks it gets it.
+
+    ``look`` says who has it by now.
+    """
+
+    def __init__(self, admin: BrokerAdmin, parallelism: int, look: Callable[[], Subscriptions]) -> None:
+        self._admin, self._parallelism, self.look = admin, parallelism, look
+
+    def ensure(self) -> Subscriptions:
+        """:func:`make_sure`."""
+        return make_sure(self._admin, self._parallelism, self.look)
+
+    def of_deletion_topic(self) -> dict[Topic, int]:
+        """Partitions of the deletion topic that keep what is sent, and what created their subscription (czxid).
+
+        What cannot be made, as its broker does not answer, is left out. Raises what :meth:`ensure` raises if it is all.
+        """
+        problem: LifecycleError = NotFound(f"no partition of {DELETION_TOPIC} has the subscription")
+        try:
+            found = self.ensure()
+        except LifecycleError as error:
+            found, problem = self.look(), error
+        main = {
+            part: czxid
+            for part, czxid in found.items()
+            if part.partitioned_parent == DELETION_TOPIC and part.partition is not None and czxid is not None
+        }
+        if not main:
+            raise problem
+        return main
 
 
 def _count(path: str, node: Node | Unread | None) -> int:

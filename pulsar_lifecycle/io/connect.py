@@ -128,21 +128,25 @@ class Connections:
     @cached_property
     def queue(self) -> DeletionQueue:
         """The deletion queue: the main and the retry topic."""
-        from pulsar_lifecycle.deletion_queue.queue_topics import stored_subscriptions
+        from pulsar_lifecycle.deletion_queue.queue_topics import Subscribed, stored_subscriptions
         from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
 
         def look() -> Subscriptions:
             return stored_subscriptions(self.store, self.configuration)
 
-        queue = PulsarDeletionQueue(self.settings.pulsar, self.admin, self._tasks, look)
+        queue = PulsarDeletionQueue(self.settings.pulsar, self.admin, Subscribed(self.admin, self._tasks, look))
         return self._opened.enter_context(closing(queue))
 
     @cached_property
     def dead_letters(self) -> DeadLetterQueue:
         """The dead-letter topic."""
+        from pulsar_lifecycle.deletion_queue.queue_topics import create_missing
         from pulsar_lifecycle.io.pulsar.queue import PulsarDeadLetterQueue
 
-        return self._opened.enter_context(closing(PulsarDeadLetterQueue(self.settings.pulsar, self.admin, self._tasks)))
+        letters = PulsarDeadLetterQueue(
+            self.settings.pulsar, self.admin, lambda: create_missing(self.admin, self._tasks)
+        )
+        return self._opened.enter_context(closing(letters))
 
     @cached_property
     def queue_reader(self) -> QueueReader:

@@ -22,6 +22,7 @@ import pytest
 from pyspark.sql import SparkSession
 from xdist.scheduler import LoadScopeScheduling
 
+from pulsar_lifecycle.deletion_queue.queue_topics import Subscribed, create_missing
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeadLetterQueue, PulsarDeletionQueue, PulsarQueueReader
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
@@ -193,7 +194,7 @@ def open_queue(
     driving.drain(sandbox)
     with ExitStack() as stack:
         look = stack.enter_context(driving.subscriptions_of(sandbox))
-        yield lambda: stack.enter_context(closing(PulsarDeletionQueue(settings, admin, 4, look)))
+        yield lambda: stack.enter_context(closing(PulsarDeletionQueue(settings, admin, Subscribed(admin, 4, look))))
     driving.drain(sandbox)
 
 
@@ -203,7 +204,9 @@ def open_letters(
 ) -> Iterator[Callable[[], PulsarDeadLetterQueue]]:
     """Opens sessions on the dead letters of that queue."""
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(closing(PulsarDeadLetterQueue(settings, admin, 4)))
+        yield lambda: stack.enter_context(
+            closing(PulsarDeadLetterQueue(settings, admin, lambda: create_missing(admin, 4)))
+        )
 
 
 @pytest.fixture

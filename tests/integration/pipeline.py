@@ -26,6 +26,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
+    Subscribed,
     Subscriptions,
     stored_subscriptions,
     topics_of,
@@ -218,7 +219,7 @@ def deletion_queue(sandbox: Cluster) -> Iterator[PulsarDeletionQueue]:
     with (
         closing(HttpBrokerAdmin(settings)) as admin,
         subscriptions_of(sandbox) as look,
-        closing(PulsarDeletionQueue(settings, admin, 4, look)) as queue,
+        closing(PulsarDeletionQueue(settings, admin, Subscribed(admin, 4, look))) as queue,
     ):
         yield queue
 

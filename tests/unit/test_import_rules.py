@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections.abc import Callable
@@ -96,3 +97,14 @@ def test_all_of_io_is_forbidden_but_what_connects() -> None:
     assert set(contract["forbidden_modules"]) == {
         f"pulsar_lifecycle.io.{room}" for room in rooms - {"__init__", "connect"}
     }
+
+
+def test_no_adapter_creates_or_deletes_topics_by_a_rule_of_its_own() -> None:
+    """What is missing of the queue's topics is decided above io, and given to the adapters by what connects them."""
+    found: set[str] = set()
+    for path in (ROOT / "pulsar_lifecycle/io").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())) if path.name != "connect.py" else ():
+            if isinstance(node, ast.ImportFrom) and node.module == "pulsar_lifecycle.deletion_queue.queue_topics":
+                found |= {one.name for one in node.names}
+    assert "DELETION_TOPIC" in found
+    assert found & {"create_missing", "make_sure", "subscribe_everywhere"} == set()

@@ -9,53 +9,20 @@ receipt. A partition whose broker does not answer takes none: the others take it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, Subscriptions, make_sure
-from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.deletion_queue.queue_topics import Subscribed
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo, encode_deletion_message
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME
 from pulsar_lifecycle.io.pulsar.pulsar_session import Outgoing, PulsarSession
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import BrokerAdmin, Sent
+from pulsar_lifecycle.ports import Sent
 
 TRIES = 3
 """How often a message goes out whose partition lost its subscription, or whose broker did not answer."""
 SHUT_FOR = 300.0
 """Seconds for which a partition is left alone whose broker did not answer, as long as others take messages."""
-
-
-class Subscribed:
-    """Whether every partition of the queue's topics has the subscription: what lacks it gets it.
-
-    ``look`` says who has it by now.
-    """
-
-    def __init__(self, admin: BrokerAdmin, parallelism: int, look: Callable[[], Subscriptions]) -> None:
-        self._admin, self._parallelism, self.look = admin, parallelism, look
-
-    def ensure(self) -> Subscriptions:
-        """:func:`make_sure`."""
-        return make_sure(self._admin, self._parallelism, self.look)
-
-    def of_deletion_topic(self) -> dict[Topic, int]:
-        """Partitions of the deletion topic that keep what is sent, and what created their subscription (czxid).
-
-        What cannot be made, as its broker does not answer, is left out. Raises what :meth:`ensure` raises if it is all.
-        """
-        problem: LifecycleError = NotFound(f"no partition of {DELETION_TOPIC} has the subscription")
-        try:
-            found = self.ensure()
-        except LifecycleError as error:
-            found, problem = self.look(), error
-        main = {
-            part: czxid
-            for part, czxid in found.items()
-            if part.partitioned_parent == DELETION_TOPIC and part.partition is not None and czxid is not None
-        }
-        if not main:
-            raise problem
-        return main
 
 
 class IntentSender:

@@ -21,8 +21,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
-    Subscriptions,
-    create_missing,
+    Subscribed,
     pending,
     topics_of,
     waiting,
@@ -37,7 +36,7 @@ from pulsar_lifecycle.formats.retry_letter import (
     waiting_properties,
     without_retry_properties,
 )
-from pulsar_lifecycle.io.pulsar.intent_sender import IntentSender, Subscribed
+from pulsar_lifecycle.io.pulsar.intent_sender import IntentSender
 from pulsar_lifecycle.io.pulsar.pulsar_session import Outgoing, PulsarSession
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Page, Postponed, Received, Resent, Sent
@@ -51,16 +50,13 @@ ENCRYPTED = "it is encrypted, and nobody gives us keys: intents are sent unencry
 class PulsarDeletionQueue:
     """:class:`~pulsar_lifecycle.ports.DeletionQueue`: sends to the main topic, consumes main and retry topic.
 
-    ``parallelism`` is that of :func:`create_missing`; ``look`` says which partitions have the subscription. Not
-    thread-safe.
+    ``subscribed`` makes what is missing of topics and subscriptions. Not thread-safe.
     """
 
-    def __init__(
-        self, settings: PulsarSettings, admin: BrokerAdmin, parallelism: int, look: Callable[[], Subscriptions]
-    ) -> None:
+    def __init__(self, settings: PulsarSettings, admin: BrokerAdmin, subscribed: Subscribed) -> None:
         self._admin = admin
         self._session = PulsarSession(settings)
-        self._subscribed = Subscribed(admin, parallelism, look)
+        self._subscribed = subscribed
         self._sender = IntentSender(self._session, self._subscribed)
 
     def ensure(self) -> None:
@@ -171,12 +167,12 @@ class PulsarDeletionQueue:
 class PulsarDeadLetterQueue:
     """:class:`~pulsar_lifecycle.ports.DeadLetterQueue`: consumes the dead-letter topic, sends to the main topic.
 
-    ``parallelism`` is that of :func:`create_missing`. Not thread-safe.
+    ``ensure`` makes what is missing of topics and subscriptions. Not thread-safe.
     """
 
-    def __init__(self, settings: PulsarSettings, admin: BrokerAdmin, parallelism: int) -> None:
+    def __init__(self, settings: PulsarSettings, admin: BrokerAdmin, ensure: Callable[[], None]) -> None:
         self._admin = admin
-        self._parallelism = parallelism
+        self._ensure = ensure
         self._session = PulsarSession(settings)
 
     def backlog(self) -> int:
@@ -186,13 +182,13 @@ class PulsarDeadLetterQueue:
     def take(self, limit: int, wait_ms: int) -> list[Received]:
         """Up to ``limit`` dead letters, fewer once ``wait_ms`` have passed; each once until this queue is closed."""
         if not self._session.subscribed:
-            create_missing(self._admin, self._parallelism)
+            self._ensure()
             self._session.subscribe([DLQ_TOPIC], SUBSCRIPTION)
         return [_received(message) for message in self._session.receive(limit, wait_ms)]
 
     def send_again(self, messages: Sequence[Received]) -> list[Resent]:
         """Send each to the main topic as it was sent first: same bytes, keys and properties, nothing of its retries."""
-        create_missing(self._admin, self._parallelism)
+        self._ensure()
         self._session.open_producer(DELETION_TOPIC)
         receipts = self._session.send_all(
             [

@@ -13,7 +13,7 @@ import pytest
 from assets import dead_letters
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven, redrive_now
-from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
+from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC, Subscribed
 from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.clock import SystemClock
@@ -51,7 +51,7 @@ def queue(sandbox: Cluster, settings: Settings) -> Iterator[PulsarDeletionQueue]
     """The deletion queue, empty before and after, dead letters included."""
     driving.drain(sandbox)
     with closing(HttpBrokerAdmin(settings.pulsar)) as admin, driving.subscriptions_of(sandbox) as look:
-        queue = PulsarDeletionQueue(settings.pulsar, admin, 4, look)
+        queue = PulsarDeletionQueue(settings.pulsar, admin, Subscribed(admin, 4, look))
         yield queue
         queue.close()
     driving.drain(sandbox)

@@ -7,6 +7,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
+    Subscribed,
     pending,
     topics_of,
 )
@@ -131,7 +132,8 @@ def open_on(monkeypatch, admin):
     def open_queue(client: Client, **settings) -> PulsarDeletionQueue:
         monkeypatch.setattr(pulsar_session.pulsar, "Client", lambda *_, **__: client)
         urls = {"admin_url": "http://b1:8080", "service_url": "pulsar://b1:6650"}
-        return PulsarDeletionQueue(PulsarSettings(**urls, **settings), admin, 4, lambda: subscriptions(admin))
+        subscribed = Subscribed(admin, 4, lambda: subscriptions(admin))
+        return PulsarDeletionQueue(PulsarSettings(**urls, **settings), admin, subscribed)
 
     return open_queue
 
