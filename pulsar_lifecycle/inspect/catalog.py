@@ -143,7 +143,7 @@ WORDS: Mapping[str, str] = {
     "error": "more about the problem",
     "evidence": "by what the last use is known",
     "expired": "whether it is past the retention in force",
-    "expired_at": "when it passed its limit (ms)",
+    "expired_at": "when its retention time ended (ms)",
     "expired_by": "which limit it is past",
     "expired_bytes": "bytes of these that are past the TTL",
     "expired_subscriptions": "subscriptions that are deleted meanwhile, as they are past their expiration time",

@@ -109,13 +109,18 @@ class _Judging:
         copies = tables.copies(whole(verdicts.column("ledger_id").filter(_shown(verdicts))))
         kept = kept_copies(listed, past, copies, tables.context)
         verdicts = judge(inputs, self.now, kept) if len(kept) else verdicts
-        yield from expired(verdicts, listed, tables.policies, copies, tables.idle()).to_batches()
+        yield from expired(verdicts, listed, tables.policies, copies, tables.idle(), self.now).to_batches()
 
 
 def expired(
-    verdicts: pa.Table, topics: pa.Table, policies: InForce[RetentionPolicy | None], copies: pa.Table, idle: Any
+    verdicts: pa.Table,
+    topics: pa.Table,
+    policies: InForce[RetentionPolicy | None],
+    copies: pa.Table,
+    idle: Any,
+    now: int,
 ) -> pa.Table:
-    """Rows of :data:`EXPIRED_LEDGERS`, of ``verdicts`` on the ledgers of ``topics`` (``tables.MANAGED_LEDGERS``).
+    """Rows of :data:`EXPIRED_LEDGERS`, of ``verdicts`` at ``now`` on ``topics``' ledgers (``tables.MANAGED_LEDGERS``).
 
     ``copies``: what BookKeeper has of them (``listed_ledgers.OF_COPY``). ``idle``: managed ledgers that no broker lists
     and whose last ledger is not closed; the rule counts their topics as loaded.
@@ -127,6 +132,7 @@ def expired(
     minutes, mb, level = (column.take(row) for column in policy_columns(topics, policies))
     died = pc.and_(pc.equal(verdict, str(Protection.LOADED)), pc.is_in(topics.column("managed_ledger"), idle).take(row))
     verdict = pc.if_else(died, str(Protection.LAST_LEDGER_OPEN), verdict)
+    ends = rows.column("expires_at")
     columns = [
         rows.column("ledger_id"),
         whole(topics.column("topic")).take(row),
@@ -134,7 +140,7 @@ def expired(
         rows.column("size").fill_null(0),
         on_disk(rows.column("ledger_id"), copies),
         rows.column("expired_by").cast(pa.string()),
-        rows.column("expires_at"),
+        pc.if_else(pc.less(ends, now), ends, pa.scalar(None, pa.int64())),
         minutes,
         mb,
         level,

@@ -31,9 +31,9 @@ EXPIRED_LEDGERS = pa.schema(
 """One row per ledger that is past its retention, acknowledged or not, and per ledger of a topic of which nobody knows.
 ``bytes`` as its topic lists it; ``physical_bytes``: what its replicas take on the bookies' disks, 0 where BookKeeper
 does not have it or it was never closed. ``expired_by``: the ``Verdict`` of the limit it is past, null where its policy
-or a cursor is not known; ``expired_at`` (ms): when its retention time ended, null without one. ``level``: where the
-policy was set. ``kept``: the ``Verdict`` or ``Protection`` by which it stays all the same; null for what goes. A plan's
-rows are those that go, sorted by ledger id."""
+or a cursor is not known; ``expired_at`` (ms): when its retention time ended, null where it did not: nobody knows since
+when the size alone is passed. ``level``: where the policy was set. ``kept``: the ``Verdict`` or ``Protection`` by which
+it stays all the same; null for what goes. A plan's rows are those that go, sorted by ledger id."""
 
 _FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
 

@@ -77,6 +77,16 @@ def test_expired_ledgers_go_and_the_last_one_is_reported(scene: RetentionScene) 
     assert stored(scene)[last] == ("expired_by_time", "last_ledger")
 
 
+@pytest.mark.parametrize(("megabytes", "by"), [(1, "expired_by_size"), (0, "no_retention")])
+def test_since_when_is_said_only_of_a_ledger_whose_time_is_over(scene: RetentionScene, megabytes: int, by: str) -> None:
+    scene.retention(200, megabytes)
+    closed = scene.now - 150 * 60_000
+    scene.topic("a", 150, 0, 0, 0)
+    _, rows = plan(scene)  # an hour later
+    over = "expired_by_time" if megabytes else by
+    assert [(row["expired_by"], row["expired_at"]) for row in rows][:2] == [(over, closed + 200 * 60_000), (by, None)]
+
+
 def test_cursors_hold_what_they_have_not_read(scene: RetentionScene) -> None:
     ids = scene.topic("a", 100, 100, 100, 100, cursor=1)
     scene.servers.cursor(Topic.parse(f"{OWN}a"), "t", at=ids[1])
