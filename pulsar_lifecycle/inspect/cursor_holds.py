@@ -1,7 +1,7 @@
-"""Why a durable cursor stands where it does, as far as its persisted state says it, and what moves it.
+"""Why a durable cursor stands where it does, as far as its persisted state says it, what moves it, and what it keeps.
 
-Belongs here: holes in its acknowledgements, its index of delayed messages, its use in transactions. Not here: which
-ledgers that keeps (``explain_topic.py``). Messages that a broker delays in memory alone leave no trace. Upstream:
+Belongs here: holes in its acknowledgements, its index of delayed messages, its use in transactions. Not here: what
+else keeps a ledger (``explain_topic.py``). Messages that a broker delays in memory alone leave no trace. Upstream:
 ``ManagedCursorImpl``, managed-ledger 4.0.7, ``BucketDelayedDeliveryTracker`` and ``PendingAckHandleImpl``,
 pulsar-broker 4.0.7.
 """
@@ -62,12 +62,6 @@ def moved_by_whom(
     return f"{_ENDS_TRANSACTIONS}; or {moves}" if CursorHold.TRANSACTIONS in holds else moves
 
 
-def all_have_read(positions: Collection[Position | None], ledger_id: int, entries: int | None) -> bool:
-    """Whether cursors that stand there, None where that is not known, need nothing of a ledger any more."""
-    last = Position(ledger_id, (entries or 1) - 1)
-    return all(at is not None and (at.ledger_id > ledger_id or (bool(entries) and at >= last)) for at in positions)
-
-
 class CursorHold(StrEnum):
     """What keeps a cursor at its position beside messages that nobody has read."""
 
@@ -86,6 +80,38 @@ class CursorHolds:
 
     holds: tuple[CursorHold, ...] = ()
     ranges: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBy:
+    """A durable cursor: where it stands, and how many bytes before the topic's end it has not acknowledged.
+
+    ``unsized``: ledgers of these of which nobody knows the bytes, so that there are more. ``holds``: what keeps it
+    there beside messages that nobody has read; ``ranges``: how many of acknowledged messages lie behind its position.
+    ``pinned_until``: the first message that it has not acknowledged is delayed until then (ms), and keeps every later
+    ledger; None where it is not, or cannot be read.
+    """
+
+    name: str
+    position: Position | None
+    unacknowledged: int | None
+    unsized: int
+    last_active: int | None
+    holds: tuple[CursorHold, ...] = ()
+    ranges: int = 0
+    pinned_until: int | None = None
+
+    def needs(self, ledger_id: int, entries: int | None, final: int) -> bool:
+        """Whether it keeps a ledger, as the rule of retention has it; ``final``: the id of the last one with entries.
+
+        A cursor of unknown position keeps all; any keeps the ledger that it stands in where nobody counted that.
+        """
+        if entries == 0:
+            return False
+        if self.position is None or self.position.ledger_id != ledger_id:
+            return self.position is None or self.position.ledger_id < ledger_id
+        ends = self.position.entry_id + 1
+        return entries is None or (ends < entries if ledger_id == final else ends != entries)
 
 
 def cursor_holds(store: MetadataStore, reader: LedgerReader, topic: Topic, root: str) -> dict[str, CursorHolds]:

@@ -20,9 +20,8 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.inspect.cursor_holds import (
     MOVES_SUBSCRIPTION,
-    CursorHold,
     CursorHolds,
-    all_have_read,
+    HeldBy,
     cursor_holds,
     moved_by_whom,
     pinned_until,
@@ -92,7 +91,7 @@ class HeldLedger:
 
     ``state``: what BookKeeper says, the ``Problem`` of a z-node that cannot be read, empty where it has no such ledger.
     ``offloaded``: a bucket has it. ``goes``: we would take it off its topic's list now. ``freed_by``: what would free
-    it, empty for what is kept for good.
+    it, empty for what is kept for good. ``held_by``: the cursors that need it, by name, the slowest first.
     """
 
     ledger_id: int
@@ -105,26 +104,7 @@ class HeldLedger:
     goes: bool
     freed_by: str
     expires_at: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class HeldBy:
-    """A durable cursor: where it stands, and how many bytes before the topic's end it has not acknowledged.
-
-    ``unsized``: ledgers of these of which nobody knows the bytes, so that there are more. ``holds``: what keeps it
-    there beside messages that nobody has read; ``ranges``: how many of acknowledged messages lie behind its position.
-    ``pinned_until``: the first message that it has not acknowledged is delayed until then (ms), and keeps every later
-    ledger; None where it is not, or cannot be read.
-    """
-
-    name: str
-    position: Position | None
-    unacknowledged: int | None
-    unsized: int
-    last_active: int | None
-    holds: tuple[CursorHold, ...] = ()
-    ranges: int = 0
-    pinned_until: int | None = None
+    held_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +186,14 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         for row in verdicts
     )  # fmt: skip
     shown_cursors = _cursors(cursors, positions, held, holds, pins)
+    held = _held_by(held, shown_cursors)
     known = namespace in policies.by_namespace
     policy = policies.of(subject) if known else None
     monitors = monitors_in_force(layers) if known else None
     closed_until = _past_ttl(monitors, subject, shown_cursors, now)
     first, is_loaded = next(iter(shown_cursors), None), load.reason is LoadReason.LISTED
     moved_by = moved_by_whom(monitors, subject, first.name, first.holds, loaded=is_loaded) if first else ""
-    expired = to_load["expired_subscriptions"] if to_load else ()
-    others = [one.position for one in shown_cursors if one.name not in expired]
+    expired = frozenset(to_load["expired_subscriptions"] if to_load else ())
     held = tuple(
         _freed_by(
             one,
@@ -221,9 +201,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
             shown_cursors,
             load,
             closed_until,
-            f"{_BY_LOAD}: {_UNUSED}; or {moved_by}"
-            if expired and all_have_read(others, one.ledger_id, one.entries)
-            else moved_by,
+            f"{_BY_LOAD}: {_UNUSED}; or {moved_by}" if expired and expired.issuperset(one.held_by) else moved_by,
             _kept_on(one, policy, now),
         )
         for one, row in zip(held, verdicts, strict=True)
@@ -436,6 +414,14 @@ def _cursors(
         own = holds.get(name, CursorHolds()) if size != 0 or None in behind else CursorHolds()
         found.append(HeldBy(name, position, size, behind.count(None), active, own.holds, own.ranges, pin))
     return tuple(sorted(found, key=lambda one: (one.position is not None, one.position or Position(-1, -1), one.name)))
+
+
+def _held_by(ledgers: Sequence[HeldLedger], cursors: Sequence[HeldBy]) -> tuple[HeldLedger, ...]:
+    final = max((one.ledger_id for one in ledgers if one.entries != 0), default=-1)
+    return tuple(
+        replace(one, held_by=tuple(by.name for by in cursors if by.needs(one.ledger_id, one.entries, final)))
+        for one in ledgers
+    )
 
 
 def _behind(ledger: HeldLedger, position: Position) -> int | None:

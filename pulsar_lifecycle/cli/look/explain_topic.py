@@ -63,7 +63,9 @@ def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
     show.table(["cursor", "stands at", "unacknowledged", "last active", "held by"], rows, 2)
     show.text("ledgers, the oldest first", "bold cyan")
     rows = [_line(one) for one in found.ledgers]
-    show.table(["ledger", "entries", "bytes", "closed", "where", "code", "retention ends"], rows[: show.ROWS], 2)
+    show.table(
+        ["ledger", "entries", "bytes", "closed", "where", "code", "held by", "retention ends"], rows[: show.ROWS], 2
+    )
     if len(rows) > show.ROWS:
         show.text(f"  ... {len(rows) - show.ROWS} younger ones; --json has all of them")
 
@@ -82,6 +84,7 @@ def _line(one: HeldLedger) -> list[Any]:
         show.moment(one.closed_at) if one.closed_at else "",
         where or "nowhere",
         one.code.value,
+        ", ".join(one.held_by[:1]) + (f" and {len(one.held_by) - 1} more" if one.held_by[1:] else ""),
         show.moment(one.expires_at) if one.expires_at is not None else "",
     ]
 

@@ -61,6 +61,7 @@ def test_a_cursor_that_stands_in_the_way_is_named_with_its_backlog(scene: Retent
     scene.scan()
     found = explained(scene, "a")
     assert codes(found) == ["expired_by_time", "expired_by_time", "cursor", "last_ledger"]
+    assert [one.held_by for one in found.ledgers] == [(), (), ("s",), ("s",)]
     (own,) = found.cursors
     assert own.name == "s"
     assert own.unacknowledged is not None
