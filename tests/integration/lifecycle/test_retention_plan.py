@@ -13,8 +13,9 @@ import pytest
 
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, run_config
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from pulsar_lifecycle.trimming.retention_run import apply_retention
@@ -24,6 +25,7 @@ from sandbox.cluster import Cluster
 from sandbox.planting import topics
 from tests.integration.jobs import Jobs
 from tests.integration.killed_run import Step, strike
+from tests.integration.lifecycle.loads import CONTENTS, notes
 from tests.integration.lifecycle.retention import ROOTS, backlog, close_earlier, loaded, retention
 from tests.integration.pipeline import (
     Pipeline,
@@ -42,18 +44,39 @@ from tests.kit.command import run
 pytestmark = pytest.mark.integration
 
 SETTINGS = {
-    "zookeeper": {"session_timeout": "5s"},  # the next run waits for a killed one's session to end
     "orphans": {"grace_period": "7d"},  # what the first phase marked must not wait for it
     "deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1},
 }
 
 
-def killed(pipeline: Pipeline, plan: PlanSummary, about: str) -> None:
-    """Apply a plan in a process that dies right after it has written a topic's z-node."""
-    arguments = {"run_id": "killed", "plan_id": plan.plan_id, "digest": plan.digest}
-    step = Step("store", "write", after=True, about=about)
-    (struck,) = strike(pipeline.file, "retention", arguments, step).struck()
-    assert about in struck.arguments
+REMOVED = f"action={Action.DELETE_LEDGER!r}, phase={Phase.MARK!r}, outcome={Outcome.REMOVED!r}"
+STEPS = [
+    Step("queue", "send", after=True, about="step-0"),
+    Step("journal", "record", after=True, about="step-1"),
+    Step("store", "create", after=True, about="step-2"),
+    Step("store", "write", after=False, about="step-3"),
+    Step("store", "write", after=True, about="step-4"),
+    Step("journal", "record", after=False, about=f"step-5', {REMOVED}"),
+    Step("store", "delete_many", after=False, about="step-6"),
+    Step("store", "delete_many", after=True, about="step-7"),
+]
+"""Where a run dies, each at a topic of its own: its message sent, its mark journalled, its unload noted, its z-node
+written, its end journalled, its note removed. Their namespace has one bundle, so a run takes them in this order."""
+WRITTEN = 4
+"""From this step on the topic has been written."""
+
+
+def killed(sandbox: Cluster, pipeline: Pipeline, plan: PlanSummary, ids: Mapping[str, list[int]]) -> None:
+    """Apply a plan in processes of which each dies at its step, at the topic of its number."""
+    for number, (step, name) in enumerate(zip(STEPS, ids, strict=True)):
+        arguments = {"run_id": f"killed-{number}", "plan_id": plan.plan_id, "digest": plan.digest}
+        (struck,) = strike(pipeline.file, "retention", arguments, step).struck()
+        assert step.about in struck.arguments
+        trimmed = number + (number >= WRITTEN)
+        expected = [of[-1:] if place < trimmed else of for place, of in enumerate(ids.values())]
+        assert [listed(sandbox, other) for other in ids][: number + 1] == expected[: number + 1], step.name
+        with sandbox.metadata() as zk:  # as its server does once the session of the dead one is over
+            zk.delete(control.holder_of(control.LEASE))
 
 
 def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -75,14 +98,17 @@ def test_what_expired_while_unloaded_goes_and_no_topic_is_loaded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     namespace, other = new_namespace(sandbox, "retention"), new_namespace(sandbox, "changed")
+    struck = new_namespace(sandbox, "struck", 1)
     read, alone, own, live = (f"persistent://{namespace}/{name}" for name in ("read", "alone", "own", "live"))
     changed = f"persistent://{other}/changed"
+    steps = [f"persistent://{struck}/step-{number}" for number in range(len(STEPS))]
     contents = topics.payloads(230)
     with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
         consumer = client.subscribe(read, "s", initial_position=pulsar.InitialPosition.Earliest)
         ids = {
             name: list(dict.fromkeys(topics.publish(client, name, contents))) for name in (read, alone, own, changed)
         }
+        ids |= {name: list(dict.fromkeys(topics.publish(client, name, CONTENTS))) for name in steps}
         for message in [consumer.receive(60_000) for _ in range(120)]:
             consumer.acknowledge(message)
         wait_for("the receipts", lambda: backlog(admin, read) == 110)
@@ -92,8 +118,8 @@ def test_what_expired_while_unloaded_goes_and_no_topic_is_loaded(
         admin.topic("POST", own, "/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
         for name in ids:
             admin.unload(name)
-        retention(admin, namespace, 60)
-        retention(admin, other, 60)
+        for one in (namespace, other, struck):
+            retention(admin, one, 60)
         since = time.time()
         close_earlier(sandbox, list(ids))
         wait_unlisted(sandbox, ids)
@@ -111,7 +137,7 @@ def test_what_expired_while_unloaded_goes_and_no_topic_is_loaded(
             planned: dict[str, list[int]] = {}
             for row in rows.to_pylist():
                 planned.setdefault(row["topic"], []).append(row["ledger_id"])
-            expected = {read: ids[read][:2], alone: ids[alone][:-1], changed: ids[changed][:-1]}
+            expected = {read: ids[read][:2]} | {name: ids[name][:-1] for name in (alone, changed, *steps)}
             assert {name: found for name, found in planned.items() if name in {*ids, live}} == expected
             assert plan.actionable
             assert {row["level"] for row in rows.to_pylist() if row["topic"] in ids} == {"namespace"}
@@ -130,24 +156,27 @@ def test_what_expired_while_unloaded_goes_and_no_topic_is_loaded(
         assert not {one for one in kept if one[0] in (own, live)}
 
         retention(admin, other, 600)
-        killed(pipeline, plan, "persistent/alone")
-        assert listed(sandbox, alone) == ids[alone][-1:]
+        killed(sandbox, pipeline, plan, {name: ids[name] for name in steps})
         found = apply_retention(where, "again", Order(plan.plan_id, plan.digest), dry_run=False)
         said = {one.ledger_id: (one.outcome, one.why.code) for one in found if one.topic in ids}
         assert {said[i][0] for i in ids[read][:2]} <= {Outcome.REMOVED, Outcome.NOTHING}
-        assert {said[i] for i in ids[alone][:-1]} == {(Outcome.NOTHING, Stays.NOT_LISTED)}
+        assert {said[i] for name in steps for i in ids[name][:-1]} == {(Outcome.NOTHING, Stays.NOT_LISTED)}
+        assert notes(sandbox) == []
         assert {said[i] for i in ids[changed][:-1]} == {(Outcome.REFUSED, Code.CHANGED_SINCE_PLAN)}
         assert listed(sandbox, read) == ids[read][2:]
         assert listed(sandbox, own) == ids[own]
         assert listed(sandbox, changed) == ids[changed]
         assert not loaded(sandbox) & set(ids)
 
-        gone = {*ids[read][:2], *ids[alone][:-1]}
+        assert listed(sandbox, alone) == ids[alone][-1:]
+        gone = {i for name in (read, alone, *steps) for i in expected[name]}
         runs = pipeline.delete_until(lambda: not existing(sandbox, gone))
         assert not existing(sandbox, gone), runs
         assert not loaded(sandbox) & set(ids)
         producer.close()
         assert read_all(client, live, 230) == contents
         assert read_all(client, read, 130) == contents[100:]
+        for name in steps:
+            assert read_all(client, name, 20) == CONTENTS[50:]
         assert read_all(client, own, 230) == contents
         assert read_all(client, changed, 230) == contents
