@@ -77,6 +77,7 @@ CAUGHT_BY = {
     "forget that earlier scans found the ledger of a copy listed": 1,
     "plan ledgers younger than their retention": 892,
     "apply a plan of retention whatever the policy is by now": 2572,
+    "have brokers load the topics of a plan of retention": 72,
     "load topics that nobody ordered": 236,
     "load what shares a bundle": 1036,
     "load without a note": 36,

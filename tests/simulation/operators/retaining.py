@@ -1,6 +1,6 @@
 """Retention in a schedule: namespaces have a policy, which changes; a plan of what is past it is made and applied.
 
-Belongs here: which schedules have it, what an operator does, the law. Not here: cursors, holes and offloads of what a
+Belongs here: which schedules have it, what an operator does, the laws. Not here: cursors, holes and offloads of what a
 run takes off a list, which ``laws.py`` judges for every run.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
@@ -17,6 +18,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from tests.kit.simulated.cluster import BROKER
+from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.operators.operator import Operator
 from tests.simulation.operators.turns import Turns
 from tests.simulation.world.model import Cursor, ModelTopic
@@ -113,7 +115,7 @@ class Retaining(Turns):
         if not epochs:
             return "no scan yet"
         world.trace = None
-        with operator.writing_nothing("a plan of retention"):
+        with operator.writing_nothing("a plan of retention"), self.loading_nothing("a plan of retention"):
             summary, rows = make_retention_plan(operator.cluster, epochs[-1])
         return f"{summary.plan_id}: {rows.num_rows} ledgers, actionable {summary.actionable}"
 
@@ -128,11 +130,24 @@ class Retaining(Turns):
         self.world.trace = None
         operator.laws.retaining = True
         try:
-            with operator._within_caps(run_id):
+            with operator._within_caps(run_id), self.loading_nothing(run_id):
                 done = apply_retention(operator.cluster, run_id, order, dry_run=False)
         finally:
             operator.laws.retaining = False
         return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
+
+    @contextmanager
+    def loading_nothing(self, what: str) -> Iterator[None]:
+        """What is done within asks no broker of a topic that it has not loaded: it would load it."""
+
+        def loaded(topic: ModelTopic) -> None:
+            raise Violation(f"load: {what} has {topic.name} loaded without order")
+
+        was, self.world.on_load = self.world.on_load, loaded
+        try:
+            yield
+        finally:
+            self.world.on_load = was
 
     def judge(self, topic: Topic, gone: list[LedgerInfo]) -> str:
         """Why these must not leave the list of their topic for their age; empty if they may."""
