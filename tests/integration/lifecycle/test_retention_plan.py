@@ -68,7 +68,7 @@ WRITTEN = 4
 
 def killed(sandbox: Cluster, pipeline: Pipeline, plan: PlanSummary, ids: Mapping[str, list[int]]) -> None:
     """Apply a plan in processes of which each dies at its step, at the topic of its number."""
-    for number, (step, name) in enumerate(zip(STEPS, ids, strict=True)):
+    for number, step in enumerate(STEPS):
         arguments = {"run_id": f"killed-{number}", "plan_id": plan.plan_id, "digest": plan.digest}
         (struck,) = strike(pipeline.file, "retention", arguments, step).struck()
         assert step.about in struck.arguments
