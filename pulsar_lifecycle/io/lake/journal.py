@@ -4,26 +4,23 @@ Belongs here: where their objects lie, writing and reading them. Not here: their
 is recorded, and when. Layout: ``LAKE/journal/date=YYYY-MM-DD/ID.parquet`` (UTC), and ``LAKE/archive/...`` likewise.
 Snapshots of delayed indexes that repairs replaced lie beside them, in ``LAKE/snapshots``.
 Names that begin with a dot are unfinished objects; this module and Spark skip them. ``LAKE/tallies/date=YYYY-MM-DD.
-parquet`` are counts of past days that save reading them again; they may be removed at any time.
+parquet`` are counts of past days that save reading them again, and ``LAKE/packed`` has the rows of many small objects
+once more (``packs.py``); both may be removed at any time.
 """
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pulsar_lifecycle.errors import StoreError
-from pulsar_lifecycle.io.lake import counts
+from pulsar_lifecycle.io.lake import counts, durable, packs
 from pulsar_lifecycle.ports import Archived, ArchivedSnapshot, Counting, JournalRow
 from pulsar_lifecycle.records import tables
 
@@ -35,8 +32,8 @@ SNAPSHOTS = "snapshots"
 class FileJournal:
     """Journal and archive below ``lake``: an absolute folder, or a URI such as ``s3://bucket/prefix``.
 
-    In a folder an object appears by rename after its bytes are on disk; in an object store by one upload. Any number
-    of processes may write at the same time. Credentials of an object store are those of its usual environment.
+    Any number of processes may write at the same time. Credentials of an object store are those of its usual
+    environment.
     """
 
     def __init__(self, lake: str) -> None:
@@ -79,20 +76,9 @@ class FileJournal:
     def _find(
         self, kind: str, schema: pa.Schema, condition: pc.Expression | None, columns: Sequence[str] | None
     ) -> pa.Table:
-        where, wanted = f"{self._lake}/{kind}", list(columns or schema.names)
+        where = f"{self._lake}/{kind}"
         try:
-            filesystem, path = pafs.FileSystem.from_uri(where)
-            if filesystem.get_file_info(path).type is pafs.FileType.NotFound:
-                return schema.empty_table().select(wanted)
-            days = ds.partitioning(pa.schema([pa.field("date", pa.string())]), flavor="hive")
-            found = ds.dataset(
-                path,
-                pa.schema([*schema, pa.field("date", pa.string())]),
-                format="parquet",
-                filesystem=filesystem,
-                partitioning=days,
-            )
-            return found.to_table(columns=wanted, filter=condition)
+            return packs.find(self._lake, kind, schema, columns or schema.names, condition)
         except (OSError, pa.ArrowException) as error:
             raise StoreError(f"{where}: cannot be read: {error}") from error
 
@@ -109,34 +95,7 @@ class FileJournal:
         name = f"{uuid.uuid4().hex}.parquet"
         where = f"{self._lake}/{kind}/date={day}/{name}"
         try:
-            if "://" in self._lake:
-                _upload(where, buffer.getvalue())
-            else:
-                _write_durably(Path(self._lake), Path(where), buffer.getvalue())
+            durable.store(self._lake, where, buffer.getvalue())
         except (OSError, pa.ArrowException) as error:
             raise StoreError(f"{where}: cannot be stored durably: {error}") from error
         return where
-
-
-def _write_durably(lake: Path, target: Path, data: pa.Buffer) -> None:
-    """Write beside the target, sync, rename, and sync every folder up to the lake: each may be new."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.tmp")
-    with unfinished.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(target)
-    for folder in (target.parent, target.parent.parent, lake):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _upload(where: str, data: pa.Buffer) -> None:
-    """One object; it becomes visible when its upload is complete."""
-    filesystem, path = pafs.FileSystem.from_uri(where)
-    with filesystem.open_output_stream(path) as stream:
-        stream.write(data)
