@@ -173,7 +173,7 @@ class _Finishing:
 
     def not_deleted(self) -> frozenset[int]:
         """Ledgers that left their topics and are there still, in BookKeeper's metadata or in a bucket."""
-        found = look_now(self._cluster, self._rows, self._refused)
+        found = self._look(bookies=False)
         return frozenset(one.ledger_id for one in found if not one.gone)
 
     def collect(self) -> None:
@@ -221,7 +221,10 @@ class _Finishing:
         return False
 
     def _at_bookies(self) -> Sequence[Absence]:
-        return look_now(self._cluster, self._rows, self._refused, self._planned_at)
+        return self._look(bookies=True)
+
+    def _look(self, *, bookies: bool) -> Sequence[Absence]:
+        return look_now(self._cluster, self._rows, self._refused, self._planned_at, bookies=bookies)
 
     def _next_run(self) -> str:
         return f"{self._run_id}-{next(self._runs)}"

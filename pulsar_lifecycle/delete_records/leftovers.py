@@ -25,6 +25,7 @@ from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_COMPACTED_LEDGER, COMPONENT_MANAGED_LEDGER
 from pulsar_lifecycle.journal.first_phase_marks import marked_offloads
 from pulsar_lifecycle.journal.queries import filed_since
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import MessagePosition, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.epoch import Epoch
@@ -114,6 +115,22 @@ def left_lists(cluster: Cluster, rows: Sequence[Row], since: int = 0, epoch: Epo
         if MessagePosition(one.ledger_id, 0) < below[topic]:
             own = found.setdefault(topic, {})
             own[one.ledger_id] = _joined(own.get(one.ledger_id, one), one)
+    return found
+
+
+def tagged_since(cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at: int) -> dict[str, Ledgers]:
+    """By topic, its ledgers below the low watermark that a row plans, listed or not, by the tags that a scan read.
+
+    By the newest one, if it ended after the plan was made, at ``planned_at`` (ms): else the plan knows them. A broker
+    may have begun to delete one of them, and have lost that, after the scan that the plan rests on.
+    """
+    below = {row["topic"]: MessagePosition.parse(row["low_watermark"]) for row in rows}
+    epochs = cluster.lake.epochs(cluster_fingerprint(ports.store, cluster.settings.bookkeeper.ledgers_root))
+    found: dict[str, Ledgers] = {}
+    if below and epochs and epochs[-1].finished_at > planned_at:
+        for topic, ledger_id in _tagged(cluster, epochs[-1], below):
+            if MessagePosition(ledger_id, 0) < below[topic]:
+                found.setdefault(topic, {})[ledger_id] = DeletedLedger(ledger_id, None)
     return found
 
 

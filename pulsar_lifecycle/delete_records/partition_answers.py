@@ -26,6 +26,7 @@ from pulsar_lifecycle.delete_records.leftovers import (
     left_lists,
     low_watermarks_of_others,
     planned,
+    tagged_since,
 )
 from pulsar_lifecycle.delete_records.request import (
     NO_WATERMARK,
@@ -76,8 +77,8 @@ def answers(
     must be gone, and once more ``bookkeeper.flush_interval`` later, as far as ``wait_ms`` lets. That is not known where
     another installation deleted by a request, or one whose lake is lost.
     """
-    earlier = _left_before(cluster, rows)
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
+        earlier = _left_before(cluster, ports, rows, planned_at)
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
         flush_ms = int(cluster.settings.bookkeeper.flush_interval * 1000)
@@ -137,19 +138,18 @@ def look_now(
     cluster: Cluster,
     rows: Sequence[Row],
     refused: Mapping[TopicPartition, Refusal | None],
-    planned_at: int | None = None,
+    planned_at: int,
+    *,
+    bookies: bool,
 ) -> list[Absence]:
-    """Where what left its topic is, of topics that lack nothing else; bookies are asked if ``planned_at`` is given.
-
-    Read-only.
-    """
+    """Where what left its topic is, of topics that lack nothing else, as :func:`answers` looks for it. Read-only."""
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
-        _, _, going = _asked(ports, root, rows, refused, _left_before(cluster, rows))
+        _, _, going = _asked(ports, root, rows, refused, _left_before(cluster, ports, rows, planned_at))
         ledgers = {i: one for own in going.values() for i, one in own.items()}
-        if planned_at is not None:
+        if bookies:
             ledgers = _with_metadata(cluster, rows, planned_at, ledgers)
-        return look(ports, root, [ledgers[i] for i in sorted(ledgers)], bookies=planned_at is not None)
+        return look(ports, root, [ledgers[i] for i in sorted(ledgers)], bookies=bookies)
 
 
 def sent_at(cluster: Cluster, ledgers: Collection[int]) -> dict[int, int]:
@@ -211,14 +211,14 @@ def _asked(
     root: str,
     rows: Sequence[Row],
     refused: Mapping[TopicPartition, Refusal | None],
-    earlier: Mapping[str, Ledgers],
+    earlier: _Earlier,
 ) -> tuple[dict[TopicPartition, DeleteRecordsResult | None], Mapping[str, _Kept], Mapping[str, Ledgers]]:
     """Results that are known, what the other topics keep, and what must be gone of those that lack nothing."""
     found = {Topic.parse(row["topic"]): _refused(row, refused) for row in rows}
     asked = [row for row in rows if found[Topic.parse(row["topic"])] is None]
     kept = _kept(ports, root, asked)
     answered = [(row, one) for row in asked if not (one := kept[row["topic"]]).lacks]
-    going = {row["topic"]: _ledgers(row, one, earlier.get(row["topic"], {})) for row, one in answered}
+    going = {row["topic"]: _ledgers(row, one, earlier.of(row["topic"], one.listed)) for row, one in answered}
     return found, kept, going
 
 
@@ -239,6 +239,7 @@ class _Kept:
     and has messages above the low watermark after all; or -1. ``left``: the ledger that the low watermark is in the
     middle of, if its topic does not list it any more; or -1. Its broker trimmed it, or the topic was deleted; what is
     below the low watermark is gone once that ledger is. ``first_readable``: from where on brokers can show messages.
+    ``listed``: ledgers that the topic lists.
     """
 
     asked: MessagePosition
@@ -247,6 +248,7 @@ class _Kept:
     left: int = -1
     first_readable: MessagePosition | None = None
     error: RecordsError = RecordsError.TIMEOUT
+    listed: frozenset[int] = frozenset()
 
 
 _OF_THE_PLAN = "found by the plan, which leaves it out: once that has changed, plan again"
@@ -374,12 +376,13 @@ def _kept_by(
         return _Kept(asked, Why(Code.LENGTH_UNKNOWN, text))
     above = any(one.ledger_id == asked.ledger_id and one.last_entry_id >= asked.entry_id for one in ledgers)
     stays = asked.ledger_id if above else -1
-    listed = {item.ledger_id for item in info.ledgers}
+    listed = frozenset(item.ledger_id for item in info.ledgers)
     if left := listed.intersection(row["ledgers"]) - {stays}:
         return _Kept(asked, Why(Lacks.LISTED, f"its topic lists ledger {min(left)} still"))
     within = asked.ledger_id if (asked.entry_id, asked.batch_index) > (0, 0) else -1
     cut_off = within if within not in listed else -1
-    return _Kept(asked, None, stays, cut_off, MessagePosition(min(listed), 0) if listed else asked)
+    first = MessagePosition(min(listed), 0) if listed else asked
+    return _Kept(asked, None, stays, cut_off, first, listed=listed)
 
 
 def _ledgers(row: Row, kept: _Kept, earlier: Ledgers) -> Ledgers:
@@ -393,9 +396,22 @@ def _ledgers(row: Row, kept: _Kept, earlier: Ledgers) -> Ledgers:
     return {i: one for i, one in both(both(left, before), planned(row)).items() if i != kept.stays}
 
 
-def _left_before(cluster: Cluster, rows: Sequence[Row]) -> dict[str, Ledgers]:
-    """:func:`left_lists` of the rows that have no error; a ledger may have been offloaded since the plan, too."""
-    return left_lists(cluster, [row for row in rows if row["error"] is None])
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """What left lists by our journal, and what BookKeeper has of the topics: of that, only what they do not list."""
+
+    journalled: Mapping[str, Ledgers]
+    tagged: Mapping[str, Ledgers]
+
+    def of(self, topic: str, listed: Collection[int]) -> Ledgers:
+        there = self.tagged.get(topic, {})
+        return {i: one for i, one in there.items() if i not in listed} | self.journalled.get(topic, {})
+
+
+def _left_before(cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at: int) -> _Earlier:
+    """Of the rows that have no error; a ledger may have been offloaded since the plan, too."""
+    going = [row for row in rows if row["error"] is None]
+    return _Earlier(left_lists(cluster, going), tagged_since(cluster, ports, going, planned_at))
 
 
 def _with_metadata(cluster: Cluster, rows: Sequence[Row], planned_at: int, ledgers: Ledgers) -> Ledgers:

@@ -50,7 +50,11 @@ def answer_early() -> AbstractContextManager[Any]:
 
 def answer_unkept() -> AbstractContextManager[Any]:
     """Nobody looks whether the topic keeps the low watermark."""
-    return patch.object(partition_answers, "_kept_by", lambda row, asked, *_: partition_answers._Kept(asked))
+
+    def kept(row: Any, asked: Any, info: Any, *_: Any) -> partition_answers._Kept:
+        return partition_answers._Kept(asked, listed=frozenset(item.ledger_id for item in info.ledgers))
+
+    return patch.object(partition_answers, "_kept_by", kept)
 
 
 def answer_without_bookies() -> AbstractContextManager[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks
 from pulsar_lifecycle.model import Topic
@@ -9,6 +11,7 @@ from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs import control
 from tests.kit.fakes.bookie_admin import status
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
+from tests.kit.simulated.cluster import data_tags
 
 
 def test_a_ledger_that_nothing_deletes_keeps_no_other_partition_from_its_answer() -> None:
@@ -130,3 +133,24 @@ def test_what_is_tried_again_takes_unloads_of_the_same_budget() -> None:
     admin.unreachable = {"broker-2:8080"}
     first, second = scene.apply(Patience(answers=1200, finish=True), heard=said)
     assert (first.error, second.error, unloads) == (None, RecordsError.UNLOADS_USED_UP, 2)
+
+
+@pytest.mark.parametrize("finish", [False, True])
+def test_what_its_broker_began_to_delete_since_the_scan_of_the_plan_is_found_by_the_next_one(finish: bool) -> None:
+    """A broker that has tried a few times forgets it; what the topic lists, above and below, is no such ledger."""
+    scene = RecordsScene()
+    lost = scene.cluster.ledger(data_tags(scene.topic))
+    scene.ids[scene.topic].append(scene._ledger(scene.topic))
+    scene.cluster.topic(scene.topic, scene.ids[scene.topic], entries=ENTRIES)
+    scene.cluster.wait(1)
+    (row,) = scene.plan(scene.at(5, 3))
+    assert (row["error"], row["leftovers"]) == (None, [])
+    patience = Patience(answers=7200, finish=True) if finish else Patience()
+    (result,) = scene.apply(patience)
+    if not finish:
+        scene.delete()
+        (result,) = scene.apply()
+    assert (result.error, result.code) == (RecordsError.TIMEOUT, Lacks.MESSAGE)
+    assert [one.ledger_id for one in result.remaining] == [lost]
+    scene.cluster.remove(scene.cluster.path(lost))
+    assert scene.apply() == [DeleteRecordsResult(scene.at(5, 3), first_readable=scene.at(5, 0))]
