@@ -335,8 +335,9 @@ class _Work:
             broker = self.brokers.brokers.loaded.get(row["topic"]) or "the metadata store"
             text = f"the time-out of {broker} was over before this partition's turn: run again"
             return topic, Refusal.plain(RecordsError.TIMEOUT, text)
-        named = self.named.get(topic, ())
-        return topic, PartitionDeletion(self.run, self.ports, guard, self.brokers, self.clusters, row, named).delete()
+        named, ports, clusters = self.named.get(topic, ()), self.ports, self.clusters
+        work = PartitionDeletion(self.run, ports, guard, self.brokers, clusters, row, self.deadline, named)
+        return topic, work.delete()
 
 
 @dataclass(frozen=True)

@@ -81,10 +81,15 @@ _UNANSWERED = (Code.SERVER_FAILED, Code.NOT_SENT, Code.NOT_UNLOADED)
 ledger. Unloads that a partition needs are kept for it before, so the budget is not what it lacks."""
 
 
+class _TimeOut(LifecycleError):
+    """What a broker may take for all its partitions is over, and what is begun with this one is whole."""
+
+
 class PartitionDeletion:
     """One launch's work on one partition, by its ``row`` of the plan (``RECORDS``).
 
-    ``named``: subscriptions without which nothing of it may go.
+    ``named``: subscriptions without which nothing of it may go. No step begins after ``deadline`` (ms), but those of a
+    topic that was loaded for it.
     """
 
     def __init__(
@@ -95,9 +100,11 @@ class PartitionDeletion:
         brokers: BrokerAnswers,
         clusters: Mapping[TopicPartition, Clusters],
         row: Mapping[str, Any],
+        deadline: int,
         named: Collection[str] = (),
     ) -> None:
         self._clusters, self._named = clusters, named
+        self._deadline: int | None = deadline
         self._run, self._ports, self._guard, self._brokers, self._row = run, ports, guard, brokers, row
         self._topic = Topic.parse(row["topic"])
         self._low_watermark = MessagePosition.parse(row["low_watermark"])
@@ -109,6 +116,8 @@ class PartitionDeletion:
             refusal = self._delete()
         except STOPPING:
             raise
+        except _TimeOut as error:
+            refusal = Refusal.plain(RecordsError.TIMEOUT, str(error))
         except AccessDenied as error:
             refusal = Refusal.plain(RecordsError.NOT_AUTHORIZED, str(error))
         except Unavailable as error:
@@ -140,6 +149,13 @@ class PartitionDeletion:
             if unloads:
                 self._give_back()
 
+    def _check(self) -> None:
+        """Before each step that may be left to another run: raise Paused, LeaseLost, or _TimeOut."""
+        self._guard.check(self._ports.store)
+        if self._deadline is not None and self._ports.clock.now_ms() > self._deadline:
+            broker = self._brokers.brokers.loaded.get(str(self._topic)) or "the metadata store"
+            raise _TimeOut(f"the time-out of {broker} was over before all was done with this partition: run again")
+
     def _unloads(self, read: Read, cut: Cut) -> int:
         """How many the partition may need: one that closes its current ledger, one that follows our write or load."""
         view = read.view
@@ -154,11 +170,13 @@ class PartitionDeletion:
                 self._guard.unloads.give_back(self._topic)
 
     def _cut(self, read: Read, cut: Cut) -> Refusal | None:
+        self._check()
         if cut.moved or cut.rolls:
             if not read.view.loaded:  # its broker is to unload it again, whatever becomes of this run
                 pending = PendingUnload(self._topic, True, self._ports.clock.now_ms(), self._guard.guard[0])
                 control.note_unload(self._ports.store, pending)
                 self._run = replace(self._run, loaded_topics=frozenset({str(self._topic)}))  # by us, so we may write it
+                self._deadline = None  # and nobody else for some minutes, so that another run could not go on
             for name, at in cut.moved:
                 self._move(read, cut, name, at)
             if cut.rolls:
@@ -167,6 +185,7 @@ class PartitionDeletion:
             if isinstance(looked, Refusal):
                 return looked
             read, cut = looked
+            self._check()
         if self._row["no_undo"]:
             self._forbid_undo(read.view, cut)
         return self._trim(read, cut) or self._raise()
@@ -211,7 +230,7 @@ class PartitionDeletion:
             if isinstance(looked, Refusal) or not looked[1].moved:
                 return looked
             self._ports.clock.sleep(seconds)
-            self._guard.check(self._ports.store)
+            self._check()
             looked = self._look()
         if isinstance(looked, Refusal) or not looked[1].moved:
             return looked
@@ -222,14 +241,14 @@ class PartitionDeletion:
     def _move(self, read: Read, cut: Cut, name: str, at: Position) -> None:
         past = read.view.last_below(cut.low_watermark)
         details = (MovedCursor(name, str(at), str(past)),)
-        self._guard.check(self._ports.store)
+        self._check()
         self._journal(Phase.MOVE_CURSOR, Outcome.BEGUN, Why(Code.ABOUT_TO, "its broker is asked to move it"), details)
         self._ports.admin.move_cursor(self._topic, name, past)
         self._journal(Phase.MOVE_CURSOR, Outcome.DONE, Why(Code.PLANNED, f"it stood at {at}"), details)
 
     def _roll(self, read: Read) -> None:
         last = read.view.extents[-1].ledger_id
-        self._guard.check(self._ports.store)
+        self._check()
         about = Why(Code.ABOUT_TO, f"its broker is asked to close ledger {last}, by an unload")
         self._journal(Phase.ROLL, Outcome.BEGUN, about)
         self._guard.unloads.wait()
@@ -296,7 +315,7 @@ class PartitionDeletion:
             looked = self._look()
             if isinstance(looked, Refusal):
                 return looked
-            self._guard.check(self._ports.store)
+            self._check()
             view = looked[0].view
             if view.loaded and not view.broker and not self._run.writes_loaded(self._topic):
                 text = (

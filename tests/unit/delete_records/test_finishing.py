@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pulsar_lifecycle.delete_records.apply_run import Patience
-from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks, Options
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs import control
 from tests.kit.fakes.bookie_admin import status
+from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
 from tests.kit.simulated.cluster import data_tags
 
@@ -133,6 +135,58 @@ def test_what_is_tried_again_takes_unloads_of_the_same_budget() -> None:
     admin.unreachable = {"broker-2:8080"}
     first, second = scene.apply(Patience(answers=1200, finish=True), heard=said)
     assert (first.error, second.error, unloads) == (None, RecordsError.UNLOADS_USED_UP, 2)
+
+
+@pytest.mark.parametrize(("slow", "loaded"), [("move", True), ("unload", True), ("move", False), ("unload", False)])
+def test_a_time_out_that_is_over_amid_a_partition_ends_with_the_step_under_way(slow: str, loaded: bool) -> None:
+    """What is begun is whole and journalled, and no other partition is begun.
+
+    A topic that this run had loaded is finished: for some minutes nobody may write it as unloaded.
+    """
+    scene = RecordsScene(2)
+    first, other = scene.topics
+    admin, clock, done = scene.cluster.admin, scene.cluster.clock, list[str]()
+    admin.topics = {first: {"s": FakeSubscription()}}
+    scene.writes_loaded = True
+    if loaded:
+        scene.cluster.load(first)
+        admin.on_load = scene.rolled
+    scene.cursor("s", 0, 3)
+
+    def takes(step: str) -> None:
+        done.append(step)
+        if step == slow and done.count(step) == 1:
+            clock.advance(31)
+
+    def moved(topic: Topic, name: str, past: Position) -> None:
+        scene.cursor(name, scene.ids[topic].index(past.ledger_id), past.entry_id)
+        takes("move")
+
+    def unload(topic: Topic) -> None:
+        if not loaded:
+            scene.rolled(topic)
+        takes("unload")
+
+    admin.on_move, admin.on_unload = moved, unload
+    rows = scene.plan(END, scene.at(2, 0, other), options=Options(move_cursors=True))
+    assert [row["error"] for row in rows] == [None, None]
+    ids = scene.ids[first][:5]
+    begun, second = scene.apply(Patience(per_broker=30))
+    assert (second.error, second.code) == (RecordsError.TIMEOUT, RecordsError.TIMEOUT)
+    assert "before this partition's turn" in second.reason
+    assert scene.listed(other) == scene.ids[other]
+    assert begun.code == (RecordsError.TIMEOUT if loaded else Lacks.DELETION)
+    assert ("before all was done with this partition" in begun.reason) == loaded
+    assert (scene.listed(first)[:5] == ids) == loaded
+    if loaded:
+        steps = [(row.phase, row.outcome) for row in scene.cluster.journal.rows]
+        moves = [(Phase.MOVE_CURSOR, Outcome.BEGUN), (Phase.MOVE_CURSOR, Outcome.DONE)]
+        rolls = [(Phase.ROLL, Outcome.BEGUN), (Phase.ROLL, Outcome.DONE)]
+        assert steps == [*moves, *(rolls if slow == "unload" else []), (Phase.RAISE, Outcome.LEFT)]
+    assert not list(control.pending_unloads(scene.cluster.open_store()))
+    scene.apply()
+    scene.delete()
+    assert [(one.error, one.reason) for one in scene.apply()] == [(None, "")] * 2
 
 
 @pytest.mark.parametrize("finish", [False, True])
