@@ -19,7 +19,7 @@ from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.absence import DeletedLedger
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.partition_effects import Raised
-from pulsar_lifecycle.delete_records.request import TopicPartition
+from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Lacks, TopicPartition, failed
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_COMPACTED_LEDGER, COMPONENT_MANAGED_LEDGER
@@ -27,11 +27,16 @@ from pulsar_lifecycle.journal.first_phase_marks import marked_offloads
 from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
+from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.control import BrokenPendingUnload
 from pulsar_lifecycle.runs.journal_rows import details_of
 
 _DAY_MS = 86_400_000
@@ -176,6 +181,32 @@ def low_watermarks_of_others(cluster: Cluster, rows: Sequence[Row]) -> dict[str,
         if (mark := row["old_low_watermark"]) and (topic, mark) not in raised:
             others.setdefault(topic, mark)
     return others
+
+
+def unless_of_others(result: DeleteRecordsResult, before: str | None) -> DeleteRecordsResult:
+    """An answer, unless its topic had a low watermark by no request of ours ``before``."""
+    if result.error or before is None:
+        return result
+    text = (
+        f"its low watermark was {before} by no request that this journal knows: what that deleted is not known here, "
+        "and bookies may have it; ask the installation that deleted it, or ask without `--wait-for-bookies`"
+    )
+    return failed(RecordsError.TIMEOUT, Why(Lacks.REQUEST, text))
+
+
+def pending_unloads_of(store: MetadataStore) -> set[TopicPartition]:
+    """Topics that were written while they were loaded, and are to be unloaded."""
+    found = control.pending_unloads(store)
+    return {one.topic for one in found if one.topic and (isinstance(one, BrokenPendingUnload) or one.loaded)}
+
+
+def unless_pending(result: DeleteRecordsResult) -> DeleteRecordsResult:
+    """An answer of a topic that is to be unloaded: until then its broker may show what has left the list."""
+    text = "an unload of it is pending (`pulsar-lifecycle status`), and until then its broker may show what went"
+    if result.error:
+        named = result.code == Code.UNLOAD_PENDING
+        return result if named else replace(result, reason=f"{result.reason}; {text}")
+    return failed(RecordsError.BROKER_FAILED, Why(Code.UNLOAD_PENDING, f"{text}: run again"))
 
 
 _REQUESTS = (PlanKind.DELETE_RECORDS, PlanKind.CONSUMED_RECORDS)

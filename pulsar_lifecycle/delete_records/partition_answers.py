@@ -25,8 +25,11 @@ from pulsar_lifecycle.delete_records.leftovers import (
     copies_of,
     left_lists,
     low_watermarks_of_others,
+    pending_unloads_of,
     planned,
     tagged_since,
+    unless_of_others,
+    unless_pending,
 )
 from pulsar_lifecycle.delete_records.request import (
     NO_WATERMARK,
@@ -109,24 +112,16 @@ def answers(
             found[Topic.parse(name)] = replace(result, lost_copies=copies_in(going.get(name, {})))
         for topic, refusal in holding_views(ports, root, _below(found)).items():  # last: one may be made meanwhile
             found[topic] = failed(refusal.error, refusal.why)
+        pending = pending_unloads_of(ports.store)
     others = low_watermarks_of_others(cluster, rows) if bookies else {}
-    return {topic: _unless_of_others(result, others.get(str(topic))) for topic, result in found.items() if result}
+    known = {topic: unless_of_others(result, others.get(str(topic))) for topic, result in found.items() if result}
+    return {topic: unless_pending(result) if topic in pending else result for topic, result in known.items()}
 
 
 def _below(results: Mapping[TopicPartition, DeleteRecordsResult | None]) -> dict[TopicPartition, MessagePosition]:
     """Before which position nothing may be readable anywhere, of each partition that has no error."""
     done = [(topic, one, one.low_watermark) for topic, one in results.items() if one]
     return {t: min(mark, one.first_readable or mark) for t, one, mark in done if isinstance(mark, MessagePosition)}
-
-
-def _unless_of_others(result: DeleteRecordsResult, before: str | None) -> DeleteRecordsResult:
-    if result.error or before is None:
-        return result
-    text = (
-        f"its low watermark was {before} by no request that this journal knows: what that deleted is not known here, "
-        "and bookies may have it; ask the installation that deleted it, or ask without `--wait-for-bookies`"
-    )
-    return failed(RecordsError.TIMEOUT, Why(Lacks.REQUEST, text))
 
 
 def any_awaited(rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]) -> bool:

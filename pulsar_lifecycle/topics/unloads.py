@@ -131,9 +131,14 @@ class Unloads:
         self._unloaded: set[Topic] = set()
 
     def share(self, shares: int) -> Unloads:
-        """One of so many shares of the rate, which judges by itself whether unloads work; the budget is the same."""
+        """One of so many shares of the rate; the budget is the same.
+
+        It judges by itself whether unloads work, from what pending ones, and those of other topics, came to so far.
+        """
         found = Unloads(self._per_second / shares, 0, self._clock)
         found._budget = self._budget
+        found._failures = {tenant: list(failures) for tenant, failures in self._failures.items()}
+        found._down, found._works = set(self._down), set(self._works)
         return found
 
     def keep(self, topic: Topic, unloads: int) -> bool:

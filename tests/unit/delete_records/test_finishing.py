@@ -6,7 +6,9 @@ import pytest
 
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks, Options
+from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs import control
@@ -187,6 +189,43 @@ def test_a_time_out_that_is_over_amid_a_partition_ends_with_the_step_under_way(s
     scene.apply()
     scene.delete()
     assert [(one.error, one.reason) for one in scene.apply()] == [(None, "")] * 2
+
+
+def test_a_topic_that_may_not_be_unloaded_is_named_and_keeps_the_next_one_from_being_written() -> None:
+    scene = RecordsScene(2)
+    first, other = scene.topics
+    scene.writes_loaded, admin = True, scene.cluster.admin
+    for topic in scene.topics:
+        scene.load(topic)
+
+    def forbidden(topic: Topic) -> None:
+        raise AccessDenied(f"403: {topic}")
+
+    admin.on_unload = forbidden
+    scene.plan(scene.at(2, 0))
+    (result,) = scene.apply()
+    assert scene.listed(first) == scene.ids[first][2:]
+    assert (result.error, result.code) == (RecordsError.TIMEOUT, Lacks.DELETION)
+    assert "an unload of it is pending" in result.reason
+    planned = scene.summary
+    scene.delete()
+    (result,) = scene.apply(dry_run=True)
+    assert (result.error, result.code) == (RecordsError.BROKER_FAILED, Code.UNLOAD_PENDING)
+
+    scene.topics.reverse()
+    scene.plan(scene.at(2, 0, other))
+    (result,) = scene.apply()
+    assert (result.error, result.code) == (RecordsError.TIMEOUT, Code.NOT_UNLOADED)
+    assert "it cannot be unloaded: 403" in result.reason
+    assert scene.listed(other) == scene.ids[other]
+    assert [one.topic for one in control.pending_unloads(scene.cluster.open_store())] == [first]
+
+    admin.on_unload = lambda topic: None
+    scene.apply()
+    scene.delete()
+    assert [one.error for one in scene.apply()] == [None]
+    scene.summary = planned
+    assert [one.error for one in scene.apply()] == [None]
 
 
 @pytest.mark.parametrize("finish", [False, True])
