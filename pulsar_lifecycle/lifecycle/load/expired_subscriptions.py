@@ -8,7 +8,7 @@ a replicated one, but where brokers have those turned off: then we keep it all t
 it reads ``lastActive`` of no z-node: of a topic that is loaded seldom, and for a short while, nothing expires. So we go
 by what the broker wrote that had the topic last: a client's last request, or that broker's load if it is later. It
 writes that when it closes the cursor. What it had in memory when it died is lost, so such a cursor is not judged: it
-names a cursor ledger, or was written before the topic's last ledger was made, or that ledger was never closed.
+names a cursor ledger, or was not written after the topic's last ledger was made, or that ledger was never closed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def expired_subscriptions(
         pc.greater(active, 0),
         pc.greater(pc.subtract(pa.scalar(now, pa.int64()), active), pc.multiply(limit, MS_PER_MINUTE)),
         pc.equal(cursors.column("cursors_ledger_id"), -1),
-        pc.greater_equal(cursors.column("mtime"), last_made),
+        pc.greater(cursors.column("mtime"), last_made),
         pc.invert(pc.is_in(cursors.column("managed_ledger"), idle)),
         pc.and_(place[0].is_valid(), place[1].is_valid()),
     )

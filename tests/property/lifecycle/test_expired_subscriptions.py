@@ -66,7 +66,7 @@ def has_expired(one: Cursor, made: Sequence[Topic], names: Counter[tuple[int, st
     topic = made[one.topic]
     if one.name in NAMES[2:] or re.match(".+/.+/", one.name) or one.replicated is not False:
         return False
-    sure = not one.in_ledger and one.known and topic.made is not None and one.written <= topic.made and not topic.idle
+    sure = not one.in_ledger and one.known and topic.made is not None and one.written < topic.made and not topic.idle
     return bool(
         sure
         and topic.expiry

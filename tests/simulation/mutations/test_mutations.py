@@ -104,6 +104,7 @@ CAUGHT_BY = {
     "delete BookKeeper's copy whatever brokers could read": 479,
     "abort a committed attempt": 535,
     "delete subscriptions that are used since the load": 1736,
+    "believe z-nodes of subscriptions whose broker died": 596,
     "take the ledger that a position lies in": 30,
     "move low watermarks back": 630,
     "answer before the ledgers are gone": 30,

@@ -28,7 +28,7 @@ AT = 16
 ORDERED, UNORDERED = ("acme/loading", "acme/expiring"), "acme/lending"
 """Namespaces whose topics may be loaded, and one whose topics may not."""
 STORM = (
-    *("grow", "grow", "grow", "hours", "scan", "plan_load", "load_topics", "work", "load_topics"),
+    *("grow", "grow", "grow", "use", "hours", "scan", "plan_load", "load_topics", "work", "load_topics"),
     *("hours", "scan", "plan_retention", "apply_retention"),
 )
 """What an operator does of it once a scan covers the cluster."""
@@ -111,7 +111,7 @@ class Loading(Retaining):
             self.policies.evicts.add(namespace)
         else:
             self.policies.evicts.discard(namespace)
-        self.policies.expiry[namespace] = random.choice([60, 60, 10_000] if namespace in ORDERED[1:] else [0, 0, 60])
+        self.policies.expiry[namespace] = random.choice([60, 10_000] if namespace in ORDERED[1:] else [0, 0, 60])
         self.world.put(f"/admin/policies/{namespace}", self._policy(namespace))
         return f"{namespace} has {self._said(namespace)}"
 
@@ -145,12 +145,12 @@ class Loading(Retaining):
             del world.closed_at[last]
             world.restate(last, LedgerState.OPEN)
         world.store(topic)
-        places, others = [topic.ledgers[0], topic.ledgers[2], topic.ledgers[-1]], [0, 0, 1, 2]
+        places, others, ages = [topic.ledgers[0], topic.ledgers[2], topic.ledgers[-1]], [0, 0, 1, 2], [1, 200, 20_000]
         if str(topic.name.namespace) in ORDERED[1:] and random.random() < 0.7:
-            places, others = places[:1], [0]  # all waits for one subscription, which may have expired
+            places, others, ages = places[:1], [0], [200, 20_000, 20_000]  # all waits for one that may have expired
         for name in ("s", *random.sample(["t", AUDIT, COMPACTION, "pulsar.repl.west"], random.choice(others))):
             at = random.choice(places)
-            active = world.time.now_ms() - random.choice([1, 200, 20_000]) * MINUTE
+            active = world.time.now_ms() - random.choice(ages) * MINUTE
             topic.cursors[name] = Cursor(at=at, active=active)
             world.store_cursor(topic, name)
         positions = {name: cursor.at for name, cursor in topic.cursors.items()}

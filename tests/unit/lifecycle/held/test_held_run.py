@@ -191,6 +191,7 @@ def test_a_load_ends_the_backlog_of_an_expired_subscription(
     settings = scene.cluster.settings.model_copy(update={"inactivity": inactivity})
     object.__setattr__(scene.cluster, "settings", settings)
     ids = scene.topic("a", 300, 200)
+    scene.servers.clock.advance(0.001)
     scene.at("a", name, Position(ids[0], -1), last_active=scene.now - hours * 3_600_000)
     scene.namespace(message_ttl_in_seconds=0, subscription_expiration_time_minutes=25 * 60)
     if loaded:
