@@ -148,6 +148,7 @@ class Loading(Retaining):
         places, others, ages = [topic.ledgers[0], topic.ledgers[2], topic.ledgers[-1]], [0, 0, 1, 2], [1, 200, 20_000]
         if str(topic.name.namespace) in ORDERED[1:] and random.random() < 0.7:
             places, others, ages = places[:1], [0], [200, 20_000, 20_000]  # all waits for one that may have expired
+        world.wait_ms(1)  # brokers write cursors after they made the last ledger
         for name in ("s", *random.sample(["t", AUDIT, COMPACTION, "pulsar.repl.west"], random.choice(others))):
             at = random.choice(places)
             active = world.time.now_ms() - random.choice(ages) * MINUTE
