@@ -103,7 +103,7 @@ CAUGHT_BY = {
     "upload before the attempt is noted": 3,
     "delete BookKeeper's copy whatever brokers could read": 479,
     "abort a committed attempt": 535,
-    "delete subscriptions that are used since the load": 1736,
+    "delete subscriptions that are used since the load": 2016,
     "believe z-nodes of subscriptions whose broker died": 596,
     "take the ledger that a position lies in": 30,
     "move low watermarks back": 630,
