@@ -182,7 +182,8 @@ def settings_part() -> str:
 
 def keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
     """Key, default and meaning of each field of a section; fields of one model have their keys once, below KIND."""
-    said = documented(section)
+    models = [one for one in reversed(section.__mro__) if issubclass(one, BaseModel) and one is not BaseModel]
+    said = {name: words for one in models for name, words in documented(one).items()}
     parts = [type(field.default) for field in section.model_fields.values() if isinstance(field.default, BaseModel)]
     for name, field in section.model_fields.items():
         if not isinstance(field.default, BaseModel):
@@ -190,6 +191,7 @@ def keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]
             continue
         assert field.default == type(field.default)(), f"{name}: its own defaults would not be shown"
         if parts.count(type(field.default)) == 1:
+            yield prefix + name, "as below", text(said.get(name))
             yield from keys(type(field.default), f"{prefix}{name}.")
         else:
             yield prefix + name, "as `KIND`", text(said.get(name))

@@ -53,7 +53,7 @@ _PAGE_OF = {
     PlanKind.INACTIVE_SUBSCRIPTIONS: "inactive_cursors_plan",
 }
 """The asset on whose page a plan is; one to delete records is on that of the job's run."""
-_SENDS_NOTHING = frozenset({PlanKind.OFFLOAD, PlanKind.DELAYED_INDEX, PlanKind.INACTIVE_SUBSCRIPTIONS})
+_SENDS_NOTHING = frozenset({PlanKind.LOAD, PlanKind.DELAYED_INDEX, PlanKind.INACTIVE_SUBSCRIPTIONS})
 """Kinds of plans whose application sends no message to the deletion topic."""
 
 

@@ -82,7 +82,7 @@ def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
             "code": one.why.code.value,
             "freed": one.freed,
             "second visit": show.at(one.second_visit_at),
-            "subscriptions deleted": ", ".join(one.unsubscribed),
+            "subscriptions": ", ".join(one.unsubscribed),
             "why": one.why.text,
         }
         for one in sorted(done, key=lambda one: (first.get(one.outcome, 2), one.topic))
@@ -92,7 +92,9 @@ def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
         "dry run": dry_run,
         "freed": sum(one.freed for one in done),
         "second visit": f"{len(later)} topics, the last at {show.at(max(later))}" if later else "none",
-        "subscriptions deleted": sum(len(one.unsubscribed) for one in done),
+        f"subscriptions {'that would be deleted' if dry_run else 'deleted'}": sum(
+            len(one.unsubscribed) for one in done
+        ),
         "by outcome": dg.MetadataValue.md(show.markdown(["outcome", "code", "topics"], cells)),
         "sample": show.table(rows, COLUMNS),
     }
@@ -101,7 +103,8 @@ def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
 @dg.job(
     name="load_topics",
     executor_def=dg.in_process_executor,
-    description="Apply a load plan: its topics are loaded, trimmed by their brokers and unloaded. Dry run by default.",
+    description="Apply a load plan: its topics are loaded, trimmed by their brokers and unloaded; where "
+    "`load.subscription_expiry` orders it, their expired subscriptions are deleted. Dry run by default.",
 )
 def load_topics_job() -> None:
     """One op."""

@@ -120,7 +120,9 @@ class LoadPlans(Deletes):
 
     def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
         """How many topics, and what goes of them, sooner or later."""
-        return [("loads", show.counted(summary.ledgers, self.what)), ("frees", sizes(summary))]
+        found = [("loads", show.counted(summary.ledgers, self.what)), ("frees", sizes(summary))]
+        expired = len(rows.column("expired_subscriptions").combine_chunks().flatten())
+        return [*found, *([("deletes", show.counted(expired, "expired subscription"))] if expired else [])]
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by need."""

@@ -94,7 +94,8 @@ def test_every_row_that_is_made_from_the_code_has_words(site: Path, name: str) -
 def test_the_page_of_settings_has_the_keys_of_all_kinds_once_and_each_kinds_own_words() -> None:
     page = generate.settings_part()
     assert page.count(".max_growth`") == page.count("| `automation.KIND.mode` |") == 1
-    assert "| `automation.bookies` | as `KIND` | Having bookies collect" in page
+    assert "| `automation.objects` | as `KIND` | Objects that nothing needs" in page
+    assert "| `automation.bookies` | as below | Having bookies collect" in page
 
 
 NO_CODES = {

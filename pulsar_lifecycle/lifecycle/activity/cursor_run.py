@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pulsar_lifecycle.errors import LifecycleError, RefusedBy
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, RefusedBy
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
@@ -211,7 +211,7 @@ class _Deletion:
             return Why(Code.CHANGED_SINCE_PLAN, "it is another one than the plan's, or cannot be read")
         try:
             found = persisted(self.ports, node, self.run.ledgers_root)
-        except LifecycleError as error:
+        except (CorruptFormat, NotFound) as error:
             return Why(Code.CHANGED_SINCE_PLAN, f"its cursor ledger cannot be read: {error}")
         at = (found.position.ledger_id, found.position.entry_id) if found.position else (None, None)
         names = ("ledger_id", "entry_id", "cursors_ledger_id", "cursors_entry_id")

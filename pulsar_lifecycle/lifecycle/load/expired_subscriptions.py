@@ -8,7 +8,7 @@ a replicated one, but where brokers have those turned off: then we keep it all t
 it reads ``lastActive`` of no z-node: of a topic that is loaded seldom, and for a short while, nothing expires. So we go
 by what the broker wrote that had the topic last: a client's last request, or that broker's load if it is later. It
 writes that when it closes the cursor. What it had in memory when it died is lost, so such a cursor is not judged: it
-names a cursor ledger, or was not written after the topic's last ledger was made, or that ledger was never closed.
+names a cursor ledger, or was not written after the topic's last ledger was closed, which a broker does first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def expired_subscriptions(
     namespaces = whole(listed.column("namespace")).dictionary_encode()
     minutes = [monitors.expiry.get(name) or 0 for name in namespaces.dictionary.to_pylist()]
     limit = pa.array(minutes, pa.int64()).take(namespaces.indices).take(row)
-    last_made = _last_made(listed, ledgers).take(row)
+    last_closed = _last_closed(listed, ledgers).take(row)
     names = cursors.column("cursor")
     ours = [one for one in names.unique().to_pylist() if one and monitors.expires_messages(one) and one not in kept]
     active, place = cursors.column("last_active"), (cursors.column("ledger_id"), cursors.column("entry_id"))
@@ -55,7 +55,7 @@ def expired_subscriptions(
         pc.greater(active, 0),
         pc.greater(pc.subtract(pa.scalar(now, pa.int64()), active), pc.multiply(limit, MS_PER_MINUTE)),
         pc.equal(cursors.column("cursors_ledger_id"), -1),
-        pc.greater(cursors.column("mtime"), last_made),
+        pc.greater(cursors.column("mtime"), last_closed),
         pc.invert(pc.is_in(cursors.column("managed_ledger"), idle)),
         pc.and_(place[0].is_valid(), place[1].is_valid()),
     )
@@ -65,14 +65,14 @@ def expired_subscriptions(
     return found & ~_share_a_name(cursors, found)
 
 
-def _last_made(listed: pa.Table, ledgers: pa.Table) -> Any:
-    """When (ms) the z-node of each topic's last ledger was made; null where that is not known."""
+def _last_closed(listed: pa.Table, ledgers: pa.Table) -> Any:
+    """When (ms) the z-node of each topic's last ledger was written last; null where that is not known."""
     lists = whole(listed.column("ledgers"))
     counts = np.asarray(lists.value_lengths().fill_null(0), np.int64)
     end = np.cumsum(counts)
     ids = lists.flatten().field("ledger_id").take(pa.array(end - 1, mask=counts == 0))
     place = pc.index_in(ids, whole(ledgers.column("ledger_id")), skip_nulls=True)
-    return whole(ledgers.column("ctime")).take(whole(place))
+    return whole(ledgers.column("mtime")).take(whole(place))
 
 
 def _share_a_name(cursors: pa.Table, these: Any) -> Any:

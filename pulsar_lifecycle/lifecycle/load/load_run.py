@@ -158,7 +158,11 @@ class _LoadRun:
             left = self._judge(topics).left
             would = Why(Code.MAY_GO, "nothing keeps it from being loaded")
             said = [
-                LoadedTopic(str(one), Outcome.LEFT if one in left else Outcome.GOES, left.get(one, would))
+                LoadedTopic(str(one), Outcome.LEFT, left[one])
+                if one in left
+                else LoadedTopic(
+                    str(one), Outcome.GOES, would, unsubscribed=tuple(self.planned[one]["expired_subscriptions"])
+                )
                 for one in topics
             ]
             report(said)

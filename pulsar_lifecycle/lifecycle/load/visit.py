@@ -63,11 +63,11 @@ def changed_policy(visit: Visit, monitors: Monitors | None) -> Why | None:
     ttl = monitors.ttl.of(visit.topic) if monitors and known else None
     if ttl != visit.ttl_seconds:
         said = "not known" if ttl is None else f"{ttl} s"
-        text = f"its TTL is {said} by now, was {visit.ttl_seconds} s: its broker was told to expire nothing"
+        text = f"its TTL is {said} by now, was {visit.ttl_seconds} s: nothing more was expired"
         return Why(Code.CHANGED_MEANWHILE, text)
     expiry = monitors.expiry.get(namespace) if monitors else None
     if visit.expired and expiry != visit.expiry_minutes:
         said = "not known" if expiry is None else f"{expiry} min"
-        text = f"its subscriptions expire after {said} by now, was {visit.expiry_minutes} min: none was deleted"
+        text = f"its subscriptions expire after {said} by now, was {visit.expiry_minutes} min: no more were deleted"
         return Why(Code.CHANGED_MEANWHILE, text)
     return None

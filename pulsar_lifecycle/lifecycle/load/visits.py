@@ -64,7 +64,7 @@ class LoadStep(StrEnum):
 class LoadedTopic:
     """What became of one topic. ``freed``: bytes that left its list; ``second_visit_at`` (ms): when more is due.
 
-    ``unsubscribed``: subscriptions that were deleted.
+    ``unsubscribed``: subscriptions that were deleted, or would be.
     """
 
     topic: str
@@ -255,7 +255,7 @@ class Visits:
         for visit in due:
             visit.checked_at, visit.monitors = now, monitors
             if unanswered and (not visit.broker or visit.broker in unanswered):
-                text = f"it was not told to expire anything, as brokers do not answer: {', '.join(sorted(unanswered))}"
+                text = f"nothing more of it was expired, as brokers do not answer: {', '.join(sorted(unanswered))}"
                 visit.failure = Why(LoadKept.BROKER_SILENT, text)
             else:
                 visit.failure = changed_policy(visit, monitors)
@@ -271,6 +271,10 @@ class Visits:
             if visit.failure:
                 return
             unsubscribe(Deleting(self.ports, self.guard, self.writer), visit, name)
+            if visit.unanswered:
+                if not self._answers(visit.broker):
+                    self.silent.add(visit.broker)
+                return
 
     def _expire(self, visit: Visit) -> None:
         for name in visit.targets:

@@ -87,7 +87,7 @@ def test_each_subscription_is_judged_by_itself(made: list[Topic], some: list[Cur
         for n, one in enumerate(made)
     ]
     ledgers = [
-        {"ledger_id": 10 * n + 1, "ctime": NOW - one.made * MINUTE}
+        {"ledger_id": 10 * n + 1, "mtime": NOW - one.made * MINUTE}
         for n, one in enumerate(made)
         if one.made is not None
     ]

@@ -84,7 +84,7 @@ def judged(made: list[Made], expiry: int, *, closed: bool = False) -> dict[int, 
                 "kept": "legal_hold" if one.protected else None,
             }
         )
-        last.append({"ledger_id": ids[-1], "state": "CLOSED", "ctime": one.ends()[-1] - 1})
+        last.append({"ledger_id": ids[-1], "state": "CLOSED", "mtime": one.ends()[-1] - 1})
         if one.cursor:
             active = None if one.active is None else NOW - one.active * MINUTE
             own = {"path": path, "managed_ledger": managed, "cursor": "s", "last_active": active}

@@ -292,24 +292,6 @@ def test_offloads_and_releases_are_held_to_their_share_of_the_clusters_ledgers(
         assert "max_share: 2.00%" in found["offload"].text
 
 
-@pytest.mark.parametrize("cap", ["automation", "apply"])
-def test_what_the_job_would_refuse_does_not_go(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, cap: str
-) -> None:
-    """Also by what ``[apply]`` says: a run that is refused would be begun, and be red, again after each scan."""
-    plan = planned(scene)
-    own = {"max_ledgers_per_topic": 1} if cap == "automation" else {}
-    where = automated(scene, monkeypatch, mode="apply", **own)
-    assert plan.ledgers == 2
-    if cap == "apply":
-        settings = where.settings.model_copy(
-            update={"apply": where.settings.apply.model_copy(update={"max_ledgers_per_topic": 1})}
-        )
-        where = Cluster(settings, connect=where.connect, given=where.given)
-    decision, _ = decision_of(where, RETENTION)
-    assert (decision.code, decision.text.partition(":")[0]) == (AutomationCode.OVER_CAP, "max_ledgers_per_topic")
-
-
 def test_a_plan_by_order_is_applied_by_its_job_alone(scene: RetentionScene) -> None:
     kind = KindAutomation(mode=Automation.APPLY, max_share=1.0)
     automation = AutomationSettings(offload=kind, bookkeeper_copies=kind)

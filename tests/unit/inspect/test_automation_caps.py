@@ -1,0 +1,36 @@
+"""Plans go by themselves only as far as the caps of their kind, and of their job, let them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pulsar_lifecycle.inspect.automation import decision_of
+from pulsar_lifecycle.runs.automation_rule import AutomationCode
+from pulsar_lifecycle.runs.cluster import Cluster
+from tests.kit.automated_cluster import RETENTION, automated, planned
+from tests.kit.scenes.retention_scene import RetentionScene
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
+    return RetentionScene(tmp_path, monkeypatch, files=True)
+
+
+@pytest.mark.parametrize("cap", ["automation", "apply"])
+def test_what_the_job_would_refuse_does_not_go(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, cap: str
+) -> None:
+    """Also by what ``[apply]`` says: a run that is refused would be begun, and be red, again after each scan."""
+    plan = planned(scene)
+    own = {"max_ledgers_per_topic": 1} if cap == "automation" else {}
+    where = automated(scene, monkeypatch, mode="apply", **own)
+    assert plan.ledgers == 2
+    if cap == "apply":
+        settings = where.settings.model_copy(
+            update={"apply": where.settings.apply.model_copy(update={"max_ledgers_per_topic": 1})}
+        )
+        where = Cluster(settings, connect=where.connect, given=where.given)
+    decision, _ = decision_of(where, RETENTION)
+    assert (decision.code, decision.text.partition(":")[0]) == (AutomationCode.OVER_CAP, "max_ledgers_per_topic")
