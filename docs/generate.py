@@ -182,8 +182,7 @@ def settings_part() -> str:
 
 def keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
     """Key, default and meaning of each field of a section; fields of one model have their keys once, below KIND."""
-    models = [one for one in reversed(section.__mro__) if issubclass(one, BaseModel) and one is not BaseModel]
-    said = {name: words for one in models for name, words in documented(one).items()}
+    said = {name: words for one in reversed(section.__mro__[:-2]) for name, words in documented(one).items()}
     parts = [type(field.default) for field in section.model_fields.values() if isinstance(field.default, BaseModel)]
     for name, field in section.model_fields.items():
         if not isinstance(field.default, BaseModel):

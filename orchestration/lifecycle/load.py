@@ -22,7 +22,7 @@ COLUMNS = {
     "code": "string",
     "freed": "int",
     "second visit": "string",
-    "subscriptions deleted": "string",
+    "subscriptions": "string",
     "why": "string",
 }
 
@@ -88,13 +88,12 @@ def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
         for one in sorted(done, key=lambda one: (first.get(one.outcome, 2), one.topic))
     ]
     cells = [(*group, number) for group, number in totals.most_common()]
+    deleted = "subscriptions that would be deleted" if dry_run else "subscriptions deleted"
     return {
         "dry run": dry_run,
         "freed": sum(one.freed for one in done),
         "second visit": f"{len(later)} topics, the last at {show.at(max(later))}" if later else "none",
-        f"subscriptions {'that would be deleted' if dry_run else 'deleted'}": sum(
-            len(one.unsubscribed) for one in done
-        ),
+        deleted: sum(len(one.unsubscribed) for one in done),
         "by outcome": dg.MetadataValue.md(show.markdown(["outcome", "code", "topics"], cells)),
         "sample": show.table(rows, COLUMNS),
     }

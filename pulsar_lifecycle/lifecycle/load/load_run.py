@@ -157,14 +157,9 @@ class _LoadRun:
         for topics in self._waves():
             left = self._judge(topics).left
             would = Why(Code.MAY_GO, "nothing keeps it from being loaded")
-            said = [
-                LoadedTopic(str(one), Outcome.LEFT, left[one])
-                if one in left
-                else LoadedTopic(
-                    str(one), Outcome.GOES, would, unsubscribed=tuple(self.planned[one]["expired_subscriptions"])
-                )
-                for one in topics
-            ]
+            going = {one: tuple(self.planned[one]["expired_subscriptions"]) for one in topics if one not in left}
+            said = [LoadedTopic(str(one), Outcome.LEFT, why) for one, why in left.items()]
+            said += [LoadedTopic(str(one), Outcome.GOES, would, unsubscribed=some) for one, some in going.items()]
             report(said)
             found += said
         return found
