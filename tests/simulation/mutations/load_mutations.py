@@ -86,12 +86,12 @@ def delete_what_is_used() -> AbstractContextManager[Any]:
 
 def believe_the_dead() -> AbstractContextManager[Any]:
     """What a z-node says of a subscription's last use counts, whatever the broker that had it last could write."""
-    real = expired_subscriptions._last_made
+    real = expired_subscriptions._last_closed
 
     def long_ago(listed: pa.Table, ledgers: pa.Table) -> Any:
         return pc.multiply(real(listed, ledgers), 0)
 
-    return patch.object(expired_subscriptions, "_last_made", long_ago)
+    return patch.object(expired_subscriptions, "_last_closed", long_ago)
 
 
 LOADS: Mapping[str, Mutation] = {

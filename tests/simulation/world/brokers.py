@@ -218,7 +218,8 @@ class Brokers(Truth):
             self.restate(topic.ledgers[-1], LedgerState.CLOSED)
             if not self.unloads_exactly:
                 self.store(topic)
-        if graceful and self.policies:  # it writes each cursor as it closes it
+        if graceful and self.policies:  # it writes each cursor as it closes it, and the ledger before
+            self.wait_ms(1)
             for name, cursor in topic.cursors.items():
                 cursor.active = self.time.now_ms()
                 self.store_cursor(topic, name)
