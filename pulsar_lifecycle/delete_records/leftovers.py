@@ -30,7 +30,7 @@ from pulsar_lifecycle.model import MessagePosition, Topic
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.epoch import Epoch, last_covered
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
@@ -126,14 +126,17 @@ def left_lists(cluster: Cluster, rows: Sequence[Row], since: int = 0, epoch: Epo
 def tagged_since(cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at: int) -> dict[str, Ledgers]:
     """By topic, its ledgers below the low watermark that a row plans, listed or not, by the tags that a scan read.
 
-    By the newest one, if it ended after the plan was made, at ``planned_at`` (ms): else the plan knows them. A broker
-    may have begun to delete one of them, and have lost that, after the scan that the plan rests on.
+    By the newest one and the newest that is covered, if they ended after the plan was made, at ``planned_at`` (ms):
+    else the plan knows them. A broker may have begun to delete one of them, and have lost that, after the scan that the
+    plan rests on.
     """
     below = {row["topic"]: MessagePosition.parse(row["low_watermark"]) for row in rows}
-    epochs = cluster.lake.epochs(cluster_fingerprint(ports.store, cluster.settings.bookkeeper.ledgers_root))
+    fingerprint = cluster_fingerprint(ports.store, cluster.settings.bookkeeper.ledgers_root)
+    epochs = cluster.lake.epochs(fingerprint) if below else []
+    newest = {one.epoch_id: one for one in (*epochs[-1:], last_covered(epochs, fingerprint)) if one}
     found: dict[str, Ledgers] = {}
-    if below and epochs and epochs[-1].finished_at > planned_at:
-        for topic, ledger_id in _tagged(cluster, epochs[-1], below):
+    for epoch in newest.values():
+        for topic, ledger_id in _tagged(cluster, epoch, below) if epoch.finished_at > planned_at else ():
             if MessagePosition(ledger_id, 0) < below[topic]:
                 found.setdefault(topic, {})[ledger_id] = DeletedLedger(ledger_id, None)
     return found

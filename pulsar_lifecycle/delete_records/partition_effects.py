@@ -105,6 +105,7 @@ class PartitionDeletion:
     ) -> None:
         self._clusters, self._named = clusters, named
         self._deadline: int | None = deadline
+        self._stepped = False
         self._run, self._ports, self._guard, self._brokers, self._row = run, ports, guard, brokers, row
         self._topic = Topic.parse(row["topic"])
         self._low_watermark = MessagePosition.parse(row["low_watermark"])
@@ -150,9 +151,12 @@ class PartitionDeletion:
                 self._give_back()
 
     def _check(self) -> None:
-        """Before each step that may be left to another run: raise Paused, LeaseLost, or _TimeOut."""
+        """Before each step that may be left to another run: raise Paused, LeaseLost, or _TimeOut.
+
+        No time-out before a step is made: a partition whose looks alone take as long would never be done.
+        """
         self._guard.check(self._ports.store)
-        if self._deadline is not None and self._ports.clock.now_ms() > self._deadline:
+        if self._stepped and self._deadline is not None and self._ports.clock.now_ms() > self._deadline:
             broker = self._brokers.brokers.loaded.get(str(self._topic)) or "the metadata store"
             raise _TimeOut(f"the time-out of {broker} was over before all was done with this partition: run again")
 
@@ -245,6 +249,7 @@ class PartitionDeletion:
         self._journal(Phase.MOVE_CURSOR, Outcome.BEGUN, Why(Code.ABOUT_TO, "its broker is asked to move it"), details)
         self._ports.admin.move_cursor(self._topic, name, past)
         self._journal(Phase.MOVE_CURSOR, Outcome.DONE, Why(Code.PLANNED, f"it stood at {at}"), details)
+        self._stepped = True
 
     def _roll(self, read: Read) -> None:
         last = read.view.extents[-1].ledger_id
@@ -257,6 +262,7 @@ class PartitionDeletion:
         if not self._is_followed(last):  # the unload closed it, and only a load begins another: no client may come
             self._ports.admin.subscriptions(self._topic)
         self._journal(Phase.ROLL, Outcome.DONE, Why(Code.PLANNED, f"ledger {last} is closed, and another follows"))
+        self._stepped = True
 
     def _is_followed(self, last: int) -> bool:
         self._ports.store.sync("/")
@@ -284,6 +290,7 @@ class PartitionDeletion:
             return None
         counted, rules = frozenset(self._row["ledgers"]), (self._lost_subscription,) if self._named else ()
         order = TrimOrder(self._topic, going, counted=counted, rules=rules, change=self._raised)
+        self._stepped = True
         for one in trim_topic(self._run, self._ports, self._guard, order, read.reading):
             if error := _ERRORS.get(one.outcome):
                 return Refusal(RecordsError.TIMEOUT if one.why.code in _UNANSWERED else error, _why(one))

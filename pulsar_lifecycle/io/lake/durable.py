@@ -26,11 +26,15 @@ def _write_durably(lake: Path, target: Path, data: pa.Buffer) -> None:
     """Write beside the target, sync, rename, and sync every folder up to the lake: each may be new."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{uuid.uuid4().hex}.tmp")
-    with unfinished.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(target)
+    try:
+        with unfinished.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(target)
+    except OSError:
+        unfinished.unlink(missing_ok=True)  # a full disk keeps no half of it
+        raise
     folder = target
     while folder != lake:
         folder = folder.parent

@@ -40,7 +40,9 @@ def find(lake: str, table: str, schema: pa.Schema, columns: Sequence[str], condi
     Raises OSError and pa.ArrowException for an object that cannot be read; a pack that cannot be is not needed.
     """
     filesystem, root = pafs.FileSystem.from_uri(lake)
-    packs = _listed(filesystem, f"{root}/{PACKED}/{table}")  # first: what a pack holds is older
+    packs: Mapping[str, list[pafs.FileInfo]] = {}
+    with contextlib.suppress(OSError, pa.ArrowException):  # whoever may not look there reads the objects
+        packs = _listed(filesystem, f"{root}/{PACKED}/{table}")  # first: what a pack holds is older
     objects = _listed(filesystem, f"{root}/{table}")
     if not objects:
         return schema.empty_table().select(list(columns))

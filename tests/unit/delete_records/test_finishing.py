@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pulsar_lifecycle.delete_records.apply_run import Patience
+from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks, Options
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.model import Position, Topic
@@ -247,3 +248,26 @@ def test_what_its_broker_began_to_delete_since_the_scan_of_the_plan_is_found_by_
     assert [one.ledger_id for one in result.remaining] == [lost]
     scene.cluster.remove(scene.cluster.path(lost))
     assert scene.apply() == [DeleteRecordsResult(scene.at(5, 3), first_readable=scene.at(5, 0))]
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_partition_whose_looks_take_longer_than_the_time_out_is_done_step_by_step(
+    monkeypatch: pytest.MonkeyPatch, loaded: bool
+) -> None:
+    scene, look = RecordsScene(1), PartitionDeletion._look
+    (topic,) = scene.topics
+    admin, clock = scene.cluster.admin, scene.cluster.clock
+    admin.topics, scene.writes_loaded, admin.on_unload = {topic: {}}, True, scene.rolled
+    if loaded:
+        scene.cluster.load(topic)
+
+    def slow(self: PartitionDeletion) -> object:
+        clock.advance(31)
+        return look(self)
+
+    scene.plan(END if loaded else scene.at(2, 0, topic))
+    monkeypatch.setattr(PartitionDeletion, "_look", slow)
+    for _ in range(4):
+        scene.apply(Patience(per_broker=30))
+    scene.delete()
+    assert scene.apply(Patience(per_broker=30))[0].error is None

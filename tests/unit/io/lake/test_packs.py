@@ -1,5 +1,6 @@
 """Packs of the journal: each row is read once, from a pack or from its object, whatever is left of either."""
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +87,23 @@ def test_a_broken_pack_is_not_needed_and_is_made_anew(lake, left):
     assert _found(lake) == ALL
     _spoil((lake / "journal" / DAY).iterdir())
     assert _found(lake) == ALL
+
+
+def test_where_packs_may_not_be_looked_for_the_objects_are_read(lake):
+    (lake / "packed" / "journal").parent.mkdir()
+    (lake / "packed" / "journal").write_bytes(b"no folder")
+    assert _found(lake) == ALL
+
+
+def test_a_full_disk_keeps_nothing_of_what_was_not_written_whole(lake, monkeypatch):
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert _found(lake) == ALL
+    with pytest.raises(StoreError):
+        _record(lake, 4)
+    assert not [path for path in lake.rglob("*") if path.name.startswith(".")]
 
 
 def test_a_pack_whose_rows_cannot_be_read_is_not_needed(lake):
