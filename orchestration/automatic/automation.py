@@ -241,8 +241,6 @@ FOLLOWS = {
     "offload_candidates": "offload",
     "offload_plan": "offload",
     "storage_report": "",
-    "open_ledgers": "",
-    "subscription_backlog": "",
     "bookie_disk": "",
     "topic_activity": "",
     "inactive_topics": "",
