@@ -14,7 +14,6 @@ from assets.names import CLUSTER
 from orchestration.automatic.at_work import ACTIVE
 from pulsar_lifecycle.automation_settings import KindAutomation
 from pulsar_lifecycle.inspect.automation import Plan
-from pulsar_lifecycle.runs.caps import automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 
 Config = Mapping[str, Any]
@@ -29,7 +28,7 @@ class Launch:
     config: Callable[[Cluster, Plan, KindAutomation], Config]
 
     def run_config(self, where: Cluster, plan: Plan, kind: KindAutomation) -> dict[str, Any]:
-        """The run's whole configuration for a plan, as the settings of its kind are now."""
+        """The run's whole configuration for a plan, as the settings of its ``kind`` are now (``settings_of``)."""
         return {"ops": {self.op: {"config": dict(self.config(where, plan, kind))}}}
 
     def by_hand(self, instance: dg.DagsterInstance, plan_id: str) -> str:
@@ -47,14 +46,13 @@ class Launch:
 
 
 def _capped(where: Cluster, plan: Plan, kind: KindAutomation) -> Config:
-    caps = automation_caps(where.settings, kind)
     return {
         "plan_id": plan.plan_id,
         "digest": plan.digest,
-        "max_ledgers": caps.max_ledgers,
-        "max_share": caps.max_share,
-        "max_bytes": caps.max_bytes,
-        "max_ledgers_per_topic": caps.max_ledgers_per_topic,
+        "max_ledgers": kind.max_ledgers,
+        "max_share": kind.max_share,
+        "max_bytes": kind.max_bytes,
+        "max_ledgers_per_topic": kind.max_ledgers_per_topic,
         "namespaces": list(kind.namespaces),
     }
 

@@ -21,7 +21,7 @@ from pulsar_lifecycle.delete_records.consumed import stopped_since
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.finishing import finish, make_covered
 from pulsar_lifecycle.delete_records.leftovers import forbidding, low_watermarks_of_others
-from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion, Raised
+from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion, Raised, timed_out
 from pulsar_lifecycle.delete_records.records_planning import EACH, ask_brokers, denials, plan_delete_records
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
 from pulsar_lifecycle.delete_records.topic_view import Clusters, replication_of, unanswered_owner
@@ -332,8 +332,7 @@ class _Work:
     def _one(self, guard: RunGuard, row: Row) -> _Done:
         topic = Topic.parse(row["topic"])
         if self.ports.clock.now_ms() > self.deadline:
-            broker = self.brokers.brokers.loaded.get(row["topic"]) or "the metadata store"
-            text = f"the time-out of {broker} was over before this partition's turn: run again"
+            text = timed_out(self.brokers, row["topic"], "this partition's turn")
             return topic, Refusal.plain(RecordsError.TIMEOUT, text)
         named, ports, clusters = self.named.get(topic, ()), self.ports, self.clusters
         work = PartitionDeletion(self.run, ports, guard, self.brokers, clusters, row, self.deadline, named)

@@ -78,7 +78,13 @@ _ERRORS: Mapping[Outcome, RecordsError] = {
 """What the outcome of a ledger that was to leave, and did not, makes of its partition."""
 _UNANSWERED = (Code.SERVER_FAILED, Code.NOT_SENT, Code.NOT_UNLOADED)
 """A server, the deletion topic, or a broker that was to unload did not do it: that is a time-out, whatever came of the
-ledger. Unloads that a partition needs are kept for it before, so the budget is not what it lacks."""
+ledger. The unloads that a partition needs are kept for it before, but for one that only an earlier failure asks for."""
+
+
+def timed_out(brokers: BrokerAnswers, topic: str, what: str) -> str:
+    """That the time of the broker that has a topic was over before ``what``."""
+    broker = brokers.brokers.loaded.get(topic) or "the metadata store"
+    return f"the time-out of {broker} was over before {what}: run again"
 
 
 class _TimeOut(LifecycleError):
@@ -88,8 +94,8 @@ class _TimeOut(LifecycleError):
 class PartitionDeletion:
     """One launch's work on one partition, by its ``row`` of the plan (``RECORDS``).
 
-    ``named``: subscriptions without which nothing of it may go. No step begins after ``deadline`` (ms), but those of a
-    topic that was loaded for it.
+    ``named``: subscriptions without which nothing of it may go. After ``deadline`` (ms) no step follows the first
+    one, but those of a topic that was loaded for it.
     """
 
     def __init__(
@@ -157,8 +163,7 @@ class PartitionDeletion:
         """
         self._guard.check(self._ports.store)
         if self._stepped and self._deadline is not None and self._ports.clock.now_ms() > self._deadline:
-            broker = self._brokers.brokers.loaded.get(str(self._topic)) or "the metadata store"
-            raise _TimeOut(f"the time-out of {broker} was over before all was done with this partition: run again")
+            raise _TimeOut(timed_out(self._brokers, str(self._topic), "all was done with this partition"))
 
     def _unloads(self, read: Read, cut: Cut) -> int:
         """How many the partition may need: one that closes its current ledger, one that follows our write or load."""

@@ -17,6 +17,7 @@ from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
+from pulsar_lifecycle.topics.protection import PENDING_ACKS
 from pulsar_lifecycle.topics.unloads import bundles
 
 LOCKS_ROOT = "/namespace"
@@ -36,7 +37,7 @@ first with ``transactionBufferSegmentedSnapshotEnabled`` (SystemTopicNames)."""
 BY_THEMSELVES = (CHANGE_EVENTS, *TRANSACTION_BUFFERS)
 """Local names of system topics that brokers read, each in its namespace, for topics that they load. Brokers' monitors
 leave them alone (``SystemTopic``)."""
-NOT_WITH_BUNDLES = ("__transaction_pending_ack", "__transaction_log_", "transaction_coordinator_assign")
+NOT_WITH_BUNDLES = (PENDING_ACKS, "__transaction_log_", "transaction_coordinator_assign")
 """How the names of topics end, or begin, that no broker loads as it takes their bundle
 (``PulsarService.loadNamespaceTopics``)."""
 

@@ -14,7 +14,10 @@ from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.owner_names import holders, schema_owner
 
-OF_TRANSACTIONS = ("/__transaction_log_", "__transaction_pending_ack", "/transaction_coordinator_")
+PENDING_ACKS = "__transaction_pending_ack"
+"""How a topic's name ends which keeps a subscription's acknowledgements in transactions (MLPendingAckStore)."""
+
+OF_TRANSACTIONS = ("/__transaction_log_", PENDING_ACKS, "/transaction_coordinator_")
 """Parts of the names of managed ledgers that transactions keep; only brokers' own code reads these."""
 
 NEVER = ("pulsar/system/__ledger_deletion", *OF_TRANSACTIONS)

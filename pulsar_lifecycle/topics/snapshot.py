@@ -37,6 +37,7 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.owner_names import full_names
 from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan import stored_references
+from pulsar_lifecycle.topics.protection import PENDING_ACKS
 
 LOOKS_AFTER = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Seconds before each look at what a request without an answer does; a broker that is slow goes on with it."""
@@ -258,10 +259,6 @@ def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:
             except CorruptFormat as error:
                 raise RefusedBy(Code.CURSORS_UNREAD, f"{node.path}: {error}") from error
     return found
-
-
-PENDING_ACKS = "__transaction_pending_ack"
-"""How a topic's name ends which keeps a subscription's acknowledgements in transactions (MLPendingAckStore)."""
 
 
 def with_pending_acks(store: MetadataStore, topic: Topic, cursors: Iterable[str]) -> frozenset[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import uuid
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pulsar_lifecycle.errors import StoreError
+from pulsar_lifecycle.io.lake import durable
 from pulsar_lifecycle.ports import Counting
 
 TALLIES = "tallies"
@@ -31,8 +31,7 @@ def counted(lake: str, table: str, schema: pa.Schema, counting: Counting, now: i
         filesystem, path = pafs.FileSystem.from_uri(where)
         selector = pafs.FileSelector(path, allow_not_found=True)
         days = [i.path for i in filesystem.get_file_info(selector) if i.type is pafs.FileType.Directory]
-        kept = f"{path.removesuffix(table)}{TALLIES}"
-        return counting.add_up([_count_of(filesystem, day, kept, today, schema, counting) for day in days])
+        return counting.add_up([_count_of(lake, filesystem, day, today, schema, counting) for day in days])
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"{where}: cannot be read: {error}") from error
 
@@ -44,17 +43,17 @@ _OBJECTS = b"journal objects"
 
 
 def _count_of(
-    filesystem: pafs.FileSystem, folder: str, tallies: str, today: str, schema: pa.Schema, counting: Counting
+    lake: str, filesystem: pafs.FileSystem, folder: str, today: str, schema: pa.Schema, counting: Counting
 ) -> pa.Table:
     """Count one day's folder, or read what was counted when it held the same objects."""
     found = filesystem.get_file_info(pafs.FileSelector(folder))
     objects = sorted(i.path for i in found if i.extension == "parquet" and not i.base_name.startswith("."))
     names = hashlib.sha256("\n".join(name.rpartition("/")[2] for name in objects).encode()).hexdigest().encode()
     day = folder.rpartition("/")[2]
-    kept = f"{tallies}/{day}.parquet"
+    kept = f"{TALLIES}/{day}.parquet"
     if day != f"date={today}":
         with contextlib.suppress(OSError, pa.ArrowException):  # there is none, or half of one: count again
-            table = pq.read_table(kept, filesystem=filesystem)
+            table = pq.read_table(f"{pafs.FileSystem.from_uri(lake)[1]}/{kept}", filesystem=filesystem)
             if (table.schema.metadata or {}).get(_OBJECTS) == names:
                 return table.select(counting.schema.names).cast(counting.schema)
     dataset = ds.dataset(objects, schema, format="parquet", filesystem=filesystem)
@@ -68,9 +67,8 @@ def _count_of(
     if waiting:
         table = counting.add_up([table, counting.count(pa.Table.from_batches(waiting))])
     if day != f"date={today}":
-        with contextlib.suppress(OSError):  # a lake that may only be read is counted anew each time
-            filesystem.create_dir(tallies)
-            unfinished = f"{tallies}/.{uuid.uuid4().hex}.tmp"
-            pq.write_table(table.replace_schema_metadata({_OBJECTS: names}), unfinished, filesystem=filesystem)
-            filesystem.move(unfinished, kept)
+        buffer = pa.BufferOutputStream()
+        pq.write_table(table.replace_schema_metadata({_OBJECTS: names}), buffer)
+        with contextlib.suppress(OSError, pa.ArrowException):  # a lake that may only be read is counted anew each time
+            durable.store(lake, f"{lake}/{kept}", buffer.getvalue())
     return table

@@ -186,8 +186,7 @@ class _Deletion:
         return self._delete(topic, node, row, self.guard)
 
     def _delete(self, topic: Topic, node: Node, row: Mapping[str, Any], guard: RunGuard) -> DeletedSubscription:
-        deleting = Deleting(self.ports, guard, self._writer)
-        return self._said(row, *deleting.delete(topic, node, _about(row), row["bytes"]))
+        return self._said(row, *self._deleting(guard).delete(topic, node, _about(row), row["bytes"]))
 
     # ---------------------------------------------------------------------------------------------------- as planned
 
@@ -262,12 +261,11 @@ class _Deletion:
     def _said(self, row: Mapping[str, Any], outcome: Outcome, why: Why) -> DeletedSubscription:
         if self.guard:
             topic = Topic.parse(row["topic"])
-            Deleting(self.ports, self.guard, self._writer).journal(topic, _about(row), row["bytes"], outcome, why)
+            self._deleting(self.guard).journal(topic, _about(row), row["bytes"], outcome, why)
         return DeletedSubscription(row["topic"], row["cursor"], outcome, why, row["bytes"])
 
-    @property
-    def _writer(self) -> Writer:
-        return Writer(self.run.run_id, self.run.cluster, self.plan_id)
+    def _deleting(self, guard: RunGuard) -> Deleting:
+        return Deleting(self.ports, guard, Writer(self.run.run_id, self.run.cluster, self.plan_id))
 
 
 def _about(row: Mapping[str, Any]) -> Subscription:

@@ -177,6 +177,6 @@ class _Held:
         ttl = by_topic(listed, self.monitors.ttl) if self.monitors else pa.nulls(listed.num_rows, pa.int64())
         ledgers = with_sizes(whole(inputs.column("ledgers")), sizes)
         gone = np.zeros(cursors.num_rows, bool)
-        if self.monitors:
+        if self.monitors and any(self.monitors.expiry.values()):  # else nothing expires, and no table is read for it
             gone = expired_subscriptions(cursors, listed, bookkeeper, tables.idle(), self.monitors, self.kept, self.now)
         yield from backlogs(cursors, listed, ledgers, loaded, ttl, self.monitors, gone, self.now).to_batches()
