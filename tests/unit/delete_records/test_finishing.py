@@ -149,10 +149,11 @@ def test_a_time_out_that_is_over_amid_a_partition_ends_with_the_step_under_way(s
     scene = RecordsScene(2)
     first, other = scene.topics
     admin, clock, done = scene.cluster.admin, scene.cluster.clock, list[str]()
-    admin.topics = {first: {"s": FakeSubscription()}}
+    admin.topics = {first: {"s": FakeSubscription()}, other: {}}
     scene.writes_loaded = True
     if loaded:
-        scene.cluster.load(first)
+        for topic in scene.topics:  # of one broker: its partitions go one after the other
+            scene.cluster.load(topic)
         admin.on_load = scene.rolled
     scene.cursor("s", 0, 3)
 
