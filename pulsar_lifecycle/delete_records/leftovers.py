@@ -31,6 +31,7 @@ from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.epoch import Epoch, last_covered
+from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
@@ -139,6 +140,24 @@ def tagged_since(cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at
         for topic, ledger_id in _tagged(cluster, epoch, below) if epoch.finished_at > planned_at else ():
             if MessagePosition(ledger_id, 0) < below[topic]:
                 found.setdefault(topic, {})[ledger_id] = DeletedLedger(ledger_id, None)
+    return found
+
+
+def closing_open(cluster: Cluster, topics: Collection[str]) -> dict[str, str]:
+    """By topic, a ledger that is on no list and was never closed, by the newest scan, and what closes it, in words.
+
+    As long as it is open, none of what left the list is deleted.
+    """
+    newest = cluster.lake.epochs(cluster=cluster.settings.cluster)[-1:] if topics else []
+    where = pc.field("finding").isin([Finding.OPEN, Finding.OPEN_ORPHAN]) & pc.field("topic").isin(sorted(topics))
+    found: dict[str, str] = {}
+    for epoch in newest:
+        with suppress(NotFound):  # a scan that failed before it judged
+            parts = cluster.parts(epoch.epoch_id, "findings")
+            for batch in cluster.lake.batches(parts, ["topic", "ledger_id"], where):
+                for row in batch.to_pylist():
+                    close = f"`bookkeeper shell readledger -ledgerid {row['ledger_id']} -r` closes it"
+                    found[row["topic"]] = f"; ledger {row['ledger_id']} is on no list and open: {close}"
     return found
 
 

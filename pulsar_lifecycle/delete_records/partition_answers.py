@@ -21,6 +21,7 @@ from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.leftovers import (
     Ledgers,
     both,
+    closing_open,
     copies_in,
     copies_of,
     left_lists,
@@ -106,9 +107,11 @@ def answers(
         back = brought_back(cluster.journal_reader, cluster.settings.cluster, unsent.difference(sent))
         dead = _dead_letters(cluster, deletable)
         retried = _retried(cluster, {i: at for i, at in sent.items() if i not in unsent and i not in dead})
+        stuck = [name for name, own in going.items() if not own.keys().isdisjoint({*retried, *dead})]
+        closing = closing_open(cluster, stuck)
         for name, own in kept.items():
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
-            result = _result(own, there, unsent, back, retried, dead)
+            result = _result(own, there, unsent, back, retried, dead, closing.get(name, ""))
             found[Topic.parse(name)] = replace(result, lost_copies=copies_in(going.get(name, {})))
         for topic, refusal in holding_views(ports, root, _below(found)).items():  # last: one may be made meanwhile
             found[topic] = failed(refusal.error, refusal.why)
@@ -266,6 +269,7 @@ def _result(
     back: Collection[int],
     retried: Mapping[int, str],
     dead: Mapping[int, str],
+    closing: str,
 ) -> DeleteRecordsResult:
     if kept.lacks:
         return failed(kept.error, kept.lacks)
@@ -278,8 +282,8 @@ def _result(
     if given_up := [one.ledger_id for one in there if one.ledger_id in dead]:
         code = Lacks.REDRIVE
         text += (
-            f"the messages of {len(given_up)} of them became dead letters, ledger {given_up[0]}: {dead[given_up[0]]}; "
-            "once that is mended, send them again (job `redrive_dead_letters`), then ask again"
+            f"the messages of {len(given_up)} of them became dead letters, ledger {given_up[0]}: {dead[given_up[0]]}"
+            f"{closing}; once that is mended, send them again (job `redrive_dead_letters`), then ask again"
         )
     elif restored := [one.ledger_id for one in there if one.ledger_id in back]:
         code = Lacks.RESTORED
@@ -299,7 +303,7 @@ def _result(
         if hindered := [i for one in there if (i := one.ledger_id) in retried]:
             code = Lacks.SENT_BACK
             text += f"; the last deletion run sent {len(hindered)} of them back, ledger {hindered[0]}: "
-            text += retried[hindered[0]]
+            text += retried[hindered[0]] + closing
     else:
         text += "wait, then ask again"
         text += "".join(

@@ -114,7 +114,8 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     decide(_in(ids, context.under_replicated), Finding.KEPT, "under-replicated", Code.UNDER_REPLICATED)
     other_open = (
         "another unreferenced ledger of its topic is open: some broker may be writing it; if it stays so, close it: "
-        "`findings --finding open`, or `open_orphan`, names it, `bookkeeper shell readledger -r` closes it"
+        "`findings --finding open`, or `open_orphan`, names it, and `bookkeeper shell readledger -ledgerid LEDGER -r` "
+        "closes it"
     )
     decide(_in(text["topic"], context.open_topics), Finding.KEPT, other_open, Code.OTHER_OPEN)
     decide(_in(text["component"], NEEDS_OWNER), PENDING, "")

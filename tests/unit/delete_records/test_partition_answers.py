@@ -191,12 +191,16 @@ def test_an_answer_says_why_messages_became_dead_letters(waiting: int) -> None:
     scene.plan(scene.at(1, 0))
     scene.apply()
     lost = scene.cluster.ledger(data_tags(scene.topic), state=LedgerState.OPEN, entries=())
-    for _ in range(12):
+    close = f"ledger {lost} is on no list and open: `bookkeeper shell readledger -ledgerid {lost} -r`"
+    scene.delete()
+    (result,) = scene.apply(dry_run=True)
+    assert (result.code, close in result.reason) == (Lacks.SENT_BACK, True)
+    for _ in range(11):
         scene.delete()
     for _ in range(waiting):
         scene.cluster.deletion_topics.publish(b"")
     (result,) = scene.apply(dry_run=True)
-    assert result.code == Lacks.REDRIVE
+    assert (result.code, close in result.reason) == (Lacks.REDRIVE, True)
     assert f"became dead letters, ledger {ids[0]}: another unreferenced ledger of its topic is open" in result.reason
     assert scene.cluster.exists(lost)
     (given_up,) = [row for row in scene.cluster.journal.rows if row.outcome == Outcome.DEAD_LETTERED]
