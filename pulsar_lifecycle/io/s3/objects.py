@@ -58,14 +58,22 @@ class S3ObjectStore:
         )
 
     def head_many(self, bucket: str, keys: Sequence[str]) -> list[ObjectHead | LifecycleError | None]:
-        """HeadObject over every connection of the pool."""
+        """HeadObject over every connection of the pool; not of the rest, once all of these were without an answer."""
         self._check(bucket)
+        silent: list[Unavailable] = []
 
         def one(key: str) -> ObjectHead | LifecycleError | None:
+            if len(silent) >= self._settings.connections:
+                return silent[-1]  # each of them took all its tries, and the next ones would
             try:
-                return self.head(bucket, key)
+                found = self.head(bucket, key)
+            except Unavailable as error:
+                silent.append(error)
+                return error
             except LifecycleError as error:
                 return error
+            silent.clear()
+            return found
 
         return list(self._pool.map(one, keys))
 

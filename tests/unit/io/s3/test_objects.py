@@ -143,6 +143,15 @@ def test_no_answer_is_unavailable_and_a_deletion_without_one_has_an_error(server
         closed.head(BUCKET, "k")
 
 
+def test_a_service_that_is_silent_is_not_asked_for_each_of_many_keys(server, open_store):
+    server.answer = 0, ""
+    store = open_store(server.server_port, connections=4)
+    found = store.head_many(BUCKET, [f"k{number}" for number in range(100)])
+    assert {type(one) for one in found} == {Unavailable}
+    assert len(found) == 100
+    assert 4 <= len(server.seen) < 8
+
+
 def test_requests_go_where_the_settings_say_and_are_retried_as_often(server, open_store):
     server.answer = 503, "<Error><Code>SlowDown</Code></Error>"
     store = open_store(server.server_port, attempts=2)
