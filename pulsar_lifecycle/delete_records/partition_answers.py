@@ -140,12 +140,13 @@ def look_now(
     *,
     bookies: bool,
 ) -> list[Absence]:
-    """Where what left its topic is, of topics that lack nothing else, as :func:`answers` looks for it. Read-only."""
+    """Where what left its topic is, of topics that lack nothing else: by bookies, or else by buckets. Read-only."""
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
         _, _, going = _asked(ports, root, rows, refused, _left_before(cluster, ports, rows, planned_at))
         ledgers = {i: one for own in going.values() for i, one in own.items()}
         if bookies:
+            ledgers = {i: replace(one, copies=()) for i, one in ledgers.items()}
             ledgers = _with_metadata(cluster, rows, planned_at, ledgers)
         return look(ports, root, [ledgers[i] for i in sorted(ledgers)], bookies=bookies)
 

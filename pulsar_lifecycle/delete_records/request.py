@@ -122,22 +122,25 @@ PLAIN = Options()
 
 
 class Presence(StrEnum):
-    """Where a deleted ledger still is, as far as servers answer; of several places, the first in this order."""
+    """Where a deleted ledger still is, as far as servers answer; of several places, the first in this order.
+
+    Where a deletion has yet to come goes before bookies: those collect by themselves.
+    """
 
     Z_NODE = "z_node"
     """Its z-node is there: it is not deleted, or was restored."""
     Z_NODE_UNREAD = "z_node_unread"
     """Its z-node could not be read."""
+    OBJECT = "object"
+    """An object of its offloaded copy is there."""
+    OBJECT_UNREAD = "object_unread"
+    """Whether an object of its offloaded copy is there could not be asked."""
     ON_BOOKIE = "on_bookie"
     """A bookie has entries of it: its garbage collection has yet to come."""
     BOOKIE_UNANSWERED = "bookie_unanswered"
     """No bookie has entries of it, as far as they answer; at least one did not."""
     BOOKIES_UNKNOWN = "bookies_unknown"
     """Nothing says which bookies had it, nor could those be listed that there are."""
-    OBJECT = "object"
-    """An object of its offloaded copy is there."""
-    OBJECT_UNREAD = "object_unread"
-    """Whether an object of its offloaded copy is there could not be asked."""
     GONE = "gone"
     """It is nowhere: every server that had a part of it says so."""
 

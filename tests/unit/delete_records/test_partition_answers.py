@@ -377,6 +377,8 @@ def test_asking_again_waits_for_offloaded_copies_that_left_the_list_before() -> 
     (result,) = scene.apply()
     assert (result.low_watermark, result.error) == (-1, RecordsError.TIMEOUT)
     assert result.remaining == (Absence(ids[0], Presence.OBJECT, (f"s3://{BUCKET}/{data}",)),)
+    (also,) = scene.apply(Patience(bookies=True))  # they have it, but no collection of theirs is all that it lacks
+    assert (also.code, also.remaining[0]) == (result.code, result.remaining[0])
     objects.delete_many(BUCKET, [data])
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
 
