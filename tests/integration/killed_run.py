@@ -22,9 +22,12 @@ from typing import Any
 from pyspark import cloudpickle
 
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair
-from pulsar_lifecycle.delete_records.apply_run import apply_delete_records
+from pulsar_lifecycle.delete_records.apply_run import NO_PATIENCE, Patience, apply_delete_records
 from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.io.bookkeeper.bookie_admin import HttpBookieAdmin
+from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.bookkeeper.writer import BookieWriter
+from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
@@ -46,6 +49,9 @@ PORTS: dict[str, type] = {
     "admin": HttpBrokerAdmin,
     "store": KazooStore,
     "writer": BookieWriter,
+    "reader": BookieReader,
+    "bookies": HttpBookieAdmin,
+    "lake": FileLake,
     "journal": FileJournal,
     "queue": PulsarDeletionQueue,
     "objects": S3ObjectStore,
@@ -300,6 +306,7 @@ def main(file: str, task: str, arguments: dict[str, Any], faults: Sequence[Fault
         print(load_topics(where, arguments["run_id"], order, dry_run=False))
     elif task == "records":
         order = Order(arguments["plan_id"], arguments["digest"])
-        print(apply_delete_records(where, arguments["run_id"], order, dry_run=False))
+        patience: Patience = arguments.get("patience", NO_PATIENCE)
+        print(apply_delete_records(where, arguments["run_id"], order, dry_run=False, patience=patience))
     else:
         raise SystemExit(f"unknown task {task}")
