@@ -60,10 +60,9 @@ docs: setup ## The documentation, in site/; a broken link or anchor fails
 simulate: setup ## Random schedules of brokers, operators and faults against the runs of the product (SEEDS=10000 FROM=0)
 	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) --from $(or $(FROM),0)
 
-ui: setup ## The Dagster UI on the sandbox, at http://127.0.0.1:3000
+ui: setup ## Start the sandbox and the Dagster UI on it, and say where that is
 	@$(BIN)/python -m sandbox.cli start
-	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
-	@PULSAR_LIFECYCLE_CONFIG=$(PULSAR_LIFECYCLE_SANDBOX)/lifecycle.toml $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p 3000
+	@$(BIN)/python -m sandbox.cli ui
 
 bench: bench-metastore bench-deletion bench-offload bench-lifecycle bench-delayed bench-delete-records ## Every benchmark, side by side with its peer
 

@@ -1,4 +1,4 @@
-"""``pulsar-lifecycle sandbox``: start, stop, status, seed.
+"""``pulsar-lifecycle sandbox``: start, stop, status, seed, ui.
 
 Thin over :mod:`sandbox.cluster` and :mod:`sandbox.planting.seed`.
 """
@@ -53,7 +53,7 @@ def stop(
     data: Data = None,
     purge: Annotated[bool, typer.Option(help="Remove the data folder too.")] = False,
 ) -> None:
-    """Stop what `start` started; data is kept."""
+    """Stop what `start` and `ui` started; data is kept."""
     with _one_line_errors():
         if not Cluster(data).stop(purge=purge):
             print("nothing was running")
@@ -90,6 +90,13 @@ def seed(data: Data = None) -> None:
         took = time.monotonic() - begun
         print(f"seeded in {took:.0f} s: {len(seeded.live)} live topics, {len(seeded.planted)} planted ledgers")
         print(f"written down in {live_file(cluster)} and {planted_file(cluster)}")
+
+
+@app.command()
+def ui(data: Data = None) -> None:
+    """Start the Dagster UI on the sandbox, and say where it is; `stop` stops it."""
+    with _one_line_errors():
+        print(f"the Dagster UI: {Cluster(data).serve()} (`pulsar-lifecycle sandbox stop` stops it, and the cluster)")
 
 
 @contextmanager

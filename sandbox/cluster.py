@@ -24,7 +24,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from sandbox.clients import Admin
-from sandbox.servers import archives, kinds, processes
+from sandbox.servers import archives, kinds, processes, ui
 from sandbox.servers.kinds import CONF, Server
 from sandbox.servers.state import CLUSTER, State
 from sandbox.servers.toolchain import Progress, SandboxError, Tools, find_tools, java, locked, offloader_folder
@@ -154,7 +154,7 @@ class Cluster:
             return self._start(state, list(state.servers))
 
     def stop(self, *, purge: bool = False) -> list[str]:
-        """End by process id what this sandbox runs, wait for it, return the names.
+        """End by process id what this sandbox runs, the UI first, wait for it, return the names.
 
         ``purge`` removes the data, so no server gets the time to write any.
         """
@@ -163,6 +163,10 @@ class Cluster:
         with locked(self.data / "lock"):
             state = self._load()
             ended: list[str] = []
+            served = ui.found(self.data)
+            if served and ui.end(served, timeout=0 if purge else _STOP_TIMEOUT):
+                self._progress("stopped the Dagster UI")
+                ended.append("ui")
             for kind in reversed(kinds.KINDS):
                 for server in reversed(state.of_kind(kind) if state else []):
                     if self._end(server, at_once=purge):
@@ -170,6 +174,23 @@ class Cluster:
             if purge:
                 shutil.rmtree(self.data)
         return ended
+
+    def serve(self) -> str:
+        """Start the Dagster UI on this sandbox unless it runs, and wait until it answers; returns its address.
+
+        It runs until the sandbox is stopped. Raises SandboxError if it does not come up.
+        """
+        data, log = self.state.data, self._log("ui")
+        with locked(data / "lock"):
+            served = ui.found(data)
+            if served and not served.whole:
+                ui.end(served, timeout=0)
+                served = None
+            if not served:
+                self._progress("starting the Dagster UI")
+                served = ui.launch(data, self.config, log)
+        ui.wait(data, served, log)
+        return served.url
 
     def start_server(self, name: str) -> None:
         """Start one server with its recorded ports and data, and wait until it is ready; nothing if it runs."""

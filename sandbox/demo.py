@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import quote
 
 import dagster as dg
@@ -43,14 +44,13 @@ from sandbox.jobs import Jobs
 from sandbox.planting import znodes
 from sandbox.planting.seed import Seeded, seed
 from sandbox.planting.verify import read_back
+from sandbox.servers.toolchain import SandboxError
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 UNLOADED_AFTER = 7.0
 """Seconds: three of the sandbox brokers' statistics intervals, and one."""
-UI = "http://127.0.0.1:3000"
-"""Where ``make ui`` serves."""
 DUE_IN = 120.0
 """Seconds at least until the first delayed message is due: its index is repaired by then."""
 SCANS = 4.0
@@ -147,7 +147,7 @@ def _demo(cluster: Cluster, begun: float) -> int:
         *late_verdicts,
     ]
     _report(lake, journal, summary, jobs.run_ids, verdicts)
-    _lead_on(settings.cluster, summary)
+    _lead_on(cluster, settings.cluster, summary)
     return 0 if all(v.holds for v in verdicts) else 1
 
 
@@ -368,19 +368,29 @@ def _report(
         console.print(f"{mark}  {verdict.what}  [dim]{verdict.detail}[/dim]")
 
 
-def _lead_on(cluster: str, summary: PlanSummary) -> None:
-    """Where to look at all of it, in the UI that ``make ui`` starts on what the demo left."""
-    console.print("\nSee it in the Dagster UI: run [bold]make ui[/bold], then open")
-    asset, runs = f"{UI}/assets/{cluster}", f"{UI}/runs"
-    for url, what in (
+def _lead_on(cluster: Cluster, name: str, summary: PlanSummary) -> None:
+    """Where to look at all of it, in a UI that goes on running. Without one, the demo has proven what it proves."""
+    try:
+        url = cluster.serve()
+    except SandboxError as error:
+        console.print(f"\n[red]{error}[/red]; `make ui` tries again")
+        return
+    console.print(f"\nThe Dagster UI runs: {url}", soft_wrap=True)
+    asset, runs = f"{url}/assets/{name}", f"{url}/runs"
+    for page, what in (
+        (f"{asset}/deletion_plan?view=lineage&lineageScope=upstream&lineageDepth=4", "where a plan comes from"),
         (f"{asset}/deletion_plan?view=events", "each plan: what it would delete, and why"),
         (f"{runs}?q%5B0%5D={quote(f'tag:{PLAN}={summary.plan_id}', safe='')}", "the runs that applied this plan"),
         (f"{asset}/ledger_deletions", "what was deleted, over time"),
         (f"{asset}/storage_report", "where the disk goes, and why"),
         (runs, "every run of this demo"),
+        (f"{url}/automation", "its schedules and sensors; as it ships none is on"),
     ):
         console.print(f"  {what}", style="dim")
-        console.print(f"  {url}", soft_wrap=True)
+        console.print(f"  {page}", soft_wrap=True)
+    stop = f"{Path(sys.executable).with_name('pulsar-lifecycle')} sandbox stop --data {cluster.data}"
+    console.print("It and the cluster run until you stop them; `make ui` starts both again:", style="dim")
+    console.print(f"  {stop}", soft_wrap=True)
 
 
 def _grouped(rows: pa.Table, first: str, second: str, size: str) -> dict[tuple[str, str], tuple[int, int]]:

@@ -28,7 +28,7 @@ LABEL = "__repository__@pulsar-lifecycle"
 
 
 class Jobs:
-    """The code location's jobs, run in this process on the instance that ``make ui`` shows."""
+    """The code location's jobs, run in this process on the instance that the UI shows."""
 
     def __init__(self, config: str, say: Callable[[str], None]) -> None:
         home = os.environ.setdefault("DAGSTER_HOME", str(Path(".run/dagster").absolute()))

@@ -121,6 +121,17 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
+def session(leader: int) -> dict[int, str]:
+    """The processes of a session that was begun by the process ``leader``: pid -> start time."""
+    answer = subprocess.run(["ps", "-A", "-o", "pid="], capture_output=True, text=True, check=True)
+    found: dict[int, str] = {}
+    for pid in map(int, answer.stdout.split()):
+        with suppress(OSError):  # it is gone, or a system tells no user of another's
+            if os.getsid(pid) == leader and (started := start_time(pid)):
+                found[pid] = started
+    return found
+
+
 def resident_bytes(pid: int) -> int:
     """Resident memory of a process; 0 if it is gone."""
     answer = subprocess.run(["ps", "-p", str(pid), "-o", "rss="], capture_output=True, text=True, check=False)

@@ -1,0 +1,116 @@
+"""The Dagster UI on a sandbox: ``dagster dev`` with its webserver, daemon and code server, on a loopback port.
+
+Belongs here: starting it in a session of its own, where it listens, ending every process of it. ``ui.json`` in the
+sandbox's data folder says which they are. Not here: when (:mod:`sandbox.cluster`), and the cluster's servers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from pulsar_lifecycle.settings import CONFIG_VARIABLE
+from sandbox.servers import processes
+from sandbox.servers.toolchain import SandboxError
+
+PORT = 3000
+"""Where it listens if nothing else does; else on any free port."""
+_ROOT = Path(__file__).parents[2]
+_FILE = "ui.json"
+_READY_TIMEOUT = 300.0
+"""Seconds until it answers: it loads the code location first, on a machine that may be busy."""
+
+
+@dataclass(frozen=True)
+class Ui:
+    """A UI that was started."""
+
+    url: str
+    session: int
+    """The id of its session, which is the pid of ``dagster dev``."""
+    started: dict[int, str]
+    """Processes of it, pid -> start time. While one lives, the session is the UI's."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether any of it does."""
+        return any(processes.start_time(pid) == started for pid, started in self.started.items())
+
+    @property
+    def whole(self) -> bool:
+        """Whether ``dagster dev`` lives, which ends when its webserver or daemon does."""
+        return processes.start_time(self.session) == self.started[self.session]
+
+
+def found(data: Path) -> Ui | None:
+    """The UI on the sandbox in this folder, if any of it lives."""
+    try:
+        document = json.loads((data / _FILE).read_text())
+    except FileNotFoundError:
+        return None
+    ui = Ui(document["url"], document["session"], {int(pid): at for pid, at in document["started"].items()})
+    return ui if ui.lives else None
+
+
+def launch(data: Path, config: Path, log: Path) -> Ui:
+    """Start it; it may take a minute until :func:`wait` returns."""
+    port = PORT if processes.port_is_free(PORT) else processes.free_ports(1)[0]
+    home = Path(os.environ.get("DAGSTER_HOME") or ".run/dagster").absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    shutil.copy(_ROOT / "dagster.yaml", home)
+    environment = {**os.environ, "DAGSTER_HOME": str(home), CONFIG_VARIABLE: str(config)}
+    pid = processes.spawn(command(port), _ROOT, log, environment)
+    return _recorded(data, Ui(f"http://{processes.LOOPBACK}:{port}", pid, processes.session(pid)))
+
+
+def command(port: int) -> list[str]:
+    """What serves the UI on a port."""
+    words = [str(Path(sys.executable).with_name("dagster")), "dev", "-w", "workspace.yaml"]
+    return [*words, "-h", processes.LOOPBACK, "-p", str(port)]
+
+
+def wait(data: Path, ui: Ui, log: Path) -> None:
+    """Wait until it answers. Raises SandboxError, with nothing of it left running, if it does not."""
+    deadline = time.monotonic() + _READY_TIMEOUT
+    while not _answers(ui.url):
+        if not ui.whole or time.monotonic() > deadline:
+            how = "did not answer" if ui.whole else "ended"
+            end(ui, timeout=0)
+            raise SandboxError(f"the Dagster UI {how}: see {log}")
+        time.sleep(0.5)
+        ui = Ui(ui.url, ui.session, ui.started | processes.session(ui.session))
+    _recorded(data, ui)
+
+
+def end(ui: Ui, *, timeout: float) -> bool:
+    """Ask it to end, wait ``timeout`` seconds, kill what is left, its runs too; returns whether any of it lived."""
+    those = processes.session(ui.session) if ui.lives else {}
+    lived = bool(those)
+    if lived and timeout:
+        processes.end(ui.session, ui.started[ui.session], timeout=timeout)
+    while those:
+        for pid, started in those.items():
+            processes.end(pid, started, timeout=0)
+        those = processes.session(ui.session)  # a code server that is killed last may have begun another run
+    return lived
+
+
+def _recorded(data: Path, ui: Ui) -> Ui:
+    temporary = data / f"{_FILE}.tmp"
+    temporary.write_text(json.dumps({"url": ui.url, "session": ui.session, "started": ui.started}))
+    temporary.replace(data / _FILE)
+    return ui
+
+
+def _answers(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/server_info", timeout=10).is_success
+    return False
