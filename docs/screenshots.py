@@ -4,8 +4,8 @@
 # ///
 """Take the pictures of the Dagster UI in docs/images again, from a demo's cluster.
 
-``make demo``, then ``make ui`` in another shell, then ``.venv/bin/uv run docs/screenshots.py [URL]``. Needs Chromium
-on the PATH (``CHROMIUM`` names another one) and downloads none.
+``make demo``, then ``.venv/bin/uv run docs/screenshots.py [URL]``. Needs Chromium on the PATH (``CHROMIUM`` names
+another one) and downloads none.
 """
 
 from __future__ import annotations

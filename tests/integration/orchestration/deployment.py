@@ -30,8 +30,8 @@ LONG, POLL = 1200.0, 5.0
 T = TypeVar("T")
 ENDED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 _TOLD = "mutation($it: %s!) {answer: %s(%s: $it) {__typename ... on PythonError {message}}}"
-_RUNS = """query($it: RunsFilter) {runsOrError(filter: $it) {... on Runs {results {runId jobName status
-  tags {key value}}}}}"""
+_RUNS = """query($it: RunsFilter) {runsOrError(filter: $it) {... on Runs {results {runId jobName status startTime
+  endTime allPools repositoryOrigin {repositoryLocationName} tags {key value}}}}}"""
 _SHOWN = """timestamp runId partition metadataEntries {label ... on TextMetadataEntry {text}
   ... on MarkdownMetadataEntry {mdStr} ... on IntMetadataEntry {intValue} ... on BoolMetadataEntry {boolValue}}"""
 _PAGES = f"""query($it: AssetKeyInput!) {{assetOrError(assetKey: $it) {{... on Asset {{
@@ -41,6 +41,8 @@ _FRESHNESS = """query($it: [AssetKeyInput!]) {assetNodes(assetKeys: $it) {freshn
   assetChecksOrError {... on AssetChecks {checks {name executionForLatestMaterialization {status}}}}}}"""
 _BACKFILL = """mutation($it: LaunchBackfillParams!) {launchPartitionBackfill(backfillParams: $it) {
   __typename ... on LaunchBackfillSuccess {backfillId} ... on PythonError {message}}}"""
+_LAUNCH = """mutation($it: ExecutionParams!) {launchRun(executionParams: $it) {
+  __typename ... on LaunchRunSuccess {run {runId}} ... on PythonError {message}}}"""
 _BACKFILLED = """query($it: String!) {partitionBackfillOrError(backfillId: $it) {... on PartitionBackfill {status}}}"""
 _STATE = """query($it: InstigationSelector!) {instigationStateOrError(instigationSelector: $it) {
   ... on InstigationState {id instigationType}}}"""
@@ -197,6 +199,13 @@ class Deployment:
         """Wait for a run; how it ended."""
         found = self.until(f"run {run_id} to end", lambda: [one for one in self._run(run_id) if one in ENDED])
         return found[0]
+
+    def launch(self, location: str, job: str, config: Mapping[str, Any] | None = None) -> str:
+        """Launch a job in its launchpad; the run's id."""
+        asked = {"selector": _of(location) | {"jobName": job}, "runConfigData": dict(config or {})}
+        answer = self.ask(_LAUNCH, asked)["launchRun"]
+        assert "run" in answer, answer
+        return answer["run"]["runId"]
 
     def backfill(self, location: str, asset: str, partitions: Sequence[str], **config: Any) -> str:
         """Choose partitions of an asset in the dialog, and launch; the backfill's id."""

@@ -1,7 +1,7 @@
 """It runs by itself: a deployment with daemon and webserver, told what to do by its settings file and by GraphQL alone.
 
 Nothing here calls the product but through the webserver and the command line. The daemon is killed on the way. At the
-end, once scans have stopped, the plan's page is red. Then namespaces far apart are backfilled.
+end, once scans have stopped, the plan's page is red. Then brokers are rolled back, and namespaces far apart backfilled.
 """
 
 from __future__ import annotations
@@ -183,16 +183,14 @@ def test_copies_in_bookkeeper_go_by_themselves_once_a_scan_has_seen_what_was_off
             s3.head_object(Bucket=BUCKET, Key=f"{found[ledger].uuid}-ledger-{ledger}")
 
 
-def test_namespaces_far_apart_are_one_backfill_with_one_plan(
+def test_after_a_rollback_namespaces_far_apart_are_one_backfill_with_one_plan(
     sandbox: Cluster, deployed: tuple[Deployment, Scene]
 ) -> None:
     deployment, scene = deployed
-    if len(_whole(deployment)) < 2:
-        deployment.switch_on(CLUSTER, schedules=["hourly_scan"])
-        deployment.until("two scans", lambda: len(_whole(deployment)) >= 2)
     deployment.switch_off(CLUSTER, "hourly_scan", "automation")
     deployment.until("runs to end", lambda: all(run["status"] in ENDED for run in deployment.runs()))
     chosen, others = list(scene.far)[::2], list(scene.far)[1::2]
+    leaked = rolled_back(sandbox, deployment, scene, in_flight=chosen[0])
     before = {name: listed(sandbox, f"persistent://{name}/t") for name in scene.far}
 
     def launched(asset: str, namespaces: list[str]) -> str:
@@ -211,13 +209,46 @@ def test_namespaces_far_apart_are_one_backfill_with_one_plan(
         check(asset, chosen, launched(asset, chosen))
     check("offloaded_ledgers", others, offload)
 
-    rows = {ledger: scene.said("journal", "--ledger", str(ledger)) for ledger in scene.far.values()}
-    sent = {ledger for ledger, found in rows.items() if any(row["outcome"] == "sent" for row in found)}
-    assert sent == {scene.far[name] for name in chosen}
+    sent = [row["ledger_id"] for row in scene.said("journal", "--outcome", "sent") if row["ledger_id"] in leaked]
+    assert sorted(sent) == sorted(ledger for ledger, name in leaked.items() if name in chosen)
     for name, ledgers in before.items():
         topic = f"persistent://{name}/t"
         assert listed(sandbox, topic) == (ledgers[-1:] if name in chosen else ledgers)
         assert _offloaded(sandbox, topic) == ([] if name in chosen else ledgers[:-1])
+
+    gone = {*sent, *(ledger for name in chosen for ledger in before[name][:-1])}
+    deployment.switch_on(CLUSTER, sensors=["automation"])  # works the queue off
+    deployment.until("what was sent to go", lambda: not existing(sandbox, gone))
+    deployment.switch_off(CLUSTER, "automation")
+    kept = {*leaked, *(ledger for ledgers in before.values() for ledger in ledgers)} - gone
+    assert existing(sandbox, kept) == kept
+
+
+def rolled_back(sandbox: Cluster, deployment: Deployment, scene: Scene, in_flight: str) -> dict[int, str]:
+    """For a while deletion is off, and brokers begin anew and leak in each namespace; then scans, with it on again.
+
+    The intent of what leaked earlier ``in_flight`` was sent before. Returns all that leaked: ledger -> namespace.
+    """
+
+    def ended(job: str, config: dict[str, Any] | None = None) -> str:
+        return deployment.ended(deployment.launch(CLUSTER, job, config))
+
+    assert ended("scan") == "SUCCESS"
+    plan = deployment.pages(CLUSTER, "deletion_plan")[0]
+    order = {"plan_id": plan["plan id"], "digest": plan["digest"]}
+    assert ended("apply_plan", {"ops": {"send_intents": {"config": order | {"namespaces": [in_flight]}}}}) == "SUCCESS"
+    as_it_was = scene.config.read_text()
+    off = "\n[deletion]\ntopicTwoPhaseDeletionEnabled = false\n"
+    scene.config.write_text(as_it_was.replace("\n[deletion]\n", off))
+    deployment.switch_on(CLUSTER, sensors=["automation"])  # deletes nothing, though intents wait
+    sandbox.restart("broker-1")
+    again = {name: plant.young(sandbox, f"persistent://{name}/leaked")[0].ledger_id for name in scene.far}
+    assert ended("delete_pending") == "FAILURE"  # after its scan
+    deployment.switch_off(CLUSTER, "automation")
+    assert existing(sandbox, scene.far.values()) == set(scene.far.values())
+    scene.config.write_text(as_it_was)
+    assert ended("scan") == "SUCCESS"
+    return {ledger: name for those in (scene.far, again) for name, ledger in those.items()}
 
 
 def _whole(deployment: Deployment) -> list[dict[str, Any]]:
