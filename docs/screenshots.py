@@ -5,7 +5,8 @@
 """Take the pictures of the Dagster UI in docs/images again, from a demo's cluster.
 
 ``make demo``, then ``.venv/bin/uv run docs/screenshots.py [URL]``. Needs Chromium on the PATH (``CHROMIUM`` names
-another one) and downloads none.
+another one) and downloads none. Run it once more when scans have stopped for longer than ``catalog.scan_fresh_for``: by
+then health is red.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ def main() -> None:
         take(page, "what-a-run-did")
         opened(page, f"/assets/{CLUSTER}/ledger_deletions?view=events", "messages acknowledged")
         take(page, "ledger-deletions")
+        page.set_viewport_size({"width": 1640, "height": 560})
+        opened(page, f"/assets/{CLUSTER}/deletion_plan?view=overview", "Freshness policy")
+        take(page, "health-red" if page.get_by_text("Failing", exact=True).count() else "health-green")
         browser.close()
 
 

@@ -34,7 +34,7 @@ from tests.integration.tiered.offloads import s3_client
 from tests.kit.contracts.object_contract import BUCKET, GONE_BUCKET
 
 LONG = (
-    *("test_by_itself", "test_delete_records", "test_production"),
+    *("test_by_itself", "test_two_clusters", "test_delete_records", "test_production"),
     *("test_kills", "test_offload_kills", "test_offload_faults", "test_broker_offloader_schedules"),
     *("test_pipeline", "test_retention_plan", "test_sandbox", "test_pipeline_executors"),
     *("test_offload_run", "test_bookkeeper_entries", "test_retry_topics", "test_object_sweep"),

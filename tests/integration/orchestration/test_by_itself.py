@@ -10,7 +10,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import plant, topics, znodes
 from tests.integration import pipeline as driving
 from tests.integration.delayed_index.delayed import BROKERS, keys_of, planted
+from tests.integration.orchestration import browser
 from tests.integration.orchestration.deployment import ENDED, Deployment
 from tests.integration.pipeline import existing, listed, new_namespace, wait_unlisted
 from tests.integration.tiered.offloads import contexts, s3_client, with_bucket
@@ -49,6 +51,10 @@ class Scene:
     far: Mapping[str, int]
     """Neighbouring namespaces in their order, of which none goes by itself: what leaked in each. Topic ``t`` of every
     second one is as ``expired``, of the others as ``archive``."""
+    profile: Path
+    """The browser's folder."""
+    seen: list[str] = field(default_factory=list)
+    """What a browser showed of the health of the deletion plan, while it was green and once it was red."""
 
     def said(self, *command: str) -> Any:
         """What a command answers with ``--json``."""
@@ -104,7 +110,7 @@ def scene_of(sandbox: Cluster, own: dict[str, str], config: Path) -> Scene:
     with sandbox.metadata() as zk:
         zk.delete(znodes.ledger_znode(int(sorted(keys_of(sandbox, late).items())[1][1])))
     wait_unlisted(sandbox, [*full, leaking, late, *(f"persistent://{name}/leaked" for name in far)])
-    return Scene(config, leaked, archive, expired, late, beside, far)
+    return Scene(config, leaked, archive, expired, late, beside, far, config.with_name("chromium"))
 
 
 def far_apart(sandbox: Cluster) -> list[str]:
@@ -142,6 +148,8 @@ def test_what_the_settings_allow_is_done_by_itself_though_the_daemon_dies(
     until("two scans", lambda: len(deployment.runs("scan")) >= 2)  # the second confirms what the first called orphan
     # while scans go on, no plan is too old before somebody looks
     until("a green plan", lambda: deployment.freshness(CLUSTER, "deletion_plan") == "HEALTHY")
+    if browser.CHROMIUM:
+        scene.seen.append(until("a browser to show that", lambda: _health(deployment, scene, other_than="Failing")))
     deployment.switch_off(CLUSTER, "hourly_scan")
     until("them to end", lambda: len(_whole(deployment)) >= 2)
     until("a green scan", lambda: deployment.checks(CLUSTER, "ledger_references") == {"coverage": "SUCCEEDED"})
@@ -160,6 +168,27 @@ def test_what_the_settings_allow_is_done_by_itself_though_the_daemon_dies(
     until("the run's page", lambda: deployment.pages(CLUSTER, "ledger_deletions"))
     _lineage(scene, deployment)
     until("a red plan", lambda: deployment.freshness(CLUSTER, "deletion_plan") == "DEGRADED")
+    if browser.CHROMIUM:
+        scene.seen.append(until("a browser to show that", lambda: _health(deployment, scene, other_than="Passing")))
+
+
+@pytest.mark.skipif(not browser.CHROMIUM, reason=browser.NONE)
+def test_a_browser_shows_where_a_plan_comes_from_and_that_it_is_green_then_red(
+    deployed: tuple[Deployment, Scene],
+) -> None:
+    deployment, scene = deployed
+    assert scene.seen == ["Passing", "Failing"]
+    page = f"{deployment.url}/assets/{CLUSTER}/deletion_plan?view=lineage&lineageScope=upstream&lineageDepth=4"
+    shown = deployment.until("its lineage", lambda: browser.words(page, scene.profile))
+    from_the_cluster = {
+        "zookeeper",
+        "bookkeeper",
+        "brokers",
+        "bookkeeper_ledgers",
+        "managed_ledgers",
+        "managed_cursors",
+    }
+    assert {*from_the_cluster, "schemas", "topics", "ledger_references", "orphan_ledgers"} <= set(shown)
 
 
 def test_copies_in_bookkeeper_go_by_themselves_once_a_scan_has_seen_what_was_offloaded(
@@ -249,6 +278,13 @@ def rolled_back(sandbox: Cluster, deployment: Deployment, scene: Scene, in_fligh
     scene.config.write_text(as_it_was)
     assert ended("scan") == "SUCCESS"
     return {ledger: name for those in (scene.far, again) for name, ledger in those.items()}
+
+
+def _health(deployment: Deployment, scene: Scene, other_than: str) -> str:
+    """What the page of the deletion plan says of its freshness, to whoever looks at it; empty if not yet told."""
+    shown = browser.words(f"{deployment.url}/assets/{CLUSTER}/deletion_plan?view=overview", scene.profile)
+    told = dict(pairwise(shown)).get("Freshness policy", "")
+    return "" if told == other_than else told
 
 
 def _whole(deployment: Deployment) -> list[dict[str, Any]]:
