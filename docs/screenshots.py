@@ -54,7 +54,7 @@ def main() -> None:
         take(page, "ledger-deletions")
         page.set_viewport_size({"width": 1640, "height": 560})
         opened(page, f"/assets/{CLUSTER}/deletion_plan?view=overview", "Freshness policy")
-        take(page, "health-red" if page.get_by_text("Failing", exact=True).count() else "health-green")
+        take(page, "health-red" if page.get_by_text("Failed", exact=True).count() else "health-green")
         browser.close()
 
 

@@ -149,7 +149,7 @@ def test_what_the_settings_allow_is_done_by_itself_though_the_daemon_dies(
     # while scans go on, no plan is too old before somebody looks
     until("a green plan", lambda: deployment.freshness(CLUSTER, "deletion_plan") == "HEALTHY")
     if browser.CHROMIUM:
-        scene.seen.append(until("a browser to show that", lambda: _health(deployment, scene, other_than="Failing")))
+        scene.seen.append(until("a browser to show that", lambda: _health(deployment, scene, other_than="Failed")))
     deployment.switch_off(CLUSTER, "hourly_scan")
     until("them to end", lambda: len(_whole(deployment)) >= 2)
     until("a green scan", lambda: deployment.checks(CLUSTER, "ledger_references") == {"coverage": "SUCCEEDED"})
@@ -177,7 +177,7 @@ def test_a_browser_shows_where_a_plan_comes_from_and_that_it_is_green_then_red(
     deployed: tuple[Deployment, Scene],
 ) -> None:
     deployment, scene = deployed
-    assert scene.seen == ["Passing", "Failing"]
+    assert scene.seen == ["Passing", "Failed"]
     page = f"{deployment.url}/assets/{CLUSTER}/deletion_plan?view=lineage&lineageScope=upstream&lineageDepth=4"
     shown = deployment.until("its lineage", lambda: browser.words(page, scene.profile))
     from_the_cluster = {
