@@ -19,15 +19,15 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, COMPONENT_COMPACTED_LEDGER
-from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import reconsume_times, waiting_since
 from pulsar_lifecycle.metastore import load_state, schemas
 from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic, cursor_nodes
-from pulsar_lifecycle.ports import Node, TopicInternals, Unread
+from pulsar_lifecycle.ports import MetadataStore, Node, TopicInternals, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Released
+from pulsar_lifecycle.records.copies import OffloadLocation, Released
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
@@ -70,7 +70,24 @@ def in_use(run: Run, ports: Ports, d: Decision, why: str, since: int = 0) -> Non
     d.decide(Outcome.RETRYING if fresh else Outcome.KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}{why}")
 
 
-def still_used(ports: Ports, item: LedgerInfo, last: int, released: Released, topic: Topic) -> Why | None:
+def read_instead(
+    store: MetadataStore, info: ManagedLedgerInfo, ledger_id: int, released: Released, topic: Topic
+) -> OffloadLocation | Why:
+    """Where brokers read a ledger whose copy in BookKeeper was released; or why they may still read that copy."""
+    listed = {item.ledger_id: item for item in info.ledgers}
+    if ledger_id not in listed:
+        return Why(Code.DELISTED, "its topic does not list it any more: the next scan decides")
+    item = listed[ledger_id]
+    if why := still_used(store, item, max(listed), released, topic):
+        return why
+    copy = OffloadedCopy.of_item(item, 0)
+    if copy is None:
+        text = "its topic's z-node does not say by which driver it is offloaded"
+        return Why(Code.OTHER_COPY, text)
+    return location_of(copy)
+
+
+def still_used(store: MetadataStore, item: LedgerInfo, last: int, released: Released, topic: Topic) -> Why | None:
     """Why a listed ledger is in use though its copy in BookKeeper was released; None if that holds still."""
     offload = item.offload
     if offload is None or not offload.complete or not offload.bookkeeper_deleted:
@@ -79,7 +96,7 @@ def still_used(ports: Ports, item: LedgerInfo, last: int, released: Released, to
         return Why(Code.OTHER_COPY, f"its topic's z-node names another offload, {offload.uuid}")
     if item.ledger_id == last:
         return Why(Code.LAST_LEDGER, "it is the last ledger of its topic: a broker that loads it forgets its offload")
-    if control.has_pending_unload(ports.store, topic):
+    if control.has_pending_unload(store, topic):
         return Why(Code.UNLOAD_PENDING, "an unload of its topic is pending: a broker may read it in BookKeeper")
     return None
 
@@ -103,25 +120,20 @@ def _readable(node: Node | Unread | None) -> Node | None:
 
 def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
     info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
-    listed = {item.ledger_id: item for item in info.ledgers}
+    listed = {item.ledger_id for item in info.ledgers}
     memory = memory_of(run, ports, topic, node, info)
     pending: list[Decision] = []
     for d in group:
-        released = d.released
-        if d.info.ledger_id in listed:
-            if not released:
-                in_use(run, ports, d, "its topic's z-node lists it")
-                continue
-            item = listed[d.info.ledger_id]
-            copy = OffloadedCopy.of_item(item, 0)
-            if why := still_used(ports, item, max(listed), released, topic):
-                in_use(run, ports, d, why.text)
-            elif copy is None:
-                in_use(run, ports, d, "its topic's z-node does not say by which driver it is offloaded")
+        if d.released:
+            where = read_instead(ports.store, info, d.info.ledger_id, d.released, topic)
+            if not isinstance(where, Why):
+                d.site = where
+            elif where.code is Code.DELISTED:
+                d.decide(Outcome.RETRYING, Code.DELISTED, where.text)
             else:
-                d.site = location_of(copy)
-        elif released:
-            d.decide(Outcome.RETRYING, Code.DELISTED, "its topic does not list it any more: the next scan decides")
+                in_use(run, ports, d, where.text)
+        elif d.info.ledger_id in listed:
+            in_use(run, ports, d, "its topic's z-node lists it")
         elif memory.unsure:
             d.decide(Outcome.RETRYING, Code.NOT_KNOWN_YET, memory.unsure.text)
         elif d.info.ledger_id in memory.ledgers:
@@ -153,9 +165,7 @@ class BrokerMemory:
         return {ledger for ledger, _ in stored_references.held(self.internals)} if self.internals else set()
 
 
-def memory_of(
-    run: Run, ports: Ports, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
-) -> BrokerMemory:
+def memory_of(run: Run, ports: Ports, topic: Topic, node: Node | None, info: ManagedLedgerInfo) -> BrokerMemory:
     """Ask what some broker may hold in memory of a topic.
 
     Asking loads a topic that is not loaded, so only one that is listed and looks loaded is asked.
@@ -240,7 +250,7 @@ def _decide_pending(
     ports: Ports,
     topic: Topic,
     node: Node | None,
-    info: managed_ledger.ManagedLedgerInfo,
+    info: ManagedLedgerInfo,
     internals: TopicInternals | None,
     pending: Sequence[Decision],
 ) -> None:

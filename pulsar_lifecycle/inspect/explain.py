@@ -18,9 +18,11 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
+from pulsar_lifecycle.deletion.owner_check import read_instead
 from pulsar_lifecycle.deletion.planning import orphans
+from pulsar_lifecycle.deletion.released import NO_OBJECT_STORE, holds_of
 from pulsar_lifecycle.errors import AccessDenied
-from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_SCHEMA
 from pulsar_lifecycle.inspect.explain_codes import ExplainCode, LedgerVerdict, Verdict
 from pulsar_lifecycle.inspect.ledger_history import History
@@ -35,7 +37,7 @@ from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context, Finding
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting
 from pulsar_lifecycle.records.owner_names import owner_in
 from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan import references as kinds
@@ -49,7 +51,8 @@ class OwnersNow:
     """What owners say now: rows of ``tables.REFERENCES`` for one ledger, the z-nodes asked, what was not readable.
 
     ``offloads``: its copies in tiered storage, in words. ``copies``: the keys of those that topics name as complete.
-    ``written``: when the newest of the topics' z-nodes was (ms).
+    ``written``: when the newest of the topics' z-nodes was (ms). ``release_kept``: why a deletion run would not delete
+    a released copy in BookKeeper now.
     """
 
     references: pa.Table
@@ -58,6 +61,7 @@ class OwnersNow:
     offloads: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
     written: int = 0
+    release_kept: Why | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,8 @@ def explain(
     topic = owner_in(ledger)[1] if ledger else ""
     owners, schemas = _owners(ledger, history)
     found = look(store, reader, ledger_id, owners, schemas, ledgers_root)
+    if history.releases(ledger):
+        found = replace(found, release_kept=_release_kept(store, ledger_id, history))
     if isinstance(node, Unread):
         answer = _kept(Code.UNREAD, f"its z-node cannot be read: {node.reason}")
     elif ledger is None:
@@ -178,6 +184,23 @@ def _offloads(store: MetadataStore, ledger_id: int, topics: Iterable[Row]) -> It
     for attempt in attempts.of_ledgers(store, [ledger_id]).values():
         said = f"under {attempt.uuid}" if isinstance(attempt, Attempt) else f"that cannot be read: {attempt.reason}"
         yield f"an offload attempt of ours is open: {attempts.path_of(ledger_id)}, {said}"
+
+
+def _release_kept(store: MetadataStore, ledger_id: int, history: History) -> Why | None:
+    """What a deletion run asks before it deletes a released copy, but for the objects and brokers."""
+    released, evidence = history.released, history.evidence
+    if released is None or evidence is None:
+        return None
+    topic = Topic.parse(released.topic)
+    node = readable(store.read([f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"])[0], released.topic)
+    where = read_instead(store, managed_ledger.decode(node.data if node else b""), ledger_id, released, topic)
+    if isinstance(where, Why):
+        return where
+    if not history.buckets:
+        return Why(Waiting.NO_OBJECT_STORE, NO_OBJECT_STORE)
+    if released.bucket not in history.buckets:
+        return Why(Waiting.OBJECT_STORE_DENIES, f"{released.bucket} is not one of object_store.buckets")
+    return holds_of(store, {ledger_id: where}, evidence.offloads).get(ledger_id)
 
 
 def _unit(path: str) -> Unit:
@@ -292,7 +315,7 @@ def _present(ledger_id: int, rows: pa.Table, found: OwnersNow, history: History,
             return _kept(ExplainCode.WRITTEN_SINCE, text)
     why = Why(orphans.code_of(judged), judged["reason"])
     if judged["finding"] == Finding.OFFLOAD_LEFTOVER and history.releases(ledger):
-        return _released(ledger, history, context.at(now))
+        return _released(ledger, found, history, context.at(now))
     if judged["finding"] != Finding.ORPHAN:
         young = judged["finding"] == Finding.TOO_YOUNG
         return LedgerVerdict(Verdict.KEPT, why, again=ledger["ctime"] + context.grace if young else None)
@@ -313,7 +336,7 @@ WAS_RELEASED = "offloaded, and a run of ours released its copy in BookKeeper"
 TAKEN_OFF = "our first phase took it off its topic's list"
 
 
-def _released(ledger: Row, history: History, context: Context) -> LedgerVerdict:
+def _released(ledger: Row, found: OwnersNow, history: History, context: Context) -> LedgerVerdict:
     """A deletion run waives for it that its topic lists it, as long as the release's own message is there."""
     intent = history.intent()
     if rule := orphans.released_rule(ledger, context):
@@ -325,6 +348,8 @@ def _released(ledger: Row, history: History, context: Context) -> LedgerVerdict:
         last = f"its last intent was {intent}" if intent else "our journal has no intent"
         text = f"{WAS_RELEASED}; {last}: the next offload plan proves its offloaded copy anew"
         return _kept(ExplainCode.NO_INTENT, text)
+    if kept := found.release_kept:
+        return _kept(kept.code, f"{WAS_RELEASED}, but {kept}")
     return LedgerVerdict(Verdict.MAY_GO, Why(Code.RELEASED, f"{WAS_RELEASED}: the next deletion run deletes that copy"))
 
 

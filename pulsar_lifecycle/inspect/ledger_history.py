@@ -47,7 +47,7 @@ class History:
     ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first phase's mark that stands; ``released``
     what a release of ours left in BookKeeper and no deletion run settled. ``gaps``: why the epoch does not count any
     more, as the settings are now. ``evidence``: what a deletion run would go by, None without a scan. ``valid_since``:
-    when (ms) the oldest plan may have been made that is valid still.
+    when (ms) the oldest plan may have been made that is valid still. ``buckets``: those that the settings declare.
     """
 
     epoch: Epoch | None = None
@@ -63,6 +63,7 @@ class History:
     gaps: tuple[Gap, ...] = ()
     evidence: Evidence | None = None
     valid_since: int = 0
+    buckets: tuple[str, ...] = ()
 
     def uncovered(self) -> Why | None:
         """Why no run acts on the newest epoch; None if one may."""
@@ -127,6 +128,7 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
         journal=ours(journal_rows(journal, ledger_id=ledger_id)),
         archived=ours(archived_nodes(journal, ledger_id=ledger_id)),
         released=released_ledgers(journal, settings.cluster).get(ledger_id),
+        buckets=settings.object_store.buckets if settings.object_store else (),
     )
     epochs = lake.epochs(fingerprint)
     if not epochs:

@@ -55,8 +55,8 @@ class ReleaseBroker(TopicBroker):
 class ReleaseScene(TopicScene):
     """A topic of ``due`` ledgers offloaded nine days ago and scanned a day ago, and two more."""
 
-    def __init__(self, *, loaded: bool = False, due: int = 2) -> None:
-        self.off = Offloading()
+    def __init__(self, *, loaded: bool = False, due: int = 2, cluster: SimulatedCluster | None = None) -> None:
+        self.off = Offloading(cluster or SimulatedCluster())
         super().__init__(self.off.cluster)
         self.ids = [self.cluster.ledger(data_tags(TOPIC)) for _ in range(due + 2)]
         self.due = self.ids[:due]
