@@ -261,7 +261,7 @@ def outcomes_shown(outcomes: list[OutcomeCount]) -> dict[str, Any]:
         "outcomes": dg.MetadataValue.md(
             show.markdown(
                 ["outcome", "code", "messages", "bytes", "such as"],
-                [(o.outcome, o.code, o.ledgers, show.size(o.bytes), o.reason) for o in outcomes],
+                [(o.outcome, o.code or "", o.ledgers, show.size(o.bytes), o.reason) for o in outcomes],
             )
         ),
     }

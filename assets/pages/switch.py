@@ -25,12 +25,12 @@ def by_the_switch(run: dg.DagsterRun) -> bool:
     return run.tags.get(SENSOR_NAME_TAG) == SWITCH and not by_a_person(run)
 
 
-def switched_off(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
-    """Why a run that the switch launched may not begin any more; empty where it may, or a person launched it."""
+def switched_off(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
+    """Why a run that the switch launched may not begin any more; None where it may, or a person launched it."""
     if not by_the_switch(run) or run.remote_job_origin is None:
-        return ""
+        return None
     location = run.remote_job_origin.repository_origin.get_selector_id()
     states = instance.all_instigator_state(
         repository_selector_id=location, instigator_type=InstigatorType.SENSOR, instigator_statuses=set(OFF)
     )
-    return f"sensor {SWITCH} is switched off" if any(one.name == SWITCH for one in states) else ""
+    return f"sensor {SWITCH} is switched off" if any(one.name == SWITCH for one in states) else None

@@ -44,14 +44,16 @@ def may_begin(context: dg.OpExecutionContext, where: Cluster, plan_id: str = "")
     return True
 
 
-def bookies_wait(where: Cluster) -> str:
-    """Why bookies do not collect by themselves now; empty if they may."""
+def bookies_wait(where: Cluster) -> str | None:
+    """Why bookies do not collect by themselves now; None if they may."""
     decision = bookies_decision(where)
-    return "" if decision.goes else decision.text
+    return None if decision.goes else decision.text
 
 
-def _decided(where: Cluster, name: str, plan_id: str, launched: Mapping[str, Any]) -> tuple[PlanDecision | None, str]:
-    """What becomes of the plan by itself now, and why the run is not to begin; empty if it is."""
+def _decided(
+    where: Cluster, name: str, plan_id: str, launched: Mapping[str, Any]
+) -> tuple[PlanDecision | None, str | None]:
+    """What becomes of the plan by itself now, and why the run is not to begin; None if it is."""
     kind = next((one for one in KINDS if one.name == name), None)
     if kind is None:
         return None, f"this version knows no kind {name!r}"
@@ -59,4 +61,4 @@ def _decided(where: Cluster, name: str, plan_id: str, launched: Mapping[str, Any
     if not decision.goes or plan is None:
         return decision, f"{decision.code.value}: {decision.text}"
     now = LAUNCHES[name].run_config(where, plan, settings_of(where, kind))
-    return decision, "" if now["ops"] == launched["ops"] else f"automation.{name} or its caps have changed since"
+    return decision, None if now["ops"] == launched["ops"] else f"automation.{name} or its caps have changed since"

@@ -66,7 +66,7 @@ def open_attempts(store: MetadataStore) -> OpenAttempts:
         found = found_in(store)
     except LifecycleError as error:
         return OpenAttempts(0, (str(error),))
-    broken = tuple(f"{one.path}: {one.reason}" for one in found if isinstance(one, BrokenAttempt))
+    broken = tuple(f"{one.path}: {one.why}" for one in found if isinstance(one, BrokenAttempt))
     return OpenAttempts(sum(isinstance(one, Attempt) for one in found), broken)
 
 
@@ -92,7 +92,7 @@ class ShownUnload:
         one = self.pending
         known: dict[str, Any] = {"path": one.path, "topic": one.topic and str(one.topic)}
         if isinstance(one, BrokenPendingUnload):
-            return known | {"error": one.reason}
+            return known | {"error": one.why.text}
         return known | {"loaded": one.loaded, "since": one.since, "lease": one.lease, "at_work": self.at_work}
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class ShownUnload:
 
         one = self.pending
         if isinstance(one, BrokenPendingUnload):
-            return f"UNREADABLE: {one.reason}"
+            return f"UNREADABLE: {one.why}"
         what = "must be unloaded" if one.loaded else "must be unloaded if a broker has loaded it meanwhile"
         if self.at_work:
             return f"{one.topic} {what}: its run is at work"
@@ -114,12 +114,13 @@ class ShownUnload:
 def pending_unloads(store: MetadataStore) -> list[ShownUnload]:
     """The pending unloads of a cluster."""
     from pulsar_lifecycle.errors import LifecycleError
+    from pulsar_lifecycle.records.codes import Code, Why
     from pulsar_lifecycle.runs import control
 
     try:
         found = control.pending_unloads(store)
     except LifecycleError as error:
-        return [ShownUnload(control.BrokenPendingUnload(control.ROOT, None, str(error)))]
+        return [ShownUnload(control.BrokenPendingUnload(control.ROOT, None, Why(Code.UNREAD, str(error))))]
     held = {lease for lease in control.PENDING_UNLOADS if control.is_held(store, lease)}
     return [ShownUnload(one, isinstance(one, control.PendingUnload) and one.lease in held) for one in found]
 
@@ -136,7 +137,7 @@ class ShownLocation:
 
         one = self.held
         if isinstance(one, BrokenLocation):
-            return {"path": one.path, "error": one.reason}
+            return {"path": one.path, "error": one.why.text}
         where = dict(zip(NAMES, one.where, strict=True))
         return {"path": one.path, **where, "run_id": one.run_id, "said": one.said, "since": one.since}
 
@@ -146,7 +147,7 @@ class ShownLocation:
 
         one, keeps = self.held, "no copy in BookKeeper of what is offloaded there is deleted"
         if isinstance(one, BrokenLocation):
-            return f"UNREADABLE: {one.reason}: whether brokers can read at its location is not known, and {keeps}"
+            return f"UNREADABLE: {one.why}: whether brokers can read at its location is not known, and {keeps}"
         driver, bucket, region, endpoint = one.where
         where = f"{driver} bucket {bucket}"
         where += "".join(f", {name} {said}" for name, said in (("region", region), ("endpoint", endpoint)) if said)
@@ -161,13 +162,16 @@ def unread_locations(store: MetadataStore) -> list[ShownLocation]:
     """The held locations of a cluster."""
     from pulsar_lifecycle.copies.unread_locations import UNREAD_LOCATIONS, BrokenLocation, all_held
     from pulsar_lifecycle.errors import LifecycleError
+    from pulsar_lifecycle.records.codes import Code, Why
 
     try:
         found = all_held(store)
     except LifecycleError as error:
-        return [ShownLocation(BrokenLocation(UNREAD_LOCATIONS, str(error)))]
+        return [ShownLocation(BrokenLocation(UNREAD_LOCATIONS, Why(Code.UNREAD, str(error))))]
     return [
-        ShownLocation(BrokenLocation(one.path, f"{one.path} {one.reason}") if isinstance(one, BrokenLocation) else one)
+        ShownLocation(
+            BrokenLocation(one.path, one.why.put(f"{one.path} {one.why}")) if isinstance(one, BrokenLocation) else one
+        )
         for one in found
     ]
 

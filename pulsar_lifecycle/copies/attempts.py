@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from pulsar_lifecycle.errors import AccessDenied, Conflict, CorruptFormat, NotFound, OutcomeUnknown
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.runs.control import ROOT
 
@@ -63,7 +64,7 @@ class BrokenAttempt:
     """A z-node below ``ATTEMPTS`` that cannot be read or is none of ours."""
 
     path: str
-    reason: str
+    why: Why
 
 
 def begin(store: MetadataStore, attempt: Attempt) -> None:
@@ -145,7 +146,7 @@ def whole(found: Sequence[Attempt | BrokenAttempt]) -> list[Attempt]:
 def unread(found: Sequence[Attempt | BrokenAttempt]) -> list[Gap]:
     """The gaps of those that cannot be read: which objects an open attempt of ours needs is not known then."""
     broken = [one for one in found if isinstance(one, BrokenAttempt)]
-    return [Gap(GapCode.ATTEMPT_UNREAD, one.path, f"{one.path}: {one.reason}") for one in broken]
+    return [Gap(GapCode.ATTEMPT_UNREAD, one.path, f"{one.path}: {one.why}") for one in broken]
 
 
 _JSON = TypeAdapter(Attempt)
@@ -157,7 +158,7 @@ def _encoded(attempt: Attempt) -> bytes:
 
 def _decoded(path: str, node: Node | Unread) -> Attempt | BrokenAttempt:
     if isinstance(node, Unread):
-        return BrokenAttempt(path, f"cannot be read: {node.reason}")
+        return BrokenAttempt(path, Why(Code.UNREAD, f"cannot be read: {node.reason}"))
     try:
         attempt = _JSON.validate_json(node.data, strict=True)
         Topic.parse(attempt.topic)
@@ -165,4 +166,5 @@ def _decoded(path: str, node: Node | Unread) -> Attempt | BrokenAttempt:
             return attempt
     except (ValueError, KeyError, CorruptFormat):
         pass
-    return BrokenAttempt(path, "an open offload attempt as JSON was expected; look at it, then delete the z-node")
+    text = "an open offload attempt as JSON was expected; look at it, then delete the z-node"
+    return BrokenAttempt(path, Why(Code.NOT_AS_WRITTEN, text))

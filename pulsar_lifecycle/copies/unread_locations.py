@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from pulsar_lifecycle.errors import Conflict, NotFound, OutcomeUnknown, StoreError
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import OffloadLocation
 from pulsar_lifecycle.runs.control import ROOT
 
@@ -129,7 +130,7 @@ class BrokenLocation:
     """A z-node below ``UNREAD_LOCATIONS`` that cannot be read or is none of ours; its location counts as held."""
 
     path: str
-    reason: str
+    why: Why
 
 
 def all_held(store: MetadataStore) -> list[HeldLocation | BrokenLocation]:
@@ -137,7 +138,7 @@ def all_held(store: MetadataStore) -> list[HeldLocation | BrokenLocation]:
     store.sync("/")
     listing = store.children([UNREAD_LOCATIONS])[0]
     if isinstance(listing, Unread):
-        return [BrokenLocation(UNREAD_LOCATIONS, f"cannot be read: {listing.reason}")]
+        return [BrokenLocation(UNREAD_LOCATIONS, Why(Code.UNREAD, f"cannot be read: {listing.reason}"))]
     paths = sorted(f"{UNREAD_LOCATIONS}/{name}" for name in listing.names) if listing else []
     found = zip(paths, store.read(paths), strict=True)
     return [_held_location(path, node) for path, node in found if node is not None and _holds(node)]
@@ -145,16 +146,16 @@ def all_held(store: MetadataStore) -> list[HeldLocation | BrokenLocation]:
 
 def _held_location(path: str, node: Node | Unread) -> HeldLocation | BrokenLocation:
     if isinstance(node, Unread):
-        return BrokenLocation(path, f"cannot be read: {node.reason}")
+        return BrokenLocation(path, Why(Code.UNREAD, f"cannot be read: {node.reason}"))
     try:
         found = json.loads(node.data)
         driver, bucket, region, endpoint = (str(found[name]) for name in NAMES)
         where = driver, bucket, region, endpoint
         if path != path_of(where):
-            return BrokenLocation(path, "is of another location than its name says")
+            return BrokenLocation(path, Why(Code.NOT_AS_WRITTEN, "is of another location than its name says"))
         return HeldLocation(path, where, str(found["run"]), str(found["said"]), node.stat.mtime)
     except (ValueError, KeyError, TypeError, RecursionError):
-        return BrokenLocation(path, "is not as we write it")
+        return BrokenLocation(path, Why(Code.NOT_AS_WRITTEN, "is not as we write it"))
 
 
 def _holds(node: Node | Unread | None) -> bool:

@@ -173,7 +173,7 @@ def _look_at_attempts(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
         if isinstance(one, BrokenAttempt):
             d.wait(
                 Waiting.UNREAD_ATTEMPT,
-                f"whether it is an open offload attempt of ours cannot be known: {one.path}: {one.reason}",
+                f"whether it is an open offload attempt of ours cannot be known: {one.path}: {one.why}",
             )
         elif one is not None and one.uuid == _uuid(d):
             in_use(run, ports, d, "it is an open offload attempt of ours")

@@ -114,7 +114,7 @@ class OutcomeCount:
     reason: str
     ledgers: int
     bytes: int
-    code: str = ""
+    code: StrEnum | None = None
 
 
 def delete_from_queue(cluster: Cluster, run: Run) -> list[OutcomeCount]:
@@ -178,7 +178,7 @@ def _collect(counted: Iterable[Sequence[OutcomeCount]]) -> list[OutcomeCount]:
     return sorted(counts.values(), key=lambda one: (one.outcome, -one.ledgers))
 
 
-class _Counts(dict[tuple[Outcome | RunEnd, str], OutcomeCount]):
+class _Counts(dict[tuple[Outcome | RunEnd, StrEnum | None], OutcomeCount]):
     """Outcomes by outcome and code."""
 
     def add(self, one: OutcomeCount) -> None:
@@ -213,14 +213,13 @@ class _Worker:
                 for decision in work_off(self.run, ports, limit, int(settings.deletion.idle_timeout * 1000)):
                     taken += 1
                     assert decision.outcome is not None
-                    code = decision.code.value if decision.code else ""
-                    counts.add(OutcomeCount(decision.outcome, decision.reason, 1, decision.length, code))
+                    counts.add(OutcomeCount(decision.outcome, decision.reason, 1, decision.length, decision.code))
                     if decision.outcome == Outcome.WAITING and decision.waiting is Waiting.NOT_SENT:
-                        counts.add(OutcomeCount(RunEnd.NOT_SENT_BACK, decision.reason, 1, 0, code))
+                        counts.add(OutcomeCount(RunEnd.NOT_SENT_BACK, decision.reason, 1, 0, decision.code))
                 if taken >= limit and self.direct is None:
                     counts.add(OutcomeCount(RunEnd.LIMITED, "deletion.max_messages: the rest is the next run's", 1, 0))
             except LifecycleError as error:
-                counts.add(OutcomeCount(RunEnd.STOPPED, str(error), 1, 0, stop_code(error).value))
+                counts.add(OutcomeCount(RunEnd.STOPPED, str(error), 1, 0, stop_code(error)))
         return list(counts.values())
 
     def limit(self, queue: DeletionQueue) -> int:

@@ -182,7 +182,7 @@ def _offloads(store: MetadataStore, ledger_id: int, topics: Iterable[Row]) -> It
                 complete = item["offload_complete"]
                 yield f"offloaded as {copy}{released}" if complete else f"offload under way, or broken off: {copy}"
     for attempt in attempts.of_ledgers(store, [ledger_id]).values():
-        said = f"under {attempt.uuid}" if isinstance(attempt, Attempt) else f"that cannot be read: {attempt.reason}"
+        said = f"under {attempt.uuid}" if isinstance(attempt, Attempt) else f"that cannot be read: {attempt.why}"
         yield f"an offload attempt of ours is open: {attempts.path_of(ledger_id)}, {said}"
 
 

@@ -28,6 +28,7 @@ from pulsar_lifecycle.inspect.cursor_holds import (
 )
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.load.one_topic import load_row
 from pulsar_lifecycle.lifecycle.retention import judge
@@ -41,6 +42,7 @@ from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
@@ -89,7 +91,7 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
 class HeldLedger:
     """One ledger of a topic. ``code``: a ``RetentionVerdict`` or ``Protection``; ``bytes`` None where not known.
 
-    ``state``: what BookKeeper says, the ``Problem`` of a z-node that cannot be read, empty where it has no such ledger.
+    ``state``: what BookKeeper says, the ``Problem`` of a z-node that cannot be read, None where it has no such ledger.
     ``offloaded``: a bucket has it. ``goes``: we would take it off its topic's list now. ``freed_by``: what would free
     it, empty for what is kept for good. ``held_by``: the cursors that need it, by name, the slowest first.
     """
@@ -98,7 +100,7 @@ class HeldLedger:
     entries: int | None
     bytes: int | None
     closed_at: int | None
-    state: str
+    state: LedgerState | Problem | None
     offloaded: bool
     code: RetentionVerdict | Protection
     goes: bool
@@ -124,7 +126,7 @@ class TopicExplanation:
     warnings: tuple[str, ...]
     epoch_id: str
     open_causes: tuple[OpenCause, ...] = ()
-    load_kept: str | None = None
+    load_kept: LoadKept | RetentionVerdict | Protection | None = None
 
 
 def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicExplanation:
@@ -215,7 +217,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     warnings += [
         f"ledger {one.ledger_id} is listed, and neither BookKeeper nor a bucket has it"
         for one in held
-        if not one.state and not one.offloaded
+        if one.state is None and not one.offloaded
     ]
     return TopicExplanation(
         subject,
@@ -227,7 +229,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         tuple(warnings),
         epochs[-1].epoch_id,
         _causes(opened, inputs, load, Rollover.of(layers.brokers)),
-        to_load["kept"] if to_load else None,
+        _kept_from_load(to_load["kept"]) if to_load and to_load["kept"] else None,
     )
 
 
@@ -302,19 +304,30 @@ def _held(
 ) -> HeldLedger:
     said = verdict["verdict"]
     code = RetentionVerdict(said) if said in set(RetentionVerdict) else Protection(said)
-    known = bookkeeper or {}
     return HeldLedger(
         ledger_id=verdict["ledger_id"],
         entries=seen["entries"],
         bytes=verdict["size"] if verdict["size"] is not None else seen["size"],
         closed_at=seen["closed_at"],
-        state=known.get("state") or known.get("problem") or "",
+        state=_state_of(bookkeeper),
         offloaded=offloaded,
         code=code,
         goes=code in GOING and load.state is not LoadState.LOADED,
         freed_by=_by_whom(load) if code in GOING and load.state is LoadState.LOADED else FREED_BY.get(code, ""),
         expires_at=verdict["expires_at"],
     )
+
+
+def _state_of(bookkeeper: Mapping[str, Any] | None) -> LedgerState | Problem | None:
+    if bookkeeper is None:
+        return None
+    return LedgerState[bookkeeper["state"]] if bookkeeper["state"] else Problem(bookkeeper["problem"])
+
+
+def _kept_from_load(kept: str) -> LoadKept | RetentionVerdict | Protection:
+    if kept in set(LoadKept):
+        return LoadKept(kept)
+    return RetentionVerdict(kept) if kept in set(RetentionVerdict) else Protection(kept)
 
 
 def _past_ttl(monitors: Monitors | None, topic: Topic, cursors: Sequence[HeldBy], now: int) -> int | None:

@@ -107,7 +107,7 @@ def _state(
 ) -> tuple[OffloadState, OffloadStateCode, str, int | None]:
     for one in ours:
         if isinstance(one, attempts.BrokenAttempt):
-            return OffloadState.ERROR, OffloadStateCode.ATTEMPT_UNREAD, f"{one.path}: {one.reason}", None
+            return OffloadState.ERROR, OffloadStateCode.ATTEMPT_UNREAD, f"{one.path}: {one.why}", None
         detail = f"attempt {one.uuid} of ledger {one.ledger_id}, run {one.run_id}"
         if at_work:
             return OffloadState.RUNNING, OffloadStateCode.OUR_ATTEMPT, detail, one.since

@@ -80,6 +80,8 @@ class Code(StrEnum):
     """An entry that could name it is lost."""
     UNREAD = "unread"
     """Its z-node, its owner or a reference could not be read."""
+    NOT_AS_WRITTEN = "not_as_written"
+    """A z-node of ours holds what no version of this control plane writes there, or is of another name."""
     SERVER_FAILED = "server_failed"
     """A server did not do what it was asked, or did not answer: run again."""
     OBJECTS_UNREAD = "objects_unread"

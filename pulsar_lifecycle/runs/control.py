@@ -27,6 +27,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.model import Topic, decode_name, encode_name
 from pulsar_lifecycle.ports import Clock, Deletion, MetadataStore, Node, Unread
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.settings import Settings
 
@@ -229,7 +230,7 @@ class BrokenPendingUnload:
 
     path: str
     topic: Topic | None
-    reason: str
+    why: Why
 
 
 def has_pending_unload(store: MetadataStore, topic: Topic) -> bool:
@@ -268,13 +269,14 @@ def _pending(path: str, lease: str, node: Node | Unread) -> PendingUnload | Brok
     try:
         topic = Topic.from_managed_ledger(decode_name(path.rpartition("/")[2]))
         if isinstance(node, Unread):
-            return BrokenPendingUnload(path, topic, f"{path} cannot be read: {node.reason}")
+            return BrokenPendingUnload(path, topic, Why(Code.UNREAD, f"{path} cannot be read: {node.reason}"))
         document = json.loads(node.data)
         loaded, since = bool(document["loaded"]), int(document["since"])
         return PendingUnload(topic, loaded, since, lease, node.stat.version, node.stat.czxid)
     except (CorruptFormat, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         why = "its name is no topic's" if topic is None else "it is not a pending unload as JSON"
-        return BrokenPendingUnload(path, topic, f"{path}: {why} ({type(error).__name__}: {error}); {repair}")
+        text = f"{path}: {why} ({type(error).__name__}: {error}); {repair}"
+        return BrokenPendingUnload(path, topic, Why(Code.NOT_AS_WRITTEN, text))
 
 
 def finish_unload(store: MetadataStore, pending: PendingUnload) -> None:

@@ -220,11 +220,11 @@ def _unread(
 
 @dataclass(frozen=True, slots=True)
 class FailedProof:
-    """An offloaded copy whose proof failed, for ``reason``; the others as of :class:`Due`."""
+    """An offloaded copy whose proof failed; the others as of :class:`Due`."""
 
     ledger_id: int
     location: Location
-    reason: str
+    why: Why
     endpoint: str
     region: str
 
@@ -245,7 +245,7 @@ def record_failed_proofs(
         item, uuid = by_id.get(one.ledger_id), str(one.location.uuid)
         why = _another(item, one)
         reason = (
-            f"its offloaded copy is not proven, and its copy in BookKeeper stays: {one.reason}; put the object back, "
+            f"its offloaded copy is not proven, and its copy in BookKeeper stays: {one.why}; put the object back, "
             f"or launch revert_offloads for {topic} and this ledger"
         )
         said = (Outcome.REFUSED, why) if why else (Outcome.PROOF_FAILED, Why(Code.NOT_PROVEN, reason))

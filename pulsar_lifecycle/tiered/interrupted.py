@@ -72,7 +72,7 @@ def finish_attempts(
         guard.check(ports.store)
         if isinstance(attempt, BrokenAttempt):
             outcomes.append(
-                OffloadOutcome("", -1, Outcome.FAILED, Why(Code.ATTEMPT_UNREAD, f"{attempt.path}: {attempt.reason}"))
+                OffloadOutcome("", -1, Outcome.FAILED, Why(Code.ATTEMPT_UNREAD, f"{attempt.path}: {attempt.why}"))
             )
             continue
         try:

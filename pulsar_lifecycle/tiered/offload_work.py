@@ -206,7 +206,7 @@ class OffloadWork:
                 due = bookkeeper_copies.Due(attempt.ledger_id, location, answer.verified, *where)
                 whole.setdefault(attempt.topic, []).append(due)
             elif answer.disproved:
-                disproved = bookkeeper_copies.FailedProof(attempt.ledger_id, location, answer.why.text, *where)
+                disproved = bookkeeper_copies.FailedProof(attempt.ledger_id, location, answer.why, *where)
                 wrong.setdefault(attempt.topic, []).append(disproved)
             else:
                 unproven = outcome_of(attempt, *self._unproven(answer))

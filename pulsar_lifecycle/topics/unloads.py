@@ -306,8 +306,8 @@ def finish_unloads(
     first = clock.now_ms() % max(1, len(found))  # in another order each time: the first ones may fail always
     for pending in found[first:] + found[:first]:
         if isinstance(pending, BrokenPendingUnload):
-            _LOG.warning("pending unload: %s", pending.reason)
-            still_pending[str(pending.topic or pending.path)] = pending.reason
+            _LOG.warning("pending unload: %s", pending.why)
+            still_pending[str(pending.topic or pending.path)] = pending.why.text
         elif pending.loaded:
             _unload(store, admin, clock, guard, pending, still_pending, failed)
         else:

@@ -129,7 +129,7 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
 
     def planned() -> list[LedgerOutcome]:
         pending = [one for one in control.pending_unloads(ports.store) if one.topic == order.topic]
-        if broken := next((one.reason for one in pending if isinstance(one, BrokenPendingUnload)), ""):
+        if broken := next((one.why for one in pending if isinstance(one, BrokenPendingUnload)), None):
             why = f"nothing would be trimmed, an unload of it is pending: {broken}"
             return [of_topic(order.topic, Outcome.FAILED, Code.UNLOAD_PENDING, why)]
         view = _look(run, ports, order, _read(run, ports, order))

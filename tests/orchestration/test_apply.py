@@ -21,6 +21,7 @@ from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs.caps import AS_SET
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.topics.protection import Protection
 from resources.lifecycle import LifecycleResource
 
 SLOW = OutcomeCount(Outcome.NOT_DELETED, "ZooKeeper is too slow", 3, 0)
@@ -68,7 +69,7 @@ def test_pages_of_a_plan_and_of_a_run_group_by_code_with_one_sentence_of_each() 
     assert lines[2:] == ["| not_held | 2 | 110 B | x |", "| unreferenced | 1 | 1 B | nothing refers to it |"]
     alone = _plan_shown(replace(summary, confirmed_by=""), pa.Table.from_pylist([], FINDINGS), Automation.PLAN)
     assert alone["confirmed by scan"] == "nothing"
-    held = OutcomeCount(Outcome.KEPT, "legal hold", 3, 5, "legal_hold")
+    held = OutcomeCount(Outcome.KEPT, "legal hold", 3, 5, Protection.LEGAL_HOLD)
     assert outcomes_shown([held])["outcomes"].value.splitlines()[2:] == ["| kept | legal_hold | 3 | 5 B | legal hold |"]
 
 

@@ -75,7 +75,7 @@ def _size(known: int, unsized: int) -> str:
 
 
 def _line(one: HeldLedger) -> list[Any]:
-    held = one.state.lower() if one.state else ""
+    held = (_state(one) or "").lower()
     where = " and ".join(part for part in (held and f"BookKeeper ({held})", "bucket" if one.offloaded else "") if part)
     return [
         one.ledger_id,
@@ -89,6 +89,13 @@ def _line(one: HeldLedger) -> list[Any]:
     ]
 
 
+def _state(one: HeldLedger) -> str | None:
+    """What BookKeeper says of it, or the problem of its z-node."""
+    from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+
+    return one.state.name if isinstance(one.state, LedgerState) else one.state
+
+
 def _document(found: TopicExplanation) -> dict[str, Any]:
     return {
         "topic": str(found.topic),
@@ -96,7 +103,7 @@ def _document(found: TopicExplanation) -> dict[str, Any]:
         "load_reason": found.load.reason.value,
         "retention": found.policy and {**asdict(found.policy), "text": str(found.policy)},
         "protection": found.protection and found.protection.text,
-        "ledgers": [{**asdict(one), "freed_by": one.freed_by or None} for one in found.ledgers],
+        "ledgers": [{**asdict(one), "state": _state(one), "freed_by": one.freed_by or None} for one in found.ledgers],
         "cursors": [{**asdict(one), "position": one.position and str(one.position)} for one in found.cursors],
         "load_kept": found.load_kept,
         "open_causes": list(found.open_causes),

@@ -108,7 +108,7 @@ def _why_not(
 ) -> Why | None:
     """Why a planned upload is not dropped as things are now; None if it is."""
     if isinstance(known, BrokenAttempt):
-        text = f"whether it is an open offload attempt of ours cannot be known: {known.path}: {known.reason}"
+        text = f"whether it is an open offload attempt of ours cannot be known: {known.path}: {known.why}"
         return Why(Code.ATTEMPT_UNREAD, text)
     uuid = UUID(row["uuid"])
     there = _find(objects, row)

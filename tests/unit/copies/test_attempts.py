@@ -14,6 +14,7 @@ from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import ATTEMPTS, Attempt, BrokenAttempt
 from pulsar_lifecycle.errors import AccessDenied, Conflict, LeaseLost, NotFound, OutcomeUnknown, StoreError
 from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.records.codes import Code
 from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
 
 PLACE = (
@@ -216,7 +217,7 @@ def test_what_is_not_ours_in_every_byte_is_broken(store: FakeStore, make: Callab
     attempts.begin(store, other)
     store.create(ONE.path, data, parents=True)
     broken, whole = attempts.open_attempts(store)
-    assert (broken, whole) == (BrokenAttempt(ONE.path, broken.reason), other)  # type: ignore[union-attr]
+    assert (broken, whole) == (BrokenAttempt(ONE.path, broken.why), other)  # type: ignore[union-attr]
     assert attempts.whole([broken, whole]) == [other]
     assert attempts.of_ledgers(store, [9, 7]) == {9: other, 7: broken}
     attempts.end(store, ONE)
@@ -236,7 +237,7 @@ def test_one_that_nobody_may_read_is_broken(store: FakeStore) -> None:
     store.server.unreadable.add(ONE.path)
     (broken,) = attempts.open_attempts(store)
     assert isinstance(broken, BrokenAttempt)
-    assert "no permission" in broken.reason
+    assert broken.why.code is Code.UNREAD
     assert attempts.of_ledgers(store, [7]) == {7: broken}
 
 

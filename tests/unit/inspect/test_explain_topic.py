@@ -53,7 +53,7 @@ def test_each_ledger_has_the_code_of_what_keeps_it(scene: RetentionScene) -> Non
     assert found.policy.minutes == 60
     assert found.load.state is LoadState.UNLOADED
     assert [one.goes for one in found.ledgers] == [True, True, True, False]
-    assert {one.state for one in found.ledgers} == {"CLOSED"}
+    assert {one.state for one in found.ledgers} == {LedgerState.CLOSED}
 
 
 def test_a_cursor_that_stands_in_the_way_is_named_with_its_backlog(scene: RetentionScene) -> None:

@@ -18,7 +18,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered import bookkeeper_copies
@@ -204,7 +204,9 @@ def test_an_unload_that_fails_after_a_read_stays_pending() -> None:
 def unproven(scene: Scene, **changes: Any) -> dict[int, Any]:
     run, ports, _ = scene.begin()
     due = scene.proven(scene.due[0], scene.uuids[scene.due[0]])
-    one = FailedProof(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)
+    one = FailedProof(
+        due.ledger_id, due.location, Why(Code.UNLIKE_BOOKKEEPER, "one byte is another"), due.endpoint, due.region
+    )
     return {
         said.ledger_id: said
         for said in bookkeeper_copies.record_failed_proofs(ports, run, TOPIC, [replace(one, **changes)])
@@ -250,7 +252,9 @@ def test_what_fails_its_proof_while_a_deletion_run_is_under_way_stays_in_bookkee
     scene = Scene()
     scene.released()
     due = scene.proven(scene.due[0], scene.uuids[scene.due[0]])
-    damaged = FailedProof(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)
+    damaged = FailedProof(
+        due.ledger_id, due.location, Why(Code.UNLIKE_BOOKKEEPER, "one byte is another"), due.endpoint, due.region
+    )
     run, ports, _ = scene.begin()
     beside = replace(ports, store=scene.cluster.open_store(), journal=scene.cluster.journal)
 

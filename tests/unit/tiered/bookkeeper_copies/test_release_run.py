@@ -189,7 +189,11 @@ def test_nothing_is_read_where_brokers_need_not_be_asked() -> None:
 
 def disproved(scene: Scene) -> list[FailedProof]:
     due = scene.proven(scene.due[0], scene.uuids[scene.due[0]])
-    return [FailedProof(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)]
+    return [
+        FailedProof(
+            due.ledger_id, due.location, Why(Code.UNLIKE_BOOKKEEPER, "one byte is another"), due.endpoint, due.region
+        )
+    ]
 
 
 def test_a_copy_that_fails_its_proof_stays_named_unless_the_settings_say_otherwise() -> None:
