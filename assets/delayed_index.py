@@ -68,9 +68,8 @@ _SAMPLE = {
 
 def delayed_index_assets(cluster: str) -> dg.AssetsDefinition:
     """The tables of a scan's delayed indexes, with their checks, and the plan."""
-    read = [
-        key(cluster, name) for name in ("scan_coverage", "managed_cursors", "managed_ledgers", "bookkeeper_ledgers")
-    ]
+    # Made once a night unless it goes by itself: by its tables, each scan would make it unsynced for a day.
+    read = [key(cluster, "scan_coverage")]
     plan = key(cluster, "delayed_index_plan")
     specs = [
         dg.AssetSpec(

@@ -30,7 +30,7 @@ from assets.reconcile import reconciliation_asset
 from assets.references import coverage_asset, references_asset
 from assets.tiered import offload_assets
 from orchestration.automatic.alerts import failed_runs_sensor, read_only_sensor
-from orchestration.automatic.automation import FOLLOWS, approve_job, automation_sensor, following_sensor, follows_scan
+from orchestration.automatic.automation import approve_job, automation_sensor, following, following_sensor
 from orchestration.automatic.consumed_records import consumed_records_schedule, plan_consumed_records_job
 from orchestration.automatic.schedules import dead_letter_sensor, looking_schedules
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
@@ -68,7 +68,6 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
     delete_pending = delete_pending_job(cluster)
     scan = scan_job(cluster)
     automation = settings.automation if settings else AutomationSettings()
-    conditions = {name: follows_scan(cluster, kind, automation) for name, kind in FOLLOWS.items()}
     offload = offload_job(cluster)
     report_storage, inventory, reconcile, watch, check_delayed_index = (
         report_storage_job(cluster),
@@ -108,7 +107,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
         repair_delayed_index_job,
     ]
     return dg.Definitions(
-        assets=framed(_assets(cluster), catalog, conditions),
+        assets=framed(_assets(cluster), catalog, following(cluster, automation)),
         asset_checks=[late_messages_check(cluster)],
         jobs=jobs,
         schedules=[

@@ -1,6 +1,6 @@
 """What topics hold that retention does not reach: ledgers that were never closed, and subscriptions' backlogs.
 
-Source of truth: the newest scan with its storage report, bookies' last entries, and the policies in force. Read by the
+Source of truth: the scan of the newest storage report, bookies' last entries, and the policies in force. Read by the
 commands ``open-ledgers`` and ``backlog``.
 """
 
@@ -12,7 +12,7 @@ import dagster as dg
 
 from assets.names import key
 from assets.pages import show
-from assets.pages.epochs import epoch_to_read
+from assets.pages.epochs import epoch_of, epoch_to_read
 from pulsar_lifecycle.lifecycle.held.held_run import BACKLOG_TABLE, OPEN_TABLE, build_held, held_rows
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
@@ -68,7 +68,7 @@ def held_assets(cluster: str) -> dg.AssetsDefinition:
     )
     def held(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:
         where = lifecycle.cluster()
-        epoch_id = epoch_to_read(context, where)
+        epoch_id = epoch_of(context, key(cluster, "storage_report")) or epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
             problems = build_held(where, where.lake.epoch(epoch_id))
         for asset_key, table, shown in ((opened, OPEN_TABLE, open_shown), (backlog, BACKLOG_TABLE, backlog_shown)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from assets.names import READER
+from assets.names import EPOCH, READER
 from assets.pages.failures import refusals_fail
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
@@ -54,6 +54,13 @@ def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster) -> str:
     if where.lake.begun_by(epoch_id) != context.run.run_id:
         _refuse_foreign(where, epoch_id)
     return epoch_id
+
+
+def epoch_of(context: dg.AssetExecutionContext, asset: dg.AssetKey) -> str:
+    """The scan that an asset was last made of; empty where it was never made. Meanwhile there may be a newer one."""
+    event = context.instance.get_latest_materialization_event(asset)
+    made = event.asset_materialization if event else None
+    return str(made.metadata[EPOCH].value) if made and EPOCH in made.metadata else ""
 
 
 def _refuse_foreign(where: Cluster, epoch_id: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+from dagster._core.definitions.declarative_automation.operators.dep_operators import DepsAutomationCondition
 
 from assets.pages.versions import version_of
 from pulsar_lifecycle.inspect.catalog import OF_AN_ASSET, WORDS
@@ -25,7 +26,7 @@ Conditions = Mapping[str, dg.AutomationCondition[Any] | None]
 """What makes an asset by itself, by its name."""
 
 
-def deps_updated() -> dg.AutomationCondition[Any]:
+def deps_updated() -> DepsAutomationCondition[Any]:
     """One of its dependencies was made anew, or is about to be."""
     updated = dg.AutomationCondition.newly_updated() | dg.AutomationCondition.will_be_requested()
     return dg.AutomationCondition.any_deps_match(updated)

@@ -14,10 +14,10 @@ import dagster as dg
 from dagster._core.storage.tags import RUN_KEY_TAG
 
 from assets.deletion import DELETING
-from assets.names import CLUSTER, EPOCH, PLAN, READER
+from assets.names import CLUSTER, EPOCH, PLAN, READER, key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
-from assets.pages.frame import deps_updated
+from assets.pages.frame import Conditions, deps_updated
 from assets.pages.switch import SWITCH
 from orchestration.automatic.at_work import APPROVING, BY_ITSELF, COLLECTION, DELETION, lease_of_job, without_dead
 from orchestration.automatic.doorbell import Watch, rung
@@ -253,6 +253,8 @@ FOLLOWS = {
     "delayed_index_plan": "delayed_index",
 }
 """Assets that follow each covered scan, and the kind whose mode may keep them from it."""
+REPORT, HELD = "storage_report", ("open_ledgers", "subscription_backlog")
+"""What follows each report instead: it judges by the positions of cursors that the report has read."""
 COSTLY = frozenset({"delayed_index"})
 """Kinds whose plans read too much to be made after each scan only to be looked at."""
 
@@ -262,7 +264,7 @@ def follows_scan(cluster: str, kind: str, automation: AutomationSettings) -> dg.
     mode = getattr(automation, kind).mode if kind else Automation.PLAN
     if mode is Automation.OFF or (mode is Automation.PLAN and kind in COSTLY):
         return None
-    scan = dg.AssetSelection.assets(dg.AssetKey([cluster, "scan_coverage"]))
+    scan = dg.AssetSelection.assets(key(cluster, "scan_coverage"))
     return (
         deps_updated().since_last_handled()
         & dg.AutomationCondition.all_deps_blocking_checks_passed().allow(scan)
@@ -271,9 +273,25 @@ def follows_scan(cluster: str, kind: str, automation: AutomationSettings) -> dg.
     ).with_label("after each covered scan")
 
 
+def follows_report(cluster: str) -> dg.AutomationCondition[Any]:
+    """Once the report is made, or in the run that makes it. Other dependencies are new before a scan has ended."""
+    report = dg.AssetSelection.assets(key(cluster, REPORT))
+    return (
+        deps_updated().allow(report).since_last_handled()
+        & ~dg.AutomationCondition.any_deps_in_progress().allow(report)
+        & ~dg.AutomationCondition.in_progress()
+    ).with_label("after each storage report")
+
+
+def following(cluster: str, automation: AutomationSettings) -> Conditions:
+    """What makes assets by itself, by their names."""
+    after_scans = {name: follows_scan(cluster, kind, automation) for name, kind in FOLLOWS.items()}
+    return after_scans | dict.fromkeys(HELD, follows_report(cluster))
+
+
 def following_sensor(cluster: str, look_every: float) -> dg.AutomationConditionSensorDefinition:
     """Makes what follows a scan; changes nothing of the cluster."""
-    keys = [dg.AssetKey([cluster, name]) for name in FOLLOWS]
+    keys = [key(cluster, name) for name in (*FOLLOWS, *HELD)]
     return dg.AutomationConditionSensorDefinition(
         name="after_scan",
         target=dg.AssetSelection.assets(*keys),

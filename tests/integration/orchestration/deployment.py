@@ -39,6 +39,7 @@ _PAGES = f"""query($it: AssetKeyInput!) {{assetOrError(assetKey: $it) {{... on A
   assetObservations(limit: 20) {{{_SHOWN}}}}}}}}}"""
 _FRESHNESS = """query($it: [AssetKeyInput!]) {assetNodes(assetKeys: $it) {freshnessStatusInfo {freshnessStatus}
   assetChecksOrError {... on AssetChecks {checks {name executionForLatestMaterialization {status}}}}}}"""
+_STALE = "{assetNodes {assetKey {path} staleStatus}}"
 _BACKFILL = """mutation($it: LaunchBackfillParams!) {launchPartitionBackfill(backfillParams: $it) {
   __typename ... on LaunchBackfillSuccess {backfillId} ... on PythonError {message}}}"""
 _LAUNCH = """mutation($it: ExecutionParams!) {launchRun(executionParams: $it) {
@@ -239,6 +240,11 @@ class Deployment:
         """HEALTHY, WARNING, DEGRADED or UNKNOWN."""
         (node,) = self.ask(_FRESHNESS, [{"path": asset}])["assetNodes"]
         return node["freshnessStatusInfo"]["freshnessStatus"]
+
+    def unsynced(self) -> list[str]:
+        """Assets that the UI calls unsynced, but for those that were never made."""
+        nodes = self.ask(_STALE)["assetNodes"]
+        return ["/".join(node["assetKey"]["path"]) for node in nodes if node["staleStatus"] == "STALE"]
 
     def checks(self, *asset: str) -> dict[str, str]:
         """How each check of an asset ended when it was last made."""

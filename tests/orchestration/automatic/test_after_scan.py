@@ -1,0 +1,74 @@
+"""Sensor ``after_scan``: what it makes once a scan has ended, and what it leaves where that scan is not covered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets.names import EPOCH, METASTORE, key
+from orchestration.automatic.automation import COSTLY, FOLLOWS, HELD, REPORT
+from pulsar_lifecycle.model import Topic
+from tests.kit.scenes.assets_scene import CLUSTER, AssetsScene
+from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
+
+BROKEN = Topic.parse(f"persistent://{NAMESPACE}/broken")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AssetsScene]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield AssetsScene(RetentionScene(tmp_path, monkeypatch), instance, monkeypatch)
+
+
+def made_of(world: AssetsScene, name: str) -> Any:
+    event = world.instance.get_latest_materialization_event(key(CLUSTER, name))
+    assert event
+    assert event.asset_materialization
+    return event.asset_materialization.metadata[EPOCH].value
+
+
+def test_all_that_follows_a_covered_scan_is_made_once_in_one_run(world: AssetsScene) -> None:
+    world.scan()
+    assert world.tick() == sorted({name for name, kind in FOLLOWS.items() if kind not in COSTLY} | set(HELD))
+    assert world.tick() == []
+
+
+def test_nothing_is_made_of_a_scan_that_is_not_covered(world: AssetsScene) -> None:
+    servers = world.scene.servers
+    servers.put(servers.topic_path(BROKEN), b"\xff\xff\xff")
+    world.scan()
+    checked = world.instance.event_log_storage.get_latest_asset_check_execution_by_key(
+        [dg.AssetCheckKey(key(CLUSTER, "scan_coverage"), "covered")]
+    )
+    (check,) = checked.values()
+    assert check.event
+    assert not check.event.dagster_event.asset_check_evaluation_data.passed
+    assert world.followed() == []
+    servers.remove(servers.topic_path(BROKEN))
+    world.scan()
+    assert {"retention_plan", "offload_plan", REPORT, *HELD} <= set(world.tick())
+
+
+def test_what_topics_hold_is_judged_by_the_scan_of_its_report(world: AssetsScene) -> None:
+    """Tables of the next scan, and all of it, may be there before it is made."""
+    world.scan()
+    world.run(REPORT)
+    reported = made_of(world, REPORT)
+    world.scan()
+    world.run(*HELD)
+    assert {made_of(world, name) for name in HELD} == {reported}
+
+
+def test_what_topics_hold_waits_for_the_report_alone(world: AssetsScene) -> None:
+    """A scan under way lists cursors and topics anew long before it has ended."""
+    world.target = dg.AssetSelection.assets(*(key(CLUSTER, name) for name in HELD))
+    world.scan()
+    assert world.tick() == []
+    world.run(REPORT)
+    assert world.tick() == sorted(HELD)
+    world.run(*METASTORE)
+    assert world.tick() == []
