@@ -186,7 +186,7 @@ def _deleted(
     intervals = metrics.over_time(tallies, cluster, now - plots.SHOWN, now, plots.STEP)
     metadata = {
         **outcomes_shown(outcomes),
-        "plans": lineage.plans_shown(done()),
+        "plans": lineage.plans_shown(context.instance, cluster, done()),
         "over time": plots.deletions_as_text(intervals),
         "over time, drawn": plots.deletions_over_time(intervals),
         **metrics_shown(tallies, cluster),

@@ -19,6 +19,7 @@ from dagster._core.events import AssetObservationData, DagsterEvent, DagsterEven
 from assets.names import APPLIED, APPLIED_PLAN, CLUSTER, EPOCH, PLAN, TOLD, key, register_namespaces
 from assets.pages import show
 from assets.pages.deleted import deleted_by_run
+from assets.pages.plan_links import PAGE_OF, PlanLinks
 from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, Paused, RefusedBy
 from pulsar_lifecycle.journal.effects import Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.model import Topic
@@ -41,18 +42,6 @@ _IN_A_KEY = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 """What Dagster takes as the end of a tag's key."""
 NO_PLAN = "none"
 """Tag of a run that has applied no plan, where the run that it executes again had."""
-_PAGE_OF = {
-    PlanKind.ORPHANS: "deletion_plan",
-    PlanKind.RECONCILE: "namespace_reconciliation",
-    PlanKind.RETENTION: "retention_plan",
-    PlanKind.LOAD: "load_plan",
-    PlanKind.DELAYED_INDEX: "delayed_index_plan",
-    PlanKind.OFFLOAD: "offload_plan",
-    PlanKind.OBJECTS: "orphan_objects",
-    PlanKind.INACTIVE_TOPICS: "inactive_topics_plan",
-    PlanKind.INACTIVE_SUBSCRIPTIONS: "inactive_cursors_plan",
-}
-"""The asset on whose page a plan is; one to delete records is on that of the job's run."""
 _SENDS_NOTHING = frozenset({PlanKind.LOAD, PlanKind.DELAYED_INDEX, PlanKind.INACTIVE_SUBSCRIPTIONS})
 """Kinds of plans whose application sends no message to the deletion topic."""
 
@@ -96,7 +85,8 @@ def noted(
             nothing = _applied_tags([plan_id]) if plan_id and not effects else {}
             _tag(context, _plan_tags(_plans_of(effects)) or dict.fromkeys(nothing, NO_PLAN))
             _register(context, cluster, effects)
-            for event in events_of(effects, cluster, run_id, own=_own(context), made=made):
+            plans = PlanLinks(context.instance, cluster)
+            for event in events_of(effects, cluster, run_id, plans, own=_own(context), made=made):
                 context.log_event(event)
             _tell_of_the_dead(context, where)
         except LifecycleError as error:  # what the run itself says matters more
@@ -114,7 +104,7 @@ def _known(done: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
 def _refused(refused: RefusedBy, cluster: str, run_id: str, plan_id: str) -> list[dg.AssetObservation]:
     """What a run leaves that was refused before it did anything: on its plan's page, and on the queue's if it sends."""
     kind = kind_of(plan_id)
-    names = [_PAGE_OF[kind]] if kind in _PAGE_OF else []
+    names = [PAGE_OF[kind]] if kind in PAGE_OF else []
     if names and kind not in _SENDS_NOTHING:
         names.append(Changed.QUEUE.value)
     metadata: dict[str, Any] = {
@@ -132,7 +122,13 @@ def about_plan(context: dg.OpExecutionContext, where: Cluster, plan_id: str) -> 
 
 
 def events_of(
-    effects: Sequence[Effect], cluster: str, run_id: str, own: Iterable[str] = (), *, made: bool = True
+    effects: Sequence[Effect],
+    cluster: str,
+    run_id: str,
+    plans: PlanLinks,
+    own: Iterable[str] = (),
+    *,
+    made: bool = True,
 ) -> list[Any]:
     """An event for each asset that was changed, for each plan that ordered it, and for the journal.
 
@@ -144,38 +140,40 @@ def events_of(
     for changed in Changed:
         some = [one for one in mine if one.changed is changed]
         if some and not (made and changed.value in own):
-            found.append(_observed(key(cluster, changed.value), some, run_id))
+            found.append(_observed(key(cluster, changed.value), some, run_id, plans))
     for plan_id in _plans_of(mine):
         kind = kind_of(plan_id)
-        if asset := kind and _PAGE_OF.get(kind):
+        if asset := kind and PAGE_OF.get(kind):
             some = [one for one in mine if one.plan_id == plan_id]
-            found.append(_observed(key(cluster, asset), some, run_id))
+            found.append(_observed(key(cluster, asset), some, run_id, plans))
     if mine:
-        found.append(_observed(key(cluster, "journal"), mine, run_id))
+        found.append(_observed(key(cluster, "journal"), mine, run_id, plans))
     if Changed.OFFLOADED not in own:
         found += _by_namespace(mine, cluster)
     archived = [one for one in mine if one.changed is Changed.DELETED and one.outcome == Outcome.DELETED]
     if archived:
-        found.append(_observed(key(cluster, "archive"), archived, run_id))
+        found.append(_observed(key(cluster, "archive"), archived, run_id, plans))
     return found
 
 
-def plans_shown(effects: Iterable[Effect]) -> dg.MetadataValue:
-    """The plans that ordered what a run did: a link each."""
-    return show.bullets([show.applied_by(plan) for plan in _plans_of(effects)])
+def plans_shown(instance: dg.DagsterInstance, cluster: str, effects: Iterable[Effect]) -> dg.MetadataValue:
+    """The plans that ordered what a run did."""
+    return PlanLinks(instance, cluster).shown(_plans_of(effects))
 
 
 def _plans_of(effects: Iterable[Effect]) -> list[str]:
     return sorted({one.plan_id for one in effects if one.plan_id})
 
 
-def _observed(asset_key: dg.AssetKey, effects: Sequence[Effect], run_id: str) -> dg.AssetObservation:
+def _observed(
+    asset_key: dg.AssetKey, effects: Sequence[Effect], run_id: str, plans: PlanLinks
+) -> dg.AssetObservation:
     epochs = sorted({epoch for plan in _plans_of(effects) if (epoch := epoch_of(plan))})
     metadata: dict[str, Any] = {
         "run": dg.MetadataValue.dagster_run(run_id),
         "rows of the journal": sum(one.rows for one in effects),
         "outcomes": dg.MetadataValue.md(outcomes(effects)),
-        "plans": plans_shown(effects),
+        "plans": plans.shown(_plans_of(effects)),
         "all of it": dg.MetadataValue.md(f"`pulsar-lifecycle journal --run {run_id}`"),
     }
     return dg.AssetObservation(asset_key, metadata=metadata | ({EPOCH: epochs[-1]} if epochs else {}))
@@ -239,7 +237,7 @@ def _has_told(instance: dg.DagsterInstance, run_id: str) -> bool:
 
 def _tell(instance: dg.DagsterInstance, where: Cluster, run: dg.DagsterRun, effects: Sequence[Effect]) -> None:
     cluster = where.settings.cluster
-    events = events_of(effects, cluster, run.run_id)
+    events = events_of(effects, cluster, run.run_id, PlanLinks(instance, cluster))
     if any(one.changed is Changed.DELETED for one in effects):
         deleted = deleted_by_run(where.journal_reader, cluster, run.run_id)
         register_namespaces(instance, cluster, deleted)

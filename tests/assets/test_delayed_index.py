@@ -15,6 +15,7 @@ from prometheus_client.parser import text_fd_to_metric_families
 from assets.delayed_index import ALL_READ, IN_TIME, namespace_delayed_index_asset
 from assets.late_messages import LATE, late_messages_check, late_result
 from assets.names import namespace_partitions
+from assets.pages import show
 from assets.pages.growth import GROWTH
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
@@ -331,6 +332,7 @@ def test_a_chosen_namespace_is_checked_whole_and_repaired_once_that_is_asked_for
 
     page = of_namespace(scene, instance, dry_run=False)
     assert "| rebuild | done | 1 |" in page["by outcome"]
+    assert page["runs"] == show.applied_by(page["plan id"])
     assert set(scene.keys("a").values()).isdisjoint(broken.values())
 
 

@@ -19,6 +19,7 @@ from assets.lifecycle.retention import plan_shown
 from assets.names import APPLIED_PLAN, CLUSTER, EPOCH, PLAN, key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
+from assets.pages.plan_links import PlanLinks
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.errors import LeaseLost, LifecycleError, Paused
@@ -217,9 +218,10 @@ def test_a_deletion_run_that_ends_early_is_on_the_page_of_what_it_deleted(
         (page,) = observed(instance, "ledger_deletions")
         assert "| delete-ledger | delete | deleted | unreferenced | 1 |" in page["outcomes"]
         journal, since = scene.cluster.journal_reader, scene.now - lineage.CLOCKS_APART_MS
-        plans = lineage.plans_shown(effects_of(journal, "test", page["run"], since)).value
+        plans = lineage.plans_shown(instance, "test", effects_of(journal, "test", page["run"], since)).value
         assert plans == f"- {show.applied_by('orphans-e0-1')}"
-        assert lineage.plans_shown(effects_of(journal, "test", "another", since)).value == show.NOTHING
+        nothing = effects_of(journal, "test", "another", since)
+        assert lineage.plans_shown(instance, "test", nothing).value == show.NOTHING
 
 
 @pytest.mark.parametrize("ends", [RuntimeError(), DagsterExecutionInterruptedError()])
@@ -402,7 +404,8 @@ def test_how_to_apply_a_plan_is_read_without_a_click(scene: RetentionScene, mode
 
 def test_an_effect_of_a_scans_plan_names_the_scan() -> None:
     effect = Effect("orphans-20261124T101112000-abc123-1f2e", "delete-ledger", "send", "sent", "", 3, 30)
-    queue = lineage.events_of([effect], "test", "run")[0]
+    with dg.DagsterInstance.ephemeral() as instance:
+        queue = lineage.events_of([effect], "test", "run", PlanLinks(instance, "test"))[0]
     assert queue.metadata[EPOCH].value == "20261124T101112000-abc123"
 
 
@@ -412,7 +415,9 @@ def test_a_namespace_is_materialized_only_by_what_was_offloaded(outcome: Outcome
     names = ("persistent://acme/orders/a", "persistent://acme/other/b")
     one, another = (Effect("", Action.OFFLOAD, "offload", outcome, name, 2, 20) for name in names)
     done = replace(one, outcome=Outcome.OFFLOADED, rows=3, bytes=30)
-    orders, other = [event for event in lineage.events_of([one, done, another], "test", "run") if event.partition]
+    with dg.DagsterInstance.ephemeral() as instance:
+        events = lineage.events_of([one, done, another], "test", "run", PlanLinks(instance, "test"))
+    orders, other = [event for event in events if event.partition]
     assert isinstance(orders, dg.AssetMaterialization)
     assert [orders.metadata[name].value for name in ("dagster/row_count", "bytes")] == [3, 30]
     assert isinstance(other, dg.AssetObservation)

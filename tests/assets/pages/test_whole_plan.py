@@ -14,7 +14,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from assets.pages import lineage, show
+from assets.pages import plan_links, show
 from assets.tiered import plan_shown
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
 from pulsar_lifecycle.cli.plan_pages import PAGES
@@ -137,7 +137,7 @@ def test_each_kind_is_told_by_its_own_ids_and_a_page_is_of_one_kind() -> None:
     assert [kind_of(f"{kind}-20261124T101112000-abc123-1f2e") for kind in PlanKind] == list(PlanKind)
     assert set(STORE) == set(KEPT) == set(PAGES) == set(PlanKind)
     by_run = {PlanKind.DELETE_RECORDS, PlanKind.CONSUMED_RECORDS}
-    assert set(lineage._PAGE_OF) == set(PlanKind) - by_run
+    assert set(plan_links.PAGE_OF) == set(PlanKind) - by_run
 
 
 def test_the_page_of_an_offload_plan_names_the_command(lake: FileLake) -> None:

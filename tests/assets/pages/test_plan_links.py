@@ -1,0 +1,37 @@
+"""From what a run did one click leads to the plan that ordered it."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import dagster as dg
+import pytest
+
+from assets.names import key
+from assets.pages import show
+from assets.pages.plan_links import PlanLinks
+
+PLAN, ANOTHER = (f"retention-20261124T101112000-abc123-1f2{number}" for number in "ef")
+
+
+@pytest.mark.parametrize(("asset", "partition"), [("retention_plan", None), ("namespace_retention", "acme/orders")])
+def test_a_plan_leads_to_the_event_that_made_it(asset: str, partition: str | None) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        for plan in (PLAN, ANOTHER):
+            made = dg.AssetMaterialization(key("test", asset), partition=partition, metadata={"plan id": plan})
+            instance.report_runless_asset_event(made)
+        second, first = instance.fetch_materializations(key("test", asset), limit=2).records
+        for plan, record in ((PLAN, first), (ANOTHER, second)):
+            found = re.match(rf"- \[{plan}\]\((.*?)\): ", str(PlanLinks(instance, "test").shown([plan]).value))
+            assert found
+            link = urlsplit(found[1])
+            assert link.path == f"/assets/test/{asset}"
+            assert parse_qs(link.query) == {"view": ["events"], "asOf": [str(int(record.timestamp * 1000))]}
+
+
+def test_a_plan_that_no_event_names_leads_to_its_runs() -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        plans = ["by hand", PLAN]
+        shown = PlanLinks(instance, "test").shown(plans)
+        assert str(shown.value).splitlines() == [f"- {show.applied_by(plan)}" for plan in plans]
