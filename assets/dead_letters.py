@@ -18,7 +18,6 @@ from assets.pages import show
 from pulsar_lifecycle.deletion.redrive import DeadLetters, Letter, Reasons, letters_of, look, what_to_do
 from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.errors import LifecycleError, NotFound
-from pulsar_lifecycle.formats.retry_letter import told_times
 from pulsar_lifecycle.journal.queries import dead_letter_reasons
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import BEFORE_ALL, BrokerAdmin, Page, QueueReader
@@ -150,6 +149,7 @@ class Picture:
             "by code": dg.MetadataValue.md(_by_code(self.letters)),
             "by topic": dg.MetadataValue.md(_counted("topic", (letter.topic or "unknown" for letter in self.letters))),
             "sample": sample(self.letters),
+            "all of them": dg.MetadataValue.md("`pulsar-lifecycle queue dead-letters`, `--json` for a document"),
             "looked at": f"{counted} of {self.found.count}" if counted < self.found.count else "all",
             "could not be read": self.unread or "none",
             "without subscription": ", ".join(map(str, self.found.unsubscribed)) or "none",
@@ -195,23 +195,8 @@ def reasons_of(found: DeadLetters, where: Cluster) -> Reasons:
 
 def sample(letters: Sequence[Letter]) -> dg.MetadataValue:
     """A bounded table of dead letters."""
-    return show.table([_row(letter) for letter in letters[: show.SAMPLE]], COLUMNS)
-
-
-def _row(letter: Letter) -> dict[str, Any]:
-    message, info = letter.message, letter.message.info
-    times = told_times(message.properties)
-    return {
-        "ledger_id": info.ledger_id if info else -1,
-        "copy": info.ledger_type.value if info else "",
-        "component": info.component.value if info else "",
-        "topic": letter.topic,
-        "retries": None if times is None else max(0, times - 1),
-        "since": _since(message.publish_time),
-        "code": letter.why.code,
-        "reason": letter.reason,
-        "message": message.raw[:200].decode(errors="replace") if info is None else message.message_id.hex(),
-    }
+    rows = [letter.row() for letter in letters[: show.SAMPLE]]
+    return show.table([row | {"since": _since(row["at"])} for row in rows], COLUMNS)
 
 
 def _by_code(letters: Sequence[Letter]) -> str:

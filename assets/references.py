@@ -118,7 +118,12 @@ def coverage_asset(cluster: str) -> dg.AssetsDefinition:
         where = lifecycle.without_spark()
         epoch = where.lake.epoch(epoch_to_read(context, where))
         return dg.MaterializeResult(
-            metadata={EPOCH: epoch.epoch_id, "covered": epoch.covered, "missing": show.bullets(epoch.gaps, 100)},
+            metadata={
+                EPOCH: epoch.epoch_id,
+                "dagster/row_count": len(epoch.gaps),
+                "covered": epoch.covered,
+                "missing": show.bullets(epoch.gaps, 100),
+            },
             data_version=versions.version_of(epoch.covered, sorted(gap.code for gap in epoch.gaps)),
             check_results=[
                 dg.AssetCheckResult(

@@ -40,6 +40,8 @@ ENDS_WITHIN = 60.0
 """Seconds within which a run that Dagster calls ended has written what it did, if it lives."""
 _IN_A_KEY = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 """What Dagster takes as the end of a tag's key."""
+LASTING = ("journal", "archive", Changed.TRIMMED.value)
+"""Assets that are nothing but rows of runs: what a run adds is its row count."""
 NO_PLAN = "none"
 """Tag of a run that has applied no plan, where the run that it executes again had."""
 _SENDS_NOTHING = frozenset({PlanKind.LOAD, PlanKind.DELAYED_INDEX, PlanKind.INACTIVE_SUBSCRIPTIONS})
@@ -165,9 +167,7 @@ def _plans_of(effects: Iterable[Effect]) -> list[str]:
     return sorted({one.plan_id for one in effects if one.plan_id})
 
 
-def _observed(
-    asset_key: dg.AssetKey, effects: Sequence[Effect], run_id: str, plans: PlanLinks
-) -> dg.AssetObservation:
+def _observed(asset_key: dg.AssetKey, effects: Sequence[Effect], run_id: str, plans: PlanLinks) -> dg.AssetObservation:
     epochs = sorted({epoch for plan in _plans_of(effects) if (epoch := epoch_of(plan))})
     metadata: dict[str, Any] = {
         "run": dg.MetadataValue.dagster_run(run_id),
@@ -176,6 +176,8 @@ def _observed(
         "plans": plans.shown(_plans_of(effects)),
         "all of it": dg.MetadataValue.md(f"`pulsar-lifecycle journal --run {run_id}`"),
     }
+    if asset_key.path[-1] in LASTING:
+        metadata["dagster/row_count"] = metadata["rows of the journal"]
     return dg.AssetObservation(asset_key, metadata=metadata | ({EPOCH: epochs[-1]} if epochs else {}))
 
 

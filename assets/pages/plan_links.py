@@ -61,6 +61,8 @@ class PlanLinks:
             records = self._instance.fetch_materializations(key(self._cluster, asset), limit=LOOKED_AT).records
             events = [(one.asset_materialization, one.timestamp) for one in records]
             self._found[asset] = {
-                str(event.metadata["plan id"].value): at for event, at in events if event and "plan id" in event.metadata
+                str(event.metadata["plan id"].value): at
+                for event, at in events
+                if event and "plan id" in event.metadata
             }
         return self._found[asset]

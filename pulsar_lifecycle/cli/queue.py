@@ -1,4 +1,4 @@
-"""``queue status``: what waits, what became of what was sent, whether anything needs an operator.
+"""``queue status``: what waits, what became of what was sent, whether anything needs an operator; ``dead-letters``.
 
 Belongs here: gathering and laying out. Not here: looking (``deletion_queue/queue_state.py``), counting
 (``journal/metrics.py``). It writes nothing to the cluster and loads only the queue's own topics.
@@ -29,6 +29,7 @@ from pulsar_lifecycle.cli.our_znodes import (
 from pulsar_lifecycle.records.outcomes import Phase
 
 if TYPE_CHECKING:
+    from pulsar_lifecycle.deletion.redrive import DeadLetters
     from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState
     from pulsar_lifecycle.journal.metrics import DeletionRun
     from pulsar_lifecycle.ports import JournalReader, QueueReader
@@ -41,6 +42,8 @@ app = typer.Typer(help="The deletion queue.", no_args_is_help=True)
 PATIENCE_MS = 86_400_000
 """How long an intent may wait for a scan, or be due, before somebody must look why there is none."""
 
+ALL = 1 << 31
+"""Messages of a partition at most that are listed."""
 REASONS = 3
 """Reasons of dead letters that are named, the most frequent ones."""
 
@@ -69,6 +72,41 @@ def status(
         _print(found, now)
     if found.findings:
         raise typer.Exit(1)
+
+
+@app.command("dead-letters")
+def dead_letters(context: typer.Context, as_json: AsJson = False) -> None:
+    """Every dead letter, why it is one and since when. Takes none; job `redrive_dead_letters` sends them again."""
+    from pulsar_lifecycle.deletion.redrive import letters_of, look
+    from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
+    from pulsar_lifecycle.journal.queries import dead_letter_reasons
+
+    where = cluster_of(context)
+    now, cluster = where.clock.now_ms(), where.settings.cluster
+    with where.ports(read_only=True) as ports:
+        found = look(ports.queue_reader, DLQ_TOPIC, ALL)
+    since = _journalled_since(found, now)
+    reasons = {} if since is None else dead_letter_reasons(where.journal_reader, cluster, since)
+    rows = [letter.row() for letter in letters_of(found.messages, reasons)]
+    unsubscribed = list(map(str, found.unsubscribed))
+    if as_json:
+        show.json_document(
+            {"cluster": cluster, "count": found.count, "without_subscription": unsubscribed, "rows": rows}
+        )
+        return
+    show.text(show.counted(found.count, "dead letter"))
+    if unsubscribed:
+        show.text(f"without subscription, so messages may be lost: {', '.join(unsubscribed)}")
+    names = ("ledger_id", "copy", "topic", "retries", "code", "reason")
+    show.table(
+        ["ledger", "copy", "topic", "retries", "code", "reason", "since"],
+        [(*(row[name] for name in names), show.moment(row["at"])) for row in rows],
+    )
+
+
+def _journalled_since(found: DeadLetters, now: int) -> int | None:
+    """From when on (ms) the journal may say why: another clock than the broker's dates it. None without a letter."""
+    return None if found.oldest is None else max(0, min(found.oldest, now) - 3_600_000)
 
 
 @dataclass(frozen=True)
@@ -219,9 +257,9 @@ def _dead_letters(where: Cluster, reader: QueueReader, count: int, now: int) -> 
         found = look(reader, DLQ_TOPIC, LOOKED_AT)
     except LifecycleError as error:
         return [f"{told}, which cannot be looked at now: {error}"]
-    if found.oldest is None:
+    since = _journalled_since(found, now)
+    if since is None:
         return [f"{told}, which cannot be looked at now: the broker shows none of them"]
-    since = max(0, min(found.oldest, now) - 3_600_000)  # another clock than the broker's dates the journal
     letters = letters_of(found.messages, dead_letter_reasons(where.journal_reader, where.settings.cluster, since))
     if len(letters) < count:
         told += f", {len(letters)} of them looked at"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pulsar_lifecycle.errors import NotFound, RefusedBy
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
@@ -73,6 +74,22 @@ class Letter:
     def topic(self) -> str:
         """The topic whose ledger it is about; empty if it does not say."""
         return self.message.info.topic_name if self.message.info else ""
+
+    def row(self) -> dict[str, Any]:
+        """As a row of :data:`tables.DEAD_LETTERS`."""
+        message, info = self.message, self.message.info
+        times = told_times(message.properties)
+        return {
+            "ledger_id": info.ledger_id if info else -1,
+            "copy": info.ledger_type.value if info else "",
+            "component": info.component.value if info else "",
+            "topic": self.topic,
+            "at": message.publish_time,
+            "retries": None if times is None else max(0, times - 1),
+            "code": self.why.code,
+            "reason": self.reason,
+            "message": message.message_id.hex() if info else message.raw[:200].decode(errors="replace"),
+        }
 
 
 def letters_of(messages: Iterable[Received], reasons: Reasons) -> list[Letter]:

@@ -338,3 +338,28 @@ SNAPSHOTS = pa.schema(
     ]
 )
 """One row per snapshot of a delayed index, as it was before a repair replaced it."""
+
+INTENTS = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("copy", pa.string()),
+        pa.field("component", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("at", pa.int64()),
+    ]
+)
+"""One row per message of the deletion queue; ``ledger_id`` is -1 and its names are empty where it cannot be parsed."""
+
+DEAD_LETTERS = pa.schema(
+    [
+        *INTENTS,
+        pa.field("retries", pa.int64()),
+        pa.field("code", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("message", pa.string()),
+    ]
+)
+"""One row per message that failed to the last. ``code`` says why, ``reason`` is the sentence."""
+
+GAPS = pa.schema([pa.field("code", pa.string()), pa.field("where", pa.string()), pa.field("text", pa.string())])
+"""One row per ``gaps.Gap`` of a scan."""

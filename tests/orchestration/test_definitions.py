@@ -88,6 +88,19 @@ def test_every_asset_says_what_it_is() -> None:
     assert not [key for key in graph.get_all_asset_keys() if not graph.get(key).description]
 
 
+def test_every_asset_says_its_columns_version_owners_and_kinds(tmp_path: Path) -> None:
+    """What exists without us, group ``cluster``, has no columns and no version of ours."""
+    found = definitions(tmp_path, "east", '[catalog]\nowners = ["team:storage"]\n')
+    graph = found.get_repository_def().asset_graph
+    for key in graph.get_all_asset_keys():
+        node = graph.get(key)
+        schema = node.metadata.get("dagster/column_schema")
+        assert (key, node.owners, bool(node.kinds)) == (key, ["team:storage"], True)
+        columns = [bool(column.description) for column in schema.columns] if schema else []
+        assert (key, bool(columns), bool(node.code_version)) == (key, *[node.group_name != "cluster"] * 2)
+        assert all(columns), key
+
+
 def test_every_job_sensor_and_schedule_ships_with_words_and_stopped() -> None:
     repository = build_defs().get_repository_def()
     assert not [job.name for job in repository.get_all_jobs() if not job.name.startswith("__") and not job.description]

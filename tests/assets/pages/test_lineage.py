@@ -71,6 +71,9 @@ def test_a_run_says_what_it_did_on_what_it_changed(scene: RetentionScene) -> Non
             (page,) = observed(instance, name)
             assert page["run"] == run_id
             assert plan_id in page["plans"]
+        for name in ("trimmed_ledgers", "journal"):
+            (page,) = observed(instance, name)
+            assert page["dagster/row_count"] == page["rows of the journal"]
         assert observed(instance, "ledger_deletions") == []
         (queue,) = observed(instance, "ledger_deletion_topic")
         assert queue["rows of the journal"] == 2

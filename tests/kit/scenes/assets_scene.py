@@ -34,8 +34,8 @@ NIGHTLY = (
 )
 """What schedules make once a night, of the newest scan."""
 CLUSTER = "test"
-_STAND_IN = frozenset({"offload_plan", "object_inventory", "delayed_index_plan", "bookie_disk"})
-"""Of each of these assets that are made together, one."""
+STANDS_IN = frozenset({"offload_candidates", "offload_plan", "bookie_disk", *NIGHTLY})
+"""What has a stand-in, besides the findings."""
 
 
 class AssetsScene:
@@ -109,7 +109,7 @@ def _over_fakes(asset: Any) -> Any:
     names = {one.path[-1] for one in asset.keys} if isinstance(asset, dg.AssetsDefinition) else set[str]()
     if names == set(FINDINGS):
         return _findings(asset)
-    return _standing_in(asset) if names & _STAND_IN else asset
+    return _standing_in(asset) if names & STANDS_IN else asset
 
 
 def _standing_in(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:

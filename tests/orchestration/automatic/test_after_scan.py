@@ -9,10 +9,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.names import EPOCH, METASTORE, key
+from assets.names import EPOCH, FINDINGS, METASTORE, key
 from orchestration.automatic.automation import COSTLY, FOLLOWS, HELD, REPORT
 from pulsar_lifecycle.model import Topic
-from tests.kit.scenes.assets_scene import CLUSTER, AssetsScene
+from tests.kit.scenes.assets_scene import CLUSTER, SCANNED, STANDS_IN, AssetsScene
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 
 BROKEN = Topic.parse(f"persistent://{NAMESPACE}/broken")
@@ -35,6 +35,18 @@ def test_all_that_follows_a_covered_scan_is_made_once_in_one_run(world: AssetsSc
     world.scan()
     assert world.tick() == sorted({name for name, kind in FOLLOWS.items() if kind not in COSTLY} | set(HELD))
     assert world.tick() == []
+
+
+def test_every_table_says_how_many_rows_it_has(world: AssetsScene) -> None:
+    world.scan("deletion_plan")
+    made = set(world.tick()) - STANDS_IN
+    assert {"retention_plan", "open_ledgers"} <= made
+    for name in (*SCANNED, "deletion_plan", *made):
+        event = world.instance.get_latest_materialization_event(key(CLUSTER, name))
+        assert event
+        assert event.asset_materialization
+        rows = event.asset_materialization.metadata.get("dagster/row_count")
+        assert (name, isinstance(rows, dg.IntMetadataValue)) == (name, name not in FINDINGS)
 
 
 def test_nothing_is_made_of_a_scan_that_is_not_covered(world: AssetsScene) -> None:
