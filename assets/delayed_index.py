@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to_do
-from assets.names import EPOCH, key
+from assets.names import EPOCH, key, pool
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read, fingerprint_of
 from assets.pages.growth import growth_result, growth_spec
@@ -107,7 +107,11 @@ def delayed_index_assets(cluster: str) -> dg.AssetsDefinition:
             yield dg.MaterializeResult(asset_key=key(cluster, name), metadata=metadata)
         yield dg.MaterializeResult(
             asset_key=plan,
-            metadata={EPOCH: epoch_id, **plan_shown(summary, rows, where.settings.automation.delayed_index.mode)},
+            metadata={
+                EPOCH: epoch_id,
+                "dagster/uri": show.plan_uri(where, summary.plan_id),
+                **plan_shown(summary, rows, where.settings.automation.delayed_index.mode),
+            },
             data_version=dg.DataVersion(summary.digest),
             check_results=[growth_result(where, plan, summary, "delayed_index")],
         )
@@ -132,6 +136,7 @@ def namespace_delayed_index_asset(cluster: str) -> dg.AssetsDefinition:
         description="Delayed indexes of the chosen namespaces, by the newest scan: every subscription's delayed "
         "messages, also of those without buckets, and one plan of repairs for any selection, which it applies.",
         deps=[key(cluster, "journal")],
+        pool=pool(cluster, "deletion"),
         kinds={"pyspark"},
     )
     def namespace_delayed_index(

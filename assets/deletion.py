@@ -95,7 +95,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         return dg.MaterializeResult(
             metadata={
                 EPOCH: epoch_id,
-                "dagster/uri": f"{where.lake.location}/plans/{summary.plan_id}",
+                "dagster/uri": show.plan_uri(where, summary.plan_id),
                 **_plan_shown(summary, rows, where.settings.automation.orphans.mode),
             },
             data_version=dg.DataVersion(summary.digest),

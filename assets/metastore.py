@@ -87,6 +87,6 @@ def _shown(counts: list[Census]) -> dict[str, Any]:
         "listed": sum(c.listed for c in counts),
         "vanished while reading": sum(c.gone for c in counts),
         "empty z-nodes": sum(c.empty for c in counts),
-        "undecodable": dg.MetadataValue.json([path for c in counts for path in c.corrupt[:50]]),
-        "unread": dg.MetadataValue.json([f"{path}: {why}" for c in counts for path, why in c.unread[:50]]),
+        "undecodable": show.bullets([path for c in counts for path in c.corrupt]),
+        "unread": show.bullets([f"{path}: {why}" for c in counts for path, why in c.unread]),
     }

@@ -11,7 +11,7 @@ import dagster as dg
 
 from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to_do
 from assets.findings import COLUMNS
-from assets.names import key
+from assets.names import key, pool
 from assets.pages import lineage, show
 from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
 from pulsar_lifecycle.journal.intents import IntentState, NamespaceIntents
@@ -38,6 +38,7 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
         "For backfills after a rollback of brokers or a restore of ZooKeeper: one run for any selection of namespaces, "
         "which sends the intents, under the caps of the settings.",
         deps=[key(cluster, "journal")],
+        pool=pool(cluster, "sending"),
         kinds={"parquet"},
     )
     def namespace_reconciliation(
@@ -141,14 +142,16 @@ def reconciled_shown(found: Reconciled) -> Mapping[str, Any]:
     ]
     headers = ["namespace", "confirmed orphans", "bytes", "in flight", "settled", "dead letters"]
     sent = {"sent": found.applied.sent, "failed": found.applied.failed} if found.applied else {}
+    plan_id = found.summary.plan_id
     return {
         "to send": found.summary.ledgers,
         **sent,
         **_unsubscribed(found),
-        "plan id": found.summary.plan_id,
+        "plan id": plan_id,
         "digest": found.summary.digest,
         "actionable": found.summary.actionable,
         "missing": show.bullets(found.summary.gaps),
         "namespaces": dg.MetadataValue.md(show.markdown(headers, lines)),
         "sample": show.table(found.rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
+        "whole plan": dg.MetadataValue.md(f"{show.whole_plan(plan_id)}\n\n{show.applied_by(plan_id)}"),
     }

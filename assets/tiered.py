@@ -6,7 +6,7 @@ the plan.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -171,12 +171,13 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
         epoch = where.lake.epoch(epoch_to_read(context, where))
         plan, rows = make_offload_plan(where, epoch, names, everything=True)
         outcomes: list[OffloadOutcome] = []
+        everything = show.everything(context.run.run_id)
 
         def page(name: str) -> dict[str, Any]:
             own = rows.filter(pc.equal(rows.column("namespace"), name))
             mine = [one for one in outcomes if one.topic and str(Topic.parse(one.topic).namespace) == name]
             shown = {"dry run": config.dry_run, **share_shown(plan, own, where.settings)}
-            return {**shown, **outcomes_shown(mine)} if outcomes else shown
+            return {**shown, **outcomes_shown(mine), **everything} if outcomes else shown
 
         with pages_written(context, names, page):
             if not config.dry_run:
@@ -186,7 +187,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
                     proofs_told(context, where, epoch.epoch_id, done),
                 ):
                     outcomes += offload_now(where, context.run.run_id, order, context.log.info)
-            check_done(outcomes)
+            check_done(outcomes, everything)
         yield from NO_MORE
 
     return [offload_plan, offloaded_ledgers]
@@ -358,8 +359,11 @@ def said(outcomes: Outcomes) -> str:
     return f"{done}; not done: {rest}" if rest else done
 
 
-def check_done(outcomes: Outcomes) -> None:
-    """Fail where something did not do its part: what was done stays done, and each reason says what to do."""
+def check_done(outcomes: Outcomes, everything: Mapping[str, Any]) -> None:
+    """Fail where something did not do its part: what was done stays done, and each reason says what to do.
+
+    ``everything``: where all of it is, for the page.
+    """
     wrong = [one for one in outcomes if one.outcome in (Outcome.FAILED, Outcome.REVERTED, Outcome.PROOF_FAILED)]
     wrong.sort(key=lambda one: one.outcome != Outcome.PROOF_FAILED)
     if wrong:
@@ -367,7 +371,7 @@ def check_done(outcomes: Outcomes) -> None:
         unproven = f" ({alarm} offloaded copies are not what they should be)" if alarm else ""
         raise dg.Failure(
             f"{len(wrong)} ledgers or topics failed{unproven}, the first: {named(wrong[0])}; what was done stays done",
-            metadata=outcomes_shown(outcomes),
+            metadata={**outcomes_shown(outcomes), **everything},
         )
 
 

@@ -11,6 +11,7 @@ from assets.buckets import rows_shown
 from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
+from orchestration.acting import SENDING, acting_job
 from orchestration.automatic.may_begin import may_begin
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -35,32 +36,30 @@ class SweepConfig(PlanConfig):
     dry_run: bool = True
 
 
-@dg.op(
-    name="sweep",
-    description="Send one message per planned copy to the deletion topic, and abort the planned uploads.",
-)
 @refusals_fail()
 def sweep_op(context: dg.OpExecutionContext, config: SweepConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan and one that exceeds its caps."""
     where = lifecycle.cluster()
     if config.dry_run:
         rows: pa.Table = rows_to_sweep(where, config.order())
-        context.add_output_metadata({"dry run": True, **rows_shown(rows)})
+        everything = show.everything(context.run_id, config.plan_id, dry_run=True)
+        context.add_output_metadata({"dry run": True, **rows_shown(rows), **everything})
         context.log.info(f"dry run: {rows.num_rows} copies and uploads would go; set dry_run to false")
         return
     if not may_begin(context, where, config.plan_id):
         return
     with lineage.noted(context, where, config.plan_id):
         done = sweep(where, context.run_id, config.order(), context.log.info)
+    metadata = {**_done(done), **show.everything(context.run_id)}
     failed = [one for one in done.dropped if one.outcome == Outcome.RETRYING]
     if done.applied.failed or failed:
         first = done.applied.first_error or f"{failed[0].key}: {failed[0].reason}"
         raise dg.Failure(
             f"{done.applied.failed} intents could not be sent and {len(failed)} uploads not be aborted, the first: "
             f"{first}; apply the plan again to do the rest",
-            metadata=_done(done),
+            metadata=metadata,
         )
-    context.add_output_metadata(_done(done))
+    context.add_output_metadata(metadata)
 
 
 def _done(done: Swept) -> dict[str, Any]:
@@ -77,12 +76,15 @@ def _done(done: Swept) -> dict[str, Any]:
     }
 
 
-@dg.job(
-    name="sweep_objects",
-    executor_def=dg.in_process_executor,
-    description="Apply a plan of orphan objects: their intents go to the deletion topic, and uploads that our own "
-    "offload runs left behind are aborted. Dry run by default.",
-)
-def sweep_objects_job() -> None:
+def sweep_objects_job(cluster: str) -> dg.JobDefinition:
     """One op."""
-    sweep_op()
+    return acting_job(
+        cluster,
+        "sweep_objects",
+        sweep_op,
+        op="sweep",
+        does="Send one message per planned copy to the deletion topic, and abort the planned uploads.",
+        says="Apply a plan of orphan objects: their intents go to the deletion topic, and uploads that our own "
+        "offload runs left behind are aborted. Dry run by default.",
+        waits_in=SENDING,
+    )

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
+from orchestration.acting import RECORDS, acting_job
 from orchestration.automatic.may_begin import may_begin
 from orchestration.named import CapsConfig, parsed
 from pulsar_lifecycle.delete_records.apply_run import FINISHED_WITHIN, Patience, apply_delete_records
@@ -95,10 +96,6 @@ class DeleteRecordsConfig(CapsConfig):
         return [one.asked(number) for number, one in enumerate(self.partitions)]
 
 
-@dg.op(
-    name="delete_before",
-    description="Plan to delete everything before a position, a time or the end of each partition, or apply the plan.",
-)
 @refusals_fail()
 def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig, lifecycle: LifecycleResource) -> None:
     """A partition with an error fails the run (:func:`failing`); the metadata has every partition's result."""
@@ -123,7 +120,8 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
             report=refused.__setitem__,
             progress=context.log.info,
         )
-    metadata = answered(results, config.dry_run)
+    everything = show.everything(context.run_id, config.plan_id, dry_run=config.dry_run)
+    metadata = {**answered(results, config.dry_run), **everything}
     failed = failing(config.plan_id, results, refused, waited=wait > 0)
     if failed and not config.dry_run:
         raise dg.Failure(failure(failed, results), metadata=metadata)
@@ -218,12 +216,15 @@ def of_both(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [*shown, *fine[: show.SAMPLE - len(shown)]]
 
 
-@dg.job(
-    name="delete_records",
-    executor_def=dg.in_process_executor,
-    description="Delete everything before a position, a time or the end of partitions: with partitions a plan, with "
-    "its id and digest what it says. Each partition is answered by its low watermark or an error. Dry run by default.",
-)
-def delete_records_job() -> None:
+def delete_records_job(cluster: str) -> dg.JobDefinition:
     """One op."""
-    delete_before_op()
+    return acting_job(
+        cluster,
+        "delete_records",
+        delete_before_op,
+        op="delete_before",
+        does="Plan to delete everything before a position, a time or the end of each partition, or apply the plan.",
+        says="Delete everything before a position, a time or the end of partitions: with partitions a plan, with its "
+        "id and digest what it says. Each partition is answered by its low watermark or an error. Dry run by default.",
+        waits_in=RECORDS,
+    )

@@ -5,7 +5,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from pydantic import Field
 
 from assets.names import key, pool
-from assets.pages import lineage
+from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
 from assets.tiered import check_done, counted, outcomes_shown, proofs_told, said
 from orchestration.automatic.may_begin import may_begin
@@ -64,8 +64,9 @@ def offload_ledgers(
     ):
         outcomes = offload_now(where, context.run_id, order, context.log.info)
     context.log.info(said(outcomes))
-    check_done(outcomes)
-    context.add_output_metadata(outcomes_shown(outcomes))
+    everything = show.everything(context.run_id)
+    check_done(outcomes, everything)
+    context.add_output_metadata({**outcomes_shown(outcomes), **everything})
     return dict(counted(outcomes))
 
 
@@ -84,7 +85,7 @@ def revert(context: dg.OpExecutionContext, config: RevertConfig, lifecycle: Life
     where = lifecycle.cluster()
     with lineage.noted(context, where, dry_run=config.dry_run):
         outcomes = revert_offloads(where, context.run_id, topic, ledgers, dry_run=config.dry_run)
-    metadata = outcomes_shown(outcomes)
+    metadata = {**outcomes_shown(outcomes), **show.everything(context.run_id, dry_run=config.dry_run)}
     wrong = [one for one in outcomes if one.outcome not in (Outcome.GOES, Outcome.REVERTED)]
     if wrong:
         raise dg.Failure(

@@ -1,7 +1,7 @@
 """Jobs that take ledgers off topics: ``trim_topics`` and ``delete_topics``. Both are dry runs unless told otherwise."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -9,6 +9,7 @@ from pydantic import Field
 
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
+from orchestration.acting import acting_job
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -25,6 +26,9 @@ COLUMNS = {
     "reason": "string",
     "bytes": "int",
 }
+
+
+NOTHING_MORE: Mapping[str, Any] = {}
 
 
 class TrimmedTopic(dg.Config):
@@ -116,12 +120,19 @@ def lines(marked: Sequence[LedgerOutcome], dry_run: bool) -> Iterator[str]:
 
 
 def finish(
-    dry_run: bool, work: Callable[[Report], list[LedgerOutcome]], say: Callable[[str], None] = lambda _: None
+    dry_run: bool,
+    work: Callable[[Report], list[LedgerOutcome]],
+    say: Callable[[str], None] = lambda _: None,
+    everything: Mapping[str, Any] = NOTHING_MORE,
 ) -> dict[str, Any]:
-    """Metadata of what ``work`` did; ``say`` is called with it too.
+    """Metadata of what ``work`` did, and ``everything``: where all of it is. ``say`` is called with it too.
 
     A failed topic, a run that was refused everything, or a stop with some topics done, is a Failure that carries it.
     """
+
+    def page(marked: Sequence[LedgerOutcome]) -> dict[str, Any]:
+        return {**shown(marked, dry_run), **everything}
+
     done: list[LedgerOutcome] = []
     try:
         marked = work(done.extend)
@@ -130,8 +141,8 @@ def finish(
             raise
         for line in lines(done, dry_run):
             say(line)
-        raise dg.Failure(f"stopped: {error}; the metadata has what was done before", shown(done, dry_run)) from error
-    metadata = shown(marked, dry_run)
+        raise dg.Failure(f"stopped: {error}; the metadata has what was done before", page(done)) from error
+    metadata = page(marked)
     for line in lines(marked, dry_run):
         say(line)
     failed = [one for one in marked if one.outcome == Outcome.FAILED]
@@ -150,10 +161,6 @@ def _topics(marked: Sequence[LedgerOutcome]) -> str:
     return f"{count} topic{'s' if count > 1 else ''}"
 
 
-@dg.op(
-    name="trim",
-    description="Send a message for each of the ledgers, then take those acknowledged off their topic's list.",
-)
 @refusals_fail()
 def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: LifecycleResource) -> None:
     """Refused topics and ledgers are shown with their reason; a topic that failed fails the run."""
@@ -164,24 +171,23 @@ def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: Lifec
             dry_run,
             lambda report: trim_run.trim(cluster, context.run_id, orders, dry_run=dry_run, report=report),
             context.log.info,
+            show.everything(context.run_id, dry_run=dry_run),
         )
     context.add_output_metadata(metadata)
 
 
-@dg.job(
-    name="trim_topics",
-    executor_def=dg.in_process_executor,
-    description="Take expired ledgers off topics' lists, a message to the deletion topic first. Dry run by default.",
-)
-def trim_topics_job() -> None:
+def trim_topics_job(cluster: str) -> dg.JobDefinition:
     """One op."""
-    trim_op()
+    return acting_job(
+        cluster,
+        "trim_topics",
+        trim_op,
+        op="trim",
+        does="Send a message for each of the ledgers, then take those acknowledged off their topic's list.",
+        says="Take expired ledgers off topics' lists, a message to the deletion topic first. Dry run by default.",
+    )
 
 
-@dg.op(
-    name="delete_whole_topics",
-    description="Send a message for every ledger of each topic, then let the broker delete the topic.",
-)
 @refusals_fail()
 def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig, lifecycle: LifecycleResource) -> None:
     """A topic that the broker refuses stays; its messages find it in use and are kept."""
@@ -194,15 +200,18 @@ def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig,
                 cluster, context.run_id, topics, force=force, dry_run=dry_run, report=report
             ),
             context.log.info,
+            show.everything(context.run_id, dry_run=dry_run),
         )
     context.add_output_metadata(metadata)
 
 
-@dg.job(
-    name="delete_topics",
-    executor_def=dg.in_process_executor,
-    description="Delete topics whole, a message per ledger to the deletion topic first. Dry run by default.",
-)
-def delete_topics_job() -> None:
+def delete_topics_job(cluster: str) -> dg.JobDefinition:
     """One op."""
-    delete_topics_op()
+    return acting_job(
+        cluster,
+        "delete_topics",
+        delete_topics_op,
+        op="delete_whole_topics",
+        does="Send a message for every ledger of each topic, then let the broker delete the topic.",
+        says="Delete topics whole, a message per ledger to the deletion topic first. Dry run by default.",
+    )

@@ -130,7 +130,11 @@ def activity_assets(cluster: str) -> dg.AssetsDefinition:
         for asset_key, (summary, rows) in zip((topics_plan, cursors_plan), plans, strict=True):
             yield dg.MaterializeResult(
                 asset_key=asset_key,
-                metadata={EPOCH: epoch_id, **plan_shown(summary, rows)},
+                metadata={
+                    EPOCH: epoch_id,
+                    "dagster/uri": show.plan_uri(where, summary.plan_id),
+                    **plan_shown(summary, rows),
+                },
                 data_version=dg.DataVersion(summary.digest),
             )
 

@@ -58,10 +58,7 @@ def retention_assets(cluster: str) -> dg.AssetsDefinition:
         ),
         make_retention_plan,
         expired_shown,
-        lambda where, summary, rows: {
-            "dagster/uri": where.lake.retention_plan_location(summary.plan_id),
-            **plan_shown(summary, rows, where.settings.automation.retention.mode),
-        },
+        lambda where, summary, rows: plan_shown(summary, rows, where.settings.automation.retention.mode),
         automated="retention",
     )
 

@@ -174,7 +174,7 @@ def _observed(asset_key: dg.AssetKey, effects: Sequence[Effect], run_id: str, pl
         "rows of the journal": sum(one.rows for one in effects),
         "outcomes": dg.MetadataValue.md(outcomes(effects)),
         "plans": plans.shown(_plans_of(effects)),
-        "all of it": dg.MetadataValue.md(f"`pulsar-lifecycle journal --run {run_id}`"),
+        **show.everything(run_id),
     }
     if asset_key.path[-1] in LASTING:
         metadata["dagster/row_count"] = metadata["rows of the journal"]

@@ -46,7 +46,11 @@ def table_and_plan(
         yield dg.MaterializeResult(asset_key=table.key, metadata={**stored, **table_shown(where, epoch_id)})
         yield dg.MaterializeResult(
             asset_key=plan.key,
-            metadata={EPOCH: epoch_id, **plan_shown(where, summary, rows)},
+            metadata={
+                EPOCH: epoch_id,
+                "dagster/uri": show.plan_uri(where, summary.plan_id),
+                **plan_shown(where, summary, rows),
+            },
             data_version=dg.DataVersion(summary.digest),
             check_results=[growth_result(where, plan.key, summary, kind) for kind in kinds],
         )

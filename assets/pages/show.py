@@ -13,6 +13,7 @@ import dagster as dg
 from assets.names import APPLIED, APPLIED_PLAN, EPOCH
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.inspect.catalog import OF_A_SCAN
+from pulsar_lifecycle.inspect.kept_plans import known_kind
 from pulsar_lifecycle.model import YEAR_10000
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
@@ -90,6 +91,18 @@ def applied_by(plan_id: str, called: str = "") -> str:
     """A link, as Markdown, to the runs that applied a plan; ``called``: instead of its id."""
     tag = quote(f"tag:{APPLIED_PLAN}{plan_id}={APPLIED}", safe="")
     return f"[Runs that applied {called or plan_id}](/runs?q%5B0%5D={tag})"
+
+
+def plan_uri(where: Cluster, plan_id: str) -> str:
+    """Where the lake keeps a plan."""
+    return f"{where.lake.location}/{known_kind(plan_id).folder}/{plan_id}"
+
+
+def everything(run_id: str, plan_id: str = "", *, dry_run: bool = False) -> dict[str, Any]:
+    """The command that shows all that a run's page has a sample of; a dry run keeps nothing but its plan, if any."""
+    if not dry_run:
+        return {"all of it": dg.MetadataValue.md(f"`pulsar-lifecycle journal --run {run_id}`")}
+    return {"all of it": dg.MetadataValue.md(whole_plan(plan_id))} if plan_id else {}
 
 
 def whole_plan(plan_id: str) -> str:

@@ -10,6 +10,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail, shown_at_the_end
+from orchestration.acting import acting_job
 from orchestration.jobs import PlanConfig
 from orchestration.trimming import finish
 from pulsar_lifecycle.lifecycle.activity.cursor_run import DeletedSubscription, delete_subscriptions
@@ -38,10 +39,6 @@ class InactiveConfig(PlanConfig):
     dry_run: bool = True
 
 
-@dg.op(
-    name="delete_unused_topics",
-    description="Send a message for every ledger of each planned topic, then let its broker delete the topic.",
-)
 @refusals_fail()
 def delete_unused_topics_op(
     context: dg.OpExecutionContext, config: InactiveConfig, lifecycle: LifecycleResource
@@ -53,36 +50,36 @@ def delete_unused_topics_op(
             dry_run,
             lambda report: delete_inactive(where, context.run_id, config.order(), dry_run=dry_run, report=report),
             context.log.info,
+            show.everything(context.run_id, config.plan_id, dry_run=dry_run),
         )
     context.add_output_metadata(metadata)
 
 
-@dg.job(
-    name="delete_inactive_topics",
-    executor_def=dg.in_process_executor,
-    description="Delete the topics of a plan that nobody used for the whole period. Dry run by default.",
-)
-def delete_inactive_topics_job() -> None:
+def delete_inactive_topics_job(cluster: str) -> dg.JobDefinition:
     """One op."""
-    delete_unused_topics_op()
+    return acting_job(
+        cluster,
+        "delete_inactive_topics",
+        delete_unused_topics_op,
+        op="delete_unused_topics",
+        does="Send a message for every ledger of each planned topic, then let its broker delete the topic.",
+        says="Delete the topics of a plan that nobody used for the whole period. Dry run by default.",
+    )
 
 
-@dg.op(
-    name="delete_subscriptions",
-    description="Have the broker of its topic delete each planned subscription. Its unread messages go by retention.",
-)
 @refusals_fail()
 def delete_subscriptions_op(
     context: dg.OpExecutionContext, config: InactiveConfig, lifecycle: LifecycleResource
 ) -> None:
     """Refuses a stale, report-only or foreign plan. One that changed since stays, and is shown with its code."""
     where, dry_run = lifecycle.cluster(), config.dry_run
+    everything = show.everything(context.run_id, config.plan_id, dry_run=dry_run)
     done: list[DeletedSubscription] = []
     with (
         shown_at_the_end(
             context,
             done,
-            lambda done: shown(done, dry_run),
+            lambda done: {**shown(done, dry_run), **everything},
             "",
             lambda one: f"{one.topic}, {one.subscription} ({one.why.code.value}): {one.why}",
         ),
@@ -126,12 +123,14 @@ def shown(done: Sequence[DeletedSubscription], dry_run: bool) -> dict[str, Any]:
     }
 
 
-@dg.job(
-    name="delete_inactive_subscriptions",
-    executor_def=dg.in_process_executor,
-    description="Delete the subscriptions of a plan that nobody used for the whole period, of topics that a broker has "
-    "loaded. Dry run by default.",
-)
-def delete_inactive_subscriptions_job() -> None:
+def delete_inactive_subscriptions_job(cluster: str) -> dg.JobDefinition:
     """One op."""
-    delete_subscriptions_op()
+    return acting_job(
+        cluster,
+        "delete_inactive_subscriptions",
+        delete_subscriptions_op,
+        op="delete_subscriptions",
+        does="Have the broker of its topic delete each planned subscription. Its unread messages go by retention.",
+        says="Delete the subscriptions of a plan that nobody used for the whole period, of topics that a broker has "
+        "loaded. Dry run by default.",
+    )

@@ -4,8 +4,9 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from assets.names import key
-from assets.pages import lineage
+from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
+from orchestration.acting import acting_job
 from orchestration.automatic.may_begin import may_begin
 from orchestration.jobs import PlanConfig
 from orchestration.trimming import finish
@@ -30,10 +31,6 @@ class RetentionConfig(PlanConfig):
     dry_run: bool = True
 
 
-@dg.op(
-    name="trim_expired",
-    description="Send a message for each planned ledger, then take those acknowledged off their topics' lists.",
-)
 @refusals_fail()
 def trim_expired_op(context: dg.OpExecutionContext, config: RetentionConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan. What changed since the plan stays, and is shown with its code."""
@@ -45,16 +42,19 @@ def trim_expired_op(context: dg.OpExecutionContext, config: RetentionConfig, lif
             dry_run,
             lambda report: apply_retention(where, context.run_id, order, dry_run=dry_run, report=report),
             context.log.info,
+            show.everything(context.run_id, config.plan_id, dry_run=dry_run),
         )
     context.add_output_metadata(metadata)
 
 
-@dg.job(
-    name="apply_retention",
-    executor_def=dg.in_process_executor,
-    description="Apply a retention plan: its ledgers leave their topics' lists, a message to the deletion topic first. "
-    "No topic is loaded. Dry run by default.",
-)
-def apply_retention_job() -> None:
+def apply_retention_job(cluster: str) -> dg.JobDefinition:
     """One op."""
-    trim_expired_op()
+    return acting_job(
+        cluster,
+        "apply_retention",
+        trim_expired_op,
+        op="trim_expired",
+        does="Send a message for each planned ledger, then take those acknowledged off their topics' lists.",
+        says="Apply a retention plan: its ledgers leave their topics' lists, a message to the deletion topic first. "
+        "No topic is loaded. Dry run by default.",
+    )

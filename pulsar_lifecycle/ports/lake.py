@@ -203,10 +203,6 @@ class Lake(Protocol):
         """Store a plan of what is past its retention and return its location."""
         ...
 
-    def retention_plan_location(self, plan_id: str) -> str:
-        """Where :meth:`store_retention_plan` puts a plan."""
-        ...
-
     def retention_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan of :meth:`store_retention_plan` with its rows. Raises NotFound."""
         ...

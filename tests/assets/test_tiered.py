@@ -134,5 +134,5 @@ def test_what_was_left_to_brokers_counts_ledgers() -> None:
 def test_topic_and_ledger_are_named(one: OffloadOutcome, text: str) -> None:
     assert named(one) == text
     with pytest.raises(dg.Failure) as raised:
-        check_done([OffloadOutcome(NAME, 1, Outcome.OFFLOADED, some_why("")), one])
+        check_done([OffloadOutcome(NAME, 1, Outcome.OFFLOADED, some_why("")), one], {})
     assert raised.value.description == f"1 ledgers or topics failed, the first: {text}; what was done stays done"

@@ -108,6 +108,26 @@ def test_every_job_sensor_and_schedule_ships_with_words_and_stopped() -> None:
     assert {sensor.default_status for sensor in repository.sensor_defs} == {dg.DefaultSensorStatus.STOPPED}
 
 
+def test_every_job_that_acts_waits_in_a_pool_of_its_cluster() -> None:
+    """Two at once would end red: the second is refused the lease."""
+    repository = build_defs().get_repository_def()
+    without = {
+        job.name
+        for job in repository.get_all_jobs()
+        if not job.asset_layer.executable_asset_keys and not all(node.definition.pools for node in job.nodes)
+    }
+    assert without == {"approve_plan", "plan_consumed_records"}  # one writes our journal alone, one only plans
+    graph = repository.asset_graph
+    by_namespace = {
+        key.path[-1]: graph.get(key).pools for key in graph.get_all_asset_keys() if "namespace_" in key.path[-1]
+    }
+    assert by_namespace == {
+        "namespace_reconciliation": {f"sending_{UNCONFIGURED}"},
+        "namespace_retention": {f"deletion_{UNCONFIGURED}"},
+        "namespace_delayed_index": {f"deletion_{UNCONFIGURED}"},
+    }
+
+
 def test_two_clusters_share_no_key_no_partition_set_and_no_pool(tmp_path: Path) -> None:
     def names(cluster: str) -> set[str]:
         defs = definitions(tmp_path, cluster)
@@ -120,7 +140,7 @@ def test_two_clusters_share_no_key_no_partition_set_and_no_pool(tmp_path: Path) 
             for node in job.nodes
             for pool in node.definition.pools
         }
-        assert len(pools) == 3
+        assert len(pools) == 6
         return set(found) | partitions | {f"pool:{pool}" for pool in pools}
 
     assert not names("east") & names("west")

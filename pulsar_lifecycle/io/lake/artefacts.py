@@ -251,10 +251,6 @@ class FileLake(LakeFiles):
         """Store a plan of what is past its retention and return its location."""
         return self._store_plan(PlanKind.RETENTION, summary, rows)
 
-    def retention_plan_location(self, plan_id: str) -> str:
-        """Where :meth:`store_retention_plan` puts a plan."""
-        return f"{self.location}/{PlanKind.RETENTION.folder}/{plan_id}"
-
     def retention_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan of :meth:`store_retention_plan` with its rows, read from the files. Raises NotFound."""
         return self._plan(PlanKind.RETENTION, plan_id, PlanSummary.from_json)

@@ -302,10 +302,7 @@ class FakeLake:
 
     def store_retention_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         self.retention_plans_kept[summary.plan_id] = summary, rows
-        return self.retention_plan_location(summary.plan_id)
-
-    def retention_plan_location(self, plan_id: str) -> str:
-        return f"{self.location}/retention-plans/{plan_id}"
+        return f"{self.location}/retention-plans/{summary.plan_id}"
 
     def retention_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         return _kept(self.retention_plans_kept, plan_id)

@@ -359,7 +359,7 @@ def test_a_look_reads_no_rows_and_of_the_journal_what_decides(
     plan, asked = make_retention_plan(scene.cluster, scene.scan())[0], Asked(scene.servers.journal)
     assert plan.ledgers > old.ledgers
     if code is not AutomationCode.GOES:
-        Path(scene.lake.retention_plan_location(plan.plan_id), "rows.parquet").unlink()
+        Path(scene.lake.location, "retention-plans", plan.plan_id, "rows.parquet").unlink()
     given = automated(scene, monkeypatch, **kind)
     connect = connecting(clock=lambda: scene.servers.clock, journal_reader=lambda: asked)
     where = Cluster(given.settings, connect=connect, given=scene.cluster.given)

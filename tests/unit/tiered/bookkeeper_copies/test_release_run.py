@@ -261,7 +261,7 @@ def test_a_run_says_how_many_ledgers_were_left_to_brokers() -> None:
     assert said(OUTCOMES) == "1 ledgers offloaded, 0 released in BookKeeper; not done: 19 left-to-broker"
     shown = outcomes_shown(OUTCOMES)
     assert (shown["offloaded"], shown["left to brokers"]) == (1, 19)
-    check_done(OUTCOMES)
+    check_done(OUTCOMES, {})
 
 
 def test_what_was_left_to_brokers_is_in_the_journal() -> None:
@@ -279,7 +279,7 @@ def test_a_copy_that_failed_its_proof_fails_the_run_and_comes_first() -> None:
         OffloadOutcome(str(TOPIC), 2, Outcome.PROOF_FAILED, some_why("one byte is another")),
     ]
     with pytest.raises(dg.Failure, match=r"1 offloaded copies are not what they should be.*one byte is another"):
-        check_done(wrong)
+        check_done(wrong, {})
 
 
 def test_the_scene_is_a_topic_that_names_its_copies() -> None:
