@@ -30,7 +30,7 @@ from assets.reconcile import reconciliation_asset
 from assets.references import coverage_asset, references_asset
 from assets.tiered import offload_assets
 from orchestration.automatic.alerts import failed_runs_sensor, read_only_sensor
-from orchestration.automatic.automation import approve_job, automation_sensor, following, following_sensor
+from orchestration.automatic.automation import approve_job, automation_sensor, awaited, following, following_sensor
 from orchestration.automatic.consumed_records import consumed_records_schedule, plan_consumed_records_job
 from orchestration.automatic.schedules import dead_letter_sensor, looking_schedules
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
@@ -69,11 +69,12 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
     scan = scan_job(cluster)
     automation = settings.automation if settings else AutomationSettings()
     offload = offload_job(cluster)
-    report_storage, inventory, reconcile, watch, check_delayed_index = (
+    report_storage, inventory, reconcile, watch, plan_retention, check_delayed_index = (
         report_storage_job(cluster),
         inventory_objects_job(cluster),
         reconcile_job(cluster),
         watch_queue_job(cluster),
+        plan_retention_job(cluster),
         check_delayed_index_job(cluster),
     )
     jobs: list[Any] = [
@@ -92,7 +93,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
         revert_job(cluster),
         inventory,
         sweep_objects_job(cluster),
-        plan_retention_job(cluster),
+        plan_retention,
         apply_retention_job(cluster),
         approve_job,
         watch,
@@ -107,11 +108,20 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
         repair_delayed_index_job(cluster),
     ]
     return dg.Definitions(
-        assets=framed(_assets(cluster), catalog, following(cluster, automation)),
+        assets=framed(_assets(cluster), catalog, following(cluster, automation), awaited(automation)),
         asset_checks=[late_messages_check(cluster)],
         jobs=jobs,
         schedules=[
-            *looking_schedules(cluster, automation.schedules, scan, inventory, reconcile, watch, check_delayed_index),
+            *looking_schedules(
+                cluster,
+                automation.schedules,
+                scan,
+                inventory,
+                reconcile,
+                watch,
+                plan_retention,
+                check_delayed_index,
+            ),
             consumed_records_schedule(automation.schedules.consumed_records),
         ],
         sensors=[

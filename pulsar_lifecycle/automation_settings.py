@@ -183,12 +183,14 @@ class Schedules(Section):
     """Schedule ``nightly_inventory``."""
     reconcile: str = "11 4 * * *"
     """Schedule ``nightly_reconcile``."""
+    retention: str = "53 4 * * *"
+    """Schedule ``nightly_retention``."""
     delayed_index: str = "23 2 * * *"
     """Schedule ``nightly_delayed_index``."""
     consumed_records: str = "37 * * * *"
     """Schedule ``hourly_consumed_records``."""
 
-    @field_validator("scan", "queue", "inventory", "reconcile", "delayed_index", "consumed_records")
+    @field_validator("scan", "queue", "inventory", "reconcile", "retention", "delayed_index", "consumed_records")
     @classmethod
     def _five_fields(cls, value: str) -> str:
         parse_cron(value)

@@ -68,7 +68,7 @@ def held_assets(cluster: str) -> dg.AssetsDefinition:
     )
     def held(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:
         where = lifecycle.cluster()
-        epoch_id = epoch_of(context, key(cluster, "storage_report")) or epoch_to_read(context, where)
+        epoch_id = epoch_of(context.instance, key(cluster, "storage_report")) or epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
             problems = build_held(where, where.lake.epoch(epoch_id))
         for asset_key, table, shown in ((opened, OPEN_TABLE, open_shown), (backlog, BACKLOG_TABLE, backlog_shown)):

@@ -56,9 +56,9 @@ def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster) -> str:
     return epoch_id
 
 
-def epoch_of(context: dg.AssetExecutionContext, asset: dg.AssetKey) -> str:
+def epoch_of(instance: dg.DagsterInstance, asset: dg.AssetKey) -> str:
     """The scan that an asset was last made of; empty where it was never made. Meanwhile there may be a newer one."""
-    event = context.instance.get_latest_materialization_event(asset)
+    event = instance.get_latest_materialization_event(asset)
     made = event.asset_materialization if event else None
     return str(made.metadata[EPOCH].value) if made and EPOCH in made.metadata else ""
 

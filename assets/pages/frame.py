@@ -5,7 +5,7 @@ Belongs here: what follows from an asset's name and the settings alone. Not here
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -33,9 +33,12 @@ def deps_updated() -> DepsAutomationCondition[Any]:
 
 
 def framed(
-    assets: Iterable[dg.AssetsDefinition | dg.AssetSpec], catalog: CatalogSettings, conditions: Conditions
+    assets: Iterable[dg.AssetsDefinition | dg.AssetSpec],
+    catalog: CatalogSettings,
+    conditions: Conditions,
+    awaited: Collection[str],
 ) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """The assets with what their names say of them."""
+    """The assets with what their names say of them; ``awaited``: those that each scan is to make anew, too."""
 
     def dressed(spec: dg.AssetSpec) -> dg.AssetSpec:
         name = spec.key.path[-1]
@@ -45,7 +48,7 @@ def framed(
             owners=list(catalog.owners),
             metadata={**spec.metadata, **columns},
             code_version=code_version(schema) if schema else spec.code_version,
-            freshness_policy=freshness(name, catalog),
+            freshness_policy=freshness(name, catalog, awaited),
             automation_condition=conditions.get(name),
         )
 
@@ -68,10 +71,10 @@ def code_version(schema: pa.Schema) -> str:
     return f"{release}-{version_of([(field.name, str(field.type)) for field in schema]).value[:8]}"
 
 
-def freshness(name: str, catalog: CatalogSettings) -> dg.FreshnessPolicy | None:
+def freshness(name: str, catalog: CatalogSettings, awaited: Collection[str]) -> dg.FreshnessPolicy | None:
     """How old an asset may be before its health is bad; None for what nothing makes regularly."""
     limits: Sequence[tuple[Sequence[str], float]] = (
-        (SCANS, catalog.scan_fresh_for),
+        ((*SCANS, *awaited), catalog.scan_fresh_for),
         (("pending_deletions",), catalog.queue_fresh_for),
         (("object_inventory",), catalog.inventory_fresh_for),
     )

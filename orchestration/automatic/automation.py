@@ -289,6 +289,12 @@ def following(cluster: str, automation: AutomationSettings) -> Conditions:
     return after_scans | dict.fromkeys(HELD, follows_report(cluster))
 
 
+def awaited(automation: AutomationSettings) -> frozenset[str]:
+    """What goes by itself, or once approved: where it is old, nothing goes any more."""
+    modes = (Automation.APPROVE, Automation.APPLY)
+    return frozenset(name for name, kind in FOLLOWS.items() if kind and getattr(automation, kind).mode in modes)
+
+
 def following_sensor(cluster: str, look_every: float) -> dg.AutomationConditionSensorDefinition:
     """Makes what follows a scan; changes nothing of the cluster."""
     keys = [key(cluster, name) for name in (*FOLLOWS, *HELD)]

@@ -4,7 +4,7 @@ Not here: what changes the cluster by itself (``automatic/automation.py``).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import dagster as dg
 from assets import dead_letters
 from assets.dead_letters import PartialReader, open_reader
 from assets.names import READER, key
+from assets.pages.epochs import epoch_of
 from orchestration.automatic.at_work import ACTIVE
 from orchestration.automatic.doorbell import PAGE
 from pulsar_lifecycle.automation_settings import Schedules
@@ -25,23 +26,47 @@ from resources.lifecycle import LifecycleResource
 
 
 def looking_schedules(
-    cluster: str, crons: Schedules, scan: Any, inventory: Any, reconcile: Any, watch: Any, delayed_index: Any
+    cluster: str,
+    crons: Schedules,
+    scan: Any,
+    inventory: Any,
+    reconcile: Any,
+    watch: Any,
+    retention: Any,
+    delayed_index: Any,
 ) -> list[dg.ScheduleDefinition]:
     """What looks at times of its own; none of them changes the cluster."""
+
+    def planned(instance: dg.DagsterInstance) -> str:
+        scanned = epoch_of(instance, key(cluster, "scan_coverage"))
+        made = scanned and scanned == epoch_of(instance, key(cluster, "retention_plan"))
+        return f"scan {scanned} has its plan: sensor after_scan makes one of each" if made else ""
+
+    plans = "Plans what is past its retention, where sensor `after_scan` does not. Changes nothing."
     return [
-        _looking(cluster, name, job, cron, text)
-        for name, job, cron, text in (
-            ("hourly_scan", scan, crons.scan, "Scans, judges and plans what nothing refers to. Changes nothing."),
-            ("nightly_inventory", inventory, crons.inventory, "Lists the buckets. Changes nothing."),
-            ("nightly_reconcile", reconcile, crons.reconcile, "Derives all intents again, as a dry run."),
-            ("queue_watch", watch, crons.queue, "Looks at the deletion queue. Takes nothing."),
-            ("nightly_delayed_index", delayed_index, crons.delayed_index, "Checks delayed indexes. Changes nothing."),
-        )
+        _looking(cluster, "nightly_retention", retention, crons.retention, plans, planned),
+        *(
+            _looking(cluster, name, job, cron, text)
+            for name, job, cron, text in (
+                ("hourly_scan", scan, crons.scan, "Scans, judges and plans what nothing refers to. Changes nothing."),
+                ("nightly_inventory", inventory, crons.inventory, "Lists the buckets. Changes nothing."),
+                ("nightly_reconcile", reconcile, crons.reconcile, "Derives all intents again, as a dry run."),
+                ("queue_watch", watch, crons.queue, "Looks at the deletion queue. Takes nothing."),
+                (
+                    "nightly_delayed_index",
+                    delayed_index,
+                    crons.delayed_index,
+                    "Checks delayed indexes. Changes nothing.",
+                ),
+            )
+        ),
     ]
 
 
-def _looking(cluster: str, name: str, job: Any, cron: str, text: str) -> dg.ScheduleDefinition:
-    """A schedule of a job that :func:`unless_at_it` starts."""
+def _looking(
+    cluster: str, name: str, job: Any, cron: str, text: str, unless: Callable[[dg.DagsterInstance], str] = lambda _: ""
+) -> dg.ScheduleDefinition:
+    """A schedule of a job that :func:`unless_at_it` starts. ``unless``: why it need not; empty if it must."""
 
     @dg.schedule(
         name=name,
@@ -51,7 +76,8 @@ def _looking(cluster: str, name: str, job: Any, cron: str, text: str) -> dg.Sche
         description=f"{text} Leaves a time out while the run before it is not over.",
     )
     def ring(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        return unless_at_it(context.instance, cluster, job.name)
+        why = unless(context.instance)
+        return dg.SkipReason(why) if why else unless_at_it(context.instance, cluster, job.name)
 
     return ring
 

@@ -164,6 +164,20 @@ def test_the_settings_say_when_what_rings_by_itself_rings(tmp_path: Path) -> Non
         definitions(tmp_path, "west", '[automation.schedules]\nqueue = "61 * * * *"\n')
 
 
+def test_plans_that_are_to_go_by_themselves_may_not_be_old(tmp_path: Path) -> None:
+    """Others are made when somebody wants them: nothing is wrong while nobody does."""
+
+    def fresh(cluster: str, more: str) -> set[str]:
+        found = described(definitions(tmp_path, cluster, more))["assets"]
+        return {name.partition("/")[2] for name, asset in found.items() if asset["fresh for"] == 5_400}
+
+    shipped = fresh("east", "")
+    assert "retention_plan" not in shipped
+    more = '[automation]\nretention = "apply"\noffload = "approve"\n'
+    found = fresh("west", more) - shipped
+    assert found == {"expired_ledgers", "retention_plan", "offload_candidates", "offload_plan"}
+
+
 def test_wrong_settings_name_the_key(tmp_path: Path) -> None:
     file = tmp_path / "lifecycle.toml"
     file.write_text(SETTINGS.format(cluster="east", lake="relative/lake"))

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.names import READER
+from assets.names import EPOCH, READER, key
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
@@ -35,6 +35,26 @@ def test_a_schedule_leaves_a_time_out_while_its_run_is_not_over(tmp_path: Path) 
         run = instance.get_run_by_id(before)
         assert run is not None
         instance.report_run_failed(run, "test")
+        assert rings()
+
+
+def test_retention_is_planned_where_nothing_planned_it_after_the_scan(tmp_path: Path) -> None:
+    schedule = build_defs().get_repository_def().get_schedule_def("nightly_retention")
+    assert schedule.job_name == "plan_retention"
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+
+        def made(name: str, epoch: str) -> None:
+            instance.report_runless_asset_event(dg.AssetMaterialization(key("pulsar", name), metadata={EPOCH: epoch}))
+
+        def rings() -> bool:
+            return isinstance(schedule(dg.build_schedule_context(instance)), dg.RunRequest)
+
+        assert rings()
+        made("scan_coverage", "e1")
+        assert rings()
+        made("retention_plan", "e1")
+        assert not rings()
+        made("scan_coverage", "e2")
         assert rings()
 
 
