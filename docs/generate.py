@@ -115,6 +115,7 @@ ENUMS = (
     ("How a bookie's collection ended", "pulsar_lifecycle.lifecycle.bookies.collection.CollectionEnd"),
     ("What stops a collection run", "pulsar_lifecycle.lifecycle.bookies.collection.StopReason"),
     ("What an answer of delete records lacks", "pulsar_lifecycle.delete_records.request.Lacks"),
+    ("What an answer of delete records does not tell", "pulsar_lifecycle.delete_records.request.NotAsked"),
     ("Where a ledger still is whose records were deleted", "pulsar_lifecycle.delete_records.absence.Presence"),
     ("Why a position or a time is not answered", "pulsar_lifecycle.delete_records.times.time_offsets.OffsetProblem"),
     ("The operator's words", "pulsar_lifecycle.words.WordKind"),

@@ -42,6 +42,7 @@ ANSWERED = {
     "code": "string",
     "reason": "string",
     "lost_copies": "int",
+    "not_asked": "string",
 }
 
 
@@ -200,6 +201,7 @@ def answered(results: Mapping[TopicPartition, DeleteRecordsResult], dry_run: boo
             "code": result.code,
             "reason": result.reason or result.readable_below,
             "lost_copies": result.lost_copies,
+            "not_asked": ", ".join(result.not_asked),
         }
         for topic, result in sorted(results.items(), key=lambda item: str(item[0]))
     ]

@@ -206,10 +206,12 @@ def _document(topic: TopicPartition, result: DeleteRecordsResult) -> dict[str, A
         "reason": result.reason or None,
         "remaining": [asdict(one) for one in result.remaining],
         "lost_copies": result.lost_copies,
+        "not_asked": list(result.not_asked),
     }
 
 
 def _print_results(results: Mapping[TopicPartition, DeleteRecordsResult]) -> None:
+    from pulsar_lifecycle.delete_records.request import NotAsked
     from pulsar_lifecycle.records.plans.records_table import LOST
 
     show.table(
@@ -224,3 +226,10 @@ def _print_results(results: Mapping[TopicPartition, DeleteRecordsResult]) -> Non
             show.text(f"{topic}: {said}")
         if result.lost_copies:
             show.text(f"{topic}: {LOST.format(result.lost_copies)}")
+    not_asked = {
+        NotAsked.TRIMMED: "what brokers trimmed and deleted by themselves before the scan that the plan rests on",
+        NotAsked.OTHERS: "what another installation deleted below the low watermark that was there before",
+    }
+    for code, text in not_asked.items():
+        if topics := [topic for topic, result in results.items() if code in result.not_asked]:
+            show.text(f"nobody was asked for {text}: {show.counted(len(topics), 'partition')}, the first {topics[0]}")

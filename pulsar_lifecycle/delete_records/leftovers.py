@@ -19,7 +19,8 @@ from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.absence import DeletedLedger
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.partition_effects import Raised
-from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Lacks, TopicPartition, failed
+from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Lacks, NotAsked, TopicPartition, failed
+from pulsar_lifecycle.delete_records.times.compacted_views import left_views
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_COMPACTED_LEDGER, COMPONENT_MANAGED_LEDGER
@@ -124,22 +125,33 @@ def left_lists(cluster: Cluster, rows: Sequence[Row], since: int = 0, epoch: Epo
     return found
 
 
-def tagged_since(cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at: int) -> dict[str, Ledgers]:
+def tagged_since(
+    cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at: int, *, bookies: bool
+) -> dict[str, Ledgers]:
     """By topic, its ledgers below the low watermark that a row plans, listed or not, by the tags that a scan read.
 
     By the newest one and the newest that is covered, if they ended after the plan was made, at ``planned_at`` (ms):
     else the plan knows them. A broker may have begun to delete one of them, and have lost that, after the scan that the
-    plan rests on.
+    plan rests on. So it may have left a compacted view behind. With ``bookies`` also by the scan that the plan rests
+    on: a broker may have deleted one of them before the plan, and bookies have it still.
     """
     below = {row["topic"]: MessagePosition.parse(row["low_watermark"]) for row in rows}
-    fingerprint = cluster_fingerprint(ports.store, cluster.settings.bookkeeper.ledgers_root)
+    root = cluster.settings.bookkeeper.ledgers_root
+    fingerprint = cluster_fingerprint(ports.store, root)
     epochs = cluster.lake.epochs(fingerprint) if below else []
     newest = {one.epoch_id: one for one in (*epochs[-1:], last_covered(epochs, fingerprint)) if one}
+    since = [one for one in newest.values() if one.finished_at > planned_at]
+    before = last_covered([one for one in epochs if one.finished_at <= planned_at], fingerprint) if bookies else None
     found: dict[str, Ledgers] = {}
-    for epoch in newest.values():
-        for topic, ledger_id in _tagged(cluster, epoch, below) if epoch.finished_at > planned_at else ():
+    for epoch in (*since, *filter(None, [before])):
+        for topic, ledger_id in _tagged(cluster, epoch, below):
             if MessagePosition(ledger_id, 0) < below[topic]:
                 found.setdefault(topic, {})[ledger_id] = DeletedLedger(ledger_id, None)
+    views: dict[TopicPartition, set[int]] = {}
+    for topic, ledger_id in (one for epoch in since for one in _compacted(cluster, epoch, sorted(below))):
+        views.setdefault(Topic.parse(topic), set()).add(ledger_id)
+    for topic, left in left_views(ports, root, views, {Topic.parse(one): at for one, at in below.items()}).items():
+        found.setdefault(str(topic), {}).update({i: DeletedLedger(i, None) for i in left})
     return found
 
 
@@ -205,10 +217,15 @@ def low_watermarks_of_others(cluster: Cluster, rows: Sequence[Row]) -> dict[str,
     return others
 
 
-def unless_of_others(result: DeleteRecordsResult, before: str | None) -> DeleteRecordsResult:
-    """An answer, unless its topic had a low watermark by no request of ours ``before``."""
-    if result.error or before is None:
+def unless_of_others(result: DeleteRecordsResult, before: str | None, *, bookies: bool) -> DeleteRecordsResult:
+    """An answer, with what nobody was asked for it; ``before``: the low watermark it had by no request of ours.
+
+    Whose bookies would have to be asked is not known then.
+    """
+    if result.error:
         return result
+    if before is None or not bookies:
+        return replace(result, not_asked=(NotAsked.TRIMMED, NotAsked.OTHERS) if before else (NotAsked.TRIMMED,))
     text = (
         f"its low watermark was {before} by no request that this journal knows: what that deleted is not known here, "
         "and bookies may have it; ask the installation that deleted it, or ask without `--wait-for-bookies`"
@@ -269,9 +286,9 @@ def _tagged(cluster: Cluster, epoch: Epoch, topics: Collection[str]) -> list[tup
 
 
 def _compacted(cluster: Cluster, epoch: Epoch, topics: Sequence[str]) -> list[tuple[str, int]]:
-    """By the same tags: compacted views of topics that have none now. A broker that ends meanwhile leaves one behind.
+    """By the same tags: compacted views of topics. A broker that ends meanwhile leaves behind one that was replaced.
 
-    Nobody reads it any more; it has messages of whatever keys there were, from ledgers that are gone.
+    Nobody reads that any more; it has messages of whatever keys there were, from ledgers that are gone.
     """
     where = pc.field("compacted_topic").isin(sorted(topics)) & (pc.field("component") == COMPONENT_COMPACTED_LEDGER)
     parts = cluster.parts(epoch.epoch_id, "bookkeeper_ledgers") if topics else []

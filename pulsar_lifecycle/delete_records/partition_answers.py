@@ -82,7 +82,7 @@ def answers(
     another installation deleted by a request, or one whose lake is lost.
     """
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
-        earlier = _left_before(cluster, ports, rows, planned_at)
+        earlier = _left_before(cluster, ports, rows, planned_at, bookies)
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
         flush_ms = int(cluster.settings.bookkeeper.flush_interval * 1000)
@@ -116,8 +116,9 @@ def answers(
         for topic, refusal in holding_views(ports, root, _below(found)).items():  # last: one may be made meanwhile
             found[topic] = failed(refusal.error, refusal.why)
         pending = pending_unloads_of(ports.store)
-    others = low_watermarks_of_others(cluster, rows) if bookies else {}
-    known = {topic: unless_of_others(result, others.get(str(topic))) for topic, result in found.items() if result}
+    others, known = low_watermarks_of_others(cluster, rows), dict[TopicPartition, DeleteRecordsResult]()
+    for topic, result in found.items():
+        known |= {topic: unless_of_others(result, others.get(str(topic)), bookies=bookies)} if result else {}
     return {topic: unless_pending(result) if topic in pending else result for topic, result in known.items()}
 
 
@@ -143,7 +144,7 @@ def look_now(
     """Where what left its topic is, of topics that lack nothing else: by bookies, or else by buckets. Read-only."""
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
-        _, _, going = _asked(ports, root, rows, refused, _left_before(cluster, ports, rows, planned_at))
+        _, _, going = _asked(ports, root, rows, refused, _left_before(cluster, ports, rows, planned_at, bookies))
         ledgers = {i: one for own in going.values() for i, one in own.items()}
         if bookies:
             ledgers = {i: replace(one, copies=()) for i, one in ledgers.items()}
@@ -408,10 +409,10 @@ class _Earlier:
         return {i: one for i, one in there.items() if i not in listed} | self.journalled.get(topic, {})
 
 
-def _left_before(cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at: int) -> _Earlier:
+def _left_before(cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at: int, bookies: bool) -> _Earlier:
     """Of the rows that have no error; a ledger may have been offloaded since the plan, too."""
     going = [row for row in rows if row["error"] is None]
-    return _Earlier(left_lists(cluster, going), tagged_since(cluster, ports, going, planned_at))
+    return _Earlier(left_lists(cluster, going), tagged_since(cluster, ports, going, planned_at, bookies=bookies))
 
 
 def _with_metadata(cluster: Cluster, rows: Sequence[Row], planned_at: int, ledgers: Ledgers) -> Ledgers:

@@ -180,6 +180,15 @@ class Lacks(StrEnum):
     """This journal knows no request that raised its low watermark: what that one deleted is not known here."""
 
 
+class NotAsked(StrEnum):
+    """What lies below a low watermark that is answered, and nothing tells from outside: nobody was asked for it."""
+
+    TRIMMED = "trimmed"
+    """What brokers trimmed and deleted by themselves before the scan that the plan rests on: no list names it."""
+    OTHERS = "others"
+    """What another installation deleted, or this one before its lake was lost: its low watermark was there before."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeleteRecordsResult:
     """What became of one partition: its low watermark, or -1 with the error, the code behind it and their sentence.
@@ -189,7 +198,7 @@ class DeleteRecordsResult:
     the ledger that both lie in holds messages above it, too, and stays.
     ``code``: a rule's, a :class:`Lacks`, or the ``presence`` of the first of the ledgers ``remaining``: those are to be
     gone, and are not proven to be. ``lost_copies``: how many offloaded copies are of what is to be gone, as far as the
-    plan or a message that waits names them: no undo brings them back.
+    plan or a message that waits names them: no undo brings them back. ``not_asked``: what the answer does not tell of.
     """
 
     low_watermark: MessagePosition | Literal[-1]
@@ -199,6 +208,7 @@ class DeleteRecordsResult:
     first_readable: MessagePosition | None = field(default=None, compare=False)
     remaining: tuple[Absence, ...] = field(default=(), compare=False)
     lost_copies: int = field(default=0, compare=False)
+    not_asked: tuple[NotAsked, ...] = field(default=(), compare=False)
 
     @property
     def readable_below(self) -> str:

@@ -113,6 +113,7 @@ NO_CODES = {
     "Lacks",
     "Level",
     "LoadNeed",
+    "NotAsked",
     "ObjectKind",
     "OffloadChoice",
     "OffloadStateCode",

@@ -1,13 +1,14 @@
 """Whether the compacted view of a topic holds messages that a request deleted.
 
-Belongs here: one look at the first entry of the view, which has the lowest position of all. Not here: what a plan
-refuses (``cut_rules.py``). A compaction may begin once an apply has judged its partition, and end before the ledgers
-leave the list: then it has copied what was about to go. Source: ``AbstractTwoPhaseCompactor``, Pulsar 4.0.7.
+Belongs here: one look at the first entry of the view, which has the lowest position of all; views that brokers left
+behind. Not here: what a plan refuses (``cut_rules.py``). A compaction may begin once an apply has judged its partition,
+and end before the ledgers leave the list: then it has copied what was about to go. Source:
+``AbstractTwoPhaseCompactor``, Pulsar 4.0.7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.request import TopicPartition
@@ -17,7 +18,7 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.topic_policies import compacted_entry
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, MessagePosition, cursor_name
-from pulsar_lifecycle.ports import Unread
+from pulsar_lifecycle.ports import Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.scan.stored_references import metadata_of
@@ -58,19 +59,53 @@ def _holding(ports: Ports, root: str, path: str, data: bytes, below: MessagePosi
             f"subscription {COMPACTION_CURSOR}, then ask again"
         )
         return Refusal.plain(RecordsError.TIMEOUT, text)
+    first = _first(ports, root, view)
+    if first is None or isinstance(first, NotFound) or first >= below:
+        return None
+    text = (
+        f"its compacted view, ledger {view}, was made while it was deleted, and holds messages from {first.entry} on: "
+        "send a tombstone for each key of it, have it compacted again, then ask again"
+    )
+    return Refusal.plain(RecordsError.COMPACTED_VIEW, text)
+
+
+def _first(ports: Ports, root: str, view: int) -> MessagePosition | NotFound | None:
+    """The position of the first message of a view; None if it has none, NotFound if it is gone."""
     (metadata,) = metadata_of(ports.store, [view], root)
     if isinstance(metadata, NotFound):
-        return None
+        return metadata
     if isinstance(metadata, LifecycleError):
         raise metadata
     if metadata.state is LedgerState.CLOSED and metadata.last_entry_id == -1:
         return None
     (entry,) = ports.reader.read(view, metadata, 0, 0)
     first, _ = compacted_entry(entry.payload)
-    if MessagePosition(first.ledger_id, first.entry_id) >= below:
-        return None
-    text = (
-        f"its compacted view, ledger {view}, was made while it was deleted, and holds messages from {first} on: send a "
-        "tombstone for each key of it, have it compacted again, then ask again"
-    )
-    return Refusal.plain(RecordsError.COMPACTED_VIEW, text)
+    return MessagePosition(first.ledger_id, first.entry_id)
+
+
+def left_views(
+    ports: Ports,
+    root: str,
+    views: Mapping[TopicPartition, Collection[int]],
+    below: Mapping[TopicPartition, MessagePosition],
+) -> dict[TopicPartition, set[int]]:
+    """Of these ``views``, those that are not their topic's any more, and have messages from ``below``, or may have."""
+    found: dict[TopicPartition, set[int]] = {}
+    for topic, ledgers in views.items():
+        path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
+        (node,) = ports.store.read([f"{path}/{COMPACTION_CURSOR}"])
+        try:
+            cursors = {COMPACTION_CURSOR: cursor_format.decode(node.data)} if isinstance(node, Node) else {}
+            current = compacted_view(ports, root, path, cursors)
+        except LifecycleError:  # of that, holding_views says that it is not known
+            current = None
+        found[topic] = {i for i in ledgers if i != current and not _is_above(ports, root, i, below[topic])}
+    return found
+
+
+def _is_above(ports: Ports, root: str, view: int, position: MessagePosition) -> bool:
+    try:
+        first = _first(ports, root, view)
+    except LifecycleError:
+        return False
+    return not isinstance(first, NotFound) and (first is None or first >= position)
