@@ -166,11 +166,15 @@ class PartitionDeletion:
             raise _TimeOut(timed_out(self._brokers, str(self._topic), "all was done with this partition"))
 
     def _unloads(self, read: Read, cut: Cut) -> int:
-        """How many the partition may need: one that closes its current ledger, one that follows our write or load."""
+        """How many the partition may need: one that closes its current ledger, one that follows our write or load.
+
+        One more before that where an earlier unload failed.
+        """
         view = read.view
         raises = view.watermark is None or cut.low_watermark > view.watermark
         written = self._run.writes_loaded(self._topic) and (cut.ledgers or (raises and not view.broker))
-        return int(cut.rolls) + bool(cut.rolls or (written if view.loaded else cut.moved))
+        follows = bool(cut.rolls or (written if view.loaded else cut.moved))
+        return int(cut.rolls) + follows + (follows and self._guard.unloads.tries_before(self._topic))
 
     def _give_back(self) -> None:
         """The unloads that it did not need, unless one of them is pending: the end of the run does that."""

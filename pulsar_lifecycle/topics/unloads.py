@@ -190,10 +190,9 @@ class Unloads:
         look at the topic anew. After ``MAX_FAILURES`` of a tenant failed in a row, or one for lack of permission, no
         more are tried. Nothing is pending after this.
         """
-        tenant = topic.namespace.tenant
-        sure = not self._failures or (tenant in self._works and not self._stopping)
-        if sure or topic in self._unloaded:
+        if not self.tries_before(topic):
             return UnloadAttempt.NOT_NEEDED
+        tenant = topic.namespace.tenant
         failures = self._tried.setdefault(tenant, [])
         if len(failures) >= MAX_FAILURES:
             return Why(Code.NOT_UNLOADED, f"topics of its tenant cannot be unloaded: {failures[0]}")
@@ -203,6 +202,11 @@ class Unloads:
         if failure and not isinstance(failure, NotFound):  # which says nothing of any other topic
             failures += _weighed(failure)
         return Why(Code.NOT_UNLOADED, f"it cannot be unloaded: {failure}") if failure else UnloadAttempt.UNLOADED
+
+    def tries_before(self, topic: Topic) -> bool:
+        """Whether a loaded topic is to be unloaded before it is written, by what is known of unloads so far."""
+        sure = not self._failures or (topic.namespace.tenant in self._works and not self._stopping)
+        return not sure and topic not in self._unloaded
 
     @property
     def down(self) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks, Options
-from pulsar_lifecycle.errors import AccessDenied
+from pulsar_lifecycle.errors import AccessDenied, StoreError
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
@@ -272,3 +272,22 @@ def test_a_partition_whose_looks_take_longer_than_the_time_out_is_done_step_by_s
         scene.apply(Patience(per_broker=30))
     scene.delete()
     assert scene.apply(Patience(per_broker=30))[0].error is None
+
+
+def test_a_partition_that_needs_an_unload_before_its_write_too_is_not_begun_with_one_left() -> None:
+    scene = RecordsScene(2)
+    first, other = scene.topics
+    scene.writes_loaded, scene.max_unloads, unloaded = True, 2, list[Topic]()
+    for topic in scene.topics:
+        scene.load(topic)
+
+    def unload(topic: Topic) -> None:
+        unloaded.append(topic)
+        raise StoreError(f"500: {topic}")
+
+    scene.cluster.admin.on_unload = unload
+    scene.plan(scene.at(2, 0), scene.at(2, 0, other))
+    written, left = scene.apply()
+    assert (written.code, scene.listed(first)) == (Lacks.DELETION, scene.ids[first][2:])
+    assert (left.error, scene.listed(other)) == (RecordsError.UNLOADS_USED_UP, scene.ids[other])
+    assert set(unloaded) == {first}
