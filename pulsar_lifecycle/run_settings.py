@@ -265,6 +265,10 @@ class LoadSettings(Section):
     subscription_expiry: tuple[str, ...] = ()
     """Of these, where subscriptions past ``subscriptionExpirationTimeMinutes`` are deleted: those that the plan names,
     others perhaps by a broker meanwhile. Elsewhere a topic with one that is past it within a day is not loaded."""
+    inactive_subscriptions: tuple[str, ...] = ()
+    """Of these, where inactive subscriptions are deleted that the scan's plan has, and ``inactivity.subscriptions``
+    names too: each topic is loaded for that, whatever the subscription keeps. Elsewhere they stay where no broker has
+    their topic."""
     topic_deletion: tuple[str, ...] = ()
     """Of these, where a broker may delete inactive topics meanwhile. Elsewhere a topic that could be deleted is not
     loaded."""
@@ -289,7 +293,10 @@ class LoadSettings(Section):
     timeout: Seconds = Field(default=300.0, gt=0)
     """How long one step of topics that are loaded together may take."""
 
-    @field_validator("namespaces", "subscription_expiry", "topic_deletion", "backlog_eviction", "compaction")
+    @field_validator(
+        *("namespaces", "subscription_expiry", "inactive_subscriptions", "topic_deletion"),
+        *("backlog_eviction", "compaction"),
+    )
     @classmethod
     def _name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return owner_names(value)

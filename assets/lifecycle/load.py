@@ -25,7 +25,7 @@ COLUMNS = {
     "bytes_at_once": "int",
     "physical_bytes": "int",
     "second visit": "string",
-    "expired subscriptions": "string",
+    "deletes subscriptions": "string",
     "monitors": "string",
     "kept": "string",
 }
@@ -126,7 +126,7 @@ def _sample(rows: list[dict[str, Any]]) -> dg.MetadataValue:
             "needs": ", ".join(row["needs"]),
             "monitors": ", ".join(row["monitors"]),
             "second visit": show.at(row["second_visit_at"]),
-            "expired subscriptions": ", ".join(row["expired_subscriptions"]),
+            "deletes subscriptions": ", ".join(row["expired_subscriptions"] + row["inactive_subscriptions"]),
         }
         for row in rows[: show.SAMPLE]
     ]

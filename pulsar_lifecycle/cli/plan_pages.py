@@ -121,8 +121,10 @@ class LoadPlans(Deletes):
     def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
         """How many topics, and what goes of them, sooner or later."""
         found = [("loads", show.counted(summary.ledgers, self.what)), ("frees", sizes(summary))]
-        expired = len(rows.column("expired_subscriptions").combine_chunks().flatten())
-        return [*found, *([("deletes", show.counted(expired, "expired subscription"))] if expired else [])]
+        for what in ("expired", "inactive"):
+            if count := len(rows.column(f"{what}_subscriptions").combine_chunks().flatten()):
+                found.append(("deletes", show.counted(count, f"{what} subscription")))
+        return found
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by need."""

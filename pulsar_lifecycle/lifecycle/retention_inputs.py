@@ -42,7 +42,7 @@ Where cursors could not be listed, ``path`` is the z-node above all that is unkn
 
 NAMED_POSITIONS = pa.schema([*POSITIONS, *(MANAGED_CURSORS.field(name) for name in OF_NAME)])
 """The same with the name of each cursor, its managed ledger, when it was last active (ms), and what tells whether that
-is known (``lifecycle/load/expired_subscriptions.py``)."""
+is known (``lifecycle/load/going_subscriptions.py``)."""
 
 _PLAIN = r"^persistent://(?P<namespace>[^/]+/[^/]+)/[^/]+$"
 """Topics of V2 namespaces."""

@@ -1,7 +1,8 @@
 """Applying a plan of inactive subscriptions: each is deleted by its topic's broker, if it is as planned.
 
 Belongs here: whether the plan may be applied, whether a subscription is as planned, the order of note, request and
-look. Not here: making it (``inactive_planning.py``). Loads no topic: subscriptions of topics that no broker has stay.
+look. Not here: making it (``inactive_planning.py``). Loads no topic: subscriptions of topics that no broker has go by
+a load plan (``lifecycle/unused_subscriptions.py``).
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def backlogs(
     ``cursors``: rows of ``NAMED_POSITIONS``, of these topics and others. ``listed`` (``tables.MANAGED_LEDGERS``),
     ``ledgers`` (``RETENTION_TOPICS.ledgers``), ``loaded`` (numpy, bool) and ``ttl`` (seconds, null: unknown) are of the
     same topics in the same order. ``monitors``: None where the brokers did not say. ``gone``: which of the cursors
-    (numpy) are subscriptions that have expired (``load/expired_subscriptions.py``).
+    (numpy) are subscriptions that have expired (``load/going_subscriptions.py``).
     """
     row = whole(pc.index_in(cursors.column("managed_ledger"), whole(listed.column("managed_ledger"))))
     gone = gone[np.asarray(row.is_valid())]

@@ -27,7 +27,7 @@ from pulsar_lifecycle.lifecycle.held.open_ledgers import (
     with_sizes,
 )
 from pulsar_lifecycle.lifecycle.held.open_sizes import AT_ONCE, open_sizes
-from pulsar_lifecycle.lifecycle.load.expired_subscriptions import expired_subscriptions
+from pulsar_lifecycle.lifecycle.load.going_subscriptions import expired_subscriptions
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, by_topic, monitors_in_force
 from pulsar_lifecycle.lifecycle.reasons import of_topics
 from pulsar_lifecycle.lifecycle.retention import judge, whole

@@ -7,7 +7,7 @@ topics. Loads no topic, and writes nothing to the cluster.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,12 +15,14 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes_of
+from pulsar_lifecycle.lifecycle.load.going_subscriptions import Inactive
 from pulsar_lifecycle.lifecycle.load.ledgers_once_loaded import TopicTables
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS, policy_columns
 from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
+from pulsar_lifecycle.lifecycle.unused_subscriptions import chosen, planned_inactive, staying_somewhere
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode
@@ -77,10 +79,18 @@ def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
         cluster.parts(epoch_id, POSITIONS_TABLE),
         cluster.parts(epoch_id, "bookkeeper_ledgers"),
     )
-    judging = _Judging(share, cluster.connect, tables, monitors_in_force(layers), choice_of(cluster.settings), now)
-    cluster.store(epoch_id, TABLE, TOPICS_TO_LOAD, judging.rows, parts)
-    going = lake.batches(cluster.parts(epoch_id, TABLE), TOPICS_TO_LOAD.names, pc.field("kept").is_null())
-    rows = plans.by_id(pa.Table.from_batches(list(going), TOPICS_TO_LOAD))
+    unused = planned_inactive(cluster, epoch_id)
+    inactive = Inactive(chosen(cluster.settings, unused))
+    choice = choice_of(cluster.settings)
+    while True:
+        judging = _Judging(share, cluster.connect, tables, monitors_in_force(layers), choice, now, inactive)
+        cluster.store(epoch_id, TABLE, TOPICS_TO_LOAD, judging.rows, parts)
+        going = lake.batches(cluster.parts(epoch_id, TABLE), TOPICS_TO_LOAD.names, pc.field("kept").is_null())
+        rows = plans.by_id(pa.Table.from_batches(list(going), TOPICS_TO_LOAD))
+        apart = staying_somewhere(rows.to_pylist() if unused else (), unused)
+        if not apart:
+            break
+        inactive = replace(inactive, staying=inactive.staying | apart)
     token = cluster.ids.token(plans.TOKEN_BYTES)
     summary = summary_of(PlanKind.LOAD, token, epoch, gaps, now, rows, load_plan.digest, physical="physical_bytes")
     lake.store_load_plan(summary, rows)
@@ -103,6 +113,7 @@ class _Judging:
     monitors: Monitors
     choice: LoadChoice
     now: int
+    inactive: Inactive
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`TOPICS_TO_LOAD`."""
@@ -116,4 +127,4 @@ class _Judging:
         opened = open_sizes_of(self.connect, self.settings, last_of(listed, idle, self.choice))
         inputs = self.tables.with_asked_cursors(inputs)
         seen = TopicTables(listed, inputs, ledgers, cursors, idle, opened, level, self.tables.copies)
-        yield from topics_to_load(seen, self.monitors, self.choice, self.now).to_batches()
+        yield from topics_to_load(seen, self.monitors, self.choice, self.now, self.inactive).to_batches()

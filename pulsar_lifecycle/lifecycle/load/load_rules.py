@@ -17,7 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.lifecycle.held.open_ledgers import with_sizes
-from pulsar_lifecycle.lifecycle.load.expired_subscriptions import expired_subscriptions
+from pulsar_lifecycle.lifecycle.load.going_subscriptions import (
+    Inactive,
+    expired_subscriptions,
+    inactive_subscriptions,
+)
 from pulsar_lifecycle.lifecycle.load.ledgers_once_loaded import LedgersOnceLoaded, TopicTables
 from pulsar_lifecycle.lifecycle.load.monitors import LEFT_LOADED, Monitors, TopicDeletion, by_topic, is_subscription
 from pulsar_lifecycle.lifecycle.load.other_cursors import would_compact
@@ -46,6 +50,9 @@ class LoadNeed(StrEnum):
     SUBSCRIPTION_EXPIRED = "subscription_expired"
     """A subscription needs ledgers, and nobody has used it for longer than `subscriptionExpirationTimeMinutes`, as the
     broker wrote down that had its topic last. Brokers count from their load on: it is deleted at the topic's broker."""
+    SUBSCRIPTION_INACTIVE = "subscription_inactive"
+    """The scan's plan of inactive subscriptions has one of it, and `load.inactive_subscriptions` names the topic: it is
+    deleted at the topic's broker, whatever it keeps."""
 
 
 class LoadKept(StrEnum):
@@ -77,6 +84,8 @@ class LoadKept(StrEnum):
     not known."""
     LITTLE_TO_FREE = "little_to_free"
     """A load would free less than `load.min_bytes`."""
+    PARTITION_STAYS = "partition_stays"
+    """An inactive subscription of it stays on another partition: it goes on all, or on none."""
 
     NEEDS_NO_BROKER = "needs_no_broker"
     """A broker has loaded it since the plan, and it needs none any more. Only at apply."""
@@ -110,6 +119,9 @@ class LoadChoice:
     min_bytes: int = 1
 
 
+_NONE = Inactive()
+
+
 def last_of(listed: pa.Table, idle: Any, choice: LoadChoice) -> list[int]:
     """The last ledgers of those of ``idle`` (``TopicTables.idle``) that may be loaded: bookies are asked of these."""
     some = listed.filter(pc.is_in(listed.column("managed_ledger"), idle)).select(["topic", "namespace", "ledgers"])
@@ -117,12 +129,45 @@ def last_of(listed: pa.Table, idle: Any, choice: LoadChoice) -> list[int]:
     return [max(one["ledger_id"] for one in row["ledgers"]) for row in rows if row["ledgers"]]
 
 
-def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, now: int) -> pa.Table:
-    """Rows of ``TOPICS_TO_LOAD`` for every topic that needs a broker at ``now`` (ms), loaded or kept by a code."""
+def topics_to_load(
+    tables: TopicTables, monitors: Monitors, choice: LoadChoice, now: int, inactive: Inactive = _NONE
+) -> pa.Table:
+    """Rows of ``TOPICS_TO_LOAD`` for every topic that needs a broker at ``now`` (ms), loaded or kept by a code.
+
+    A topic that is kept for the sake of ``inactive`` subscriptions is judged without them, if it is loaded then.
+    """
     inputs = _with_opened(_with_idle(tables.inputs, tables.idle), tables.opened)
-    gone = expired_subscriptions(
+    expired = expired_subscriptions(
         tables.cursors, tables.listed, tables.ledgers, tables.idle, monitors, choice.kept_subscriptions, now
     )
+    unloaded = np.asarray(pc.fill_null(pc.not_equal(inputs.column("kept"), str(Protection.LOADED)), True))
+    unused = inactive_subscriptions(
+        *(tables.cursors, tables.listed, unloaded, tables.idle, monitors),
+        choice.kept_subscriptions,
+        inactive.by_topic,
+    )
+    found = _rows(tables, inputs, monitors, choice, now, expired & ~unused, unused)
+    for row in found:
+        if row["kept"] is None and not inactive.staying.isdisjoint(inactive_pairs(row)):
+            row["kept"] = str(LoadKept.PARTITION_STAYS)
+    if any(row["kept"] and row["inactive_subscriptions"] for row in found):
+        others = _rows(tables, inputs, monitors, choice, now, expired, np.zeros(len(unused), bool))
+        without = {row["topic"]: row for row in others if row["kept"] is None}
+        found = [without.get(row["topic"], row) if row["kept"] else row for row in found]
+    return pa.Table.from_pylist(found, TOPICS_TO_LOAD)
+
+
+def inactive_pairs(row: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """The partitioned topic of a row, or its topic, with each inactive subscription that is to go."""
+    owner = str(Topic.parse(row["topic"]).partitioned_parent)
+    return {(owner, name) for name in row["inactive_subscriptions"]}
+
+
+def _rows(
+    tables: TopicTables, inputs: pa.Table, monitors: Monitors, choice: LoadChoice, now: int, expired: Any, unused: Any
+) -> list[dict[str, Any]]:
+    """``expired`` and ``unused``: which of the cursors (numpy) are deleted, as what."""
+    gone = expired | unused
     rows = LedgersOnceLoaded.of(tables, inputs, monitors, gone, now)
     minutes, mb = (whole(inputs.column(name)) for name in ("retention_minutes", "retention_mb"))
     limited = pc.or_(pc.greater_equal(minutes, 0), pc.greater_equal(mb, 0))
@@ -134,7 +179,9 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, 
         LoadNeed.BEFORE_OPEN: rows.any_of(rows.goes & rows.due & ~rows.last) & idle & ~open_expired,
         LoadNeed.PAST_TTL: rows.any_of(rows.past_ttl) & np.asarray(pc.fill_null(limited, False)),
         LoadNeed.SUBSCRIPTION_EXPIRED: rows.any_of(rows.released) & np.asarray(pc.fill_null(limited, False)),
+        LoadNeed.SUBSCRIPTION_INACTIVE: _having(tables.listed, tables.cursors, unused) & (rows.ends >= 0),
     }
+    needs[LoadNeed.SUBSCRIPTION_EXPIRED] &= _having(tables.listed, tables.cursors, expired)
     subscribed = np.asarray(pc.fill_null(pc.greater(inputs.column("durable_cursors"), 0), True))
     unread = rows.any_of(rows.held | rows.released) | ((open_expired | needs[LoadNeed.BEFORE_OPEN]) & subscribed)
     unsent = rows.any_of(rows.unsent)
@@ -167,16 +214,21 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, 
     columns |= {"compaction": limits.take(place).to_pylist(), "compacts": compacts[needed].tolist()}
     columns |= {"level": tables.level.take(place).to_pylist(), "ttl": rows.ttl.take(place).to_pylist()}
     cursors, begin = _cursors(tables.cursors, columns["managed_ledger"]), np.searchsorted(rows.topic, needed)
-    expired = _cursors(tables.cursors.filter(pa.array(gone)), columns["managed_ledger"])
+    past, left = (
+        _cursors(tables.cursors.filter(pa.array(some)), columns["managed_ledger"]) for some in (expired, unused)
+    )
     found: list[dict[str, Any]] = []
     for n, row in enumerate(needed.tolist()):
         one = {name: values[n] for name, values in columns.items()}
         one |= {"unread": bool(unread[row]), "unsent": bool(unsent[row])}
-        own_cursors = cursors.get(one["managed_ledger"], {})
+        unused_here = sorted(left.get(one["managed_ledger"], {}))
+        own_cursors = {
+            name: at for name, at in cursors.get(one["managed_ledger"], {}).items() if name not in unused_here
+        }
         would = _monitored(one, own_cursors, monitors, now)
         named = choice.kept_subscriptions.intersection(_expiring(own_cursors, one["namespace"], monitors, now))
         lengths = int(parts[0][row]), int(parts[1][row])
-        opened = open_expired[row]
+        enough = bool(open_expired[row]) or bool(unused_here) or sum(lengths) >= choice.min_bytes
         unknown = misread[row] or not rows.sized[rows.ends[row]]
         own = slice(int(begin[n]), int(rows.ends[row]) + 1)
         found.append(
@@ -196,13 +248,18 @@ def topics_to_load(tables: TopicTables, monitors: Monitors, choice: LoadChoice, 
                 "retention_mb": one["mb"],
                 "ttl_seconds": one["ttl"],
                 "expiry_minutes": monitors.expiry.get(one["namespace"]),
-                "expired_subscriptions": sorted(expired.get(one["managed_ledger"], {})),
-                "kept": _kept(
-                    one, would, choice, named, unknown=unknown, enough=opened or sum(lengths) >= choice.min_bytes
-                ),
+                "expired_subscriptions": sorted(past.get(one["managed_ledger"], {})),
+                "inactive_subscriptions": unused_here,
+                "kept": _kept(one, would, choice, named, unknown=unknown, enough=enough),
             }
         )
-    return pa.Table.from_pylist(found, TOPICS_TO_LOAD)
+    return found
+
+
+def _having(listed: pa.Table, cursors: pa.Table, these: Any) -> Any:
+    """By topic, whether it has one of ``these`` (numpy) cursors."""
+    owners = whole(cursors.column("managed_ledger").filter(pa.array(these)))
+    return np.asarray(pc.is_in(whole(listed.column("managed_ledger")), owners))
 
 
 def _with_idle(inputs: pa.Table, idle: Any) -> pa.Table:

@@ -9,12 +9,9 @@ if each of them may be loaded.
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,14 +19,18 @@ import pyarrow as pa
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
+from pulsar_lifecycle.lifecycle import unused_subscriptions
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
 from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, missing, read_now
+from pulsar_lifecycle.lifecycle.load.going_subscriptions import Inactive
 from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.load.visit import Visit
 from pulsar_lifecycle.lifecycle.load.visit_rows import end_visits
 from pulsar_lifecycle.lifecycle.load.visits import STEPS, LoadedTopic, Visits
+from pulsar_lifecycle.lifecycle.load_budget import LoadBudget, whole_or_nothing
+from pulsar_lifecycle.lifecycle.unused_subscriptions import Together
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers, Brokers
@@ -46,7 +47,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import Owners, lockless, owned_since, would_be_loaded
+from pulsar_lifecycle.topics.bundle_owner import Owners, lockless, owned_since
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
@@ -59,7 +60,8 @@ Report = Callable[[Sequence[LoadedTopic]], None]
 """Called with what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
 
 SAME = (
-    *("ledger_id", "retention_minutes", "retention_mb", "ttl_seconds", "expired_subscriptions"),
+    *("ledger_id", "retention_minutes", "retention_mb", "ttl_seconds"),
+    *("expired_subscriptions", "inactive_subscriptions"),
     *("durable_cursors", "slowest_ledger_id", "slowest_entry_id"),
 )
 """What must be as the plan has it."""
@@ -78,8 +80,8 @@ def load_topics(
     summary, rows, caps = evidence.check_order(
         cluster, order, lake.load_plan, load_plan.digest, load_plan.as_capped, dry_run=dry_run
     )
-    planned = {Topic.parse(row["topic"]): row for row in rows.to_pylist()}
-    of_plan = summary.plan_id, summary.created_at, planned, summary.cluster_ledgers, caps
+    planned, whole = _by_topic(rows), _by_topic(lake.load_plan(summary.plan_id)[1])
+    of_plan = summary.plan_id, summary.created_at, planned, summary.cluster_ledgers, caps, Together(whole, planned)
     if dry_run:
         with topic_ports(cluster, read_only=True) as ports:
             fingerprint = evidence.check_store(cluster, ports.store)
@@ -125,6 +127,9 @@ class _Judged:
     may_be_deleted: Collection[Topic]
     trims: Mapping[Topic, Collection[int]]
     may_trim: Mapping[Topic, Collection[int]]
+    weights: Mapping[Topic, Sequence[int]]
+    brokers: Brokers
+    asked: Owners
 
 
 @dataclass
@@ -143,9 +148,12 @@ class _LoadRun:
     planned: Mapping[Topic, Mapping[str, Any]]
     cluster_ledgers: int
     caps: Caps
+    together: Together
     _weights: dict[Topic, Sequence[int]] = field(default_factory=dict[Topic, Sequence[int]])
-    _by_broker: Counter[str] = field(default_factory=Counter[str])
-    _by_bundle: Counter[str] = field(default_factory=Counter[str])
+    _budget: LoadBudget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._budget = LoadBudget(self._settings, self.ports)
 
     @property
     def _settings(self) -> LoadSettings:
@@ -157,7 +165,7 @@ class _LoadRun:
         for topics in self._waves():
             left = self._judge(topics).left
             would = Why(Code.MAY_GO, "nothing keeps it from being loaded")
-            going = {one: tuple(self.planned[one]["expired_subscriptions"]) for one in topics if one not in left}
+            going = {one: tuple(_leaving(self.planned[one])) for one in topics if one not in left}
             said = [LoadedTopic(str(one), Outcome.LEFT, why) for one, why in left.items()]
             said += [LoadedTopic(str(one), Outcome.GOES, would, unsubscribed=some) for one, some in going.items()]
             report(said)
@@ -179,6 +187,8 @@ class _LoadRun:
             said = self._left(left)
             if going:
                 said += self._visits(guard, judged).make([self._visit(topic, judged) for topic in going])
+            for one in said:
+                self.together.stays(Topic.parse(one.topic), one.unsubscribed if one.outcome is Outcome.DONE else ())
             report(said)
             found += said
         return found
@@ -210,8 +220,8 @@ class _LoadRun:
             judged.now[topic],
             row["retention_minutes"],
             row["ttl_seconds"],
-            row["expiry_minutes"] or 0,
-            {name: judged.now[topic].versions[name] for name in row["expired_subscriptions"]},
+            row["expiry_minutes"] if row["expired_subscriptions"] else None,
+            {name: judged.now[topic].versions[name] for name in _leaving(row)},
             owned_since=judged.owned_since.get(topic),
             may_be_deleted=topic in judged.may_be_deleted,
             trims=judged.trims.get(topic, ()),
@@ -248,6 +258,17 @@ class _LoadRun:
     # ---------------------------------------------------------------------------------------------------------- judging
 
     def _judge(self, topics: Sequence[Topic]) -> _Judged:
+        """What is left now, with what bundles, brokers and this launch's budget and caps keep."""
+        judged = self._examine(topics)
+        left = dict(judged.left)
+        left |= self._grown({topic: own for topic, own in judged.weights.items() if topic not in left})
+        left |= self._budget.crowded(topics, left, judged.owners, judged.owned_since, judged.brokers, judged.asked)
+        while apart := self.together.look(topics, left, lambda others: self._examine(others).left):
+            left |= apart
+            left |= whole_or_nothing([one for one in topics if one not in judged.left], judged.owners, left)
+        return replace(judged, left=left)
+
+    def _examine(self, topics: Sequence[Topic]) -> _Judged:
         now = self.ports.clock.now_ms()
         answers = load_state.ask_brokers(self.ports.store, self.ports.admin)
         brokers, namespaces = answers.brokers, {str(topic.namespace) for topic in topics}
@@ -265,10 +286,9 @@ class _LoadRun:
             return open_sizes(self.ports.store, self.ports.reader, self.run.ledgers_root, ids)
 
         tables = fresh.for_loading(policies, self.run.context, brokers, now, opened)
-        rows, later = (
-            {Topic.parse(row["topic"]): row for row in topics_to_load(tables, monitors, chosen, at).to_pylist()}
-            for at in (now, end)
-        )
+        named = {str(topic): self.planned[topic]["inactive_subscriptions"] for topic in topics}
+        inactive = Inactive(unused_subscriptions.chosen(self.cluster.settings, named))
+        rows, later = (_by_topic(topics_to_load(tables, monitors, chosen, at, inactive)) for at in (now, end))
         left: dict[Topic, Why] = dict(silent)
         for topic in topics:
             if topic in left:
@@ -276,16 +296,16 @@ class _LoadRun:
             why = self._why_left(topic, rows.get(topic), later.get(topic), fresh.topics.get(topic), differing)
             if why:
                 left[topic] = why
-        left |= self._grown({topic: row for topic, row in later.items() if topic not in left})
         since = {topic: owned_since(self.ports.store, topic) for topic in topics if topic not in left}
         for topic, taken in since.items():  # without an owner, whoever takes the bundle loads all of it
             if (broker := owned[topic]) and taken is None and broker not in unlocked:
                 left[topic] = Why(LoadKept.BUNDLE_MOVED, f"{broker} has lost its bundle")
-        left |= self._crowded(topics, left, owned, since, brokers, owners)
         ordered = {topic for topic, row in rows.items() if str(LoadKept.TOPIC_WOULD_BE_DELETED) in row["monitors"]}
         trims = {topic: row["trims"] for topic, row in rows.items()}
         may_trim = {topic: row["may_trim"] for topic, row in later.items()}
-        return _Judged(left, fresh.topics, owned, since, policies, monitors, ordered, trims, may_trim)
+        weights = {topic: row["weights"] for topic, row in later.items()}
+        found = fresh.topics, owned, since, policies, monitors, ordered, trims, may_trim
+        return _Judged(left, *found, weights, brokers, owners)
 
     def _silent(self, owned: Mapping[Topic, str], answers: BrokerAnswers) -> dict[Topic, Why]:
         """Topics that a broker which does not answer has, or may take; all, if nobody knows what it is configured with.
@@ -304,12 +324,12 @@ class _LoadRun:
             if broker not in answers.configurations
         }
 
-    def _grown(self, rows: Mapping[Topic, Mapping[str, Any]]) -> dict[Topic, Why]:
+    def _grown(self, weights: Mapping[Topic, Sequence[int]]) -> dict[Topic, Why]:
         """Topics of which more goes by the end of a visit than was counted, where that is beyond the launch's caps."""
         grown = {
-            topic: row["weights"]
-            for topic, row in rows.items()
-            if _more(row["weights"], (self._weights.get(topic) or self.planned[topic]["weights"]))
+            topic: own
+            for topic, own in weights.items()
+            if _more(own, self._weights.get(topic) or self.planned[topic]["weights"])
         }
         if not grown:
             return {}
@@ -348,7 +368,7 @@ class _LoadRun:
             return Why(Code.CHANGED_SINCE_PLAN, said)
         if row["kept"]:
             return Why(_code(row["kept"]), f"kept by {row['kept']}")
-        if end and end["expired_subscriptions"] != row["expired_subscriptions"]:
+        if end and _leaving(end) != _leaving(row):
             return Why(Code.CHANGED_SINCE_PLAN, "another subscription of it expires before it were unloaded")
         if end and end["kept"]:
             return Why(_code(end["kept"]), f"kept by {end['kept']} before it were unloaded")
@@ -363,78 +383,18 @@ class _LoadRun:
         source = snapshot.shadow_source(self.ports.store, topic, now.info)
         return self.run.topic_rule(topic, source, SHADOWS_SEEN_FOR)
 
-    def _crowded(
-        self,
-        topics: Sequence[Topic],
-        left: Mapping[Topic, Why],
-        owned: Mapping[Topic, str],
-        owners_since: Mapping[Topic, int | None],
-        brokers: Brokers,
-        owners: Owners,
-    ) -> dict[Topic, Why]:
-        """What keeps topics because of their bundle, their broker or this run's budget for these."""
-        store, settings = self.ports.store, self._settings
-        place, now = bundles(store, topics), self.ports.clock.now_ms()
-        found: dict[Topic, Why] = {}
-        going = [topic for topic in topics if topic not in left]
-        usage = self._usage({owned[topic] for topic in going})
-        for topic in going:
-            broker, since = owned[topic], owners_since[topic]
-            if besides := would_be_loaded(store, brokers, owners, topic, set(going)):
-                found[topic] = Why(LoadKept.BUNDLE_SHARED, besides)
-            elif not broker:
-                continue
-            elif since is not None and now - since < settings.min_owner_age * 1000:
-                found[topic] = Why(LoadKept.BUNDLE_MOVED, f"{broker} has its bundle for {(now - since) // 1000} s only")
-            elif (used := usage[broker]) is None or used > settings.max_broker_load:
-                found[topic] = Why(LoadKept.BROKER_BUSY, f"{broker} uses {'?' if used is None else f'{used:.0%}'}")
-        busy_one = any(used is None or used > settings.max_broker_load for used in usage.values())
-        if busy_one and not all(owned[topic] for topic in going):
-            busy = Why(LoadKept.BROKER_BUSY, "nobody owns its bundle, and the broker that takes it may be a busy one")
-            found |= {topic: busy for topic in going if not owned[topic] and topic not in found}
-        unowned = Counter(place[topic] for topic in going if not owned[topic])
-        most = min(settings.max_per_bundle, settings.max_per_broker)
-        for topic in going:
-            if not owned[topic] and (count := unowned[place[topic]]) > most:
-                text = f"nobody owns its bundle, whose {count} topics are loaded together, and {most} may be"
-                found[topic] = Why(LoadKept.BUNDLE_TOO_LARGE, text)
-        for topic in going:
-            if topic in found:
-                continue
-            broker, bundle = owned[topic], place[topic]
-            if self._by_broker[broker] >= settings.max_per_broker:
-                found[topic] = Why(LoadKept.BUDGET_SPENT, f"load.max_per_broker is {settings.max_per_broker}")
-            elif self._by_bundle[bundle] >= settings.max_per_bundle:
-                found[topic] = Why(LoadKept.BUDGET_SPENT, f"load.max_per_bundle is {settings.max_per_bundle}")
-            else:
-                self._by_broker[broker] += 1
-                self._by_bundle[bundle] += 1
-        return found | _whole_or_nothing(going, owned, found)
-
-    def _usage(self, owners: AbstractSet[str]) -> dict[str, float | None]:
-        """How much brokers use, those named and, if one is not known, all; None where that is not known."""
-        found: dict[str, float | None] = dict.fromkeys(owners - {""})
-        for broker in self.ports.admin.brokers():
-            if broker in owners or "" in owners:
-                found[broker] = None
-                with contextlib.suppress(*load_state.NO_WORD):
-                    found[broker] = self.ports.admin.usage(broker)
-        return found
-
 
 def _whose(broker: str) -> str:
     return f"broker {broker} owns its bundle" if broker else "nobody is known to own its bundle"
 
 
-def _whole_or_nothing(
-    going: Collection[Topic], owned: Mapping[Topic, str], found: Mapping[Topic, Why]
-) -> dict[Topic, Why]:
-    """Of a bundle without an owner all topics go, or none."""
-    kept = next((topic for topic in going if not owned[topic] and topic in found), None)
-    if kept is None:
-        return {}
-    why = Why(LoadKept.BUNDLE_SHARED, f"nobody owns its bundle, which has {kept}, too")
-    return {topic: why for topic in going if not owned[topic] and topic not in found}
+def _by_topic(rows: pa.Table) -> dict[Topic, dict[str, Any]]:
+    return {Topic.parse(row["topic"]): row for row in rows.to_pylist()}
+
+
+def _leaving(row: Mapping[str, Any]) -> list[str]:
+    """The subscriptions that a visit of a row deletes."""
+    return [*row["expired_subscriptions"], *row["inactive_subscriptions"]]
 
 
 def _more(now: Sequence[int], then: Sequence[int]) -> bool:

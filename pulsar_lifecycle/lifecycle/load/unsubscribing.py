@@ -1,7 +1,7 @@
-"""Deleting a subscription that is past its expiration time, of a topic that its broker has loaded for a visit.
+"""Deleting a subscription that is expired or inactive, of a topic that its broker has loaded for a visit.
 
-Belongs here: whether it is still what was judged, and what becomes of the visit. Not here: which ones have expired
-(``expired_subscriptions.py``), the request itself (``lifecycle/subscription_deletion.py``).
+Belongs here: whether it is still what was judged, and what becomes of the visit. Not here: which ones are to go
+(``going_subscriptions.py``), the request itself (``lifecycle/subscription_deletion.py``).
 
 A broker writes a cursor's z-node with the first position that it stores, and when it closes the cursor. So one whose
 z-node is as it was judged, and of which the broker knows of no use since it loaded the topic, was not used since then.
@@ -22,7 +22,7 @@ from pulsar_lifecycle.topics import snapshot
 
 
 def unsubscribe(deleting: Deleting, visit: Visit, name: str) -> None:
-    """Have the topic's broker delete one of ``visit.expired``, unless it was used; journalled before and after.
+    """Have the topic's broker delete one of ``visit.leaving``, unless it was used; journalled before and after.
 
     ``visit`` then says what became of it. Raises what its broker answers to a look.
     """
@@ -63,7 +63,7 @@ def _kept(deleting: Deleting, visit: Visit, name: str, node: Node | Unread | Non
     """Why it stays; None if nothing keeps it. Its broker is asked last."""
     if node is None:
         return None
-    if not isinstance(node, Node) or (node.stat.czxid, node.stat.version) != visit.expired[name]:
+    if not isinstance(node, Node) or (node.stat.czxid, node.stat.version) != visit.leaving[name]:
         return _CHANGED
     monitors = visit.monitors
     if monitors is None or not monitors.expires_messages(name):

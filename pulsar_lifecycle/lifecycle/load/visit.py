@@ -25,7 +25,8 @@ class Visit:
     load it again for that.
     ``may_be_deleted``: its broker may delete it as inactive meanwhile, as the settings say. ``trims``: what its broker
     takes off its list, by the rule; ``may_trim``: by the end of the visit. ``gone``: it is deleted.
-    ``expired``: subscriptions that are to be deleted, with the czxid and version of their z-nodes as they were judged;
+    ``leaving``: subscriptions that are to be deleted, with the czxid and version of their z-nodes as they were judged;
+    ``expiry_minutes``: the time that some of them are past, None if none goes by it;
     ``unsubscribed``: those that were, ``stays``: why others are still there. ``monitors``: as brokers and policies said
     last, at ``checked_at`` (ms).
     """
@@ -35,8 +36,8 @@ class Visit:
     before: TopicNow
     retention_minutes: int
     ttl_seconds: int
-    expiry_minutes: int = 0
-    expired: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    expiry_minutes: int | None = None
+    leaving: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     owned_since: int | None = None
     untouched: bool = False
     unanswered: bool = False
@@ -66,7 +67,7 @@ def changed_policy(visit: Visit, monitors: Monitors | None) -> Why | None:
         text = f"its TTL is {said} by now, was {visit.ttl_seconds} s: nothing more was expired"
         return Why(Code.CHANGED_MEANWHILE, text)
     expiry = monitors.expiry.get(namespace) if monitors else None
-    if visit.expired and expiry != visit.expiry_minutes:
+    if visit.expiry_minutes is not None and expiry != visit.expiry_minutes:
         said = "not known" if expiry is None else f"{expiry} min"
         text = f"its subscriptions expire after {said} by now, was {visit.expiry_minutes} min: no more were deleted"
         return Why(Code.CHANGED_MEANWHILE, text)

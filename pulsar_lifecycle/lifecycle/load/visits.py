@@ -117,8 +117,8 @@ class Visits:
 
     def _free(self, visits: Sequence[Visit]) -> None:
         self._step(Phase.LOAD, visits, self._load, self._is_loaded)
-        self._check_policies([visit for visit in _alive(visits) if visit.expired])
-        due = [visit for visit in _alive(visits) if visit.expired]
+        self._check_policies([visit for visit in _alive(visits) if visit.leaving])
+        due = [visit for visit in _alive(visits) if visit.leaving]
         self._step(Phase.UNSUBSCRIBE, due, self._unsubscribe, lambda *_: True)
         self._aim(_alive(visits))
         due = [visit for visit in _alive(visits) if visit.targets]
@@ -266,7 +266,7 @@ class Visits:
             self._check_policies([visit])
 
     def _unsubscribe(self, visit: Visit) -> None:
-        for name in visit.expired:
+        for name in visit.leaving:
             self._check_again(visit)
             if visit.failure:
                 return

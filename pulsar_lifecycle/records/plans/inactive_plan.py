@@ -59,7 +59,8 @@ class InactiveKept(StrEnum):
     unless all may go."""
 
     NOT_LOADED = "not_loaded"
-    """No broker has its topic loaded, and only a broker can delete a subscription. Only at apply."""
+    """No broker has its topic loaded, and only a broker can delete a subscription: a load plan has it where
+    `load.inactive_subscriptions` names its topic. Only at apply."""
     LAST_SUBSCRIPTION = "last_subscription"
     """Without it, its broker would delete its topic as inactive, or may: it is the last one, or brokers delete topics
     whose other subscriptions have read all (`delete_when_subscriptions_caught_up`). Only at apply."""

@@ -35,6 +35,7 @@ TOPICS_TO_LOAD = pa.schema(
         pa.field("ttl_seconds", pa.int64()),
         pa.field("expiry_minutes", pa.int64()),
         pa.field("expired_subscriptions", pa.list_(pa.string())),
+        pa.field("inactive_subscriptions", pa.list_(pa.string())),
         pa.field("durable_cursors", pa.int32()),
         pa.field("slowest_ledger_id", pa.int64()),
         pa.field("slowest_entry_id", pa.int64()),
@@ -49,10 +50,12 @@ later and cannot go by metadata now; ``bytes_at_once``: of these, what the broke
 ``may_trim``: these, and one more where it was closed within the TTL, but its messages may all be older.
 ``weights``: what each of these, and each that goes later, counts for in caps (bytes). ``second_visit_at`` (ms): when
 the rest is past its retention again, had it been loaded when the plan was made; null without a rest.
-``expired_subscriptions``: those that are deleted meanwhile, as nobody has used them for ``expiry_minutes``; all of the
-above is as if they did not exist. These, ``retention_*``, ``ttl_seconds``, ``durable_cursors`` and ``slowest_*``: what
-must be so still when the plan is applied. ``kept``: the ``LoadKept``, ``RetentionVerdict`` or ``Protection`` by which
-it is left alone; null for what is loaded. A plan's rows are those with null."""
+``expired_subscriptions``: those that are deleted meanwhile, as nobody has used them for ``expiry_minutes``, and
+``inactive_subscriptions``: those that a plan of inactive ones lets go; all of the above is as if none of them existed.
+These, ``retention_*``, ``ttl_seconds``, ``durable_cursors`` and ``slowest_*``: what must be so still when the plan is
+applied; ``ledger_id`` says that nobody has loaded the topic since the scan. ``kept``: the ``LoadKept``,
+``RetentionVerdict`` or ``Protection`` by which it is left alone; null for what is loaded. A plan's rows are those with
+null."""
 
 _FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
 

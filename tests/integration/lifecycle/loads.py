@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pulsar
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
@@ -26,7 +27,13 @@ CONTENTS = topics.payloads(70)
 
 
 def pipeline_of(
-    cluster: Cluster, folder: Path, namespaces: Sequence[str], *, request_timeout: float = 30.0, **load: Any
+    cluster: Cluster,
+    folder: Path,
+    namespaces: Sequence[str],
+    *,
+    request_timeout: float = 30.0,
+    inactivity: Mapping[str, Any] | None = None,
+    **load: Any,
 ) -> Pipeline:
     """One that may load the topics of these namespaces; ``load``: more of that section."""
     section = {"namespaces": list(namespaces), "min_bytes": 1, "min_owner_age": "1s", "timeout": "60s", **load}
@@ -35,6 +42,7 @@ def pipeline_of(
         "zookeeper": {"session_timeout": "5s", "slow_above": "2s", "stop_above": "20s"},
         "pulsar": {"request_timeout": f"{request_timeout:g}s"},
         "load": section,
+        "inactivity": dict(inactivity or {}),
     }
     return Pipeline(settings_file(cluster, folder, overrides))
 
@@ -60,7 +68,11 @@ def filled(
 
 def planned(pipeline: Pipeline) -> tuple[PlanSummary, dict[str, dict[str, Any]]]:
     """A plan of a new scan, and all rows of ``topics_to_load`` by topic."""
-    epoch = pipeline.scan()
+    return plan_of(pipeline, pipeline.scan())
+
+
+def plan_of(pipeline: Pipeline, epoch: Epoch) -> tuple[PlanSummary, dict[str, dict[str, Any]]]:
+    """The same of a scan."""
     summary, _ = make_load_plan(pipeline.where, epoch)
     lake = pipeline.where.lake
     batches = lake.batches(lake.parts(epoch.epoch_id, TABLE), TOPICS_TO_LOAD.names)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.lifecycle.load.expired_subscriptions import expired_subscriptions
+from pulsar_lifecycle.lifecycle.load.going_subscriptions import expired_subscriptions
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
 from pulsar_lifecycle.records import tables

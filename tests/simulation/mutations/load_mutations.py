@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.lifecycle.load import (
-    expired_subscriptions,
+    going_subscriptions,
     load_planning,
     load_rules,
     load_run,
@@ -86,12 +86,12 @@ def delete_what_is_used() -> AbstractContextManager[Any]:
 
 def believe_the_dead() -> AbstractContextManager[Any]:
     """What a z-node says of a subscription's last use counts, whatever the broker that had it last could write."""
-    real = expired_subscriptions._last_closed
+    real = going_subscriptions._last_closed
 
     def long_ago(listed: pa.Table, ledgers: pa.Table) -> Any:
         return pc.multiply(real(listed, ledgers), 0)
 
-    return patch.object(expired_subscriptions, "_last_closed", long_ago)
+    return patch.object(going_subscriptions, "_last_closed", long_ago)
 
 
 LOADS: Mapping[str, Mutation] = {

@@ -13,6 +13,7 @@ from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
+from tests.kit.crash import Crash
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 
@@ -55,3 +56,27 @@ def expired(scene: LoadScene, name: str = "a") -> list[int]:
 def pending(scene: LoadScene) -> list[str]:
     root = control.PENDING_UNLOADS[control.LEASE]
     return list(scene.servers.zookeeper.names(root)) if root in scene.servers.zookeeper._nodes else []
+
+
+HOOKS = ("on_load", "on_unsubscribe", "on_expire", "on_trim", "on_unload")
+"""What a run tells the broker."""
+
+
+def killed(scene: LoadScene, plan: PlanSummary, at: int, told: list[str]) -> bool:
+    """Whether a run came to its step ``at``, where it was killed; ``told``: what brokers were told, which joins it."""
+    left = iter(range(at, -2, -1))
+
+    def tell(*_: object) -> None:
+        if next(left, -1) <= 0:
+            raise Crash(str(at))
+
+    scene.before = tell
+    admin = scene.servers.admin
+    real = {name: getattr(admin, name) for name in HOOKS}
+    for name, hook in real.items():
+        setattr(admin, name, lambda *given, name=name, hook=hook: (tell(), told.append(name), hook(*given)))
+    try:
+        applied(scene, plan)
+    except Crash:
+        return True
+    return False

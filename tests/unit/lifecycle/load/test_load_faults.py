@@ -12,10 +12,9 @@ from pulsar_lifecycle.lifecycle.load.visits import LoadStep
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from tests.kit.crash import Crash, raising
-from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
+from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, killed, pending, planned
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 
 A = Topic.parse(f"{OWN}a")
@@ -161,7 +160,7 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
         else:
             first, last = expired(scene)
         plan = planned(scene, "a")
-        dies = _killed(scene, plan, step, told)
+        dies = killed(scene, plan, step, told)
         assert told == [] or step > first_step
         if not dies:
             assert step > 40
@@ -184,23 +183,3 @@ def _visits_without_end(scene: LoadScene) -> int:
     rows = [row for row in scene.servers.journal.rows if row.action == Action.LOAD_TOPIC]
     begun = sum(row.phase == Phase.LOAD and row.outcome == Outcome.BEGUN for row in rows)
     return begun - sum(row.phase == Phase.UNLOAD and row.outcome != Outcome.BEGUN for row in rows)
-
-
-def _killed(scene: LoadScene, plan: PlanSummary, at: int, told: list[str]) -> bool:
-    """Whether a run came to its step ``at``, where it was killed; ``told``: what brokers were told, which joins it."""
-    left = iter(range(at, -2, -1))
-
-    def tell(*_: object) -> None:
-        if next(left, -1) <= 0:
-            raise Crash(str(at))
-
-    scene.before = tell
-    admin = scene.servers.admin
-    real = {name: getattr(admin, name) for name in ("on_load", "on_expire", "on_trim", "on_unload")}
-    for name, hook in real.items():
-        setattr(admin, name, lambda *given, name=name, hook=hook: (tell(), told.append(name), hook(*given)))
-    try:
-        applied(scene, plan)
-    except Crash:
-        return True
-    return False

@@ -48,6 +48,7 @@ def test_an_expired_last_ledger_goes_in_a_second_visit(scene: LoadScene) -> None
         "ttl_seconds": 0,
         "expiry_minutes": 0,
         "expired_subscriptions": [],
+        "inactive_subscriptions": [],
         "durable_cursors": 1,
         "slowest_ledger_id": ids[-1],
         "slowest_entry_id": 0,

@@ -1,7 +1,8 @@
-"""Which subscriptions of topics that no broker has are past their expiration time.
+"""Which subscriptions of topics that no broker has are to go: past their expiration time, or inactive by our history.
 
-Belongs here: the rule over tables. Pure. Not here: what that frees (``ledgers_once_loaded.py``), deleting one
-(``unsubscribing.py``). Upstream: ``PersistentTopic.checkInactiveSubscriptions``, ``ManagedCursorImpl``, Pulsar 4.0.7.
+Belongs here: the rules over tables. Pure. Not here: what that frees (``ledgers_once_loaded.py``), deleting one
+(``unsubscribing.py``), what is inactive (``activity/inactive_rules.py``).
+Upstream: ``PersistentTopic.checkInactiveSubscriptions``, ``ManagedCursorImpl``, Pulsar 4.0.7.
 
 A broker deletes a subscription without consumers that was last active longer ago than that time; not compaction's, nor
 a replicated one, but where brokers have those turned off: then we keep it all the same. It counts from its load on, as
@@ -13,7 +14,8 @@ names a cursor ledger, or was not written after the topic's last ledger was clos
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,17 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.lifecycle.load.monitors import FUNCTION, Monitors
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Inactive:
+    """Subscriptions that a plan of inactive ones lets go, and the settings too: names by topic.
+
+    ``staying``: partitioned topics and names of those that stay on one partition, and so on all.
+    """
+
+    by_topic: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
+    staying: frozenset[tuple[str, str]] = frozenset()
 
 
 def expired_subscriptions(
@@ -39,30 +52,75 @@ def expired_subscriptions(
     ``listed``, ``ledgers`` and ``idle`` as in ``TopicTables``; of other topics nothing has. ``kept``: names of
     subscriptions that never go. No broker may have the topics.
     """
-    row = whole(pc.index_in(cursors.column("managed_ledger"), whole(listed.column("managed_ledger"))))
+    row = _row(cursors, listed)
     namespaces = whole(listed.column("namespace")).dictionary_encode()
     minutes = [monitors.expiry.get(name) or 0 for name in namespaces.dictionary.to_pylist()]
     limit = pa.array(minutes, pa.int64()).take(namespaces.indices).take(row)
     last_closed = _last_closed(listed, ledgers).take(row)
-    names = cursors.column("cursor")
-    ours = [one for one in names.unique().to_pylist() if one and monitors.expires_messages(one) and one not in kept]
-    active, place = cursors.column("last_active"), (cursors.column("ledger_id"), cursors.column("entry_id"))
-    conditions = (
-        pc.is_in(names, pa.array(ours, pa.string())),
-        pc.invert(pc.match_substring_regex(names, FUNCTION)),
-        pc.invert(cursors.column("replicated_subscription")),
+    active = cursors.column("last_active")
+    found = _all_of(
+        cursors.num_rows,
+        _may_go(cursors, idle, monitors, kept),
         pc.greater(limit, 0),
         pc.greater(active, 0),
         pc.greater(pc.subtract(pa.scalar(now, pa.int64()), active), pc.multiply(limit, MS_PER_MINUTE)),
         pc.equal(cursors.column("cursors_ledger_id"), -1),
         pc.greater(cursors.column("mtime"), last_closed),
+    )
+    return found & ~_share_a_name(cursors, found)
+
+
+def inactive_subscriptions(
+    cursors: pa.Table,
+    listed: pa.Table,
+    unloaded: Any,
+    idle: Any,
+    monitors: Monitors,
+    kept: Collection[str],
+    named: Mapping[str, Collection[str]],
+) -> Any:
+    """Whether each cursor (row of ``NAMED_POSITIONS``) is one of ``named`` (``Inactive.by_topic``), as numpy.
+
+    Only where its topic's place in ``unloaded`` (numpy, as ``listed``) says that no broker has it: elsewhere it needs
+    no load. ``idle`` and ``kept`` as for :func:`expired_subscriptions`.
+    """
+    found = np.zeros(cursors.num_rows, bool)
+    if not named:
+        return found
+    place = np.asarray(_row(cursors, listed).fill_null(-1), np.int64)
+    topics, names = listed.column("topic").to_pylist(), cursors.column("cursor")
+    any_of = pa.array(sorted({name for some in named.values() for name in some}), pa.string())
+    for n in np.flatnonzero(np.asarray(pc.is_in(names, any_of))).tolist():
+        at = place[n]
+        found[n] = at >= 0 and unloaded[at] and names[n].as_py() in named.get(topics[at], ())
+    found = _all_of(cursors.num_rows, pa.array(found), _may_go(cursors, idle, monitors, kept))
+    return found & ~_share_a_name(cursors, found)
+
+
+def _row(cursors: pa.Table, listed: pa.Table) -> Any:
+    """The place of each cursor's topic in ``listed``."""
+    return whole(pc.index_in(cursors.column("managed_ledger"), whole(listed.column("managed_ledger"))))
+
+
+def _may_go(cursors: pa.Table, idle: Any, monitors: Monitors, kept: Collection[str]) -> Any:
+    """Whether each is a subscription of clients, on this cluster alone, at a known place, that nobody said to keep."""
+    names, place = cursors.column("cursor"), (cursors.column("ledger_id"), cursors.column("entry_id"))
+    ours = [one for one in names.unique().to_pylist() if one and monitors.expires_messages(one) and one not in kept]
+    conditions = (
+        pc.is_in(names, pa.array(ours, pa.string())),
+        pc.invert(pc.match_substring_regex(names, FUNCTION)),
+        pc.invert(cursors.column("replicated_subscription")),
         pc.invert(pc.is_in(cursors.column("managed_ledger"), idle)),
         pc.and_(place[0].is_valid(), place[1].is_valid()),
     )
-    found = np.ones(cursors.num_rows, bool)
+    return pa.array(_all_of(cursors.num_rows, *conditions))
+
+
+def _all_of(rows: int, *conditions: Any) -> Any:
+    found = np.ones(rows, bool)
     for condition in conditions:
         found &= np.asarray(pc.fill_null(condition, False))
-    return found & ~_share_a_name(cursors, found)
+    return found
 
 
 def _last_closed(listed: pa.Table, ledgers: pa.Table) -> Any:

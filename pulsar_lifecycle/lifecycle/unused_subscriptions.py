@@ -1,0 +1,110 @@
+"""Inactive subscriptions of topics that no broker has: which of a plan a load may delete, those of partitions together.
+
+Belongs here: what the settings and the scan's plan of inactive subscriptions say, and that one of a partitioned topic
+goes on all partitions or on none. Not here: the rule (``load/going_subscriptions.py``), deleting one
+(``load/unsubscribing.py``), those of loaded topics (``activity/cursor_run.py``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, inactive_pairs
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.records.owner_names import holders
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.settings import Settings
+
+
+def planned_inactive(cluster: Cluster, epoch_id: str) -> dict[str, list[str]]:
+    """Names by topic, of the newest plan of inactive subscriptions of a scan; none of one that is report-only."""
+    if not cluster.settings.load.inactive_subscriptions:
+        return {}
+    made = [
+        one.plan_id
+        for one in cluster.lake.inactive_plans()
+        if one.epoch_id == epoch_id and one.actionable and kind_of(one.plan_id) is PlanKind.INACTIVE_SUBSCRIPTIONS
+    ]
+    found: dict[str, list[str]] = {}
+    for plan_id in made[-1:]:
+        for row in cluster.lake.inactive_plan(plan_id)[1].select(["topic", "cursor"]).to_pylist():
+            found.setdefault(row["topic"], []).append(row["cursor"])
+    return found
+
+
+def chosen(settings: Settings, by_topic: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Those of topics that both `load.inactive_subscriptions` and `inactivity.subscriptions` name."""
+    both = settings.load.inactive_subscriptions, settings.inactivity.subscriptions
+
+    def named(topic: str) -> bool:
+        own = holders(str(Topic.parse(topic).namespace), topic)
+        return not any(frozenset(names).isdisjoint(own) for names in both)
+
+    return {topic: names for topic, names in by_topic.items() if named(topic)}
+
+
+def staying_somewhere(
+    rows: Iterable[Mapping[str, Any]], by_topic: Mapping[str, list[str]]
+) -> frozenset[tuple[str, str]]:
+    """Subscriptions that go on some partitions, by ``rows`` of a load plan, and not on all of ``by_topic``.
+
+    A plan of inactive subscriptions has one on all its partitions, or on none.
+    """
+    going = Counter(pair for row in rows for pair in inactive_pairs(row))
+    named = Counter((str(Topic.parse(topic).partitioned_parent), n) for topic, names in by_topic.items() for n in names)
+    return frozenset(pair for pair, count in going.items() if count < named[pair])
+
+
+@dataclass
+class Together:
+    """Of one launch: subscriptions that stay on a partition, and so on all others from then on.
+
+    ``planned``: rows of the whole plan, by topic; ``launched``: topics that the launch takes of it.
+    """
+
+    planned: Mapping[Topic, Mapping[str, Any]]
+    launched: Collection[Topic]
+    _stays: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    _looked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    _on: dict[tuple[str, str], list[Topic]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._on = {}
+        for topic, row in self.planned.items():
+            for pair in inactive_pairs(row):
+                self._on.setdefault(pair, []).append(topic)
+
+    def look(
+        self, topics: Collection[Topic], left: Collection[Topic], others: Callable[[list[Topic]], Collection[Topic]]
+    ) -> dict[Topic, Why]:
+        """Why each of ``topics`` is left for the sake of another partition; not those that are ``left`` anyway.
+
+        ``others``: which of some topics of later waves would be left, as they are now.
+        """
+        for pair in {pair for topic in topics if topic not in left for pair in self._pairs(topic)} - self._looked:
+            self._looked.add(pair)
+            later = [one for one in self._on[pair] if one not in topics]
+            absent = [one for one in later if one not in self.launched]
+            if stays := absent or others(later):
+                self._stays.setdefault(pair, str(next(iter(stays))))
+        for topic in left:
+            self.stays(topic)
+        return {topic: why for topic in topics if topic not in left and (why := self._why(topic))}
+
+    def stays(self, topic: Topic, gone: Collection[str] = ()) -> None:
+        """A topic still has its inactive subscriptions, but those that are ``gone``."""
+        for pair in self._pairs(topic):
+            if pair[1] not in gone:
+                self._stays.setdefault(pair, str(topic))
+
+    def _pairs(self, topic: Topic) -> set[tuple[str, str]]:
+        return {pair for pair in inactive_pairs(self.planned[topic]) if len(self._on[pair]) > 1}
+
+    def _why(self, topic: Topic) -> Why | None:
+        pair = next((pair for pair in sorted(self._pairs(topic)) if pair in self._stays), None)
+        return Why(LoadKept.PARTITION_STAYS, f"subscription {pair[1]} stays on {self._stays[pair]}") if pair else None
