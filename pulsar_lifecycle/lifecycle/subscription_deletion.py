@@ -6,22 +6,31 @@ Belongs here: what every run shares that deletes subscriptions. Not here: which 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown
 from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.journal.in_doubt import WITHIN_MS
+from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors, is_subscription
-from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports import BrokerAdmin, Entry, Node
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, encode_name
+from pulsar_lifecycle.ports import BrokerAdmin, Entry, JournalRow, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
-from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer, details_of
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard
+
+_STEP = Step(Action.DELETE_SUBSCRIPTION, Phase.DELETE_SUBSCRIPTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,5 +116,42 @@ class Deleting:
     def journal(self, topic: Topic, about: Subscription, nbytes: int, outcome: Outcome, why: Why) -> None:
         """Write what is to become, or became, of a subscription."""
         subject = Subject(-1, "", str(topic), nbytes, details=(about,))
-        step = Step(Action.DELETE_SUBSCRIPTION, Phase.DELETE_SUBSCRIPTION)
-        self.ports.journal.record([self.writer.row(step, subject, outcome, why, self.ports.clock.now_ms())])
+        self.ports.journal.record([self.writer.row(_STEP, subject, outcome, why, self.ports.clock.now_ms())])
+
+
+def end_deletions(cluster: Cluster, ports: Ports) -> int:
+    """Journal the end of every deletion of a subscription that has none, as its run was killed; returns how many.
+
+    To be called under the lease: no run is in the middle of one then.
+    """
+    now, name = ports.clock.now_ms(), cluster.settings.cluster
+    mine = (pc.field("cluster") == name) & (pc.field("action") == Action.DELETE_SUBSCRIPTION)
+    columns = ["run_id", "plan_id", "topic", "outcome", "bytes", "detail"]
+    rows = cluster.journal_reader.find(mine & filed_since(now - WITHIN_MS), columns).to_pylist()
+    begun = {_about(row): row for row in rows if row["outcome"] == Outcome.BEGUN}
+    without_end = Counter(_about(row) for row in rows if row["outcome"] == Outcome.BEGUN)
+    without_end.subtract(_about(row) for row in rows if row["outcome"] != Outcome.BEGUN)
+    open_ = {about: row for about, row in begun.items() if without_end[about] > 0}
+    if not open_:
+        return 0
+    ports.store.sync("/")
+    paths = [
+        f"{MANAGED_LEDGERS_ROOT}/{Topic.parse(topic).managed_ledger}/{encode_name(one.subscription)}"
+        for _, topic, one in open_
+    ]
+    ended: list[JournalRow] = []
+    for ((run_id, topic, one), row), node in zip(open_.items(), ports.store.read(paths), strict=True):
+        if isinstance(node, Unread):
+            continue
+        said = "it is still there" if node else "it is gone"
+        why = Why(Code.RUN_ENDED, f"its run ended before it could say so; {said}")
+        subject = Subject(-1, "", topic, row["bytes"], details=(one,))
+        writer, outcome = Writer(run_id, name, row["plan_id"]), Outcome.FAILED if node else Outcome.DONE
+        ended.append(writer.row(_STEP, subject, outcome, why, now))
+    if ended:
+        ports.journal.record(ended)
+    return len(ended)
+
+
+def _about(row: Mapping[str, Any]) -> tuple[str, str, Subscription]:
+    return row["run_id"], row["topic"], details_of(Subscription, row["detail"] or "") or Subscription("")

@@ -64,11 +64,13 @@ def staying_somewhere(
 class Together:
     """Of one launch: subscriptions that stay on a partition, and so on all others from then on.
 
-    ``planned``: rows of the whole plan, by topic; ``launched``: topics that the launch takes of it.
+    ``planned``: rows of the whole plan, by topic; ``launched``: topics that the launch takes of it. ``there``: whether
+    a topic has a subscription still: on others it goes though an earlier launch deleted it here.
     """
 
     planned: Mapping[Topic, Mapping[str, Any]]
     launched: Collection[Topic]
+    there: Callable[[Topic, str], bool]
     _stays: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     _looked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _on: dict[tuple[str, str], list[Topic]] = field(init=False)
@@ -90,17 +92,20 @@ class Together:
             self._looked.add(pair)
             later = [one for one in self._on[pair] if one not in topics]
             absent = [one for one in later if one not in self.launched]
-            if stays := absent or others(later):
-                self._stays.setdefault(pair, str(next(iter(stays))))
+            for one in absent or others(later):
+                self._stays_on(one, pair)
         for topic in left:
             self.stays(topic)
         return {topic: why for topic in topics if topic not in left and (why := self._why(topic))}
 
-    def stays(self, topic: Topic, gone: Collection[str] = ()) -> None:
-        """A topic still has its inactive subscriptions, but those that are ``gone``."""
+    def stays(self, topic: Topic) -> None:
+        """This launch does not delete what a topic still has of its inactive subscriptions."""
         for pair in self._pairs(topic):
-            if pair[1] not in gone:
-                self._stays.setdefault(pair, str(topic))
+            self._stays_on(topic, pair)
+
+    def _stays_on(self, topic: Topic, pair: tuple[str, str]) -> None:
+        if pair not in self._stays and self.there(topic, pair[1]):
+            self._stays[pair] = str(topic)
 
     def _pairs(self, topic: Topic) -> set[tuple[str, str]]:
         return {pair for pair in inactive_pairs(self.planned[topic]) if len(self._on[pair]) > 1}

@@ -20,6 +20,7 @@ from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, mon
 from pulsar_lifecycle.lifecycle.subscription_deletion import (
     Deleting,
     Subscription,
+    end_deletions,
     persisted,
     topic_would_go,
     used_since,
@@ -89,6 +90,7 @@ def delete_subscriptions(
         with control.held_lease(cluster.settings, ports.store, ports.clock, f"subscriptions run {run_id}") as lease:
             evidence.await_plan_time(summary.created_at, lease.taken_at, ports.clock)
             operator_words.note_words(cluster, run_id)
+            end_deletions(cluster, ports)
             run = _topic_run(cluster, run_id, ports, fingerprint)
             guard = RunGuard(lease.guard, unloads_of(cluster.settings, ports.clock))
             return _Deletion(cluster, run, ports, summary.plan_id, whole, begins, guard).all(rows, report)

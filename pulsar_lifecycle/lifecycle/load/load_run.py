@@ -21,7 +21,7 @@ from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.lifecycle import unused_subscriptions
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
-from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, missing, read_now
+from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, missing, missing_cursors, read_now
 from pulsar_lifecycle.lifecycle.load.going_subscriptions import Inactive
 from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, last_of, topics_to_load
@@ -30,6 +30,7 @@ from pulsar_lifecycle.lifecycle.load.visit import Visit
 from pulsar_lifecycle.lifecycle.load.visit_rows import end_visits
 from pulsar_lifecycle.lifecycle.load.visits import STEPS, LoadedTopic, Visits
 from pulsar_lifecycle.lifecycle.load_budget import LoadBudget, whole_or_nothing
+from pulsar_lifecycle.lifecycle.subscription_deletion import end_deletions
 from pulsar_lifecycle.lifecycle.unused_subscriptions import Together
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore import load_state
@@ -81,7 +82,7 @@ def load_topics(
         cluster, order, lake.load_plan, load_plan.digest, load_plan.as_capped, dry_run=dry_run
     )
     planned, whole = _by_topic(rows), _by_topic(lake.load_plan(summary.plan_id)[1])
-    of_plan = summary.plan_id, summary.created_at, planned, summary.cluster_ledgers, caps, Together(whole, planned)
+    of_plan = summary.plan_id, summary.created_at, planned, summary.cluster_ledgers, caps, whole
     if dry_run:
         with topic_ports(cluster, read_only=True) as ports:
             fingerprint = evidence.check_store(cluster, ports.store)
@@ -90,6 +91,7 @@ def load_topics(
     with _acting(cluster, run_id, summary.created_at) as (run, ports, guard):
         finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
         end_visits(cluster, ports)
+        end_deletions(cluster, ports)
         return _LoadRun(cluster, run, ports, *of_plan).all(guard, report)
 
 
@@ -136,8 +138,9 @@ class _Judged:
 class _LoadRun:
     """One launch of a plan, which was made at ``planned_at`` (ms).
 
-    ``planned``: the plan's rows by topic; ``cluster_ledgers``: what its share is of, for ``caps``. ``_weights``: those
-    of topics of which more goes by now than the plan says (``load_plan``).
+    ``planned``: the plan's rows by topic, as far as the launch takes them; ``whole``: all of them;
+    ``cluster_ledgers``: what its share is of, for ``caps``. ``_weights``: those of topics of which more goes by now
+    than the plan says (``load_plan``).
     """
 
     cluster: Cluster
@@ -148,12 +151,17 @@ class _LoadRun:
     planned: Mapping[Topic, Mapping[str, Any]]
     cluster_ledgers: int
     caps: Caps
-    together: Together
+    whole: Mapping[Topic, Mapping[str, Any]]
     _weights: dict[Topic, Sequence[int]] = field(default_factory=dict[Topic, Sequence[int]])
     _budget: LoadBudget = field(init=False)
+    _together: Together = field(init=False)
 
     def __post_init__(self) -> None:
         self._budget = LoadBudget(self._settings, self.ports)
+        self._together = Together(self.whole, self.planned, self._has)
+
+    def _has(self, topic: Topic, subscription: str) -> bool:
+        return not all(missing_cursors(self.ports.store, topic, [subscription]))
 
     @property
     def _settings(self) -> LoadSettings:
@@ -188,7 +196,7 @@ class _LoadRun:
             if going:
                 said += self._visits(guard, judged).make([self._visit(topic, judged) for topic in going])
             for one in said:
-                self.together.stays(Topic.parse(one.topic), one.unsubscribed if one.outcome is Outcome.DONE else ())
+                self._together.stays(Topic.parse(one.topic))
             report(said)
             found += said
         return found
@@ -263,7 +271,7 @@ class _LoadRun:
         left = dict(judged.left)
         left |= self._grown({topic: own for topic, own in judged.weights.items() if topic not in left})
         left |= self._budget.crowded(topics, left, judged.owners, judged.owned_since, judged.brokers, judged.asked)
-        while apart := self.together.look(topics, left, lambda others: self._examine(others).left):
+        while apart := self._together.look(topics, left, lambda others: self._examine(others).left):
             left |= apart
             left |= whole_or_nothing([one for one in topics if one not in judged.left], judged.owners, left)
         return replace(judged, left=left)

@@ -321,6 +321,9 @@ def test_a_run_that_was_killed_is_ended_by_the_next(scene: ActivityScene, after:
     scene.servers.wait(0.1)
     first = (Outcome.NOTHING, Code.NOT_THERE) if after else GONE
     assert apply(scene, made) == {"s": first, "t": GONE}
+    ended = next(row for row in scene.servers.journal.rows if row.code == Code.RUN_ENDED)
+    assert ended.outcome is (Outcome.DONE if after else Outcome.FAILED)
+    assert ended.detail == scene.servers.journal.rows[0].detail
 
 
 def test_an_answer_that_is_lost_is_resolved_by_the_z_node(scene: ActivityScene) -> None:

@@ -282,6 +282,17 @@ def test_the_first_partition_that_keeps_it_ends_it(scene: ActivityScene) -> None
     assert there(scene, PARTITIONS[1]) == {"s"}
 
 
+def test_a_second_launch_goes_on_with_the_partitions_that_the_budget_left(scene: ActivityScene) -> None:
+    unused(scene, *PARTITIONS)
+    scene.change(at_once=1, max_per_bundle=1)
+    made, _ = plan(scene)
+    assert said(applied(scene, made))[PARTITIONS[1]][:2] == (Outcome.LEFT, LoadKept.BUDGET_SPENT)
+    scene.servers.wait(1)
+    done = said(applied(scene, made))
+    assert done[PARTITIONS[0]][0] is Outcome.LEFT
+    assert done[PARTITIONS[1]] == (Outcome.DONE, LoadStep.IN_METADATA, ("s",))
+
+
 # ------------------------------------------------------------------------------------------------------------ faults
 
 
@@ -306,6 +317,10 @@ def test_a_run_killed_at_the_request_is_repeated_harmlessly(scene: ActivityScene
     assert not scene.is_loaded("a")
     assert pending(scene) == []
     assert there(scene, "a") == (set() if after else {"s"})
+    ended = Outcome.DONE if after else Outcome.FAILED
+    assert deletions(scene) == [(Outcome.BEGUN, Code.ABOUT_TO), (ended, Code.RUN_ENDED)]
+    applied(scene, made)
+    assert len(deletions(scene)) == 2
 
 
 def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
