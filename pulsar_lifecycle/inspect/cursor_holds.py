@@ -34,6 +34,10 @@ _MOVES: Mapping[str, str] = {
 }
 """What moves a cursor that is no subscription, by how its name begins."""
 _ENDS_TRANSACTIONS = "the end of its transactions (`pulsar-admin transactions slow-transactions`)"
+_ENDS_ITS_TRANSACTION = (
+    "while the transaction is open in which its first message was sent, the end of that one (`pulsar-admin "
+    "transactions slow-transactions`)"
+)
 _NOT_SENT = (
     "nothing while no broker has the topic: its replication clusters do not name that cluster any more, and a broker "
     "that loads the topic deletes this cursor"
@@ -59,7 +63,8 @@ def moved_by_whom(
             return _MOVES[REPLICATOR]
         return _SENT_WHEN_LOADED if monitors.ttl.of(topic) == 0 else _DROPPED_WHEN_LOADED
     moves = next((text for begin, text in _MOVES.items() if cursor.startswith(begin)), MOVES_SUBSCRIPTION)
-    return f"{_ENDS_TRANSACTIONS}; or {moves}" if CursorHold.TRANSACTIONS in holds else moves
+    moves = f"{_ENDS_TRANSACTIONS}; or {moves}" if CursorHold.TRANSACTIONS in holds else moves
+    return f"{_ENDS_ITS_TRANSACTION}; or {moves}" if CursorHold.SENT_IN_TRANSACTION in holds else moves
 
 
 class CursorHold(StrEnum):
@@ -72,6 +77,9 @@ class CursorHold(StrEnum):
     TRANSACTIONS = "transactions"
     """It was used in transactions: messages that one has acknowledged which has not ended hold it, and no consumer
     gets them until it ends."""
+    SENT_IN_TRANSACTION = "sent_in_transaction"
+    """The first message that it has not acknowledged was sent in a transaction: while that is open, no consumer gets
+    this message, nor any behind it. Whether it is, this does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +153,10 @@ def _holds(state: ManagedCursorInfo | PositionInfo, info: ManagedCursorInfo, *, 
     return CursorHolds(tuple(code for code, holds in held.items() if holds), ranges)
 
 
-def pinned_until(
-    ports: IndexPorts, ledgers: Sequence[LedgerInfo], at: Mapping[str, int | None], root: str, now: int
-) -> int | None:
-    """Until when (ms) the first message that a cursor has not acknowledged is delayed, if it is at ``now``.
+def first_unread(
+    ports: IndexPorts, ledgers: Sequence[LedgerInfo], at: Mapping[str, int | None], root: str
+) -> message.Schedule | None:
+    """When the first message that a cursor has not acknowledged is due, and its transaction; None if it has neither.
 
     ``ledgers``: of its topic, by id; ``at``: ``ledger_id`` and ``entry_id`` of its position. None also where the
     message cannot be read: one that only a bucket has can be where there is an object store. Writes nothing.
@@ -160,8 +168,7 @@ def pinned_until(
         for one in (info for info in ledgers if info.ledger_id >= ledger):
             payload = _payload(ports, one, entry + 1 if one.ledger_id == ledger else 0, root)
             if payload is not None:
-                due = message.deliver_at(payload)
-                return due if due is not None and due > now else None
+                return message.schedule(payload)
     return None
 
 

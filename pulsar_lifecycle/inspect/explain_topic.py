@@ -18,13 +18,15 @@ from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.formats.message import Schedule
 from pulsar_lifecycle.inspect.cursor_holds import (
     MOVES_SUBSCRIPTION,
+    CursorHold,
     CursorHolds,
     HeldBy,
     cursor_holds,
+    first_unread,
     moved_by_whom,
-    pinned_until,
 )
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
@@ -168,7 +170,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         holds = cursor_holds(store, ports.reader, subject, root)
         opened = _opened(store, ports.reader, rows, root)
         by_id, reading = sorted(info.ledgers, key=lambda item: item.ledger_id), _reading(ports, info)
-        pins = [pinned_until(reading, by_id, one, root, now) for one in positions.to_pylist()]
+        firsts = [first_unread(reading, by_id, one, root) for one in positions.to_pylist()]
         load = _load(node, info, rows.get(ids[-1]) if ids else None, brokers, str(subject), now)
         to_load = None
         if load.reason is not LoadReason.LISTED:  # else it needs none
@@ -187,7 +189,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
               row["ledger_id"] in offloaded, load)
         for row in verdicts
     )  # fmt: skip
-    shown_cursors = _cursors(cursors, positions, held, holds, pins)
+    shown_cursors = _cursors(cursors, positions, held, holds, firsts, now)
     held = _held_by(held, shown_cursors)
     known = namespace in policies.by_namespace
     policy = policies.of(subject) if known else None
@@ -413,19 +415,22 @@ def _cursors(
     positions: pa.Table,
     ledgers: Sequence[HeldLedger],
     holds: Mapping[str, CursorHolds],
-    pins: Sequence[int | None],
+    firsts: Sequence[Schedule | None],
+    now: int,
 ) -> tuple[HeldBy, ...]:
     found: list[HeldBy] = []
     names = ("path", "last_active")
-    rows = zip(*(cursors.column(name).to_pylist() for name in names), positions.to_pylist(), pins, strict=True)
-    for path, active, at, pin in rows:
+    rows = zip(*(cursors.column(name).to_pylist() for name in names), positions.to_pylist(), firsts, strict=True)
+    for path, active, at, first in rows:
         known = at["ledger_id"] is not None and at["entry_id"] is not None
         position = Position(at["ledger_id"], at["entry_id"]) if known else None
         behind = [_behind(one, position) for one in ledgers] if position else []
         size = sum(one or 0 for one in behind) if position else None
         name = cursor_name(path.rpartition("/")[2])
         own = holds.get(name, CursorHolds()) if size != 0 or None in behind else CursorHolds()
-        found.append(HeldBy(name, position, size, behind.count(None), active, own.holds, own.ranges, pin))
+        sent = (CursorHold.SENT_IN_TRANSACTION,) if first and first.transaction and not first.ends else ()
+        pin = first.deliver_at if first and first.deliver_at and first.deliver_at > now else None
+        found.append(HeldBy(name, position, size, behind.count(None), active, (*own.holds, *sent), own.ranges, pin))
     return tuple(sorted(found, key=lambda one: (one.position is not None, one.position or Position(-1, -1), one.name)))
 
 

@@ -36,7 +36,7 @@ PERIOD = 3.0
 
 def subscriptions(cluster: Cluster, topic: str) -> set[str]:
     with cluster.metadata() as zk:
-        return set(zk.get_children(znodes.topic_znode(topic)))
+        return set(zk.get_children(znodes.topic_znode(topic)) or ())
 
 
 def test_a_visit_deletes_what_nobody_used_and_nothing_else(production: Cluster, spark: None, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.setting_types import SecretRef
 from pulsar_lifecycle.settings import ObjectStoreSettings
+from tests.kit.records import topic_times
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import bucket_tags
@@ -66,6 +67,22 @@ def test_transactions_that_may_hold_a_cursor_are_named(scene: RetentionScene) ->
     found = explained(scene, "a")
     assert {one.name: one.holds for one in found.cursors} == {"used": (CursorHold.TRANSACTIONS,), "s": (), "at end": ()}
     assert found.ledgers[0].freed_by.startswith("the end of its transactions")
+
+
+def test_a_first_message_of_a_transaction_is_named(scene: RetentionScene) -> None:
+    """While that is open, no consumer gets it, nor what is behind it: consumers alone would move nothing."""
+    ids = scene.topic("a", 400, 390, 380, cursor=0)
+    payloads = scene.servers.reader.payloads
+    for first, named in (
+        (topic_times.in_transaction(1, 7), True),
+        (topic_times.commit(1, 7), False),
+        (topic_times.sent(1), False),
+    ):
+        payloads[ids[1]] = [first]
+        scene.scan()
+        found = explained(scene, "a")
+        assert (CursorHold.SENT_IN_TRANSACTION in found.cursors[0].holds) is named
+        assert ("the transaction is open" in found.ledgers[1].freed_by) is named
 
 
 def test_a_delayed_message_that_pins_a_cursor_says_until_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

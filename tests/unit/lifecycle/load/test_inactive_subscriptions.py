@@ -208,7 +208,7 @@ def test_one_that_is_used_since_the_load_stays(
 
 
 def held(scene: ActivityScene) -> None:
-    holds = type(scene.settings.orphans)(legal_holds=(NAMESPACE,)).legal_holds  # pyrefly: ignore[bad-argument-type]
+    holds = type(scene.settings.orphans)(legal_holds=(NAMESPACE,)).legal_holds
     orphans = scene.settings.orphans.model_copy(update={"legal_holds": holds})
     object.__setattr__(scene.cluster, "settings", scene.settings.model_copy(update={"orphans": orphans}))
 
