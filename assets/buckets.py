@@ -101,6 +101,7 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
             asset_key=orphans,
             metadata={
                 **show.stored(where, epoch_id, TABLE),
+                **show.over_caps(where, summary, rows.append_column("physical_bytes", rows.column("bytes"))),
                 **plan_shown(summary, rows, where.settings.automation.objects.mode),
             },
             data_version=dg.DataVersion(summary.digest),

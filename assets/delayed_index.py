@@ -35,6 +35,7 @@ from pulsar_lifecycle.delayed_index.stored.check_run import (
 from pulsar_lifecycle.delayed_index.stored.rows import BYTES_IN_MEMORY
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans.delayed_index_plan import as_capped
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -110,6 +111,7 @@ def delayed_index_assets(cluster: str) -> dg.AssetsDefinition:
             metadata={
                 EPOCH: epoch_id,
                 "dagster/uri": show.plan_uri(where, summary.plan_id),
+                **show.over_caps(where, summary, as_capped(rows)),
                 **plan_shown(summary, rows, where.settings.automation.delayed_index.mode),
             },
             data_version=dg.DataVersion(summary.digest),

@@ -96,6 +96,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             metadata={
                 EPOCH: epoch_id,
                 "dagster/uri": show.plan_uri(where, summary.plan_id),
+                **show.over_caps(where, summary, rows),
                 **_plan_shown(summary, rows, where.settings.automation.orphans.mode),
             },
             data_version=dg.DataVersion(summary.digest),

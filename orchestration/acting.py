@@ -11,7 +11,7 @@ import dagster as dg
 
 from assets.names import pool
 
-DELETING = "deletion"
+DELETIONS = "deletion"
 """The pool of what needs the lease of those that delete."""
 SENDING = "sending"
 """Of what only sends intents, which it may beside a deletion run."""
@@ -22,7 +22,7 @@ COLLECTING = "collection"
 
 
 def acting_job(
-    cluster: str, name: str, body: Callable[..., Any], *, op: str, does: str, says: str, waits_in: str = DELETING
+    cluster: str, name: str, body: Callable[..., Any], *, op: str, does: str, says: str, waits_in: str = DELETIONS
 ) -> dg.JobDefinition:
     """Job ``name``, described by ``says``, of one op ``op``, by ``does``: ``body``. ``waits_in``: its pool."""
     acts = dg.op(name=op, description=does, pool=pool(cluster, waits_in))(body)

@@ -22,7 +22,7 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import (
     build_activity,
 )
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans, run_config
-from pulsar_lifecycle.records.plans.inactive_plan import counted_once
+from pulsar_lifecycle.records.plans.inactive_plan import as_capped, counted_once
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
@@ -133,6 +133,7 @@ def activity_assets(cluster: str) -> dg.AssetsDefinition:
                 metadata={
                     EPOCH: epoch_id,
                     "dagster/uri": show.plan_uri(where, summary.plan_id),
+                    **show.over_caps(where, summary, as_capped(rows)),
                     **plan_shown(summary, rows),
                 },
                 data_version=dg.DataVersion(summary.digest),

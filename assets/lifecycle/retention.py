@@ -15,7 +15,7 @@ from assets.pages.planned import table_and_plan
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan, run_config
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
+from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS, as_capped
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.retention_now import undecodable_policies
 
@@ -59,6 +59,7 @@ def retention_assets(cluster: str) -> dg.AssetsDefinition:
         make_retention_plan,
         expired_shown,
         lambda where, summary, rows: plan_shown(summary, rows, where.settings.automation.retention.mode),
+        as_capped,
         automated="retention",
     )
 

@@ -28,11 +28,13 @@ def table_and_plan(
     make: Callable[[Cluster, Epoch], tuple[PlanSummary, pa.Table]],
     table_shown: Callable[[Cluster, str], Mapping[str, Any]],
     plan_shown: Callable[[Cluster, PlanSummary, pa.Table], Mapping[str, Any]],
+    capped: Callable[[pa.Table], pa.Table],
     automated: str = "",
 ) -> dg.AssetsDefinition:
     """The multi-asset ``name``: ``make`` stores the table, as ``stored_as`` of its epoch, and the plan.
 
-    ``automated``: the key of its kind in ``[automation]``; empty where plans never go by themselves.
+    ``capped``: the plan's rows as caps count them. ``automated``: the key of its kind in ``[automation]``; empty where
+    plans never go by themselves.
     """
     kinds = (automated,) if automated else ()
 
@@ -49,6 +51,7 @@ def table_and_plan(
             metadata={
                 EPOCH: epoch_id,
                 "dagster/uri": show.plan_uri(where, summary.plan_id),
+                **show.over_caps(where, summary, capped(rows)),
                 **plan_shown(where, summary, rows),
             },
             data_version=dg.DataVersion(summary.digest),

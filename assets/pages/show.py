@@ -9,14 +9,18 @@ from typing import Any
 from urllib.parse import quote
 
 import dagster as dg
+import pyarrow as pa
 
 from assets.names import APPLIED, APPLIED_PLAN, EPOCH
 from pulsar_lifecycle.automation_settings import Automation
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.inspect.catalog import OF_A_SCAN
 from pulsar_lifecycle.inspect.kept_plans import known_kind
 from pulsar_lifecycle.model import YEAR_10000
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.runs import plan_checks
+from pulsar_lifecycle.runs.caps import effective_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 
 SAMPLE = 50
@@ -96,6 +100,15 @@ def applied_by(plan_id: str, called: str = "") -> str:
 def plan_uri(where: Cluster, plan_id: str) -> str:
     """Where the lake keeps a plan."""
     return f"{where.lake.location}/{known_kind(plan_id).folder}/{plan_id}"
+
+
+def over_caps(where: Cluster, plan: PlanSummary, rows: pa.Table) -> dict[str, Any]:
+    """Why a launch of all of a plan would be refused, where it would: ``rows`` as caps count them."""
+    try:
+        plan_checks.check_caps(plan, rows, effective_caps(where.settings.apply))
+    except RefusedBy as refused:
+        return {"beyond a cap": f"{refused.code.value}: {refused}"}
+    return {}
 
 
 def everything(run_id: str, plan_id: str = "", *, dry_run: bool = False) -> dict[str, Any]:

@@ -50,6 +50,24 @@ def test_every_table_says_how_many_rows_it_has(world: AssetsScene) -> None:
         assert (name, isinstance(rows, dg.IntMetadataValue)) == (name, name not in FINDINGS)
 
 
+def test_a_plan_that_its_job_would_refuse_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = RetentionScene(tmp_path, monkeypatch)
+    apply = scene.settings.apply.model_copy(update={"max_ledgers": 1})
+    scene.settings = scene.settings.model_copy(update={"apply": apply})
+    with dg.DagsterInstance.ephemeral() as instance:
+        world = AssetsScene(scene, instance, monkeypatch)
+        for name, ages, refused in (("a", (100, 90), False), ("b", (100, 90), True)):
+            scene.topic(name, *ages)
+            scene.servers.wait(2)
+            world.scan()
+            world.run("expired_ledgers", "retention_plan")
+            event = instance.get_latest_materialization_event(key(CLUSTER, "retention_plan"))
+            assert event
+            assert event.asset_materialization
+            said = event.asset_materialization.metadata.get("beyond a cap")
+            assert (said is not None and str(said.value).startswith("max_ledgers: ")) is refused
+
+
 def test_nothing_is_made_of_a_scan_that_is_not_covered(world: AssetsScene) -> None:
     servers = world.scene.servers
     servers.put(servers.topic_path(BROKEN), b"\xff\xff\xff")
