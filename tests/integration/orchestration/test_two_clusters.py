@@ -118,6 +118,7 @@ def test_what_one_cluster_does_by_itself_leaves_the_other_alone(
     deployment, east, west = deployed
     before = west.ours()
     deployment.switch_on("east", schedules=["hourly_scan"], sensors=SENSORS)
+    _followed(deployment, "east")
     deployment.until("the leaks in the east to go", lambda: not existing(east.cluster, east.leaked))
     assert existing(west.cluster, west.leaked) == west.leaked
     assert {_location(run) for run in deployment.runs()} == {"east"}
@@ -125,10 +126,11 @@ def test_what_one_cluster_does_by_itself_leaves_the_other_alone(
     assert (west.ours(), west.journalled("deleted")) == (before, [])
 
     deployment.switch_on("west", schedules=["hourly_scan"], sensors=SENSORS)  # now both
+    _followed(deployment, "west")
     deployment.until("the leaks in the west to go", lambda: not existing(west.cluster, west.leaked))
     deployment.until("scans of both at a time", lambda: _overlap(deployment, "east", "west"))
     for name in NAMES:
-        deployment.switch_off(name, "hourly_scan", *SENSORS)
+        deployment.switch_off(name, "hourly_scan", "automation")
     deployment.until("runs to end", lambda: all(run["status"] in ENDED for run in deployment.runs()))
     assert not _overlap(deployment, "east", "east")
     assert not _overlap(deployment, "west", "west")
@@ -146,6 +148,16 @@ def test_what_one_cluster_does_by_itself_leaves_the_other_alone(
 
     foreign = deployment.launch("east", "apply_plan", west.applying())
     assert deployment.ended(foreign) == "FAILURE"
+
+
+def _followed(deployment: Deployment, name: str) -> None:
+    """Wait for what follows a scan of the cluster; once is enough."""
+
+    def begun() -> bool:
+        return any(_location(run) == name for run in deployment.runs("__ASSET_JOB"))
+
+    deployment.until(f"what follows a scan in the {name}", begun)
+    deployment.switch_off(name, "after_scan")
 
 
 def _location(run: dict[str, Any]) -> str:
