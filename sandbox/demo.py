@@ -147,7 +147,7 @@ def _demo(cluster: Cluster, begun: float) -> int:
         *late_verdicts,
     ]
     _report(lake, journal, summary, jobs.run_ids, verdicts)
-    _lead_on(cluster, settings.cluster, summary)
+    lead_on(cluster, settings.cluster, summary.plan_id)
     return 0 if all(v.holds for v in verdicts) else 1
 
 
@@ -368,7 +368,7 @@ def _report(
         console.print(f"{mark}  {verdict.what}  [dim]{verdict.detail}[/dim]")
 
 
-def _lead_on(cluster: Cluster, name: str, summary: PlanSummary) -> None:
+def lead_on(cluster: Cluster, name: str, plan_id: str) -> None:
     """Where to look at all of it, in a UI that goes on running. Without one, the demo has proven what it proves."""
     try:
         url = cluster.serve()
@@ -380,7 +380,7 @@ def _lead_on(cluster: Cluster, name: str, summary: PlanSummary) -> None:
     for page, what in (
         (f"{asset}/deletion_plan?view=lineage&lineageScope=upstream&lineageDepth=4", "where a plan comes from"),
         (f"{asset}/deletion_plan?view=events", "each plan: what it would delete, and why"),
-        (f"{runs}?q%5B0%5D={quote(f'tag:{PLAN}={summary.plan_id}', safe='')}", "the runs that applied this plan"),
+        (f"{runs}?q%5B0%5D={quote(f'tag:{PLAN}={plan_id}', safe='')}", "the runs that applied this plan"),
         (f"{asset}/ledger_deletions", "what was deleted, over time"),
         (f"{asset}/storage_report", "where the disk goes, and why"),
         (runs, "every run of this demo"),

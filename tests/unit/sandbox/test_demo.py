@@ -1,12 +1,15 @@
-"""How a demo begins: on a new cluster, also where an earlier demo was at work."""
+"""How a demo begins, on a new cluster, also where an earlier demo was at work; and that it ends with a UI."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
+
 from sandbox.cluster import Cluster
-from sandbox.demo import begin_afresh
+from sandbox.demo import begin_afresh, lead_on
+from sandbox.servers.toolchain import SandboxError
 
 
 class Stopped(Cluster):
@@ -40,3 +43,27 @@ def test_a_demo_removes_no_sandbox_that_was_not_a_demos(tmp_path: Path) -> None:
     begin_afresh(cluster, said.append)
     assert mine.exists()
     assert not any("removing" in line for line in said)
+
+
+def test_a_demo_ends_with_where_its_ui_is_and_how_to_stop_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(tmp_path / "sandbox")
+    monkeypatch.setattr(cluster, "serve", lambda: "http://127.0.0.1:3001")
+    lead_on(cluster, "sandbox", "orphans-1")
+    said = capsys.readouterr().out
+    assert "The Dagster UI runs: http://127.0.0.1:3001\n" in said
+    assert "http://127.0.0.1:3001/assets/sandbox/deletion_plan?view=events\n" in said
+    assert f"pulsar-lifecycle sandbox stop --data {cluster.data}\n" in said
+
+
+def test_a_demo_whose_ui_does_not_come_up_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended() -> str:
+        raise SandboxError("the Dagster UI ended: see its log")
+
+    cluster = Cluster(tmp_path / "sandbox")
+    monkeypatch.setattr(cluster, "serve", ended)
+    lead_on(cluster, "sandbox", "orphans-1")
+    assert capsys.readouterr().out == "\nthe Dagster UI ended: see its log; `make ui` tries again\n"
