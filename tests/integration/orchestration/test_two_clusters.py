@@ -6,6 +6,7 @@ Then the ZooKeeper of one is restored from a backup, and namespaces far apart ar
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from tests.integration.pipeline import (
     new_namespace,
     settings_file,
     wait_unlisted,
+    wait_until_unloaded_counts,
 )
 from tests.integration.tiered.offloads import check_ledgers, contexts, messages, offload, planned, with_bucket
 
@@ -256,6 +258,7 @@ def set_the_scene(west: Operated, chosen: list[str]) -> dict[str, int]:
         for name in chosen:
             admin.call("POST", f"/v2/namespaces/{name}/retention", NOTHING)
     wait_unlisted(west.cluster, names)
+    wait_until_unloaded_counts(time.time())
     return leaked
 
 
