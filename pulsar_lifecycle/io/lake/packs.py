@@ -55,6 +55,20 @@ def find(lake: str, table: str, schema: pa.Schema, columns: Sequence[str], condi
     return reading.rows(objects, {day: {} for day in days}, max(objects), columns, condition)
 
 
+def paths_of(lake: str, table: str, schema: pa.Schema, day: str, objects: Sequence[pafs.FileInfo]) -> list[str]:
+    """Of what to read each row of a day's ``objects`` once: packs that are there, and what is in none of them.
+
+    A pack may be gone, or broken: then the objects have its rows. ``day``: as its folder is named. Makes no pack.
+    """
+    filesystem, root = pafs.FileSystem.from_uri(lake)
+    used: _Packs = {}
+    with contextlib.suppress(OSError, pa.ArrowException):
+        packs = _listed(filesystem, f"{root}/{PACKED}/{table}/{day}").get(day, ())
+        used = _Reading(lake, table, schema, filesystem).usable(packs, objects)
+    packed = frozenset[str]().union(*used.values())
+    return [*used, *(info.path for info in objects if info.base_name not in packed)]
+
+
 def _listed(filesystem: pafs.FileSystem, folder: str) -> dict[str, list[pafs.FileInfo]]:
     """Finished objects by day, ``date=YYYY-MM-DD``."""
     found: dict[str, list[pafs.FileInfo]] = {}

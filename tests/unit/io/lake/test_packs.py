@@ -13,6 +13,7 @@ import pytest
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.lake import packs
 from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.ports import Counting
 from pulsar_lifecycle.records import tables
 from tests.kit.builders import NODE, NOON, ROW
 
@@ -181,3 +182,23 @@ def test_the_archive_is_packed_by_itself(lake):
     assert journal.find_archived().sort_by("ledger_id").equals(whole)
     assert whole.column("data").to_pylist() == [NODE.data] * 4
     assert _found(lake) == ALL
+
+
+def test_what_is_packed_is_counted_without_its_objects_and_without_a_pack_that_is_broken(lake, monkeypatch):
+    journal, small = FileJournal(str(lake)), pa.schema([tables.JOURNAL.field("ledger_id")])
+    each = Counting(small, ("ledger_id",), lambda rows: rows.select(["ledger_id"]), pa.concat_tables)
+    assert _found(lake) == ALL
+    objects = sorted((lake / "journal" / DAY).iterdir())
+    kept = [path.read_bytes() for path in objects]
+    _spoil(objects)
+    _record(lake, 4)
+    assert sorted(journal.counted(each, NOON).column(0).to_pylist()) == [*ALL, 4]
+    _spoil(_packs(lake))
+    with pytest.raises(StoreError):
+        journal.counted(each, NOON)
+    for path, data in zip(objects, kept, strict=True):
+        path.write_bytes(data)
+    assert sorted(journal.counted(each, NOON).column(0).to_pylist()) == [*ALL, 4]
+    (pack,) = _packs(lake)
+    monkeypatch.setattr(packs, "paths_of", lambda *_: [str(pack)])  # whose footer could be read
+    assert sorted(journal.counted(each, NOON).column(0).to_pylist()) == [*ALL, 4]
