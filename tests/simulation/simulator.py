@@ -18,7 +18,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerType
 from pulsar_lifecycle.records.outcomes import Outcome
 from tests.simulation.faults import disasters, queue_faults
 from tests.simulation.laws.deletion_laws import Violation
-from tests.simulation.operators import delaying, idling, loading, tiering
+from tests.simulation.operators import delaying, idling, loading, recording_offloaded, tiering
 from tests.simulation.steps import DAY, ROUTINE, WAITS, Result, Steps
 from tests.simulation.world import broker_acts, other_acts
 from tests.simulation.world.model import HOUR
@@ -131,6 +131,8 @@ class _Schedule(Steps):
             self.result.facts["report-only at the end"] += 1
             return
         self._storm(summary.plan_id)
+        if isinstance(self.retaining, recording_offloaded.RecordingOfOffloaded):
+            self._storm_of(recording_offloaded.STORM, 10)
         if world.tiered:
             self._storm_of_offloads()
         if isinstance(self.retaining, loading.Loading):

@@ -19,7 +19,15 @@ from tests.kit.simulated.cluster import another_cluster
 from tests.simulation.faults import fault_codes, injections, queue_faults, states, traps
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.laws.laws import Laws
-from tests.simulation.operators import delaying, idling, loading, recording, retaining, tiering
+from tests.simulation.operators import (
+    delaying,
+    idling,
+    loading,
+    recording,
+    recording_offloaded,
+    retaining,
+    tiering,
+)
 from tests.simulation.operators.operator import Operator, new_interceptor
 from tests.simulation.settings import random_settings
 from tests.simulation.world import acts
@@ -81,7 +89,7 @@ class Steps:
         self.begins = random.getrandbits(32)
         count = random.randint(12, most)
         weights = KINDS | {"tiered": 30} if tiering.has(seed) else KINDS
-        if any(one.has(seed) for one in (retaining, loading, recording, delaying, idling)):
+        if any(one.has(seed) for one in (retaining, loading, recording, recording_offloaded, delaying, idling)):
             weights = weights | {"retention": 90}
         kinds = random.choices(list(weights), list(weights.values()), k=count)
         self.steps = [(kind, random.getrandbits(32)) for kind in kinds]
@@ -116,7 +124,9 @@ class Steps:
             return idling.Idling(self.operator)
         if delaying.has(seed):
             return delaying.Delaying(self.operator, merging=delaying.merges(seed), throwing=delaying.throws(seed))
-        return recording.of(seed, self.operator) if recording.has(seed) else loading.of(seed, self.operator)
+        if recording.has(seed) or recording_offloaded.has(seed):
+            return recording_offloaded.of(seed, self.operator)
+        return loading.of(seed, self.operator)
 
     def _count(self, code: str) -> None:
         if code:
@@ -253,7 +263,7 @@ class Steps:
         operator.between = None
         if random.random() < faulty and what not in ("pause", "resume"):
             interceptor.injections = injections.injections(random, world, operator, interceptor, self._count)
-            if world.tiered and hasattr(self.tiering, what):
+            if world.tiered and (hasattr(self.tiering, what) or what in recording_offloaded.RecordingOfOffloaded.RUNS):
                 if random.random() < 0.7:
                     interceptor.injections = tiering.injections(random, world, self.tiering, interceptor, self._count)
             elif world.tiered and what == "delete" and random.random() < 0.3:

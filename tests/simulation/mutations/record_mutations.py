@@ -104,6 +104,21 @@ def go_by_the_name() -> AbstractContextManager[Any]:
     return patch.object(cut_rules, "replaced", lambda *_: None)
 
 
+def answer_without_buckets() -> AbstractContextManager[Any]:
+    """No bucket is asked for the objects of offloaded copies."""
+    return patch.object(absence, "_in_buckets", lambda *_: {})
+
+
+def forget_the_ledger_of_the_position() -> AbstractContextManager[Any]:
+    """Nobody looks for the ledger that the low watermark lies in, once it left the list."""
+    ledgers = partition_answers._ledgers
+
+    def others(row: Any, kept: Any, earlier: Any) -> Any:
+        return {i: one for i, one in ledgers(row, kept, earlier).items() if i != kept.left}
+
+    return patch.object(partition_answers, "_ledgers", others)
+
+
 RECORDS: Mapping[str, Mutation] = {
     "take the ledger that a position lies in": take_the_ledger_of_the_position,
     "move low watermarks back": move_back,
@@ -115,4 +130,9 @@ RECORDS: Mapping[str, Mutation] = {
     "believe a search over publish times": believe_the_search,
     "answer partitions for one another": answer_for_one_another,
     "answer whatever topic has the name by now": go_by_the_name,
+}
+
+OFFLOADED_RECORDS: Mapping[str, Mutation] = {
+    "answer before the objects are gone": answer_without_buckets,
+    "answer before the ledger of the low watermark is gone": forget_the_ledger_of_the_position,
 }

@@ -9,15 +9,35 @@ from tests.simulation.mutations.copy_mutations import COPIES
 from tests.simulation.mutations.delayed_mutations import DELAYED
 from tests.simulation.mutations.deletion_mutations import DELETION
 from tests.simulation.mutations.load_mutations import LOADS
-from tests.simulation.mutations.record_mutations import RECORDS
+from tests.simulation.mutations.record_mutations import OFFLOADED_RECORDS, RECORDS
 from tests.simulation.mutations.retention_mutations import RETENTION
 from tests.simulation.mutations.scan_mutations import SCANS
 from tests.simulation.mutations.tiered_mutations import TIERED
 from tests.simulation.mutations.topic_mutations import TOPICS
-from tests.simulation.operators import delaying, idling, loading, recording, retaining, tiering
+from tests.simulation.operators import (
+    delaying,
+    idling,
+    loading,
+    recording,
+    recording_offloaded,
+    retaining,
+    tiering,
+)
 from tests.simulation.simulator import simulate
 
-ALL = {**DELETION, **SCANS, **TOPICS, **COPIES, **TIERED, **RETENTION, **LOADS, **RECORDS, **DELAYED, **ACTIVITY}
+ALL = {
+    **DELETION,
+    **SCANS,
+    **TOPICS,
+    **COPIES,
+    **TIERED,
+    **RETENTION,
+    **LOADS,
+    **RECORDS,
+    **OFFLOADED_RECORDS,
+    **DELAYED,
+    **ACTIVITY,
+}
 
 WITHIN = 400
 """Schedules that may pass before a mutation is caught."""
@@ -83,7 +103,7 @@ CAUGHT_BY = {
     "load without a note": 36,
     "expire messages younger than their TTL": 76,
     "expire messages of cursors that are no subscriptions": 196,
-    "let brokers delete subscriptions meanwhile": 36,
+    "let brokers delete subscriptions meanwhile": 76,
     "let brokers drop backlogs meanwhile": 596,
     "explain young ledgers away": 98,
     "explain without what our first phase took off lists": 5,
@@ -115,6 +135,8 @@ CAUGHT_BY = {
     "ask no bookie of what earlier runs deleted": 450,
     "answer partitions for one another": 150,
     "answer whatever topic has the name by now": 1150,
+    "answer before the objects are gone": 327,
+    "answer before the ledger of the low watermark is gone": 407,
     "exchange buckets without the version of the topic": 933,
     "delete old snapshots before the new ones are named": 33,
     "rebuild buckets that overlap": 213,
@@ -160,6 +182,9 @@ def test_a_mutation_is_caught(name: str, capsys: pytest.CaptureFixture[str]) -> 
         seeds = range(loading.AT, WITHIN * retaining.EVERY, retaining.EVERY)
     elif name in RECORDS:
         seeds = range(recording.AT, WITHIN * retaining.EVERY, retaining.EVERY)
+    elif name in OFFLOADED_RECORDS:
+        one = recording_offloaded
+        seeds = range(one.AT, WITHIN * one.EVERY, one.EVERY)
     elif name in DELAYED:
         seeds = range(delaying.AT, WITHIN * retaining.EVERY, retaining.EVERY)
     elif name in ACTIVITY:

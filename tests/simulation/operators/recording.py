@@ -2,9 +2,9 @@
 
 Belongs here: which schedules have it, what an operator does, its laws: nothing at or above the low watermark goes, by a
 time nothing that was published at or after it; the low watermark never moves back, no subscription is moved past it;
-each partition of a request is answered with what is true of itself, no earlier than it is, of its bookies too where
-they are asked, and nothing is done to another topic of its name. Not here: cursors and holes of what a run takes off a
-list, and deletions, which ``laws.py`` judges for every run.
+each partition of a request is answered with what is true of itself, no earlier than it is, of the objects of offloaded
+copies too, and of its bookies where they are asked; and nothing is done to another topic of its name. Not here: cursors
+and holes of what a run takes off a list, and deletions, which ``laws.py`` judges for every run.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
+from uuid import UUID
 
 from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.records_planning import EACH, plan_delete_records
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Offset, Options, Timestamp
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK, LedgerInfo
+from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.runs.caps import Order
 from tests.kit.records.topic_times import sent
+from tests.kit.simulated.offloaded import BUCKET
 from tests.simulation.faults import states
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.operators.operator import Operator
@@ -31,7 +34,6 @@ from tests.simulation.world.model import Cursor, ModelTopic
 from tests.simulation.world.ports import SimStore
 
 AT = 10
-NAMESPACE = "acme/orders"
 
 
 def has(seed: int) -> bool:
@@ -44,19 +46,30 @@ def of_many(seed: int) -> bool:
     return seed % 100 == 50
 
 
+Copies = set[tuple[int, UUID]]
+"""Ledgers, each with the attempt that offloaded a copy of it."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """A plan: of each partition its low watermark or its error, and what created its z-node."""
+    """A plan: of each partition its low watermark or its error, and what created its z-node.
+
+    ``copies``: those that the topic named all the while that the plan was made. ``trimmed``: ledgers that a broker had
+    trimmed and deleted by then, which nothing names any more: no bookie is asked for them.
+    """
 
     order: Order
     marks: Mapping[Topic, MessagePosition]
     errors: Mapping[Topic, str]
     born: Mapping[Topic, int | None]
+    copies: Mapping[Topic, Copies]
+    trimmed: Mapping[Topic, set[int]]
 
 
 class Recording(Turns):
     """What an operator does about records. Its methods return what to print."""
 
+    NAMESPACE = "acme/orders"
     STEPS: tuple[str, ...] = (
         *("grow", "grow", "days", "scan", "plan_records", "apply_records", "hours", "plan_records", "apply_records"),
         *("scan", "delete_records", "answer_records"),
@@ -72,6 +85,10 @@ class Recording(Turns):
         self.counts = Counter[str]()
         self.had: dict[Topic, set[int]] = defaultdict(set)
         """Every ledger that a partition had when its records were asked to go; not those of a topic it replaced."""
+        self.took: dict[Topic, Copies] = defaultdict(set)
+        """Copies of what a run took off a partition's list, unless the topic was replaced since."""
+        self.runs_took: set[int] = set()
+        """Ledgers that a run took off a list."""
         self.born: dict[Topic, int | None] = {}
         self.asked: dict[Topic, MessagePosition] = {}
         """The highest position that an applied plan asks for."""
@@ -89,7 +106,7 @@ class Recording(Turns):
     def grow(self) -> str:
         """A partition that rests has ledgers of some messages, and sometimes a subscription amid them."""
         world, random = self.world, self.operator.random
-        name = Topic.parse(f"persistent://{NAMESPACE}/recorded-{len(self.topics)}")
+        name = Topic.parse(f"persistent://{self.NAMESPACE}/recorded-{len(self.topics)}")
         if name in world.model.topics or world.full():
             return "no room for another partition"
         self.topics.append(name)
@@ -126,7 +143,7 @@ class Recording(Turns):
                 END if random.random() < 0.2 else MessagePosition(ledger, random.randint(0, self._entries(ledger)))
             )
             if self.born.setdefault(name, self._born(name)) != self._born(name):
-                self.born[name], self.had[name] = self._born(name), set()
+                self.born[name], self.had[name], self.took[name] = self._born(name), set(), set()
             self.had[name] |= set(topic.ledgers)
         besides = self._besides()
         for name in offsets:
@@ -136,7 +153,7 @@ class Recording(Turns):
         options = Options(move_cursors=besides.random() < 0.6, any_order=besides.random() < 0.5)
         if not offsets:
             return "no partition to ask for"
-        world.trace = None
+        world.trace, named = None, {topic: self._named(topic) for topic in offsets}
         before, acts, restored = world.zookeeper.zxid, len(world.interceptor.fired), world.restored_at
         summary, rows = plan_delete_records(self.operator.cluster, offsets, options)
         if world.restored_at != restored:
@@ -150,7 +167,10 @@ class Recording(Turns):
         }
         errors = {Topic.parse(row["topic"]): row["error"] for row in rows.to_pylist() if row["error"]}
         born = {topic: self._born(topic) for topic in marks}
-        self.plans.append(Request(Order(summary.plan_id, summary.digest), marks, errors, born))
+        copies = {topic: named[topic] & self._named(topic) for topic in marks}
+        gone = {topic: {i for i in self.had[topic] - self.runs_took if not world.exists(i)} for topic in marks}
+        trimmed = {topic: gone[topic].difference(self._listed(topic)) for topic in marks}
+        self.plans.append(Request(Order(summary.plan_id, summary.digest), marks, errors, born, copies, trimmed))
         self._are_asked_for(offsets, marks)
         self.counts["plans that move subscriptions"] += any(
             row["moved_cursors"] and not row["error"] for row in rows.to_pylist()
@@ -187,6 +207,9 @@ class Recording(Turns):
             if self.applied and self.applied.born.get(topic) != self._born(topic):
                 raise Violation(f"{topic} is written, and is another topic than was planned")
             self._raised(topic, _mark(old), _mark(new))
+            named, left = self._named(topic), {item.ledger_id for item in managed_ledger.decode(new).ledgers}
+            self.took[topic] |= {(ledger, uuid) for ledger, uuid in named if ledger not in left}
+            self.runs_took |= {item.ledger_id for item in managed_ledger.decode(old).ledgers} - left
         self._judge_write(store, path, old, new)
 
     def broker_keeps(self, topic: Topic, properties: Mapping[str, str]) -> None:
@@ -221,10 +244,14 @@ class Recording(Turns):
             raise Violation(f"the low watermark of {topic} becomes {new}, {self.asked.get(topic)} is asked for")
         self.counts["low watermarks raised"] += 1
 
-    def _answered(self, request: Request, topic: Topic, result: DeleteRecordsResult, bookies: bool) -> None:
+    def _answered(
+        self, request: Request, topic: Topic, result: DeleteRecordsResult, *, bookies: bool, still: bool
+    ) -> None:
         """An answer is true: the low watermark is kept with the topic, and no ledger below it exists.
 
-        Nor has any bookie, if they were asked, entries of one.
+        Nor has any bookie, if they were asked, entries of one, nor a bucket an object of a copy that the plan could
+        name or a run took off the list. The same holds of the ledger that the low watermark lies in, once it left the
+        list; ``still``: nothing happened meanwhile, so the answer must know whether it did.
         """
         mark = result.low_watermark
         if result.error is not None or isinstance(mark, int):
@@ -237,12 +264,22 @@ class Recording(Turns):
         kept = _mark(self.world.zookeeper.data(path)) if self.world.zookeeper.stat(path) else None
         if kept is None or mark != asked or mark > kept:
             raise Violation(f"{topic} is answered with {mark} for {asked}, and its low watermark is {kept}")
-        for ledger in sorted(self.had[topic]):
-            whole = ledger < mark.ledger_id
-            if whole and self.world.exists(ledger):
+        gone = {ledger for ledger in self.had[topic] if ledger < mark.ledger_id}
+        if still and mark > MessagePosition(mark.ledger_id, 0) and mark.ledger_id in self.had[topic]:
+            within = {mark.ledger_id}.difference(self._listed(topic))
+            gone |= within
+            self.counts["low watermarks answered whose ledger left the list"] += len(within)
+        for ledger in sorted(gone):
+            if self.world.exists(ledger):
                 raise Violation(f"{topic} is answered with {mark}, and ledger {ledger} exists")
-            if whole and bookies and self.world.reader.payloads.get(ledger):
+            if bookies and ledger not in request.trimmed[topic] and self.world.reader.payloads.get(ledger):
                 raise Violation(f"{topic} is answered with {mark}, and bookies have entries of {ledger}")
+        copies = sorted((i, uuid) for i, uuid in request.copies[topic] | self.took[topic] if i in gone)
+        for ledger, uuid in copies:
+            keys = {data_key(uuid, ledger), index_key(uuid, ledger)}
+            if there := keys.intersection(self.world.buckets.objects[BUCKET]):
+                raise Violation(f"{topic} is answered with {mark}, and of {ledger} there is {min(there)}")
+        self.counts["offloaded copies answered"] += len(copies)
         self.counts["partitions answered"] += 1
 
     def _answered_each(self, request: Request, found: Mapping[Topic, DeleteRecordsResult], *, still: bool) -> None:
@@ -281,15 +318,25 @@ class Recording(Turns):
                 )
         finally:
             operator.laws.retaining, self.applied = False, None
+        still = len(self.world.interceptor.fired) == acts
         for topic in request.marks.keys() & found.keys():
-            self._answered(request, topic, found[topic], patience.bookies)
-        self._answered_each(request, found, still=len(self.world.interceptor.fired) == acts)
+            self._answered(request, topic, found[topic], bookies=patience.bookies, still=still)
+        self._answered_each(request, found, still=still)
         return "; ".join(f"{topic}: {result}" for topic, result in found.items())
 
     def _some(self) -> list[Topic]:
         """Partitions that a request is for."""
         random = self.operator.random
         return random.sample(self.topics, min(len(self.topics), random.randint(1, 3)))
+
+    def _listed(self, topic: Topic) -> list[int]:
+        there = self.world.model.topics.get(topic)
+        return there.ledgers if there else []
+
+    def _named(self, topic: Topic) -> Copies:
+        """The copies that a topic's metadata names."""
+        there = self.world.model.topics.get(topic)
+        return {(ledger, one.uuid) for ledger, one in (there.offloaded if there else {}).items() if one.uuid}
 
     def _born(self, topic: Topic) -> int | None:
         stat = self.world.zookeeper.stat(self.world.topic_path(topic))
@@ -381,11 +428,6 @@ class RecordingOfMany(Recording):
         world.store(topic)
         self.counts["partitions created again"] += 1
         return f"{name} is created again with {topic.ledgers}"
-
-
-def of(seed: int, operator: Operator) -> Recording:
-    """The operator of a schedule that :func:`has` one."""
-    return RecordingOfMany(operator) if of_many(seed) else Recording(operator)
 
 
 def _mark(data: bytes) -> MessagePosition | None:
