@@ -33,7 +33,7 @@ from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_rec
 from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Lacks
 from pulsar_lifecycle.deletion import deletion_run
-from pulsar_lifecycle.deletion_queue.queue_topics import create_missing
+from pulsar_lifecycle.deletion_queue.missing_topics import create_missing
 from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path

@@ -18,7 +18,8 @@ from orchestration.automatic.at_work import ACTIVE
 from orchestration.automatic.doorbell import PAGE
 from pulsar_lifecycle.automation_settings import Schedules
 from pulsar_lifecycle.deletion.redrive import letters_of
-from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC, subscribe_everywhere
+from pulsar_lifecycle.deletion_queue.missing_topics import subscribe_everywhere
+from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.ports import QueueReader, Received

@@ -16,11 +16,11 @@ import pyarrow as pa
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Run
 from pulsar_lifecycle.deletion.waiting import withheld
+from pulsar_lifecycle.deletion_queue.missing_topics import make_sure
 from pulsar_lifecycle.deletion_queue.queue_topics import (
     DELETION_TOPIC,
     RETRY_TOPIC,
     Subscriptions,
-    make_sure,
     stored_subscriptions,
     topics_of,
 )

@@ -128,7 +128,8 @@ class Connections:
     @cached_property
     def queue(self) -> DeletionQueue:
         """The deletion queue: the main and the retry topic."""
-        from pulsar_lifecycle.deletion_queue.queue_topics import Subscribed, stored_subscriptions
+        from pulsar_lifecycle.deletion_queue.missing_topics import Subscribed
+        from pulsar_lifecycle.deletion_queue.queue_topics import stored_subscriptions
         from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
 
         def look() -> Subscriptions:
@@ -140,7 +141,7 @@ class Connections:
     @cached_property
     def dead_letters(self) -> DeadLetterQueue:
         """The dead-letter topic."""
-        from pulsar_lifecycle.deletion_queue.queue_topics import create_missing
+        from pulsar_lifecycle.deletion_queue.missing_topics import create_missing
         from pulsar_lifecycle.io.pulsar.queue import PulsarDeadLetterQueue
 
         letters = PulsarDeadLetterQueue(

@@ -11,13 +11,8 @@ import pytest
 
 from orchestration.automatic.schedules import PAGE
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.deletion_queue.queue_topics import (
-    DELETION_TOPIC,
-    DLQ_TOPIC,
-    RETRY_TOPIC,
-    create_missing,
-    topics_of,
-)
+from pulsar_lifecycle.deletion_queue.missing_topics import create_missing
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, topics_of
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.lake.journal import FileJournal

@@ -22,7 +22,7 @@ import pytest
 from pyspark.sql import SparkSession
 from xdist.scheduler import LoadScopeScheduling
 
-from pulsar_lifecycle.deletion_queue.queue_topics import Subscribed, create_missing
+from pulsar_lifecycle.deletion_queue.missing_topics import Subscribed, create_missing
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeadLetterQueue, PulsarDeletionQueue, PulsarQueueReader
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore

@@ -21,12 +21,12 @@ from kazoo.client import KazooClient
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.workers import OutcomeCount
+from pulsar_lifecycle.deletion_queue.missing_topics import Subscribed
 from pulsar_lifecycle.deletion_queue.queue_topics import (
     DELETION_TOPIC,
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
-    Subscribed,
     Subscriptions,
     stored_subscriptions,
     topics_of,

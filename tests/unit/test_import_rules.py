@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from importlinter.contracts.layers import LayersContract
 ROOT = Path(__file__).parents[2]
 RULES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 ONE_PLACE = "One place connects"
+NO_DECISION = "Adapters decide nothing"
+MISSING_TOPICS = "pulsar_lifecycle.deletion_queue.missing_topics"
 
 Kept = Callable[[str, str, str], bool]
 
@@ -71,6 +72,11 @@ def test_an_adapter_is_imported_by_nothing_but_the_one_place_that_connects(kept:
         ("Inside the library", "pulsar_lifecycle.scan.read", "pulsar_lifecycle.deletion.batch"),
         ("Inside the library", "pulsar_lifecycle.no_such_room", "pulsar_lifecycle.model"),
         ("The library knows nothing of Dagster", "pulsar_lifecycle.runs.cluster", "dagster"),
+        (
+            "Adapters decide nothing",
+            "pulsar_lifecycle.io.pulsar.queue",
+            "pulsar_lifecycle.deletion_queue.missing_topics",
+        ),
         ("Vendors stay in io", "pulsar_lifecycle.run_settings", "boto3"),
         ("Vendors stay in io", "orchestration.automatic.schedules", "kazoo"),
         ("Rules are pure", "pulsar_lifecycle.topics.protection", "pulsar_lifecycle.ports.lake"),
@@ -99,12 +105,6 @@ def test_all_of_io_is_forbidden_but_what_connects() -> None:
     }
 
 
-def test_no_adapter_creates_or_deletes_topics_by_a_rule_of_its_own() -> None:
-    """What is missing of the queue's topics is decided above io, and given to the adapters by what connects them."""
-    found: set[str] = set()
-    for path in (ROOT / "pulsar_lifecycle/io").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())) if path.name != "connect.py" else ():
-            if isinstance(node, ast.ImportFrom) and node.module == "pulsar_lifecycle.deletion_queue.queue_topics":
-                found |= {one.name for one in node.names}
-    assert "DELETION_TOPIC" in found
-    assert found & {"create_missing", "make_sure", "subscribe_everywhere"} == set()
+def test_every_adapter_is_under_the_contract_that_it_decides_nothing() -> None:
+    rules = {one["name"]: one for one in RULES["contracts"]}
+    assert rules[NO_DECISION]["source_modules"] == rules[ONE_PLACE]["forbidden_modules"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from pulsar_lifecycle.deletion_queue.queue_topics import Subscribed
+from pulsar_lifecycle.deletion_queue.queue_topics import KeptTopics
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo, encode_deletion_message
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME
@@ -28,7 +28,7 @@ SHUT_FOR = 300.0
 class IntentSender:
     """Sends intents through one session. Not thread-safe."""
 
-    def __init__(self, session: PulsarSession, subscribed: Subscribed) -> None:
+    def __init__(self, session: PulsarSession, subscribed: KeptTopics) -> None:
         self._session, self._subscribed = session, subscribed
         self._shut: dict[Topic, float] = {}
         """Until when (by the monotonic clock) partitions are left alone."""

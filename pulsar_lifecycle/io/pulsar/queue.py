@@ -21,7 +21,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
-    Subscribed,
+    KeptTopics,
     pending,
     topics_of,
     waiting,
@@ -53,7 +53,7 @@ class PulsarDeletionQueue:
     ``subscribed`` makes what is missing of topics and subscriptions. Not thread-safe.
     """
 
-    def __init__(self, settings: PulsarSettings, admin: BrokerAdmin, subscribed: Subscribed) -> None:
+    def __init__(self, settings: PulsarSettings, admin: BrokerAdmin, subscribed: KeptTopics) -> None:
         self._admin = admin
         self._session = PulsarSession(settings)
         self._subscribed = subscribed

@@ -13,7 +13,8 @@ import pytest
 from assets import dead_letters
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven, redrive_now
-from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC, Subscribed
+from pulsar_lifecycle.deletion_queue.missing_topics import Subscribed
+from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.clock import SystemClock

@@ -13,14 +13,8 @@ import httpx
 import pulsar
 import pytest
 
-from pulsar_lifecycle.deletion_queue.queue_topics import (
-    DELETION_TOPIC,
-    DLQ_TOPIC,
-    RETRY_TOPIC,
-    SUBSCRIPTION,
-    subscribe_everywhere,
-    waiting,
-)
+from pulsar_lifecycle.deletion_queue.missing_topics import subscribe_everywhere
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, waiting
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.formats.retry_letter import java_message_id
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue

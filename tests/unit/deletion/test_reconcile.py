@@ -8,13 +8,8 @@ import pytest
 
 from assets.reconcile import intents_shown, reconciled_shown
 from pulsar_lifecycle.deletion import reconcile
-from pulsar_lifecycle.deletion_queue.queue_topics import (
-    DELETION_TOPIC,
-    RETRY_TOPIC,
-    SUBSCRIPTION,
-    create_missing,
-    topics_of,
-)
+from pulsar_lifecycle.deletion_queue.missing_topics import create_missing
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags

@@ -11,7 +11,7 @@ import pytest
 from pulsar_lifecycle.deletion.deletion_run import delete_pending
 from pulsar_lifecycle.deletion.planning.orphans import FINDINGS
 from pulsar_lifecycle.deletion.workers import OutcomeCount, PlanQueue, RunEnd, StopCode, _Worker, not_handed_out
-from pulsar_lifecycle.deletion_queue.queue_topics import create_missing
+from pulsar_lifecycle.deletion_queue.missing_topics import create_missing
 from pulsar_lifecycle.errors import (
     AccessDenied,
     CorruptFormat,

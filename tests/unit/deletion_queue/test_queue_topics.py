@@ -2,14 +2,13 @@
 
 import pytest
 
+from pulsar_lifecycle.deletion_queue.missing_topics import create_missing, subscribe_everywhere
 from pulsar_lifecycle.deletion_queue.queue_topics import (
     DELETION_TOPIC,
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
-    create_missing,
     pending,
-    subscribe_everywhere,
     topics_of,
 )
 from pulsar_lifecycle.errors import Conflict, NotFound

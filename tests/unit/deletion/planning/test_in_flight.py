@@ -9,7 +9,8 @@ import pytest
 
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
 from pulsar_lifecycle.deletion import deletion_run
-from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, SUBSCRIPTION, create_missing, topics_of
+from pulsar_lifecycle.deletion_queue.missing_topics import create_missing
+from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.inspect.automation import KINDS, decision_of
 from pulsar_lifecycle.inspect.settled import PlanEnd, end_of_rows, ended_plans

@@ -2,12 +2,12 @@ import _pulsar
 import pulsar
 import pytest
 
+from pulsar_lifecycle.deletion_queue.missing_topics import Subscribed
 from pulsar_lifecycle.deletion_queue.queue_topics import (
     DELETION_TOPIC,
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
-    Subscribed,
     pending,
     topics_of,
 )
