@@ -42,7 +42,7 @@ class OtherCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyPlaces:
+class CopyEvidence:
     """Where other copies may be, and the ledgers that the newest scan found listed (``referenced``).
 
     ``earlier``: those that the scan which confirms it, or one in between, found listed.
@@ -56,7 +56,7 @@ class CopyPlaces:
 
 def why_last(
     other_copies: Sequence[OtherCopy],
-    places: CopyPlaces,
+    evidence: CopyEvidence,
     *,
     store: MetadataStore,
     reader: LedgerReader,
@@ -75,27 +75,27 @@ def why_last(
     for n, one in enumerate(other_copies):
         if _read_offload(one):
             read.append(n)
-        elif is_listed(one, places):
+        elif is_listed(one, evidence):
             rest.append(n)
-        elif not one.delisted and one.ledger_id in places.earlier:
+        elif not one.delisted and one.ledger_id in evidence.earlier:
             found[n] = Why(Code.NOT_CONFIRMED, "not confirmed: an earlier scan still found its ledger listed")
-    for n, why in zip(read, why_not_there([other_copies[n] for n in read], places.buckets, objects), strict=True):
+    for n, why in zip(read, why_not_there([other_copies[n] for n in read], evidence.buckets, objects), strict=True):
         found[n] = why
-    for n, why in zip(rest, _not_in_bookkeeper([other_copies[n] for n in rest], places, store, reader), strict=True):
+    for n, why in zip(rest, _not_in_bookkeeper([other_copies[n] for n in rest], evidence, store, reader), strict=True):
         if why:
             found[n] = Why(Code.LAST_COPY, f"some topic lists its ledger, and no other copy of it is known: {why}")
     return found
 
 
-def is_listed(other_copy: OtherCopy, places: CopyPlaces) -> bool:
+def is_listed(other_copy: OtherCopy, evidence: CopyEvidence) -> bool:
     """Whether some topic lists the ledger of a copy, so that another copy must be there."""
-    return bool(other_copy.item) or other_copy.ledger_id in places.referenced
+    return bool(other_copy.item) or other_copy.ledger_id in evidence.referenced
 
 
 def why_unlike(
     other_copy: OtherCopy,
     location: Location,
-    places: CopyPlaces,
+    evidence: CopyEvidence,
     *,
     store: MetadataStore,
     reader: LedgerReader,
@@ -109,7 +109,7 @@ def why_unlike(
     compared, and the other copy is read all the same. None at once where no topic lists the ledger. A LifecycleError
     for what could not be read now; raises what ``pace`` raises. In memory: some pieces of each.
     """
-    if not is_listed(other_copy, places):
+    if not is_listed(other_copy, evidence):
         return None
     try:
         heads = objects.head_many(location.bucket, [location.data_key, location.index_key])
@@ -122,7 +122,7 @@ def why_unlike(
             there = Location(offload.driver_metadata.get("bucket", ""), offload.uuid, other_copy.ledger_id)
             what, other = "the copy that its topic reads", whole_copies.in_bucket(objects, there, pace)
         else:
-            (node,) = store.read([ledger_path.ledger_path(other_copy.ledger_id, places.ledgers_root)])
+            (node,) = store.read([ledger_path.ledger_path(other_copy.ledger_id, evidence.ledgers_root)])
             if not isinstance(node, Node):
                 return Why(Code.LAST_COPY, "its z-node in BookKeeper is not there, or cannot be read")
             metadata = ledger_metadata.decode(node.data)
@@ -214,12 +214,12 @@ def why_not_there(
 
 
 def _not_in_bookkeeper(
-    other_copies: Sequence[OtherCopy], places: CopyPlaces, store: MetadataStore, reader: LedgerReader
+    other_copies: Sequence[OtherCopy], evidence: CopyEvidence, store: MetadataStore, reader: LedgerReader
 ) -> list[Why | None]:
     """Why BookKeeper's copy of each one's ledger cannot be relied on; None if its bookies have it."""
-    nodes = store.read([ledger_path.ledger_path(one.ledger_id, places.ledgers_root) for one in other_copies])
+    nodes = store.read([ledger_path.ledger_path(one.ledger_id, evidence.ledgers_root) for one in other_copies])
     there = [node for node in nodes if isinstance(node, Node)]
-    known = bookkeeper_ledgers.ledger_rows(there, places.ledgers_root).to_pylist() if there else []
+    known = bookkeeper_ledgers.ledger_rows(there, evidence.ledgers_root).to_pylist() if there else []
     rows = {row["ledger_id"]: row for row in known}
     found: list[Why | None] = []
     asked: dict[int, LedgerMetadata] = {}

@@ -106,9 +106,9 @@ def withdraw(store: MetadataStore, where: OffloadLocation, made: Hold) -> None:
         store.write(found.path, made.over, found.stat.version)
 
 
-def held(store: MetadataStore, places: Collection[OffloadLocation]) -> set[OffloadLocation]:
+def held(store: MetadataStore, locations: Collection[OffloadLocation]) -> set[OffloadLocation]:
     """Those of the locations where a broker could not read, and those of which that cannot be known."""
-    some = sorted(places)
+    some = sorted(locations)
     store.sync("/")
     found = store.read([path_of(where) for where in some])
     return {where for where, node in zip(some, found, strict=True) if _holds(node)}

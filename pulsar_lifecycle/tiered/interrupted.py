@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt, BrokenAttempt
-from pulsar_lifecycle.copies.last_copy import CopyPlaces, OtherCopy, why_not_there, why_unlike
+from pulsar_lifecycle.copies.last_copy import CopyEvidence, OtherCopy, why_not_there, why_unlike
 from pulsar_lifecycle.copies.location import OffloadedCopy, namespace_location
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, StoreError
@@ -302,7 +302,7 @@ def _unlike(
     return why_unlike(
         other_copy,
         Location(attempt.bucket, attempt.uuid, attempt.ledger_id),
-        CopyPlaces(run.context.offload_buckets, run.ledgers_root, Referenced()),
+        CopyEvidence(run.context.offload_buckets, run.ledgers_root, Referenced()),
         store=ports.store,
         reader=ports.reader,
         objects=_objects(ports),

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
-from pulsar_lifecycle.copies.last_copy import CopyPlaces, OtherCopy, heads_of, why_last
+from pulsar_lifecycle.copies.last_copy import CopyEvidence, OtherCopy, heads_of, why_last
 from pulsar_lifecycle.copies.object_pairs import (
     CLOCK_SKEW_MS,
     ObjectKind,
@@ -239,8 +239,8 @@ def _owned(
         else:
             item = next((item for item in info.ledgers if item.ledger_id == one.ledger_id), None)
             unneeded.append((one, whose, OtherCopy(one.ledger_id, Topic.parse(whose.topic), item)))
-    places = CopyPlaces(inventory.buckets, inventory.ledgers_root, inventory.referenced, inventory.listed_earlier)
-    last = why_last([other_copy for *_, other_copy in unneeded], places, store=store, reader=reader, objects=objects)
+    evidence = CopyEvidence(inventory.buckets, inventory.ledgers_root, inventory.referenced, inventory.listed_earlier)
+    last = why_last([other_copy for *_, other_copy in unneeded], evidence, store=store, reader=reader, objects=objects)
     for (one, whose, _), found in zip(unneeded, last, strict=True):
         why = found
         if isinstance(found, LifecycleError):

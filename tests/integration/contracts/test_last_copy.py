@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from pulsar_lifecycle.copies.last_copy import CopyPlaces, OtherCopy, why_last, why_unlike
+from pulsar_lifecycle.copies.last_copy import CopyEvidence, OtherCopy, why_last, why_unlike
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -69,7 +69,7 @@ def test_every_entry_of_a_large_ledger_counts(sandbox: Cluster, tmp_path: Path) 
         source = Source(ledger_metadata.decode(node.data), node.stat.ctime)
         assert 21 not in telling_entries(source.metadata)  # what a sample asks for
         (item, *_) = managed_ledger.decode(listing.data).ledgers
-        places = CopyPlaces((BUCKET,), settings.bookkeeper.ledgers_root, Referenced())
+        evidence = CopyEvidence((BUCKET,), settings.bookkeeper.ledgers_root, Referenced())
 
         def stored(at: int) -> Location:
             altered: Any = Altered(reader, at)
@@ -79,12 +79,12 @@ def test_every_entry_of_a_large_ledger_counts(sandbox: Cluster, tmp_path: Path) 
 
         def why(other_copy: OtherCopy, location: Location) -> object:
             """By what is there at a glance it may go; then by every entry."""
-            assert why_last([other_copy], places, store=store, reader=reader, objects=objects) == [None]
+            assert why_last([other_copy], evidence, store=store, reader=reader, objects=objects) == [None]
             read: list[int] = []
             told = why_unlike(
                 other_copy,
                 location,
-                places,
+                evidence,
                 store=store,
                 reader=reader,
                 objects=objects,
