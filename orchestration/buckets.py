@@ -77,7 +77,7 @@ def _done(done: Swept) -> dict[str, Any]:
 
 
 def sweep_objects_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "sweep_objects",

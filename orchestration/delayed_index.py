@@ -88,7 +88,7 @@ def shown(done: Sequence[Repaired], dry_run: bool) -> dict[str, Any]:
 
 
 def repair_delayed_index_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "repair_delayed_index",

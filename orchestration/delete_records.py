@@ -219,7 +219,7 @@ def of_both(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def delete_records_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "delete_records",

@@ -116,7 +116,7 @@ def deleted(outcomes: list[OutcomeCount]) -> dict[str, Any]:
 
 
 def apply_plan_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "apply_plan",
@@ -198,7 +198,7 @@ def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle:
 
 
 def redrive_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "redrive_dead_letters",

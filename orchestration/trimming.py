@@ -177,7 +177,7 @@ def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: Lifec
 
 
 def trim_topics_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "trim_topics",
@@ -206,7 +206,7 @@ def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig,
 
 
 def delete_topics_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "delete_topics",

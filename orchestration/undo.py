@@ -62,7 +62,7 @@ def restore_ledgers_op(context: dg.OpExecutionContext, config: UndoConfig, lifec
 
 
 def undo_deletions_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "undo_deletions",

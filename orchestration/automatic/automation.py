@@ -229,7 +229,7 @@ def approve_op(context: dg.OpExecutionContext, config: ApprovalConfig, lifecycle
     "nothing but the journal.",
 )
 def approve_job() -> None:
-    """One op."""
+    """The job has one op."""
     approve_op()
 
 

@@ -58,7 +58,7 @@ def plan_consumed_op(context: dg.OpExecutionContext, lifecycle: LifecycleResourc
     "whatever retention says. Job `delete_records` applies it, by itself if `automation.consumed_records` says so.",
 )
 def plan_consumed_records_job() -> None:
-    """One op."""
+    """The job has one op."""
     plan_consumed_op()
 
 

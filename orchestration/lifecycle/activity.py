@@ -56,7 +56,7 @@ def delete_unused_topics_op(
 
 
 def delete_inactive_topics_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "delete_inactive_topics",
@@ -124,7 +124,7 @@ def shown(done: Sequence[DeletedSubscription], dry_run: bool) -> dict[str, Any]:
 
 
 def delete_inactive_subscriptions_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "delete_inactive_subscriptions",

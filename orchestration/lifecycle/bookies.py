@@ -100,7 +100,7 @@ def done_shown(done: Sequence[Collected]) -> dict[str, Any]:
 
 
 def collect_bookies_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "collect_bookies",

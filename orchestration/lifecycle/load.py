@@ -97,7 +97,7 @@ def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
 
 
 def load_topics_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "load_topics",

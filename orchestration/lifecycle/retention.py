@@ -48,7 +48,7 @@ def trim_expired_op(context: dg.OpExecutionContext, config: RetentionConfig, lif
 
 
 def apply_retention_job(cluster: str) -> dg.JobDefinition:
-    """One op."""
+    """The job has one op."""
     return acting_job(
         cluster,
         "apply_retention",

@@ -44,7 +44,7 @@ def combined(checksum: int, checksums: array[int], lengths: array[int]) -> int:
 
 
 def _moved(checksums: _Numbers, lengths: npt.NDArray[np.uint64]) -> _Numbers:
-    """Each as if so many zero bytes came behind it."""
+    """The checksum of each payload with so many zero bytes appended."""
     moved = checksums
     for place in range(-(-int(lengths.max()).bit_length() // 4)):
         digits = (lengths >> np.uint64(4 * place)).astype(np.uint32) & np.uint32(15)

@@ -55,7 +55,7 @@ class Indexes:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Indexes]) -> Indexes:
-        """One after the other."""
+        """The parts put one after the other."""
         if len(parts) == 1:
             return parts[0]
         return cls(

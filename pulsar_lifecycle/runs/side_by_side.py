@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 class Combined(Generic[T, R]):
-    """One call for all that ask at the same time: who comes while a call is under way goes with the next one.
+    """Makes one call for all that ask at the same time: who asks while a call is under way is answered by the next.
 
     ``call`` answers each of its items, in order, and is never called twice at a time. What it raises, every caller
     whose items it had raises.

@@ -275,9 +275,10 @@ def _batches(
 
 
 def opened_copy(ports: IndexPorts, info: LedgerInfo, missing: LifecycleError) -> OffloadedLedger:
-    """The offloaded copy of a ledger that BookKeeper has no more; raises ``missing``, why its metadata was not read.
+    """The offloaded copy of a ledger that BookKeeper has no more.
 
-    That where it may be there, or has no copy; Refused without an object store; as ``open_offloaded``.
+    Raises ``missing``, which says why its metadata was not read, where BookKeeper may have it or it has no copy;
+    Refused without an object store; what ``open_offloaded`` raises.
     """
     offload = info.offload
     if not isinstance(missing, NotFound) or offload is None or not offload.complete or offload.uuid is None:

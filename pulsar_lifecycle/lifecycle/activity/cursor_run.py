@@ -127,7 +127,7 @@ class _Deletion:
     _going: dict[Topic, set[str]] = field(default_factory=dict[Topic, set[str]])
 
     def all(self, rows: Sequence[Mapping[str, Any]], report: Report) -> list[DeletedSubscription]:
-        """One after the other."""
+        """Delete them one after the other, and say what became of each."""
         groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
         for row in rows:
             groups.setdefault(_everywhere(row), []).append(row)

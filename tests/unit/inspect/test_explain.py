@@ -46,8 +46,7 @@ def test_a_ledger_on_its_topics_list_is_in_use(world: World) -> None:
     world.ledger(7, DATA)
     world.topic(LedgerInfo(7))
     found = world.explain(7)
-    assert found.verdict is Verdict.IN_USE
-    assert text(found) == f"{TOPIC_PATH} (managed-ledger) refers to it"
+    assert in_use_by(found) == [("R1", TOPIC_PATH)]
     assert found.topic == "persistent://shop/orders/placed"
 
 
