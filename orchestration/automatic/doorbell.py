@@ -144,10 +144,10 @@ class Watch:
         """Drop partitions that are gone or have nothing left."""
         self.parts = {name: known for name, known in self.parts.items() if name in parts}
 
-    def look(self, reader: QueueReader, now: int) -> tuple[int, bool, str]:
-        """How many messages wait, whether one is due, and why a partition could not be read; empty if all could."""
+    def look(self, reader: QueueReader, now: int) -> tuple[int, bool, str | None]:
+        """How many messages wait, whether one is due, and why a partition could not be read; None if all could."""
         waiting: dict[str, int] = {}
-        due, unread = False, ""
+        due, unread = False, None
         for part in [part for topic in TOPICS for part in reader.partitions(topic)]:
             try:
                 if count := reader.backlog(part):
