@@ -8,32 +8,19 @@ import pytest
 
 from assets.reconcile import intents_shown, reconciled_shown
 from pulsar_lifecycle.deletion import reconcile
-from pulsar_lifecycle.deletion_queue.missing_topics import create_missing
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
-from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import JournalRow
-from tests.kit.simulated.cluster import SimulatedCluster, data_tags
-from tests.kit.simulated.pipeline import lake_of, two_scans, where
+from pulsar_lifecycle.records.outcomes import Outcome
+from tests.kit.scenes.orphan_scene import TOPIC, OrphanScene
 
-TOPIC = Topic.parse("persistent://acme/orders/x")
 NAMESPACE = str(TOPIC.namespace)
 
 
-class Scene:
-    """A cluster with two orphans, one of them in flight by the journal, and the admin API of its brokers."""
+class Scene(OrphanScene):
+    """Two orphans, one of them in flight by the journal."""
 
     def __init__(self) -> None:
-        servers = SimulatedCluster()
-        servers.topic(TOPIC, [servers.ledger(data_tags(TOPIC))])
-        orphans = [servers.ledger(data_tags(TOPIC)) for _ in range(2)]
-        now, before = two_scans(servers)
-        self.admin = servers.admin
-        create_missing(self.admin, 2)
-        sent = JournalRow(
-            "r", "simulated", "p", orphans[0], "", str(TOPIC), "delete-ledger", "send", "sent", "", 1, "", "", 1
-        )
-        servers.journal.record([sent])
-        self.cluster = where(servers, None, lake_of(before, now))
+        super().__init__()
+        self.said(self.orphans[0], Outcome.SENT)
 
     def reconcile(self, *, apply: bool) -> reconcile.Reconciled:
         return reconcile.reconcile(

@@ -9,48 +9,28 @@ import pytest
 
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
 from pulsar_lifecycle.deletion import deletion_run
-from pulsar_lifecycle.deletion_queue.missing_topics import create_missing
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.inspect.automation import KINDS, decision_of
 from pulsar_lifecycle.inspect.settled import PlanEnd, end_of_rows, ended_plans
 from pulsar_lifecycle.journal.queries import read_intent_states
-from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import JournalReader, JournalRow
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.ports import JournalReader
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.automation_rule import AutomationCode
-from tests.kit.simulated.cluster import SimulatedCluster, data_tags
-from tests.kit.simulated.pipeline import lake_of, two_scans, where
+from tests.kit.scenes.orphan_scene import OrphanScene
 
-TOPIC = Topic.parse("persistent://acme/orders/x")
 DAY = 86_400_000
 
 
-class Scene:
-    """A cluster with two orphans, and a queue with a message."""
+class Scene(OrphanScene):
+    """Two orphans, and a queue with a message."""
 
     def __init__(self) -> None:
-        self.servers = SimulatedCluster()
-        self.servers.topic(TOPIC, [self.servers.ledger(data_tags(TOPIC))])
-        self.orphans = [self.servers.ledger(data_tags(TOPIC)) for _ in range(2)]
-        now, before = two_scans(self.servers)
-        self.admin = self.servers.admin
-        create_missing(self.admin, 2)
+        super().__init__()
         self.parts = topics_of(self.admin, DELETION_TOPIC)
         self.admin.topics[self.parts[0]][SUBSCRIPTION].backlog = 1
-        self.epoch = now.epoch
-        self.lake = lake_of(before, now)
-        self.cluster = where(self.servers, None, self.lake)
-
-    def said(self, ledger_id: int, outcome: Outcome, ago: int = 0, phase: Phase = Phase.SEND, plan: str = "p") -> None:
-        """What the journal says of an intent, so many ms ago."""
-        at = self.servers.clock.now_ms() - ago
-        row = JournalRow(
-            "r", "simulated", plan, ledger_id, "", str(TOPIC), Action.DELETE_LEDGER, phase, outcome, "", 1, "", "", at
-        )
-        self.servers.journal.record([row])
 
     def plan(self, kind: PlanKind = PlanKind.ORPHANS) -> PlanSummary:
         return deletion_run.make_plan(self.cluster, self.epoch, kind)[0]
