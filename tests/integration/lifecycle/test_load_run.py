@@ -34,6 +34,7 @@ from tests.integration.pipeline import (
     Pipeline,
     listed,
     new_namespace,
+    read_all,
     wait_listed,
     wait_unlisted,
     wait_until_unloaded_counts,
@@ -44,6 +45,7 @@ pytestmark = pytest.mark.integration
 HALFWAY = topics.payloads(120)
 """Three ledgers, of which a subscription has read the first, and some of the second."""
 READ = 70
+LATER = topics.payloads(10, "later")
 MINUTE = 61.0
 """Seconds after which what was closed is older than the shortest retention time but none."""
 
@@ -189,6 +191,53 @@ def test_what_a_killed_run_has_loaded_the_next_one_unloads(
     assert {row["run_id"] for row in ended if row["topic"] in names} == {f"killed-{n}" for n in range(1, len(STEPS))}
     left = {name for name in names if not set(ids[name]).isdisjoint(listed(lone, name))}
     assert left <= {names[UNSUBSCRIBED]}  # there a new ledger is the last one by now: the others go by metadata
+
+
+def test_topics_that_changed_since_the_plan_are_left_alone(lone: Cluster, spark: None, tmp_path: Path) -> None:
+    namespace, other = new_namespace(lone, "changing"), new_namespace(lone, "policy")
+    names = ("still", "written", "moved", "deleted", "recreated", "taken")
+    still, written, moved, deleted, recreated, taken = (f"persistent://{namespace}/{name}" for name in names)
+    policy = f"persistent://{other}/policy"
+    every = (still, written, moved, deleted, recreated, taken, policy)
+    with pulsar_client(lone.service_url) as client, Admin(lone.admin_url) as admin:
+        ids = {name: filled(client, admin, name) for name in every}
+        close_earlier(lone, every)
+        for one in (namespace, other):
+            no_retention(admin, one)
+            admin.call("POST", f"/v2/namespaces/{one}/messageTTL", 3600)
+        wait_unlisted(lone, every)
+        wait_until_unloaded_counts(time.time())
+        pipeline = pipeline_of(lone, tmp_path, [namespace, other])
+        plan, rows = planned(pipeline)
+        assert {name: (row["needs"], row["kept"]) for name, row in rows.items() if name in every} == dict.fromkeys(
+            every, (["past_ttl"], None)
+        )
+
+        admin.call("POST", f"/v2/namespaces/{other}/messageTTL", 36_000)
+        topics.publish(client, written, LATER)
+        admin.topic("POST", moved, "/subscription/s/skip/10")
+        for name in (deleted, recreated):
+            admin.topic("DELETE", name, "?force=true")
+        topics.publish(client, recreated, LATER)
+        for name in (written, moved, recreated):
+            admin.unload(name)
+        producer = client.create_producer(taken)
+        wait_unlisted(lone, [written, moved, recreated])
+        wait_listed(lone, taken)
+        wait_until_unloaded_counts(time.time())
+        done = load_topics(pipeline.where, "changed", Order(plan.plan_id, plan.digest), dry_run=False)
+        said = {one.topic: (one.outcome, one.why.code) for one in done if one.topic in every}
+        assert said.pop(still)[0] is Outcome.DONE, done
+        assert said.pop(deleted) == (Outcome.LEFT, Code.TOPIC_GONE), done
+        changed = (written, moved, recreated, taken, policy)
+        assert said == dict.fromkeys(changed, (Outcome.LEFT, Code.CHANGED_SINCE_PLAN))
+        wait_unlisted(lone, set(every) - {taken})
+        assert notes(lone) == []
+        assert listed(lone, still)[0] == ids[still][1]
+        producer.close()
+        left = {written: [*CONTENTS, *LATER], moved: CONTENTS, recreated: LATER, taken: CONTENTS, policy: CONTENTS}
+        for name, contents in left.items():
+            assert read_all(client, name, len(contents)) == contents
 
 
 def test_brokers_free_what_metadata_cannot_and_all_else_stays(
