@@ -166,9 +166,11 @@ def closing_open(cluster: Cluster, topics: Collection[str]) -> dict[str, str]:
     for epoch in newest:
         with suppress(NotFound):  # a scan that failed before it judged
             parts = cluster.parts(epoch.epoch_id, "findings")
-            for batch in cluster.lake.batches(parts, ["topic", "ledger_id"], where):
+            for batch in cluster.lake.batches(parts, ["topic", "ledger_id", "finding"], where):
                 for row in batch.to_pylist():
-                    close = f"`bookkeeper shell readledger -ledgerid {row['ledger_id']} -r` closes it"
+                    young = row["finding"] == Finding.OPEN  # a compaction may be writing it
+                    once = f"once a scan finds it {Finding.OPEN_ORPHAN}, " if young else ""
+                    close = f"{once}`bookkeeper shell readledger -ledgerid {row['ledger_id']} -r` closes it"
                     found[row["topic"]] = f"; ledger {row['ledger_id']} is on no list and open: {close}"
     return found
 

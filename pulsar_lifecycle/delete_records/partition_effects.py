@@ -78,7 +78,7 @@ _ERRORS: Mapping[Outcome, RecordsError] = {
 """What the outcome of a ledger that was to leave, and did not, makes of its partition."""
 _UNANSWERED = (Code.SERVER_FAILED, Code.NOT_SENT, Code.NOT_UNLOADED)
 """A server, the deletion topic, or a broker that was to unload did not do it: that is a time-out, whatever came of the
-ledger. The unloads that a partition needs are kept for it before, but for one that only an earlier failure asks for."""
+ledger. The unloads that a partition needs are kept for it before."""
 
 
 def timed_out(brokers: BrokerAnswers, topic: str, what: str) -> str:

@@ -103,7 +103,7 @@ def explain(
     topic = owner_in(ledger)[1] if ledger else ""
     owners, schemas = _owners(ledger, history)
     found = look(store, reader, ledger_id, owners, schemas, ledgers_root)
-    if history.releases(ledger):
+    if history.releases(ledger) and not found.trouble:
         found = replace(found, release_kept=_release_kept(store, ledger_id, history))
     if isinstance(node, Unread):
         answer = _kept(Code.UNREAD, f"its z-node cannot be read: {node.reason}")

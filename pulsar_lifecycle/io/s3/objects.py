@@ -63,8 +63,9 @@ class S3ObjectStore:
         silent: list[Unavailable] = []
 
         def one(key: str) -> ObjectHead | LifecycleError | None:
-            if len(silent) >= self._settings.connections:
-                return silent[-1]  # each of them took all its tries, and the next ones would
+            seen = silent.copy()  # another thread may clear it
+            if len(seen) >= self._settings.connections:
+                return seen[-1]  # each of them took all its tries, and the next ones would
             try:
                 found = self.head(bucket, key)
             except Unavailable as error:

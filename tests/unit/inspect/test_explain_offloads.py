@@ -11,6 +11,7 @@ import pytest
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.deletion.run_evidence import Evidence
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, OffloadContext
@@ -19,6 +20,7 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Released, Verified
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Action
+from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.scenes.explain_scene import DATA, ROOT, TOPIC_PATH, World, journalled, said
 
@@ -93,6 +95,14 @@ def test_what_was_released_is_kept_by_the_rules_of_a_deletion_run(
 def test_what_was_released_and_never_closed_is_kept(world: World) -> None:
     release(world, state=LedgerState.OPEN)
     assert said(world.explain(7)) == (Verdict.KEPT, Code.NEVER_CLOSED)
+
+
+def test_what_was_released_is_kept_where_its_topic_cannot_be_read(world: World) -> None:
+    release(world)
+    world.writer.write(TOPIC_PATH, b"no managed ledger", 0)
+    evidence = Evidence(Referenced(), 0, Referenced(), None, 0, world.context())
+    world.history = replace(world.history, evidence=evidence)
+    assert said(world.explain(7)) == (Verdict.KEPT, Code.UNREAD)
 
 
 @pytest.mark.parametrize(
