@@ -65,8 +65,8 @@ def compare_the_lengths() -> AbstractContextManager[Any]:
 
 def only_the_newest_listing_counts() -> AbstractContextManager[Any]:
     """What no topic lists at the newest scan is nobody's, whatever the scans before it saw listed."""
-    real = offloaded_copies._places
-    return patch.object(offloaded_copies, "_places", lambda run: replace(real(run), earlier=Referenced()))
+    real = offloaded_copies._copy_evidence
+    return patch.object(offloaded_copies, "_copy_evidence", lambda run: replace(real(run), earlier=Referenced()))
 
 
 LARGE = 200
