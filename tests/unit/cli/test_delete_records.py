@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from orchestration.delete_records import planned
+from pulsar_lifecycle.delete_records.request import NotAsked
 from pulsar_lifecycle.delete_records.requested_partitions import READ_EACH
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicConnections
@@ -78,6 +79,11 @@ def test_a_file_is_planned_applied_and_answered(operator: Operator) -> None:
     assert (code, "TimeoutException" in text, "are not proven gone" in " ".join(text.split())) == (1, True, True)
     scene.delete()
     code, answer = operator.document("--apply", plan["plan_id"], plan["digest"])
+    assert [one["not_asked"] for one in answer["partitions"]] == [[NotAsked.TRIMMED]] * 2
+    text = " ".join(operator("--apply", plan["plan_id"], plan["digest"])[1].split())
+    first = answer["partitions"][0]["partition"]
+    trimmed = "what brokers trimmed and deleted by themselves before the scan that the plan rests on"
+    assert f"nobody was asked for {trimmed}: 2 partitions, the first {first}" in text
     marks = [one["low_watermark"] for one in answer["partitions"]]
     assert (code, marks) == (0, [str(scene.at(2, 0, topic)) for topic in scene.topics])
 
