@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OPEN_SIZES
+from pulsar_lifecycle.lifecycle.load.going_subscriptions import Inactive
 from pulsar_lifecycle.lifecycle.load.ledgers_once_loaded import TopicTables
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice, LoadNeed, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors, Replication, TopicDeletion
@@ -54,7 +55,9 @@ def topics(draw: st.DrawFn) -> Made:
     )
 
 
-def judged(made: list[Made], expiry: int, *, closed: bool = False) -> dict[int, dict[str, Any]]:
+def judged(
+    made: list[Made], expiry: int, *, closed: bool = False, inactive: Inactive | None = None
+) -> dict[int, dict[str, Any]]:
     """Rows of ``TOPICS_TO_LOAD`` by the number of the topic. ``closed``: brokers have closed its cursor."""
     listed: list[dict[str, Any]] = []
     inputs: list[dict[str, Any]] = []
@@ -109,7 +112,7 @@ def judged(made: list[Made], expiry: int, *, closed: bool = False) -> dict[int, 
     layers = InForce(holds), InForce(here), InForce(never)
     monitors = Monitors(InForce(ttl), InForce(off), dict.fromkeys(ttl, expiry), *layers)
     choice = LoadChoice(frozenset(f"t/{number}" for number, one in enumerate(made) if one.named))
-    rows = topics_to_load(seen, monitors, choice, NOW).to_pylist()
+    rows = topics_to_load(seen, monitors, choice, NOW, inactive or Inactive()).to_pylist()
     return {row["ledger_id"] // 100: row for row in rows}
 
 
@@ -191,6 +194,26 @@ def test_what_goes_with_an_expired_subscription_is_what_goes_without_any(made: l
         if one.minutes >= 0 and any(not _read(one, n) for n in range(len(one.ledgers))):
             assert row
             assert str(LoadNeed.SUBSCRIPTION_EXPIRED) in row["needs"]
+
+
+@given(st.lists(topics(), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))
+def test_what_goes_with_an_inactive_one_is_what_goes_without_any(made: list[Made], ordered: list[bool]) -> None:
+    """And it goes of the topics alone that are named, whether or not that frees anything."""
+    named = {f"persistent://t/{number}/a": ["s"] for number in range(len(made)) if ordered[number]}
+    rows = judged(made, 0, inactive=Inactive(named))
+    without, plain = judged([replace(one, cursor=None) for one in made], 0), judged(made, 0)
+    for number, one in enumerate(made):
+        row = rows.get(number)
+        if not (ordered[number] and one.cursor):
+            assert row == plain.get(number)
+            continue
+        assert row
+        assert (row["inactive_subscriptions"], row["expired_subscriptions"]) == (["s"], [])
+        assert str(LoadNeed.SUBSCRIPTION_INACTIVE) in row["needs"]
+        assert (row["kept"] is None) == (one.named and not one.protected)
+        if other := without.get(number):
+            for name in ("trims", "may_trim"):
+                assert row[name] == other[name]
 
 
 def _read(one: Made, number: int) -> bool:
