@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.lifecycle import load_budget
 from pulsar_lifecycle.lifecycle.load import (
     going_subscriptions,
     load_planning,
@@ -56,7 +57,7 @@ def brokers_may_evict() -> Iterator[None]:
 
 def load_their_neighbours() -> AbstractContextManager[Any]:
     """A bundle without an owner is loaded whatever else is in it."""
-    return patch.object(load_run, "would_be_loaded", lambda *_: None)
+    return patch.object(load_budget, "would_be_loaded", lambda *_: None)
 
 
 def load_without_a_note() -> AbstractContextManager[Any]:
