@@ -32,7 +32,7 @@ from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
-from pulsar_lifecycle.lifecycle.load.one_topic import load_row
+from pulsar_lifecycle.lifecycle.load.one_topic import kept_code, load_row
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics, with_shadow_sources
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
@@ -231,7 +231,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         tuple(warnings),
         epochs[-1].epoch_id,
         _causes(opened, inputs, load, Rollover.of(layers.brokers)),
-        _kept_from_load(to_load["kept"]) if to_load and to_load["kept"] else None,
+        kept_code(to_load),
     )
 
 
@@ -324,12 +324,6 @@ def _state_of(bookkeeper: Mapping[str, Any] | None) -> LedgerState | Problem | N
     if bookkeeper is None:
         return None
     return LedgerState[bookkeeper["state"]] if bookkeeper["state"] else Problem(bookkeeper["problem"])
-
-
-def _kept_from_load(kept: str) -> LoadKept | RetentionVerdict | Protection:
-    if kept in set(LoadKept):
-        return LoadKept(kept)
-    return RetentionVerdict(kept) if kept in set(RetentionVerdict) else Protection(kept)
 
 
 def _past_ttl(monitors: Monitors | None, topic: Topic, cursors: Sequence[HeldBy], now: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Job ``delete_records``, whole: a plan, what applies it, its answer; and the plan of policy ``consumed_records``."""
+"""Job ``delete_records``, whole: a plan, what applies it, its answer, its page; the plan of ``consumed_records``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import dagster as dg
 import pytest
 
 from assets.names import PLAN
+from assets.pages.show import SAMPLE
 from orchestration.automatic.consumed_records import NOTHING_NAMED
 from orchestration.definitions import build_defs
+from orchestration.delete_records import of_both
 from pulsar_lifecycle.delete_records.request import Lacks
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
@@ -132,3 +134,14 @@ def test_what_was_consumed_is_planned_and_applied(jobs: Jobs) -> None:
     scene.delete()
     page, failure = jobs.delete_records(**apply, wait=60)
     assert (failure, page["errors"], page["sample"][0]["low_watermark"]) == ("", 0, f"{ids[2]}:5")
+
+
+@pytest.mark.parametrize(
+    ("failed", "fine", "shown"),
+    [(0, 9, (0, 9)), (9, 0, (9, 0)), (90, 90, (25, 25)), (90, 3, (47, 3)), (3, 90, (3, 47)), (90, 0, (SAMPLE, 0))],
+)
+def test_partitions_with_an_error_hide_no_others(failed: int, fine: int, shown: tuple[int, int]) -> None:
+    rows: list[dict[str, Any]] = [{"error": None}] * fine + [{"error": "cursor_below"}] * failed
+    found = [row["error"] is None for row in of_both(rows)]
+    assert (found.count(False), found.count(True)) == shown
+    assert found == sorted(found)

@@ -15,15 +15,17 @@ import pyarrow as pa
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
 from pulsar_lifecycle.lifecycle.load.fresh import read_now
 from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
-from pulsar_lifecycle.lifecycle.load.load_rules import last_of, topics_to_load
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import monitors_in_force
 from pulsar_lifecycle.lifecycle.retention_inputs import with_shadow_sources
+from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.policies import Layers
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 
@@ -52,3 +54,11 @@ def load_row(
     fresh = replace(fresh, listed=with_shadow_sources(fresh.listed, shadows))
     tables = fresh.for_loading(policies_in_force(layers), context, brokers, now, opened)
     return next(iter(topics_to_load(tables, monitors_in_force(layers), choice, now).to_pylist()), None)
+
+
+def kept_code(row: Mapping[str, Any] | None) -> LoadKept | RetentionVerdict | Protection | None:
+    """Why a topic is left alone, by its row; None where it is loaded, or needs no broker."""
+    kept = row["kept"] if row else None
+    if not kept:
+        return None
+    return next(member for codes in (LoadKept, RetentionVerdict, Protection) for member in codes if member == kept)

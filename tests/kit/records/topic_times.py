@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.delete_records.times.time_offsets import Question, ResolvedOffset, resolve
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
-from pulsar_lifecycle.model import MessagePosition, Topic
+from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks
@@ -131,3 +132,9 @@ class TopicTimes:
         asked = MessagePosition.parse(position)
         (found,) = resolve(self.cluster, [Question(TOPIC, self.readable, MessagePosition.parse(start), position=asked)])
         return found
+
+
+def compacted_entry(position: Position) -> bytes:
+    """Where the topic had a message, and the message."""
+    raw = pb.MessageIdData(ledgerId=position.ledger_id, entryId=position.entry_id).SerializeToString()
+    return b"".join(len(part).to_bytes(4, "big") + part for part in (raw, sent(3_600_000)))

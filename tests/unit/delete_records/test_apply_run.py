@@ -24,7 +24,6 @@ from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from tests.kit.fakes.bookie_admin import status
-from tests.kit.fakes.journal import FakeJournal
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
 from tests.kit.refused import refused_by
 
@@ -159,39 +158,6 @@ def test_bookies_are_not_said_to_have_nothing_of_what_another_lake_deleted() -> 
         assert f"its low watermark was {scene.at(2, 0)} by no request that this journal knows" in result.reason
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
     assert scene.apply(asked, dry_run=True)[0].error is RecordsError.TIMEOUT
-
-
-def raised_by_another_lake(scene: RecordsScene) -> None:
-    """What is before the third ledger goes by a request that our journal does not know."""
-    ours, scene.cluster.journal = scene.cluster.journal, FakeJournal()
-    scene.plan(scene.at(2, 0))
-    scene.apply()
-    scene.delete()
-    scene.cluster.journal = ours
-    scene.cluster.put(f"/ledgers/cookies/{BOOKIE}", b"")
-    scene.cluster.reader.collected[BOOKIE] = set(scene.ids[scene.topic][:2])
-
-
-def test_a_low_watermark_that_another_lake_raised_between_ours_is_seen() -> None:
-    scene = RecordsScene()
-    scene.plan(scene.at(1, 0))
-    scene.apply()
-    scene.delete()
-    raised_by_another_lake(scene)
-    scene.plan(scene.at(2, 0))
-    assert scene.apply(Patience(bookies=True))[0].code == Lacks.REQUEST
-
-
-def test_a_request_of_ours_that_was_refused_has_not_raised_what_another_lake_did() -> None:
-    scene = RecordsScene()
-    scene.plan(scene.at(2, 0))
-    scene.cursor("slow", 0, 3)
-    assert scene.apply()[0].error is RecordsError.CURSOR_BELOW
-    scene.cursor("slow", 3, 3)
-    scene.scan()
-    raised_by_another_lake(scene)
-    scene.plan(scene.at(2, 0))
-    assert scene.apply(Patience(bookies=True))[0].code == Lacks.REQUEST
 
 
 def test_a_low_watermark_of_a_run_that_was_killed_is_ours() -> None:

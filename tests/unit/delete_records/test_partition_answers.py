@@ -9,7 +9,6 @@ from uuid import UUID
 
 import pytest
 
-from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import (
     END,
@@ -31,8 +30,8 @@ from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.builders import ROW
-from tests.kit.records.records_scene import BOOKIE, HOUR, RecordsScene
-from tests.kit.records.topic_times import BUCKET, sent
+from tests.kit.records.records_scene import BOOKIE, RecordsScene
+from tests.kit.records.topic_times import BUCKET, compacted_entry
 from tests.kit.simulated import pipeline
 from tests.kit.simulated.cluster import compacted_tags, data_tags
 
@@ -97,12 +96,6 @@ def test_a_view_that_was_made_while_its_topic_was_deleted_has_what_went(first: A
         cluster.cursor(scene.topic, "__compaction", at=ids[-1], compacted=view)
     (result,) = scene.apply(dry_run=True)
     assert (result.error, result.low_watermark) == (error, -1 if error else scene.at(2, 3))
-
-
-def compacted_entry(position: Position) -> bytes:
-    """Where the topic had a message, and the message."""
-    raw = pb.MessageIdData(ledgerId=position.ledger_id, entryId=position.entry_id).SerializeToString()
-    return b"".join(len(part).to_bytes(4, "big") + part for part in (raw, sent(HOUR)))
 
 
 def _offloaded(scene: RecordsScene, ledger: int) -> None:

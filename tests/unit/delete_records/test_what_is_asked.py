@@ -10,9 +10,10 @@ from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Lacks, NotAsked, Presence
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from tests.kit.fakes.journal import FakeJournal
 from tests.kit.records.records_scene import BOOKIE, RecordsScene
+from tests.kit.records.topic_times import compacted_entry
 from tests.kit.simulated.cluster import compacted_tags
-from tests.unit.delete_records.test_partition_answers import compacted_entry
 
 
 @pytest.mark.parametrize("first", [(1, 9), (2, 0), "empty", "unreadable"], ids=str)
@@ -71,3 +72,36 @@ def test_an_answer_says_that_nobody_was_asked_for_what_another_installation_dele
     scene.plan(scene.at(4, 0))
     (result,) = scene.apply()
     assert (result.low_watermark, result.not_asked) == (-1, ())
+
+
+def raised_by_another_lake(scene: RecordsScene) -> None:
+    """What is before the third ledger goes by a request that our journal does not know."""
+    ours, scene.cluster.journal = scene.cluster.journal, FakeJournal()
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    scene.delete()
+    scene.cluster.journal = ours
+    scene.cluster.put(f"/ledgers/cookies/{BOOKIE}", b"")
+    scene.cluster.reader.collected[BOOKIE] = set(scene.ids[scene.topic][:2])
+
+
+def test_a_low_watermark_that_another_lake_raised_between_ours_is_seen() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(1, 0))
+    scene.apply()
+    scene.delete()
+    raised_by_another_lake(scene)
+    scene.plan(scene.at(2, 0))
+    assert scene.apply(Patience(bookies=True))[0].code == Lacks.REQUEST
+
+
+def test_a_request_of_ours_that_was_refused_has_not_raised_what_another_lake_did() -> None:
+    scene = RecordsScene()
+    scene.plan(scene.at(2, 0))
+    scene.cursor("slow", 0, 3)
+    assert scene.apply()[0].error is RecordsError.CURSOR_BELOW
+    scene.cursor("slow", 3, 3)
+    scene.scan()
+    raised_by_another_lake(scene)
+    scene.plan(scene.at(2, 0))
+    assert scene.apply(Patience(bookies=True))[0].code == Lacks.REQUEST
