@@ -233,9 +233,7 @@ def test_after_a_restore_of_zookeeper_a_backfill_is_refused_then_one_plan(
         assert listed(west.cluster, topic) == (ledgers[-1:] if name in chosen else ledgers)
         complete = sorted(ledger for ledger, one in contexts(west.cluster, topic).items() if one and one.complete)
         assert complete == ([] if name in chosen else ledgers[:-1])
-    deployment.switch_on("west", sensors=["automation"])  # works the queue off
-    deployment.until("what was sent to go", lambda: not existing(west.cluster, gone))
-    deployment.switch_off("west", "automation")
+    # Its queue may be in ledgers whose ids were issued twice, and then cannot be read: docs/howto/after-a-restore.md.
     kept = {leaked[name] for name in others} | {ledger for name in west.far for ledger in before[name]} - gone
     assert existing(west.cluster, kept) == kept
     for name in others:
