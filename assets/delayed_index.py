@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to_do
-from assets.names import EPOCH, key, pool
+from assets.names import EPOCH, key
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read, fingerprint_of
 from assets.pages.growth import growth_result, growth_spec
@@ -138,7 +138,6 @@ def namespace_delayed_index_asset(cluster: str) -> dg.AssetsDefinition:
         description="Delayed indexes of the chosen namespaces, by the newest scan: every subscription's delayed "
         "messages, also of those without buckets, and one plan of repairs for any selection, which it applies.",
         deps=[key(cluster, "journal")],
-        pool=pool(cluster, "deletion"),
         kinds={"pyspark"},
     )
     def namespace_delayed_index(

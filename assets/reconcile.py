@@ -11,7 +11,7 @@ import dagster as dg
 
 from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to_do
 from assets.findings import COLUMNS
-from assets.names import key, pool
+from assets.names import key
 from assets.pages import lineage, show
 from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
 from pulsar_lifecycle.journal.intents import IntentState, NamespaceIntents
@@ -38,7 +38,6 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
         "For backfills after a rollback of brokers or a restore of ZooKeeper: one run for any selection of namespaces, "
         "which sends the intents, under the caps of the settings.",
         deps=[key(cluster, "journal")],
-        pool=pool(cluster, "sending"),
         kinds={"parquet"},
     )
     def namespace_reconciliation(

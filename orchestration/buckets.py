@@ -11,7 +11,6 @@ from assets.buckets import rows_shown
 from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
-from orchestration.acting import SENDING, acting_job
 from orchestration.automatic.may_begin import may_begin
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -36,6 +35,10 @@ class SweepConfig(PlanConfig):
     dry_run: bool = True
 
 
+@dg.op(
+    name="sweep",
+    description="Send one message per planned copy to the deletion topic, and abort the planned uploads.",
+)
 @refusals_fail()
 def sweep_op(context: dg.OpExecutionContext, config: SweepConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan and one that exceeds its caps."""
@@ -76,15 +79,12 @@ def _done(done: Swept) -> dict[str, Any]:
     }
 
 
-def sweep_objects_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="sweep_objects",
+    executor_def=dg.in_process_executor,
+    description="Apply a plan of orphan objects: their intents go to the deletion topic, and uploads that our own "
+    "offload runs left behind are aborted. Dry run by default.",
+)
+def sweep_objects_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "sweep_objects",
-        sweep_op,
-        op="sweep",
-        does="Send one message per planned copy to the deletion topic, and abort the planned uploads.",
-        says="Apply a plan of orphan objects: their intents go to the deletion topic, and uploads that our own "
-        "offload runs left behind are aborted. Dry run by default.",
-        waits_in=SENDING,
-    )
+    sweep_op()

@@ -10,7 +10,6 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail, shown_at_the_end
-from orchestration.acting import acting_job
 from orchestration.automatic.may_begin import may_begin
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair, undo_repair
@@ -40,6 +39,10 @@ class RepairConfig(PlanConfig):
     undo: bool = False
 
 
+@dg.op(
+    name="repair",
+    description="Write new snapshots, then exchange the bucket properties of each planned subscription's cursor.",
+)
 @refusals_fail()
 def repair_op(context: dg.OpExecutionContext, config: RepairConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan. A subscription that changed since is left alone, with its code."""
@@ -87,13 +90,11 @@ def shown(done: Sequence[Repaired], dry_run: bool) -> dict[str, Any]:
     }
 
 
-def repair_delayed_index_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="repair_delayed_index",
+    executor_def=dg.in_process_executor,
+    description="Apply a plan of repairs of delayed indexes, or undo one. Dry run by default.",
+)
+def repair_delayed_index_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "repair_delayed_index",
-        repair_op,
-        op="repair",
-        does="Write new snapshots, then exchange the bucket properties of each planned subscription's cursor.",
-        says="Apply a plan of repairs of delayed indexes, or undo one. Dry run by default.",
-    )
+    repair_op()

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
-from orchestration.acting import RECORDS, acting_job
 from orchestration.automatic.may_begin import may_begin
 from orchestration.named import CapsConfig, parsed
 from pulsar_lifecycle.delete_records.apply_run import FINISHED_WITHIN, Patience, apply_delete_records
@@ -97,6 +96,10 @@ class DeleteRecordsConfig(CapsConfig):
         return [one.asked(number) for number, one in enumerate(self.partitions)]
 
 
+@dg.op(
+    name="delete_before",
+    description="Plan to delete everything before a position, a time or the end of each partition, or apply the plan.",
+)
 @refusals_fail()
 def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig, lifecycle: LifecycleResource) -> None:
     """A partition with an error fails the run (:func:`failing`); the metadata has every partition's result."""
@@ -218,15 +221,12 @@ def of_both(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [*shown, *fine[: show.SAMPLE - len(shown)]]
 
 
-def delete_records_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="delete_records",
+    executor_def=dg.in_process_executor,
+    description="Delete everything before a position, a time or the end of partitions: with partitions a plan, with "
+    "its id and digest what it says. Each partition is answered by its low watermark or an error. Dry run by default.",
+)
+def delete_records_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "delete_records",
-        delete_before_op,
-        op="delete_before",
-        does="Plan to delete everything before a position, a time or the end of each partition, or apply the plan.",
-        says="Delete everything before a position, a time or the end of partitions: with partitions a plan, with its "
-        "id and digest what it says. Each partition is answered by its low watermark or an error. Dry run by default.",
-        waits_in=RECORDS,
-    )
+    delete_before_op()

@@ -17,7 +17,6 @@ from assets.deletion import check_not_stopped, outcomes_shown
 from assets.names import CLUSTER, FINDINGS, METASTORE, key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
-from orchestration.acting import SENDING, acting_job
 from orchestration.automatic.may_begin import may_begin
 from orchestration.named import CapsConfig, ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.deletion import deletion_run
@@ -88,6 +87,10 @@ class ApplyConfig(PlanConfig):
     direct: bool = False
 
 
+@dg.op(
+    name="send_intents",
+    description="Send one message per planned ledger to the deletion topic; with `direct`, delete without the queue.",
+)
 @refusals_fail()
 def send_intents_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan and one that exceeds its caps."""
@@ -115,17 +118,14 @@ def deleted(outcomes: list[OutcomeCount]) -> dict[str, Any]:
     return metadata
 
 
-def apply_plan_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="apply_plan",
+    executor_def=dg.in_process_executor,
+    description="Apply a deletion plan: its intents go to the deletion topic.",
+)
+def apply_plan_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "apply_plan",
-        send_intents_op,
-        op="send_intents",
-        does="Send one message per planned ledger to the deletion topic; with `direct`, delete without the queue.",
-        says="Apply a deletion plan: its intents go to the deletion topic.",
-        waits_in=SENDING,
-    )
+    send_intents_op()
 
 
 class RedriveConfig(dg.Config):
@@ -151,6 +151,10 @@ class RedriveConfig(dg.Config):
         )
 
 
+@dg.op(
+    name="redrive",
+    description="Send dead letters to the deletion topic again, as they were sent first; a dry run unless told so.",
+)
 @refusals_fail()
 def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle: LifecycleResource) -> None:
     """Refused while two-phase deletion is switched off, the cluster is paused or another run acts."""
@@ -197,13 +201,11 @@ def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle:
     context.add_output_metadata(metadata)
 
 
-def redrive_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="redrive_dead_letters",
+    executor_def=dg.in_process_executor,
+    description="Give dead letters another life in the deletion queue, chosen by ledger, topic, namespace or code.",
+)
+def redrive_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "redrive_dead_letters",
-        redrive_op,
-        op="redrive",
-        does="Send dead letters to the deletion topic again, as they were sent first; a dry run unless told so.",
-        says="Give dead letters another life in the deletion queue, chosen by ledger, topic, namespace or code.",
-    )
+    redrive_op()

@@ -3,11 +3,10 @@
 import dagster as dg
 from pydantic import Field
 
-from assets.names import key, pool
+from assets.names import key
 from assets.pages import lineage
 from assets.pages.failures import refusals_fail
 from assets.reconcile import RECONCILIATION, SendConfig, check_sent, intents_shown, reconciled_shown
-from orchestration.acting import SENDING
 from pulsar_lifecycle.deletion.reconcile import reconcile
 from resources.lifecycle import LifecycleResource
 
@@ -23,7 +22,6 @@ def reconcile_job(cluster: str) -> dg.JobDefinition:
 
     @dg.op(
         name="reconcile",
-        pool=pool(cluster, SENDING),
         description="Plan the confirmed orphans of some namespaces from the newest covered scan and, unless `dry_run`, "
         "send their intents under the caps of the settings. What is in flight is left out, unless `resend_in_flight`.",
     )

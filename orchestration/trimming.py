@@ -9,7 +9,6 @@ from pydantic import Field
 
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
-from orchestration.acting import acting_job
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -161,6 +160,10 @@ def _topics(marked: Sequence[LedgerOutcome]) -> str:
     return f"{count} topic{'s' if count > 1 else ''}"
 
 
+@dg.op(
+    name="trim",
+    description="Send a message for each of the ledgers, then take those acknowledged off their topic's list.",
+)
 @refusals_fail()
 def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: LifecycleResource) -> None:
     """Refused topics and ledgers are shown with their reason; a topic that failed fails the run."""
@@ -176,18 +179,20 @@ def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: Lifec
     context.add_output_metadata(metadata)
 
 
-def trim_topics_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="trim_topics",
+    executor_def=dg.in_process_executor,
+    description="Take expired ledgers off topics' lists, a message to the deletion topic first. Dry run by default.",
+)
+def trim_topics_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "trim_topics",
-        trim_op,
-        op="trim",
-        does="Send a message for each of the ledgers, then take those acknowledged off their topic's list.",
-        says="Take expired ledgers off topics' lists, a message to the deletion topic first. Dry run by default.",
-    )
+    trim_op()
 
 
+@dg.op(
+    name="delete_whole_topics",
+    description="Send a message for every ledger of each topic, then let the broker delete the topic.",
+)
 @refusals_fail()
 def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig, lifecycle: LifecycleResource) -> None:
     """A topic that the broker refuses stays; its messages find it in use and are kept."""
@@ -205,13 +210,11 @@ def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig,
     context.add_output_metadata(metadata)
 
 
-def delete_topics_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="delete_topics",
+    executor_def=dg.in_process_executor,
+    description="Delete topics whole, a message per ledger to the deletion topic first. Dry run by default.",
+)
+def delete_topics_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "delete_topics",
-        delete_topics_op,
-        op="delete_whole_topics",
-        does="Send a message for every ledger of each topic, then let the broker delete the topic.",
-        says="Delete topics whole, a message per ledger to the deletion topic first. Dry run by default.",
-    )
+    delete_topics_op()

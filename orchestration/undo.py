@@ -8,7 +8,6 @@ from pydantic import Field
 
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
-from orchestration.acting import acting_job
 from pulsar_lifecycle.deletion.undo.undo_run import Result, UndoRequest, undo_deletions
 from pulsar_lifecycle.deletion.undo.undone import Undone
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -48,6 +47,11 @@ class UndoConfig(dg.Config):
     accept_unknown: bool = False
 
 
+@dg.op(
+    name="restore_ledgers",
+    description="Ask every bookie whether it still holds the entries of deleted ledgers; unless `dry_run`, put their "
+    "archived z-nodes back, wait one garbage collection (`bookkeeper.gc_wait`), and ask again.",
+)
 @refusals_fail()
 def restore_ledgers_op(context: dg.OpExecutionContext, config: UndoConfig, lifecycle: LifecycleResource) -> None:
     """Holds the lease while it waits, so that no deletion run begins; a rerun goes on where one was interrupted."""
@@ -61,18 +65,15 @@ def restore_ledgers_op(context: dg.OpExecutionContext, config: UndoConfig, lifec
     context.add_output_metadata(metadata)
 
 
-def undo_deletions_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="undo_deletions",
+    executor_def=dg.in_process_executor,
+    description="Undo a run's deletions, or those of some ledgers, as long as bookies hold their data. "
+    "Does nothing but look unless `dry_run` is false.",
+)
+def undo_deletions_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "undo_deletions",
-        restore_ledgers_op,
-        op="restore_ledgers",
-        does="Ask every bookie whether it still holds the entries of deleted ledgers; unless `dry_run`, put their "
-        "archived z-nodes back, wait one garbage collection (`bookkeeper.gc_wait`), and ask again.",
-        says="Undo a run's deletions, or those of some ledgers, as long as bookies hold their data. "
-        "Does nothing but look unless `dry_run` is false.",
-    )
+    restore_ledgers_op()
 
 
 FALLS_SHORT = {

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to_do
-from assets.names import EPOCH, key, pool
+from assets.names import EPOCH, key
 from assets.pages import lineage, show
 from assets.pages.epochs import fingerprint_of
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
@@ -41,7 +41,6 @@ def namespace_retention_asset(cluster: str) -> dg.AssetsDefinition:
         description="Retention of the chosen namespaces: one plan of the newest scan for any selection, such as after "
         "a rollback of brokers or a restore of ZooKeeper, whose ledgers leave their topics.",
         deps=[key(cluster, "journal")],
-        pool=pool(cluster, "deletion"),
         kinds={"pyspark"},
     )
     def namespace_retention(

@@ -10,7 +10,6 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail, shown_at_the_end
-from orchestration.acting import acting_job
 from orchestration.jobs import PlanConfig
 from orchestration.trimming import finish
 from pulsar_lifecycle.lifecycle.activity.cursor_run import DeletedSubscription, delete_subscriptions
@@ -39,6 +38,10 @@ class InactiveConfig(PlanConfig):
     dry_run: bool = True
 
 
+@dg.op(
+    name="delete_unused_topics",
+    description="Send a message for every ledger of each planned topic, then let its broker delete the topic.",
+)
 @refusals_fail()
 def delete_unused_topics_op(
     context: dg.OpExecutionContext, config: InactiveConfig, lifecycle: LifecycleResource
@@ -55,18 +58,20 @@ def delete_unused_topics_op(
     context.add_output_metadata(metadata)
 
 
-def delete_inactive_topics_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="delete_inactive_topics",
+    executor_def=dg.in_process_executor,
+    description="Delete the topics of a plan that nobody used for the whole period. Dry run by default.",
+)
+def delete_inactive_topics_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "delete_inactive_topics",
-        delete_unused_topics_op,
-        op="delete_unused_topics",
-        does="Send a message for every ledger of each planned topic, then let its broker delete the topic.",
-        says="Delete the topics of a plan that nobody used for the whole period. Dry run by default.",
-    )
+    delete_unused_topics_op()
 
 
+@dg.op(
+    name="delete_subscriptions",
+    description="Have the broker of its topic delete each planned subscription. Its unread messages go by retention.",
+)
 @refusals_fail()
 def delete_subscriptions_op(
     context: dg.OpExecutionContext, config: InactiveConfig, lifecycle: LifecycleResource
@@ -123,14 +128,12 @@ def shown(done: Sequence[DeletedSubscription], dry_run: bool) -> dict[str, Any]:
     }
 
 
-def delete_inactive_subscriptions_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="delete_inactive_subscriptions",
+    executor_def=dg.in_process_executor,
+    description="Delete the subscriptions of a plan that nobody used for the whole period, of topics that a broker has "
+    "loaded. Dry run by default.",
+)
+def delete_inactive_subscriptions_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "delete_inactive_subscriptions",
-        delete_subscriptions_op,
-        op="delete_subscriptions",
-        does="Have the broker of its topic delete each planned subscription. Its unread messages go by retention.",
-        says="Delete the subscriptions of a plan that nobody used for the whole period, of topics that a broker has "
-        "loaded. Dry run by default.",
-    )
+    delete_subscriptions_op()

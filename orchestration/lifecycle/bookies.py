@@ -9,7 +9,6 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
-from orchestration.acting import COLLECTING, acting_job
 from orchestration.automatic.may_begin import may_begin
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk
 from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, PlannedCollection, remedies
@@ -38,6 +37,11 @@ class CollectConfig(dg.Config):
     dry_run: bool = True
 
 
+@dg.op(
+    name="collect",
+    description="Make bookies collect: a minor compaction, then a major one where much is left; rack by rack. Ledgers "
+    "that a bookie has collected cannot be restored by an undo any more.",
+)
 @refusals_fail()
 def collect_op(context: dg.OpExecutionContext, config: CollectConfig, lifecycle: LifecycleResource) -> None:
     """Fails where a bookie did not end its collection; what ran there goes on by itself."""
@@ -99,15 +103,12 @@ def done_shown(done: Sequence[Collected]) -> dict[str, Any]:
     }
 
 
-def collect_bookies_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="collect_bookies",
+    executor_def=dg.in_process_executor,
+    description="Make bookies collect garbage now, few at a time: deleted ledgers leave their disks. "
+    "Dry run by default.",
+)
+def collect_bookies_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "collect_bookies",
-        collect_op,
-        op="collect",
-        does="Make bookies collect: a minor compaction, then a major one where much is left; rack by rack. Ledgers "
-        "that a bookie has collected cannot be restored by an undo any more.",
-        says="Make bookies collect garbage now, few at a time: deleted ledgers leave their disks. Dry run by default.",
-        waits_in=COLLECTING,
-    )
+    collect_op()

@@ -10,7 +10,6 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail, shown_at_the_end
-from orchestration.acting import acting_job
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
@@ -45,6 +44,11 @@ class LoadConfig(PlanConfig):
     dry_run: bool = True
 
 
+@dg.op(
+    name="load",
+    description="Load each planned topic at its broker, delete its expired subscriptions, expire its messages by "
+    "their TTL, trim it, and unload it.",
+)
 @refusals_fail()
 def load_op(context: dg.OpExecutionContext, config: LoadConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan. A topic that changed since is left alone, and shown with its code.
@@ -96,15 +100,12 @@ def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
     }
 
 
-def load_topics_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="load_topics",
+    executor_def=dg.in_process_executor,
+    description="Apply a load plan: its topics are loaded, trimmed by their brokers and unloaded; where "
+    "`load.subscription_expiry` orders it, their expired subscriptions are deleted. Dry run by default.",
+)
+def load_topics_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "load_topics",
-        load_op,
-        op="load",
-        does="Load each planned topic at its broker, delete its expired subscriptions, expire its messages by "
-        "their TTL, trim it, and unload it.",
-        says="Apply a load plan: its topics are loaded, trimmed by their brokers and unloaded; where "
-        "`load.subscription_expiry` orders it, their expired subscriptions are deleted. Dry run by default.",
-    )
+    load_op()

@@ -6,7 +6,6 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
-from orchestration.acting import acting_job
 from orchestration.automatic.may_begin import may_begin
 from orchestration.jobs import PlanConfig
 from orchestration.trimming import finish
@@ -31,6 +30,10 @@ class RetentionConfig(PlanConfig):
     dry_run: bool = True
 
 
+@dg.op(
+    name="trim_expired",
+    description="Send a message for each planned ledger, then take those acknowledged off their topics' lists.",
+)
 @refusals_fail()
 def trim_expired_op(context: dg.OpExecutionContext, config: RetentionConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan. What changed since the plan stays, and is shown with its code."""
@@ -47,14 +50,12 @@ def trim_expired_op(context: dg.OpExecutionContext, config: RetentionConfig, lif
     context.add_output_metadata(metadata)
 
 
-def apply_retention_job(cluster: str) -> dg.JobDefinition:
+@dg.job(
+    name="apply_retention",
+    executor_def=dg.in_process_executor,
+    description="Apply a retention plan: its ledgers leave their topics' lists, a message to the deletion topic first. "
+    "No topic is loaded. Dry run by default.",
+)
+def apply_retention_job() -> None:
     """The job has one op."""
-    return acting_job(
-        cluster,
-        "apply_retention",
-        trim_expired_op,
-        op="trim_expired",
-        does="Send a message for each planned ledger, then take those acknowledged off their topics' lists.",
-        says="Apply a retention plan: its ledgers leave their topics' lists, a message to the deletion topic first. "
-        "No topic is loaded. Dry run by default.",
-    )
+    trim_expired_op()

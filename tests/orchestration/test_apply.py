@@ -100,16 +100,16 @@ def test_a_launch_has_no_caps_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("job", "op", "config"),
     [
-        (apply_plan_job("test"), "send_intents", {"max_ledgers": 11}),
-        (apply_plan_job("test"), "send_intents", {"max_share": 0.05}),
-        (apply_plan_job("test"), "send_intents", {"max_bytes": 101, "direct": True}),
-        (apply_plan_job("test"), "send_intents", {"max_ledgers_per_topic": 100_001}),
-        (sweep_objects_job("test"), "sweep", {"max_ledgers": 11}),
-        (sweep_objects_job("test"), "sweep", {"max_ledgers": 11, "dry_run": False}),
-        (apply_retention_job("test"), "trim_expired", {"max_ledgers": 11}),
-        (apply_retention_job("test"), "trim_expired", {"max_ledgers": 11, "dry_run": False}),
-        (redrive_job("test"), "redrive", {"max_messages": 11}),
-        (redrive_job("test"), "redrive", {"max_messages": 11, "dry_run": False}),
+        (apply_plan_job, "send_intents", {"max_ledgers": 11}),
+        (apply_plan_job, "send_intents", {"max_share": 0.05}),
+        (apply_plan_job, "send_intents", {"max_bytes": 101, "direct": True}),
+        (apply_plan_job, "send_intents", {"max_ledgers_per_topic": 100_001}),
+        (sweep_objects_job, "sweep", {"max_ledgers": 11}),
+        (sweep_objects_job, "sweep", {"max_ledgers": 11, "dry_run": False}),
+        (apply_retention_job, "trim_expired", {"max_ledgers": 11}),
+        (apply_retention_job, "trim_expired", {"max_ledgers": 11, "dry_run": False}),
+        (redrive_job, "redrive", {"max_messages": 11}),
+        (redrive_job, "redrive", {"max_messages": 11, "dry_run": False}),
     ],
 )
 def test_a_launch_that_asks_for_more_than_the_settings_fails_before_anything(

@@ -80,7 +80,7 @@ def launched(scene: LoadScene, plan: PlanSummary, **config: Any) -> tuple[dict[s
             return scene.cluster
 
     order = {"plan_id": plan.plan_id, "digest": plan.digest, "dry_run": False}
-    done = load_topics_job("test").execute_in_process(
+    done = load_topics_job.execute_in_process(
         run_config={"ops": {"load": {"config": order | config}}},
         resources={"lifecycle": Given(config_file="")},
         raise_on_error=False,
