@@ -13,7 +13,8 @@ SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 SANDBOX := $(CURDIR)/.run/sandbox
 # A shell may forbid it; each of hundreds of processes would then compile the library anew
 unexport PYTHONDONTWRITEBYTECODE
-export DAGSTER_HOME ?= $(CURDIR)/.run/dagster
+# That of a production is not ours to write to: a sandbox has a folder of its own
+unexport DAGSTER_HOME
 export PULSAR_LIFECYCLE_SANDBOX ?= $(SANDBOX)
 
 .DEFAULT_GOAL := help
@@ -38,7 +39,6 @@ lock: setup ## Write requirements.lock anew from pyproject.toml; UPGRADE=1 takes
 	  --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade,) --quiet --output-file requirements.lock
 
 demo: setup ## Delete leaked ledgers, offload topics and free a disk, on a real cluster in miniature
-	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
 	@$(BIN)/python -m sandbox.demo
 
 test: setup ## Check, then every test; those with servers, several at a time, beside all else; log in .run/

@@ -1,8 +1,8 @@
 """The sandbox's cluster: ZooKeeper, bookies, brokers and an S3 server on loopback ports, and their state file.
 
 Belongs here: which servers there are, starting what is missing, stopping, killing one alone. Everything lives in one
-data folder: ``state.json``, ``logs/``, ``conf/``, a folder per server, ``lake/`` and ``lifecycle.toml``. Not here: how
-a server is configured (:mod:`sandbox.servers.kinds`), what is in the topics (:mod:`sandbox.planting.seed`).
+data folder: ``state.json``, ``logs/``, ``conf/``, a folder per server, ``lake/``, ``dagster/``, ``lifecycle.toml``. Not
+here: how a server is configured (:mod:`sandbox.servers.kinds`), what is in the topics (:mod:`sandbox.planting.seed`).
 """
 
 from __future__ import annotations

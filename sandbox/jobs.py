@@ -5,7 +5,6 @@ Belongs here: launching a job with the configuration that its plan's page shows.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,17 +21,16 @@ from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
+from sandbox.servers import ui
 
 LABEL = "__repository__@pulsar-lifecycle"
 """How Dagster calls the code location of ``workspace.yaml``: pages of jobs show runs with this label."""
 
 
 class Jobs:
-    """The code location's jobs, run in this process on the instance that the UI shows."""
+    """The code location's jobs, run in this process on the sandbox's instance of Dagster, which its UI shows."""
 
     def __init__(self, config: str, say: Callable[[str], None]) -> None:
-        home = os.environ.setdefault("DAGSTER_HOME", str(Path(".run/dagster").absolute()))
-        Path(home).mkdir(parents=True, exist_ok=True)
         self._defs = build_defs(config)
         self._config = config
         self._say = say
@@ -45,7 +43,7 @@ class Jobs:
         self._say(what)
         quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
         began = time.monotonic()
-        with dg.DagsterInstance.get() as instance:
+        with ui.instance(Path(self._config).parent) as instance:
             result = self._defs.resolve_job_def(name).execute_in_process(
                 run_config={**quiet, **({"ops": ops} if ops else {})},
                 instance=instance,

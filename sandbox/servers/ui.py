@@ -1,7 +1,8 @@
 """The Dagster UI on a sandbox: ``dagster dev`` with its webserver, daemon and code server, on a loopback port.
 
 Belongs here: starting it in a session of its own, where it listens, ending every process of it. ``ui.json`` in the
-sandbox's data folder says which they are. Not here: when (:mod:`sandbox.cluster`), and the cluster's servers.
+sandbox's data folder says which they are; ``dagster/`` there is Dagster's own. Not here: when
+(:mod:`sandbox.cluster`), and the cluster's servers.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from sandbox.servers import processes
 from sandbox.servers.toolchain import SandboxError
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
 
 PORT = 3000
 """Where it listens if nothing else does; else on any free port."""
@@ -47,7 +52,8 @@ class Ui:
     @property
     def whole(self) -> bool:
         """Whether ``dagster dev`` lives, which ends when its webserver or daemon does."""
-        return processes.start_time(self.session) == self.started[self.session]
+        started = self.started.get(self.session)  # none if it was gone before anybody looked
+        return started is not None and processes.start_time(self.session) == started
 
 
 def found(data: Path) -> Ui | None:
@@ -60,13 +66,29 @@ def found(data: Path) -> Ui | None:
     return ui if ui.lives else None
 
 
-def launch(data: Path, config: Path, log: Path) -> Ui:
-    """Start it; it may take a minute until :func:`wait` returns."""
-    port = PORT if processes.port_is_free(PORT) else processes.free_ports(1)[0]
-    home = Path(os.environ.get("DAGSTER_HOME") or ".run/dagster").absolute()
+def instance(data: Path) -> DagsterInstance:
+    """Dagster's instance of the sandbox in this folder, whatever ``$DAGSTER_HOME`` names."""
+    from dagster import DagsterInstance
+
+    home = data / "dagster"
     home.mkdir(parents=True, exist_ok=True)
     shutil.copy(_ROOT / "dagster.yaml", home)
-    environment = {**os.environ, "DAGSTER_HOME": str(home), CONFIG_VARIABLE: str(config)}
+    return DagsterInstance.from_config(str(home))
+
+
+def launch(data: Path, config: Path, log: Path) -> Ui:
+    """Start it; it may take a minute until :func:`wait` returns.
+
+    Runs of a UI before it were killed with it: what their records hold would keep new ones queued.
+    """
+    from dagster import RunsFilter
+    from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES
+
+    port = PORT if processes.port_is_free(PORT) else processes.free_ports(1)[0]
+    with instance(data) as its:
+        for run in its.get_runs(RunsFilter(statuses=IN_PROGRESS_RUN_STATUSES)):
+            its.report_run_canceled(run, "Its process was ended with the Dagster UI.")
+        environment = {**os.environ, "DAGSTER_HOME": its.root_directory, CONFIG_VARIABLE: str(config)}
     pid = processes.spawn(command(port), _ROOT, log, environment)
     return _recorded(data, Ui(f"http://{processes.LOOPBACK}:{port}", pid, processes.session(pid)))
 
@@ -95,7 +117,7 @@ def end(ui: Ui, *, timeout: float) -> bool:
     those = processes.session(ui.session) if ui.lives else {}
     lived = bool(those)
     if lived and timeout:
-        processes.end(ui.session, ui.started[ui.session], timeout=timeout)
+        processes.end(ui.session, ui.started.get(ui.session), timeout=timeout)
     while those:
         for pid, started in those.items():
             processes.end(pid, started, timeout=0)

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import dagster as dg
 import httpx
 import pytest
+from dagster._core.test_utils import create_run_for_test
 
 from sandbox.cluster import Cluster
 from sandbox.servers import processes, ui
@@ -33,7 +35,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     made = Cluster(tmp_path / "sandbox", lambda line: None)
     (made.data / "logs").mkdir(parents=True)
     made.state_file.write_text(json.dumps({"data": str(made.data), "gc_wait": 60.0, "servers": {}}))
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "production"))
     monkeypatch.setattr(ui, "PORT", processes.free_ports(1)[0])
     folder = tmp_path / "served"
     folder.mkdir()
@@ -56,7 +58,8 @@ def test_it_answers_once_it_is_started_and_is_started_once(cluster: Cluster, tmp
     assert len(before) == 2
     assert cluster.serve() == url
     assert running(cluster) == before
-    assert (tmp_path / "dagster" / "dagster.yaml").exists()
+    assert (cluster.data / "dagster" / "dagster.yaml").exists()
+    assert not (tmp_path / "production").exists()
 
 
 def test_where_its_port_is_taken_it_has_another(cluster: Cluster) -> None:
@@ -87,6 +90,27 @@ def test_what_a_ui_that_was_killed_left_ends_too(cluster: Cluster) -> None:
     cluster.serve()
     assert processes.start_time(left) is None
     assert len(running(cluster)) == 2
+
+
+def test_one_whose_leader_was_gone_before_anybody_looked_is_not_whole_and_ends(cluster: Cluster) -> None:
+    cluster.serve()
+    (found,) = [one for one in [ui.found(cluster.data)] if one]
+    os.kill(found.session, signal.SIGKILL)
+    assert processes.wait_gone(found.session, found.started[found.session], 30)
+    left = ui.Ui(found.url, found.session, processes.session(found.session))
+    assert (left.lives, left.whole) == (True, False)
+    assert ui.end(left, timeout=1)
+    assert (left.lives, ui.Ui(found.url, found.session, {}).whole) == (False, False)
+
+
+def test_runs_that_were_killed_with_a_ui_keep_no_run_of_the_next_waiting(cluster: Cluster) -> None:
+    with ui.instance(cluster.data) as its:
+        killed = create_run_for_test(its, status=dg.DagsterRunStatus.STARTED)
+        over = create_run_for_test(its, status=dg.DagsterRunStatus.SUCCESS)
+    cluster.serve()
+    with ui.instance(cluster.data) as its:
+        found = [run.status for run in map(its.get_run_by_id, (killed.run_id, over.run_id)) if run]
+    assert found == [dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS]
 
 
 def test_one_that_ends_at_once_is_told_and_leaves_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
