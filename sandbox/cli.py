@@ -64,7 +64,7 @@ def status(
     data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the state file's document.")] = False,
 ) -> None:
-    """Show each server; exit code 1 unless all of them run."""
+    """Show each server, and where the UI is; exit code 1 unless all servers run."""
     with _one_line_errors():
         cluster = Cluster(data)
         rows = cluster.status()
@@ -74,6 +74,7 @@ def status(
             for row in rows:
                 state = f"pid {row['pid']}, {row['resident'] >> 20} MB" if row["pid"] else "not running"
                 print(f"{row['name']:<10} {row['address']:<16} {row['http']:<23} {state}")
+            print(f"{'ui':<10} {cluster.ui_url or 'not running: `pulsar-lifecycle sandbox ui` starts it'}")
     if not all(row["pid"] for row in rows):
         raise typer.Exit(1)
 

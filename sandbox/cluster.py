@@ -110,6 +110,12 @@ class Cluster:
             for server in self.state.servers.values()
         ]
 
+    @property
+    def ui_url(self) -> str:
+        """Where the Dagster UI on it answers; empty if none runs."""
+        served = ui.found(self.data)
+        return served.url if served else ""
+
     @contextmanager
     def metadata(self) -> Iterator[KazooClient]:
         """A ZooKeeper session."""

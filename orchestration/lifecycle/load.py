@@ -46,8 +46,8 @@ class LoadConfig(PlanConfig):
 
 @dg.op(
     name="load",
-    description="Load each planned topic at its broker, delete its expired subscriptions, expire its messages by "
-    "their TTL, trim it, and unload it.",
+    description="Load each planned topic at its broker, delete its expired or inactive subscriptions, expire its "
+    "messages by their TTL, trim it, and unload it.",
 )
 @refusals_fail()
 def load_op(context: dg.OpExecutionContext, config: LoadConfig, lifecycle: LifecycleResource) -> None:
@@ -103,8 +103,9 @@ def shown(done: Sequence[LoadedTopic], dry_run: bool) -> dict[str, Any]:
 @dg.job(
     name="load_topics",
     executor_def=dg.in_process_executor,
-    description="Apply a load plan: its topics are loaded, trimmed by their brokers and unloaded; where "
-    "`load.subscription_expiry` orders it, their expired subscriptions are deleted. Dry run by default.",
+    description="Apply a load plan: its topics are loaded, trimmed by their brokers and unloaded; expired or inactive "
+    "subscriptions are deleted where `load.subscription_expiry` or `load.inactive_subscriptions` orders it. "
+    "Dry run by default.",
 )
 def load_topics_job() -> None:
     """The job has one op."""

@@ -112,7 +112,7 @@ def test_no_job_of_one_op_waits_for_another_run_but_those_of_offloads() -> None:
     """A dry run that died, or a run that waits for others, would hold up an undo; the lease refuses the second run."""
     repository = build_defs().get_repository_def()
     waiting = {job.name for job in repository.get_all_jobs() if any(node.definition.pools for node in job.nodes)}
-    assert {"offload", "revert_offload"} == {
+    assert {"offload", "revert_offloads"} == {
         name for name in waiting if not repository.get_job(name).asset_layer.executable_asset_keys
     }
     graph = repository.asset_graph

@@ -32,7 +32,7 @@ from tests.integration.pipeline import Pipeline, drain, existing, new_namespace,
 
 pytestmark = pytest.mark.integration
 
-QUICK = {"zookeeper": {"session_timeout": "6s"}, "bookkeeper": {"flush_interval": "2s"}}
+QUICK = {"zookeeper": {"session_timeout": "15s"}, "bookkeeper": {"flush_interval": "2s"}}
 """A dead run's lease is soon free, and bookies are soon asked once more."""
 APPLY = (
     Step("journal", "record", after=True, about="asked to close ledger"),

@@ -20,14 +20,14 @@ SETTLED = 30_000
 def words(url: str, profile: Path) -> list[str]:
     """The texts of a page once it has settled, in their order; ``profile`` is a folder for the browser.
 
-    Empty where it did not settle in time.
+    Empty where it did not settle in time, or the browser failed: it is to be asked again.
     """
     assert CHROMIUM, NONE
     browser = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     asked = [*browser, f"--virtual-time-budget={SETTLED}", "--window-size=1640,1200", "--dump-dom", url]
     try:
         page = subprocess.run(asked, capture_output=True, text=True, timeout=180, check=True).stdout
-    except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
         return []
     parser = _Texts()
     parser.feed(page)

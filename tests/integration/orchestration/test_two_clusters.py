@@ -173,7 +173,8 @@ def _overlap(deployment: Deployment, one: str, other: str) -> bool:
         first["startTime"] < second["endTime"] and second["startTime"] < first["endTime"]
         for first in scans[one]
         for second in scans[other]
-        if first["runId"] != second["runId"] and first["endTime"] and second["endTime"]
+        if first["runId"] != second["runId"]
+        and all(run["startTime"] and run["endTime"] for run in (first, second))  # one that failed early never started
     )
 
 

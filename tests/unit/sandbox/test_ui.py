@@ -14,7 +14,9 @@ import dagster as dg
 import httpx
 import pytest
 from dagster._core.test_utils import create_run_for_test
+from typer.testing import CliRunner
 
+from sandbox.cli import app
 from sandbox.cluster import Cluster
 from sandbox.servers import processes, ui
 from sandbox.servers.toolchain import SandboxError
@@ -60,6 +62,15 @@ def test_it_answers_once_it_is_started_and_is_started_once(cluster: Cluster, tmp
     assert running(cluster) == before
     assert (cluster.data / "dagster" / "dagster.yaml").exists()
     assert not (tmp_path / "production").exists()
+
+
+def test_the_status_names_it(cluster: Cluster) -> None:
+    def told() -> str:
+        return CliRunner().invoke(app, ["status", "--data", str(cluster.data)]).output
+
+    assert "ui         not running" in told()
+    url = cluster.serve()
+    assert f"ui         {url}\n" in told()
 
 
 def test_where_its_port_is_taken_it_has_another(cluster: Cluster) -> None:
