@@ -12,7 +12,7 @@ import dagster as dg
 
 from assets.names import key
 from assets.pages import show
-from assets.pages.epochs import epoch_of, epoch_to_read
+from assets.pages.epochs import epoch_of, epoch_to_read, is_readable
 from pulsar_lifecycle.lifecycle.held.held_run import BACKLOG_TABLE, OPEN_TABLE, build_held, held_rows
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
@@ -68,7 +68,8 @@ def held_assets(cluster: str) -> dg.AssetsDefinition:
     )
     def held(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:
         where = lifecycle.cluster()
-        epoch_id = epoch_of(context.instance, key(cluster, "storage_report")) or epoch_to_read(context, where)
+        reported = epoch_of(context.instance, key(cluster, "storage_report"))
+        epoch_id = reported if is_readable(where, reported) else epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
             problems = build_held(where, where.lake.epoch(epoch_id))
         for asset_key, table, shown in ((opened, OPEN_TABLE, open_shown), (backlog, BACKLOG_TABLE, backlog_shown)):

@@ -63,6 +63,11 @@ def epoch_of(instance: dg.DagsterInstance, asset: dg.AssetKey) -> str:
     return str(made.metadata[EPOCH].value) if made and EPOCH in made.metadata else ""
 
 
+def is_readable(where: Cluster, epoch_id: str) -> bool:
+    """Whether there still is this scan, finished, of this cluster and not set aside."""
+    return any(one.epoch_id == epoch_id for one in where.lake.epochs(fingerprint_of(where)))
+
+
 def _refuse_foreign(where: Cluster, epoch_id: str) -> None:
     began = where.lake.began_at(epoch_id)
     if began is None or began.fingerprint != fingerprint_of(where):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from assets.names import EPOCH, FINDINGS, METASTORE, key
 from orchestration.automatic.automation import COSTLY, FOLLOWS, HELD, REPORT
+from pulsar_lifecycle.lifecycle.storage_run import build_storage_report
 from pulsar_lifecycle.model import Topic
 from tests.kit.scenes.assets_scene import CLUSTER, SCANNED, STANDS_IN, AssetsScene
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
@@ -92,6 +94,34 @@ def test_what_topics_hold_is_judged_by_the_scan_of_its_report(world: AssetsScene
     world.scan()
     world.run(*HELD)
     assert {made_of(world, name) for name in HELD} == {reported}
+
+
+def pruned(world: AssetsScene, epoch_id: str) -> None:
+    del world.scene.lake.begun[epoch_id]
+
+
+def set_aside(world: AssetsScene, epoch_id: str) -> None:
+    world.scene.lake.set_scans_aside(CLUSTER, world.scene.now, "a restore")
+
+
+def of_another_cluster(world: AssetsScene, epoch_id: str) -> None:
+    one = world.scene.lake.begun[epoch_id]
+    assert one.closed
+    one.closed = (replace(one.closed[0], fingerprint="another"), *one.closed[1:])
+
+
+@pytest.mark.parametrize("lose", [pruned, set_aside, of_another_cluster])
+def test_what_topics_hold_is_judged_by_the_newest_scan_where_that_of_the_report_may_not_be_read(
+    world: AssetsScene, lose: Callable[[AssetsScene, str], None]
+) -> None:
+    world.scan()
+    world.run(REPORT)
+    lose(world, made_of(world, REPORT))
+    world.scan()
+    newest = world.scene.lake.epochs()[-1]
+    build_storage_report(world.scene.cluster, newest)  # by another Dagster: here the last report is the lost one
+    world.run(*HELD)
+    assert {made_of(world, name) for name in HELD} == {newest.epoch_id}
 
 
 def test_what_topics_hold_waits_for_the_report_alone(world: AssetsScene) -> None:
