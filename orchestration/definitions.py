@@ -68,6 +68,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
     delete_pending = delete_pending_job(cluster)
     scan = scan_job(cluster)
     automation = settings.automation if settings else AutomationSettings()
+    goes_by = awaited(automation, settings.orphans.plan_valid_for + catalog.scan_fresh_for) if settings else {}
     offload = offload_job(cluster)
     report_storage, inventory, reconcile, watch, plan_retention, check_delayed_index = (
         report_storage_job(cluster),
@@ -108,7 +109,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
         repair_delayed_index_job,
     ]
     return dg.Definitions(
-        assets=framed(_assets(cluster), catalog, following(cluster, automation), awaited(automation)),
+        assets=framed(_assets(cluster), catalog, following(cluster, automation), goes_by),
         asset_checks=[late_messages_check(cluster)],
         jobs=jobs,
         schedules=[

@@ -235,8 +235,8 @@ class CatalogSettings(Section):
     owners: tuple[str, ...] = ()
     """``team:NAME`` or e-mail addresses."""
     scan_fresh_for: Seconds = Field(default=5_400.0, ge=75)
-    """A scan, the plan of orphans, and what follows scans to go by itself or once approved: too old half an hour after
-    an hourly scan that is missing."""
+    """A scan and the plan of orphans: too old half an hour after an hourly scan that is missing. Other plans that go by
+    themselves, or once approved, are too old so long after ``orphans.plan_valid_for``: they may be made at night."""
     queue_fresh_for: Seconds = Field(default=3_600.0, ge=75)
     """The look at the deletion queue."""
     inventory_fresh_for: Seconds = Field(default=2 * 86_400.0, ge=75)

@@ -5,7 +5,7 @@ Belongs here: what follows from an asset's name and the settings alone. Not here
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -36,9 +36,9 @@ def framed(
     assets: Iterable[dg.AssetsDefinition | dg.AssetSpec],
     catalog: CatalogSettings,
     conditions: Conditions,
-    awaited: Collection[str],
+    awaited: Mapping[str, float],
 ) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """The assets with what their names say of them; ``awaited``: those that each scan is to make anew, too."""
+    """The assets with what their names say of them; ``awaited``: how old others may be (s)."""
 
     def dressed(spec: dg.AssetSpec) -> dg.AssetSpec:
         name = spec.key.path[-1]
@@ -71,12 +71,13 @@ def code_version(schema: pa.Schema) -> str:
     return f"{release}-{version_of([(field.name, str(field.type)) for field in schema]).value[:8]}"
 
 
-def freshness(name: str, catalog: CatalogSettings, awaited: Collection[str]) -> dg.FreshnessPolicy | None:
+def freshness(name: str, catalog: CatalogSettings, awaited: Mapping[str, float]) -> dg.FreshnessPolicy | None:
     """How old an asset may be before its health is bad; None for what nothing makes regularly."""
     limits: Sequence[tuple[Sequence[str], float]] = (
-        ((*SCANS, *awaited), catalog.scan_fresh_for),
+        (SCANS, catalog.scan_fresh_for),
         (("pending_deletions",), catalog.queue_fresh_for),
         (("object_inventory",), catalog.inventory_fresh_for),
+        *(((one,), seconds) for one, seconds in awaited.items()),
     )
     for names, seconds in limits:
         if name in names:

@@ -255,6 +255,9 @@ FOLLOWS = {
 """Assets that follow each covered scan, and the kind whose mode may keep them from it."""
 REPORT, HELD = "storage_report", ("open_ledgers", "subscription_backlog")
 """What follows each report instead: it judges by the positions of cursors that the report has read."""
+BESIDE = {"offload": ("bookkeeper_copies",)}
+"""Kinds that go by the plans of another one."""
+GOING = (Automation.APPROVE, Automation.APPLY)
 COSTLY = frozenset({"delayed_index"})
 """Kinds whose plans read too much to be made after each scan only to be looked at."""
 
@@ -289,10 +292,17 @@ def following(cluster: str, automation: AutomationSettings) -> Conditions:
     return after_scans | dict.fromkeys(HELD, follows_report(cluster))
 
 
-def awaited(automation: AutomationSettings) -> frozenset[str]:
-    """What goes by itself, or once approved: where it is old, nothing goes any more."""
-    modes = (Automation.APPROVE, Automation.APPLY)
-    return frozenset(name for name, kind in FOLLOWS.items() if kind and getattr(automation, kind).mode in modes)
+def awaited(automation: AutomationSettings, valid_for: float) -> Mapping[str, float]:
+    """What follows scans, or is made each night instead, to go by itself or once approved: how old it may be (s).
+
+    ``valid_for``: how long a plan is valid; where none is that young, nothing goes any more.
+    """
+
+    def goes(kind: str) -> bool:
+        modes = {getattr(automation, one).mode for one in (kind, *BESIDE.get(kind, ()))}
+        return getattr(automation, kind).mode is not Automation.OFF and not modes.isdisjoint(GOING)
+
+    return {name: valid_for for name, kind in FOLLOWS.items() if kind and goes(kind)}
 
 
 def following_sensor(cluster: str, look_every: float) -> dg.AutomationConditionSensorDefinition:

@@ -158,15 +158,16 @@ def test_the_settings_say_when_what_rings_by_itself_rings(tmp_path: Path) -> Non
 def test_plans_that_are_to_go_by_themselves_may_not_be_old(tmp_path: Path) -> None:
     """Others are made when somebody wants them: nothing is wrong while nobody does."""
 
-    def fresh(cluster: str, more: str) -> set[str]:
-        found = described(definitions(tmp_path, cluster, more))["assets"]
-        return {name.partition("/")[2] for name, asset in found.items() if asset["fresh for"] == 5_400}
+    def fresh(modes: str) -> set[str]:
+        """What is too old a while after a plan is: a nightly plan is not, before the next one is made."""
+        found = described(definitions(tmp_path, "east", f"[automation]\n{modes}"))["assets"]
+        return {name.partition("/")[2] for name, asset in found.items() if asset["fresh for"] == 86_400 + 5_400}
 
-    shipped = fresh("east", "")
-    assert "retention_plan" not in shipped
-    more = '[automation]\nretention = "apply"\noffload = "approve"\n'
-    found = fresh("west", more) - shipped
-    assert found == {"expired_ledgers", "retention_plan", "offload_candidates", "offload_plan"}
+    assert fresh("") == set()
+    retention, offload = {"expired_ledgers", "retention_plan"}, {"offload_candidates", "offload_plan"}
+    assert fresh('retention = "apply"\noffload = "approve"\n') == retention | offload
+    assert fresh('bookkeeper_copies = "apply"\noffload = "plan"\n') == offload
+    assert fresh('bookkeeper_copies = "apply"\noffload = "off"\n') == set()  # no plan follows a scan
 
 
 def test_wrong_settings_name_the_key(tmp_path: Path) -> None:
