@@ -39,9 +39,12 @@ def looking_schedules(
     """What looks at times of its own; none of them changes the cluster."""
 
     def planned(instance: dg.DagsterInstance) -> str:
-        scanned = epoch_of(instance, key(cluster, "scan_coverage"))
-        made = scanned and scanned == epoch_of(instance, key(cluster, "retention_plan"))
-        return f"scan {scanned} has its plan: sensor after_scan makes one of each" if made else ""
+        plan, scanned = key(cluster, "retention_plan"), epoch_of(instance, key(cluster, "scan_coverage"))
+        if scanned and scanned == epoch_of(instance, plan):
+            return f"scan {scanned} has its plan: sensor after_scan makes one of each"
+        active = instance.get_runs(dg.RunsFilter(statuses=list(ACTIVE), tags={READER: cluster}))
+        making = [run.run_id for run in active if plan in (run.asset_selection or ())]
+        return f"run {making[0]}, which sensor after_scan started, makes the plan" if making else ""
 
     plans = "Plans what is past its retention, where sensor `after_scan` does not. Changes nothing."
     return [

@@ -57,6 +57,17 @@ def test_retention_is_planned_where_nothing_planned_it_after_the_scan(tmp_path: 
         made("scan_coverage", "e2")
         assert rings()
 
+        def follows(name: str) -> None:
+            made, tags = frozenset({key("pulsar", name)}), {READER: "pulsar"}
+            instance.add_run(
+                dg.DagsterRun("__ASSET_JOB", asset_selection=made, status=dg.DagsterRunStatus.STARTED, tags=tags)
+            )
+
+        follows("load_plan")
+        assert rings()
+        follows("retention_plan")
+        assert not rings()
+
 
 def test_plans_of_consumed_records_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dagster makes up for several times at once after an outage."""

@@ -59,6 +59,28 @@ def test_what_is_in_an_open_ledger_and_what_leaves_it_open(scene: ActivityScene)
     assert row["causes"] == [OpenCause.NOT_LOADED, OpenCause.MAX_TIME, OpenCause.NO_INACTIVE_TIME]
 
 
+def test_bookies_are_asked_once_about_open_ledgers_alone(scene: ActivityScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report follows each scan: whatever is closed, or young and with a broker, costs them nothing."""
+    ledger = open_topic(scene, "a")
+    scene.topic("closed", 200, 100)
+    scene.servers.wait(2)
+    young = open_topic(scene, "young")
+    scene.servers.load(scene.named("young"))
+    reader, asked = scene.servers.reader, list[int]()
+    whole = reader.last_entries
+
+    def counting(ledgers: Any) -> Any:
+        asked.extend(ledger_id for ledger_id, _ in ledgers)
+        return whole(ledgers)
+
+    epoch = judged_scan.scan(scene.cluster, "run")
+    build_storage_report(scene.cluster, epoch)
+    monkeypatch.setattr(reader, "last_entries", counting)
+    build_held(scene.cluster, epoch)
+    assert young not in asked
+    assert asked == [ledger]
+
+
 def test_a_full_ledger_is_open_by_the_minimum_time(scene: ActivityScene) -> None:
     """The case of 54 GB: written fast, and its broker died before it might close the ledger."""
     scene.configure(**{**ROLLOVER, "managedLedgerMaxEntriesPerLedger": "3"})
