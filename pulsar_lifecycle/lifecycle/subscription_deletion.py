@@ -35,11 +35,15 @@ _STEP = Step(Action.DELETE_SUBSCRIPTION, Phase.DELETE_SUBSCRIPTION)
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Details of a journal row about a subscription: its name, and where it stood, so that it can be made again."""
+    """Details of a journal row about a subscription: its name, and where it stood, so that it can be made again.
+
+    ``czxid``: of its z-node, which tells it from one that is made under its name later.
+    """
 
     subscription: str
     ledger_id: int | None = None
     entry_id: int | None = None
+    czxid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +147,11 @@ def end_deletions(cluster: Cluster, ports: Ports) -> int:
     for ((run_id, topic, one), row), node in zip(open_.items(), ports.store.read(paths), strict=True):
         if isinstance(node, Unread):
             continue
-        said = "it is still there" if node else "it is gone"
+        there = node is not None and one.czxid in (None, node.stat.czxid)
+        said = "it is still there" if there else "it is gone"
         why = Why(Code.RUN_ENDED, f"its run ended before it could say so; {said}")
         subject = Subject(-1, "", topic, row["bytes"], details=(one,))
-        writer, outcome = Writer(run_id, name, row["plan_id"]), Outcome.FAILED if node else Outcome.DONE
+        writer, outcome = Writer(run_id, name, row["plan_id"]), Outcome.FAILED if there else Outcome.DONE
         ended.append(writer.row(_STEP, subject, outcome, why, now))
     if ended:
         ports.journal.record(ended)

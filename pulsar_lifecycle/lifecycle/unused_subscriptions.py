@@ -98,6 +98,10 @@ class Together:
             self.stays(topic)
         return {topic: why for topic in topics if topic not in left and (why := self._why(topic))}
 
+    def names(self, topic: Topic) -> set[str]:
+        """The subscriptions of a topic that go on all partitions or on none, and that others have, too."""
+        return {name for _, name in self._pairs(topic)}
+
     def stays(self, topic: Topic) -> None:
         """This launch does not delete what a topic still has of its inactive subscriptions."""
         for pair in self._pairs(topic):

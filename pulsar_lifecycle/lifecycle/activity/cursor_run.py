@@ -272,4 +272,4 @@ class _Deletion:
 
 
 def _about(row: Mapping[str, Any]) -> Subscription:
-    return Subscription(row["cursor"], row["ledger_id"], row["entry_id"])
+    return Subscription(row["cursor"], row["ledger_id"], row["entry_id"], row["czxid"])

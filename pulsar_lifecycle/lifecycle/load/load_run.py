@@ -230,6 +230,7 @@ class _LoadRun:
             row["ttl_seconds"],
             row["expiry_minutes"] if row["expired_subscriptions"] else None,
             {name: judged.now[topic].versions[name] for name in _leaving(row)},
+            together=self._together.names(topic),
             owned_since=judged.owned_since.get(topic),
             may_be_deleted=topic in judged.may_be_deleted,
             trims=judged.trims.get(topic, ()),

@@ -26,6 +26,7 @@ class Visit:
     ``may_be_deleted``: its broker may delete it as inactive meanwhile, as the settings say. ``trims``: what its broker
     takes off its list, by the rule; ``may_trim``: by the end of the visit. ``gone``: it is deleted.
     ``leaving``: subscriptions that are to be deleted, with the czxid and version of their z-nodes as they were judged;
+    ``together``: those of them that go on all partitions, or on none;
     ``expiry_minutes``: the time that some of them are past, None if none goes by it;
     ``unsubscribed``: those that were, ``stays``: why others are still there. ``monitors``: as brokers and policies said
     last, at ``checked_at`` (ms).
@@ -38,6 +39,7 @@ class Visit:
     ttl_seconds: int
     expiry_minutes: int | None = None
     leaving: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    together: Collection[str] = ()
     owned_since: int | None = None
     untouched: bool = False
     unanswered: bool = False

@@ -18,7 +18,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, missing, missing_cursors, read_now
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
-from pulsar_lifecycle.lifecycle.load.unsubscribing import unsubscribe
+from pulsar_lifecycle.lifecycle.load.unsubscribing import Unsubscribing
 from pulsar_lifecycle.lifecycle.load.visit import Visit, changed_policy
 from pulsar_lifecycle.lifecycle.load.visit_rows import VisitDetail
 from pulsar_lifecycle.lifecycle.subscription_deletion import Deleting
@@ -118,8 +118,12 @@ class Visits:
     def _free(self, visits: Sequence[Visit]) -> None:
         self._step(Phase.LOAD, visits, self._load, self._is_loaded)
         self._check_policies([visit for visit in _alive(visits) if visit.leaving])
+        unsubscribing = Unsubscribing(Deleting(self.ports, self.guard, self.writer), self.ledgers_root, visits)
+        for visit in _alive(visits):
+            if visit.together:
+                self._told(visit, unsubscribing.judge)
         due = [visit for visit in _alive(visits) if visit.leaving]
-        self._step(Phase.UNSUBSCRIBE, due, self._unsubscribe, lambda *_: True)
+        self._step(Phase.UNSUBSCRIBE, due, partial(self._unsubscribe, unsubscribing), lambda *_: True)
         self._aim(_alive(visits))
         due = [visit for visit in _alive(visits) if visit.targets]
         self._step(Phase.EXPIRE, due, self._expire, self._is_expired)
@@ -265,12 +269,12 @@ class Visits:
         if self.ports.clock.now_ms() - visit.checked_at >= AGAIN * 1000:
             self._check_policies([visit])
 
-    def _unsubscribe(self, visit: Visit) -> None:
+    def _unsubscribe(self, unsubscribing: Unsubscribing, visit: Visit) -> None:
         for name in visit.leaving:
             self._check_again(visit)
             if visit.failure:
                 return
-            unsubscribe(Deleting(self.ports, self.guard, self.writer), visit, name)
+            unsubscribing.delete(visit, name)
             if visit.unanswered:
                 if not self._answers(visit.broker):
                     self.silent.add(visit.broker)

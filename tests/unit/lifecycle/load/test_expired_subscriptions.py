@@ -170,6 +170,8 @@ def test_explain_names_a_load_as_what_frees_it(scene: LoadScene) -> None:
 def test_a_visit_deletes_it_trims_and_unloads(scene: LoadScene) -> None:
     ids = abandoned(scene)
     made = planned(scene, "a")
+    node = scene.servers.zookeeper.stat(scene.cursor_path("a", "s"))
+    assert node
     (one,) = applied(scene, made)
     assert (one.outcome, one.why.code) == (Outcome.DONE, LoadStep.IN_METADATA)
     assert one.unsubscribed == ("s",)
@@ -182,7 +184,7 @@ def test_a_visit_deletes_it_trims_and_unloads(scene: LoadScene) -> None:
         (Outcome.BEGUN, Code.ABOUT_TO),
         (Outcome.DONE, Code.BROKER_DELETED),
     ]
-    assert details_of(Subscription, rows[0].detail or "") == Subscription("s", ids[0], -1)
+    assert details_of(Subscription, rows[0].detail or "") == Subscription("s", ids[0], -1, node.czxid)
     phases = [row.phase for row in scene.servers.journal.rows if row.action is Action.LOAD_TOPIC]
     assert list(dict.fromkeys(phases)) == [Phase.LOAD, Phase.UNSUBSCRIBE, Phase.TRIM, Phase.UNLOAD]
 

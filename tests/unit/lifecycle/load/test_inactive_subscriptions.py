@@ -10,67 +10,28 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.errors import OutcomeUnknown, Paused
-from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
+from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep
-from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.lifecycle.load.visits import LoadStep
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.crash import Crash
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
+from tests.kit.scenes.lifecycle.inactive_loads import PARTITIONS, chosen, deletions, plan, said, there, unused
 from tests.kit.scenes.lifecycle.load_runs import applied, killed, pending, stored
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
-
-HOUR = 3_600_000
-PARTITIONS = ("p-partition-0", "p-partition-1")
+from tests.kit.simulated.cluster import data_tags
 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ActivityScene:
     return chosen(ActivityScene(tmp_path, monkeypatch))
-
-
-def chosen(found: ActivityScene) -> ActivityScene:
-    """The settings let its inactive subscriptions go."""
-    found.choose(period=86_400.0)
-    found.change(inactive_subscriptions=(NAMESPACE,))
-    found.work()
-    return found
-
-
-def unused(scene: ActivityScene, *names: str, read: bool = False) -> dict[str, list[int]]:
-    """Topics of two ledgers without retention, of which subscription ``s`` has read nothing; nobody uses them."""
-    ids = {name: scene.used(name, "s", read=read) for name in names}
-    scene.ready(*names)
-    scene.servers.admin.on_unsubscribe = lambda topic, name: scene.servers.remove(scene.cursor_path(topic.local, name))
-    return ids
-
-
-def plan(scene: ActivityScene, *, days: int = 2) -> tuple[PlanSummary, list[dict[str, Any]]]:
-    report = scene.days(days)
-    assert scene.epoch
-    make_inactive_plans(scene.cluster, scene.epoch, report)
-    summary, rows = make_load_plan(scene.cluster, scene.epoch)
-    return summary, rows.to_pylist()
-
-
-def said(done: list[LoadedTopic]) -> dict[str, tuple[Any, Any, tuple[str, ...]]]:
-    return {one.topic.rpartition("/")[2]: (one.outcome, one.why.code, one.unsubscribed) for one in done}
-
-
-def there(scene: ActivityScene, name: str) -> set[str]:
-    return set(scene.servers.zookeeper.names(scene.servers.topic_path(scene.named(name))))
-
-
-def deletions(scene: ActivityScene) -> list[tuple[Any, Any]]:
-    rows = [row for row in scene.servers.journal.rows if row.action is Action.DELETE_SUBSCRIPTION]
-    return [(row.outcome, row.code) for row in rows]
 
 
 # ---------------------------------------------------------------------------------------------------------- the plan
@@ -143,20 +104,6 @@ def test_a_topic_that_is_kept_for_its_sake_is_loaded_for_what_else_it_needs(scen
     assert (row["needs"], row["inactive_subscriptions"], row["trims"]) == (["last_ledger_expired"], [], ids)
 
 
-@pytest.mark.parametrize("why", ["loaded", "hold", "settings"])
-def test_one_of_a_partitioned_topic_goes_on_all_partitions_or_on_none(scene: ActivityScene, why: str) -> None:
-    unused(scene, *PARTITIONS)
-    if why == "settings":
-        scene.change(inactive_subscriptions=(str(scene.named(PARTITIONS[0])),))
-    elif why == "hold":
-        scene.change(namespaces=(str(scene.named(PARTITIONS[0])),))
-    else:
-        scene.days(1)
-        scene.clients(PARTITIONS[1])
-    assert plan(scene)[1] == []
-    assert stored(scene)[PARTITIONS[0]]["kept"] == LoadKept.PARTITION_STAYS
-
-
 # --------------------------------------------------------------------------------------------------------- the visit
 
 
@@ -207,6 +154,43 @@ def test_one_that_is_used_since_the_load_stays(
     assert not scene.is_loaded("a")
 
 
+def in_a_ledger(scene: ActivityScene, **properties: int) -> int:
+    """What is persisted of the subscription is in a cursor ledger; the z-node has no property. Returns the ledger."""
+    at = Position(scene.listed("a")[0], -1)
+    entry = cursor_format.encode_position(cursor_format.PositionInfo(at, properties=properties))
+    ledger = scene.servers.ledger(data_tags(scene.named("a")), entries=[entry])
+    scene.servers.put(scene.cursor_path("a", "s"), cursor_format.encode(cursor_format.ManagedCursorInfo(ledger, at)))
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("properties", "lost", "end"),
+    [
+        ({}, False, (Outcome.DONE, Code.BROKER_DELETED)),
+        ({cursor_format.REPLICATED_PROPERTY: 1}, False, (Outcome.LEFT, InactiveKept.REPLICATED)),
+        ({}, True, (Outcome.LEFT, InactiveKept.UNKNOWN_CURSOR)),
+    ],
+)
+def test_a_replicated_one_stays_whatever_its_z_node_says(
+    scene: ActivityScene, properties: dict[str, int], lost: bool, end: tuple[Any, Any]
+) -> None:
+    unused(scene, "a")
+    ledger = in_a_ledger(scene, **properties)
+    made, (row,) = plan(scene)
+    assert row["inactive_subscriptions"] == ["s"]
+    load = scene.servers.admin.on_load
+
+    def then(topic: Topic) -> None:
+        load(topic)
+        if lost:
+            scene.servers.remove(scene.servers.path(ledger))
+
+    scene.servers.admin.on_load = then
+    applied(scene, made)
+    assert deletions(scene)[-1] == end
+    assert there(scene, "a") == (set() if end[0] is Outcome.DONE else {"s"})
+
+
 def held(scene: ActivityScene) -> None:
     holds = type(scene.settings.orphans)(legal_holds=(NAMESPACE,)).legal_holds
     orphans = scene.settings.orphans.model_copy(update={"legal_holds": holds})
@@ -239,65 +223,12 @@ def test_what_changed_since_the_plan_is_left(
     assert not scene.servers.admin.touched
 
 
-# ------------------------------------------------------------------------------------------------------- partitions
-
-
-def test_all_partitions_lose_it(scene: ActivityScene) -> None:
-    unused(scene, *PARTITIONS)
-    scene.change(at_once=1)
-    made, _ = plan(scene)
-    assert said(applied(scene, made)) == dict.fromkeys(PARTITIONS, (Outcome.DONE, LoadStep.IN_METADATA, ("s",)))
-    assert [there(scene, name) for name in PARTITIONS] == [set(), set()]
-
-
-@pytest.mark.parametrize("at_once", [1, 2])
-@pytest.mark.parametrize("which", [0, 1])
-def test_none_is_begun_where_one_partition_changed(scene: ActivityScene, at_once: int, which: int) -> None:
-    unused(scene, *PARTITIONS)
-    scene.change(at_once=at_once)
-    made, _ = plan(scene)
-    scene.write(PARTITIONS[which])
-    done = said(applied(scene, made))
-    assert done[PARTITIONS[which]][:2] == (Outcome.LEFT, LoadKept.NEEDS_NO_BROKER)
-    assert done[PARTITIONS[1 - which]][:2] == (Outcome.LEFT, LoadKept.PARTITION_STAYS)
-    assert not scene.servers.admin.touched
-
-
-def test_none_is_begun_where_a_launch_takes_some_partitions_only(scene: ActivityScene) -> None:
-    unused(scene, *PARTITIONS)
-    made, _ = plan(scene)
-    ((_, code, _),) = said(applied(scene, made, limit=1)).values()
-    assert code == LoadKept.PARTITION_STAYS
-    assert not scene.servers.admin.touched
-
-
-def test_the_first_partition_that_keeps_it_ends_it(scene: ActivityScene) -> None:
-    unused(scene, *PARTITIONS)
-    scene.change(at_once=1)
-    made, _ = plan(scene)
-    scene.servers.admin.used_at[scene.named(PARTITIONS[0]), "s"] = scene.now
-    done = said(applied(scene, made))
-    assert done[PARTITIONS[0]] == (Outcome.DONE, LoadStep.LESS_WENT, ())
-    assert done[PARTITIONS[1]][:2] == (Outcome.LEFT, LoadKept.PARTITION_STAYS)
-    assert there(scene, PARTITIONS[1]) == {"s"}
-
-
-def test_a_second_launch_goes_on_with_the_partitions_that_the_budget_left(scene: ActivityScene) -> None:
-    unused(scene, *PARTITIONS)
-    scene.change(at_once=1, max_per_bundle=1)
-    made, _ = plan(scene)
-    assert said(applied(scene, made))[PARTITIONS[1]][:2] == (Outcome.LEFT, LoadKept.BUDGET_SPENT)
-    scene.servers.wait(1)
-    done = said(applied(scene, made))
-    assert done[PARTITIONS[0]][0] is Outcome.LEFT
-    assert done[PARTITIONS[1]] == (Outcome.DONE, LoadStep.IN_METADATA, ("s",))
-
-
 # ------------------------------------------------------------------------------------------------------------ faults
 
 
-@pytest.mark.parametrize("after", [False, True])
-def test_a_run_killed_at_the_request_is_repeated_harmlessly(scene: ActivityScene, after: bool) -> None:
+@pytest.mark.parametrize(("after", "again"), [(False, False), (True, False), (True, True)])
+def test_a_run_killed_at_the_request_is_repeated_harmlessly(scene: ActivityScene, after: bool, again: bool) -> None:
+    """``again``: somebody has made another one under its name since."""
     unused(scene, "a")
     made, _ = plan(scene)
     unsubscribe = scene.servers.admin.on_unsubscribe
@@ -312,11 +243,13 @@ def test_a_run_killed_at_the_request_is_repeated_harmlessly(scene: ActivityScene
         applied(scene, made)
     assert pending(scene)
     scene.servers.admin.on_unsubscribe = unsubscribe
+    if again:
+        scene.at("a", "s", Position(scene.listed("a")[0], -1))
     scene.servers.wait(1)
     assert [one.outcome for one in applied(scene, made)] == [Outcome.LEFT]
     assert not scene.is_loaded("a")
     assert pending(scene) == []
-    assert there(scene, "a") == (set() if after else {"s"})
+    assert there(scene, "a") == ({"s"} if again or not after else set())
     ended = Outcome.DONE if after else Outcome.FAILED
     assert deletions(scene) == [(Outcome.BEGUN, Code.ABOUT_TO), (ended, Code.RUN_ENDED)]
     applied(scene, made)
