@@ -41,10 +41,10 @@ class LoadBudget:
         brokers: Brokers,
         owners: Owners,
     ) -> dict[Topic, Why]:
-        """What keeps topics because of their bundle, their broker or this run's budget for these.
+        """What keeps topics because of their bundle or their broker, whatever this run has loaded so far.
 
         ``left``: those that are left anyway; ``owned``: each topic's broker, empty where nobody owns its bundle;
-        ``owners_since``: since when (ms). What is not kept counts as loaded.
+        ``owners_since``: since when (ms).
         """
         store, settings = self.ports.store, self.settings
         place, now = bundles(store, topics), self.ports.clock.now_ms()
@@ -71,9 +71,14 @@ class LoadBudget:
             if not owned[topic] and (count := unowned[place[topic]]) > most:
                 text = f"nobody owns its bundle, whose {count} topics are loaded together, and {most} may be"
                 found[topic] = Why(LoadKept.BUNDLE_TOO_LARGE, text)
+        return found
+
+    def spent(self, topics: Sequence[Topic], left: Collection[Topic], owned: Mapping[Topic, str]) -> dict[Topic, Why]:
+        """What keeps topics because of this run's budget for their bundle and broker; the others count as loaded."""
+        settings, place = self.settings, bundles(self.ports.store, topics)
+        found: dict[Topic, Why] = {}
+        going = [topic for topic in topics if topic not in left]
         for topic in going:
-            if topic in found:
-                continue
             broker, bundle = owned[topic], place[topic]
             if self._by_broker[broker] >= settings.max_per_broker:
                 found[topic] = Why(LoadKept.BUDGET_SPENT, f"load.max_per_broker is {settings.max_per_broker}")

@@ -86,13 +86,15 @@ class Together:
     ) -> dict[Topic, Why]:
         """Why each of ``topics`` is left for the sake of another partition; not those that are ``left`` anyway.
 
-        ``others``: which of some topics of later waves would be left, as they are now.
+        ``others``: which of some topics of other waves would be left, as they are now.
         """
-        for pair in {pair for topic in topics if topic not in left for pair in self._pairs(topic)} - self._looked:
-            self._looked.add(pair)
-            later = [one for one in self._on[pair] if one not in topics]
-            absent = [one for one in later if one not in self.launched]
-            for one in absent or others(later):
+        new = {pair for topic in topics if topic not in left for pair in self._pairs(topic)} - self._looked
+        self._looked |= new
+        later = [(one, pair) for pair in sorted(new) for one in self._on[pair] if one not in topics]
+        asked = {one for one, _ in later if one in self.launched}
+        staying = set(others(sorted(asked, key=str))) if asked else set[Topic]()
+        for one, pair in later:
+            if one in staying or one not in asked:
                 self._stays_on(one, pair)
         for topic in left:
             self.stays(topic)

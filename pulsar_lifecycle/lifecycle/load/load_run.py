@@ -140,7 +140,7 @@ class _LoadRun:
 
     ``planned``: the plan's rows by topic, as far as the launch takes them; ``whole``: all of them;
     ``cluster_ledgers``: what its share is of, for ``caps``. ``_weights``: those of topics of which more goes by now
-    than the plan says (``load_plan``).
+    than the plan says (``load_plan``). ``_with``: of a topic without an owner, all of its bundle.
     """
 
     cluster: Cluster
@@ -153,6 +153,7 @@ class _LoadRun:
     caps: Caps
     whole: Mapping[Topic, Mapping[str, Any]]
     _weights: dict[Topic, Sequence[int]] = field(default_factory=dict[Topic, Sequence[int]])
+    _with: dict[Topic, Sequence[Topic]] = field(default_factory=dict[Topic, Sequence[Topic]])
     _budget: LoadBudget = field(init=False)
     _together: Together = field(init=False)
 
@@ -195,10 +196,10 @@ class _LoadRun:
             said = self._left(left)
             if going:
                 said += self._visits(guard, judged).make([self._visit(topic, judged) for topic in going])
-            for one in said:
-                self._together.stays(Topic.parse(one.topic))
             report(said)
             found += said
+            for one in said:
+                self._together.stays(Topic.parse(one.topic))
         return found
 
     def _visits(self, guard: RunGuard, judged: _Judged) -> Visits:
@@ -259,6 +260,7 @@ class _LoadRun:
                 by_broker.setdefault(broker, []).append([topic])
             else:
                 unowned.setdefault(place[topic], []).append(topic)
+        self._with = {topic: some for some in unowned.values() for topic in some}
         yield from unowned.values()
         at_once = self._settings.at_once
         for start in range(0, max(map(len, by_broker.values()), default=0), at_once):
@@ -267,15 +269,25 @@ class _LoadRun:
     # ---------------------------------------------------------------------------------------------------------- judging
 
     def _judge(self, topics: Sequence[Topic]) -> _Judged:
-        """What is left now, with what bundles, brokers and this launch's budget and caps keep."""
+        """What is left now, with what bundles, brokers and this launch's caps and, last, its budget keep."""
         judged = self._examine(topics)
         left = dict(judged.left)
         left |= self._grown({topic: own for topic, own in judged.weights.items() if topic not in left})
-        left |= self._budget.crowded(topics, left, judged.owners, judged.owned_since, judged.brokers, judged.asked)
-        while apart := self._together.look(topics, left, lambda others: self._examine(others).left):
+        left |= self._crowded(topics, left, judged)
+        while apart := self._together.look(topics, left, self._others):
             left |= apart
             left |= whole_or_nothing([one for one in topics if one not in judged.left], judged.owners, left)
+        left |= self._budget.spent(topics, left, judged.owners)
         return replace(judged, left=left)
+
+    def _others(self, topics: Collection[Topic]) -> Collection[Topic]:
+        """Which of some topics of other waves would be left as they are now, and those that are loaded with them."""
+        them = list(dict.fromkeys(one for topic in topics for one in self._with.get(topic, (topic,))))
+        judged = self._examine(them)
+        return dict(judged.left) | self._crowded(them, judged.left, judged)
+
+    def _crowded(self, topics: Sequence[Topic], left: Mapping[Topic, Why], judged: _Judged) -> dict[Topic, Why]:
+        return self._budget.crowded(topics, left, judged.owners, judged.owned_since, judged.brokers, judged.asked)
 
     def _examine(self, topics: Sequence[Topic]) -> _Judged:
         now = self.ports.clock.now_ms()

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pulsar_lifecycle.errors import Failed
+from pulsar_lifecycle.errors import Failed, StoreError
+from pulsar_lifecycle.lifecycle.load import load_run
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.lifecycle.load.visits import LoadStep
+from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.topics.unloads import BUNDLES_ROOT
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.scenes.lifecycle.inactive_loads import PARTITIONS, chosen, deletions, plan, said, there, unused
-from tests.kit.scenes.lifecycle.load_runs import applied, stored
+from tests.kit.scenes.lifecycle.load_runs import OWN, applied, stored
+from tests.kit.scenes.retention_scene import NAMESPACE
 
 FOUR = tuple(f"p-partition-{n}" for n in range(4))
 
@@ -142,7 +148,7 @@ def test_the_first_deletion_that_fails_ends_it_for_the_rest_of_its_wave(scene: A
     assert [there(scene, name) for name in FOUR] == [set(), {"s"}, {"s"}, {"s"}]
 
 
-@pytest.mark.parametrize("at_once", [1])
+@pytest.mark.parametrize("at_once", [1, 2])
 def test_a_second_launch_goes_on_with_the_partitions_that_the_budget_left(scene: ActivityScene, at_once: int) -> None:
     unused(scene, *PARTITIONS)
     scene.change(at_once=at_once, max_per_bundle=1)
@@ -152,3 +158,66 @@ def test_a_second_launch_goes_on_with_the_partitions_that_the_budget_left(scene:
     done = said(applied(scene, made))
     assert done[PARTITIONS[0]][0] is Outcome.LEFT
     assert done[PARTITIONS[1]] == (Outcome.DONE, LoadStep.IN_METADATA, ("s",))
+
+
+def test_what_is_left_for_another_partition_takes_no_budget(scene: ActivityScene) -> None:
+    unused(scene, *PARTITIONS, "x")
+    scene.change(max_per_bundle=1)
+    made, _ = plan(scene)
+    scene.write(PARTITIONS[1])
+    done = said(applied(scene, made))
+    assert done[PARTITIONS[0]][:2] == (Outcome.LEFT, LoadKept.PARTITION_STAYS)
+    assert done["x"] == (Outcome.DONE, LoadStep.IN_METADATA, ("s",))
+
+
+def test_later_partitions_are_looked_at_where_a_launch_does_not_take_all(scene: ActivityScene) -> None:
+    """The last one, which an earlier launch has done, keeps nothing; the second does."""
+    unused(scene, *FOUR[:3])
+    scene.change(at_once=1)
+    made, _ = plan(scene)
+    scene.servers.remove(scene.cursor_path(FOUR[2], "s"))
+    scene.write(FOUR[1])
+    done = said(applied(scene, made, limit=2))
+    assert done[FOUR[0]][:2] == (Outcome.LEFT, LoadKept.PARTITION_STAYS)
+    assert not scene.servers.admin.touched
+
+
+def upper(name: str) -> bool:
+    """Whether a topic is in the upper half of all bundles."""
+    return bool(zlib.crc32(f"{OWN}{name}".encode()) >> 31)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_none_is_begun_where_the_bundle_of_a_later_partition_is_shared(scene: ActivityScene, shared: bool) -> None:
+    """By a topic that is not loaded; one that is loaded with them keeps nothing."""
+    assert {upper(name) for name in FOUR} == {True, False}
+    beside = [name for name in map("t-{}".format, range(20)) if upper(name) != upper(FOUR[0])]
+    unused(scene, *FOUR, beside[0])
+    made, _ = plan(scene)
+    halves = {"bundles": {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2}}
+    scene.servers.put(f"{BUNDLES_ROOT}/{NAMESPACE}", json.dumps(halves).encode())
+    scene.servers.remove(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff")
+    if shared:
+        scene.servers.topic(scene.named(beside[1]))
+    done = said(applied(scene, made))
+    assert [there(scene, name) for name in FOUR] == [{"s"} if shared else set()] * 4, done
+
+
+def test_what_is_done_is_reported_before_anything_else_is_read(
+    scene: ActivityScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unused(scene, *PARTITIONS)
+    scene.change(at_once=1)
+    made, _ = plan(scene)
+    reported: list[LoadedTopic] = []
+
+    def unreadable(*_: object) -> list[bool]:
+        raise StoreError("gone")
+
+    scene.servers.admin.used_at[scene.named(PARTITIONS[0]), "s"] = scene.now
+    monkeypatch.setattr(load_run, "missing_cursors", unreadable)
+    with pytest.raises(StoreError):
+        load_run.load_topics(
+            scene.cluster, "run", Order(made.plan_id, made.digest), dry_run=False, report=reported.extend
+        )
+    assert list(said(reported)) == [PARTITIONS[0]]
