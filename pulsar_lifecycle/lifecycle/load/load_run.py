@@ -62,7 +62,7 @@ Report = Callable[[Sequence[LoadedTopic]], None]
 
 SAME = (
     *("ledger_id", "retention_minutes", "retention_mb", "ttl_seconds"),
-    *("expired_subscriptions", "inactive_subscriptions"),
+    *load_plan.SUBSCRIPTIONS,
     *("durable_cursors", "slowest_ledger_id", "slowest_entry_id"),
 )
 """What must be as the plan has it."""
@@ -174,7 +174,7 @@ class _LoadRun:
         for topics in self._waves():
             left = self._judge(topics).left
             would = Why(Code.MAY_GO, "nothing keeps it from being loaded")
-            going = {one: tuple(_leaving(self.planned[one])) for one in topics if one not in left}
+            going = {one: tuple(load_plan.leaving(self.planned[one])) for one in topics if one not in left}
             said = [LoadedTopic(str(one), Outcome.LEFT, why) for one, why in left.items()]
             said += [LoadedTopic(str(one), Outcome.GOES, would, unsubscribed=some) for one, some in going.items()]
             report(said)
@@ -230,7 +230,7 @@ class _LoadRun:
             row["retention_minutes"],
             row["ttl_seconds"],
             row["expiry_minutes"] if row["expired_subscriptions"] else None,
-            {name: judged.now[topic].versions[name] for name in _leaving(row)},
+            {name: judged.now[topic].versions[name] for name in load_plan.leaving(row)},
             together=self._together.names(topic),
             owned_since=judged.owned_since.get(topic),
             may_be_deleted=topic in judged.may_be_deleted,
@@ -354,9 +354,9 @@ class _LoadRun:
         }
         if not grown:
             return {}
-        counted = {topic: row["weights"] for topic, row in self.planned.items()} | self._weights | grown
+        counted = load_plan.weighed(self.planned, self._weights | grown)
         try:
-            check_blast(load_plan.weighed(counted), self.cluster_ledgers, self.caps)
+            check_blast(counted, self.cluster_ledgers, self.caps)
         except RefusedBy as refusal:
             text = f"more of it goes by now than the plan counted: {refusal}"
             return {topic: Why(Code.CHANGED_SINCE_PLAN, text) for topic in grown}
@@ -389,7 +389,7 @@ class _LoadRun:
             return Why(Code.CHANGED_SINCE_PLAN, said)
         if row["kept"]:
             return Why(_code(row["kept"]), f"kept by {row['kept']}")
-        if end and _leaving(end) != _leaving(row):
+        if end and load_plan.leaving(end) != load_plan.leaving(row):
             return Why(Code.CHANGED_SINCE_PLAN, "another subscription of it expires before it were unloaded")
         if end and end["kept"]:
             return Why(_code(end["kept"]), f"kept by {end['kept']} before it were unloaded")
@@ -411,11 +411,6 @@ def _whose(broker: str) -> str:
 
 def _by_topic(rows: pa.Table) -> dict[Topic, dict[str, Any]]:
     return {Topic.parse(row["topic"]): row for row in rows.to_pylist()}
-
-
-def _leaving(row: Mapping[str, Any]) -> list[str]:
-    """The subscriptions that a visit of a row deletes."""
-    return [*row["expired_subscriptions"], *row["inactive_subscriptions"]]
 
 
 def _more(now: Sequence[int], then: Sequence[int]) -> bool:

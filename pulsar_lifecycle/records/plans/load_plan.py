@@ -57,6 +57,8 @@ applied; ``ledger_id`` says that nobody has loaded the topic since the scan. ``k
 ``RetentionVerdict`` or ``Protection`` by which it is left alone; null for what is loaded. A plan's rows are those with
 null."""
 
+SUBSCRIPTIONS = ("expired_subscriptions", "inactive_subscriptions")
+"""Columns that name what a visit deletes."""
 _FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
 
 
@@ -66,14 +68,29 @@ def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
 
 
 def as_capped(rows: pa.Table) -> pa.Table:
-    """Rows as caps count them: one for each ledger that leaves a topic's list, sooner or later."""
-    weights = rows.column("weights").combine_chunks()
-    topics = rows.column("topic").take(pc.list_parent_indices(weights))
-    return pa.table({"topic": topics, "physical_bytes": weights.flatten()})
+    """Rows as caps count them: one for each ledger that leaves a topic's list, sooner or later.
+
+    And one without bytes for each subscription that is deleted.
+    """
+    return pa.concat_tables([_each(rows, name) for name in ("weights", *SUBSCRIPTIONS)])
 
 
-def weighed(weights: Mapping[Topic, Sequence[int]]) -> pa.Table:
-    """The same of topics whose ``weights`` these are."""
-    pairs = [(str(topic), weight) for topic, own in weights.items() for weight in own]
+def _each(rows: pa.Table, name: str) -> pa.Table:
+    """The topic of each item of a column of lists, and what the item weighs (bytes)."""
+    lists = rows.column(name).combine_chunks()
+    topics, items = rows.column("topic").take(pc.list_parent_indices(lists)), lists.flatten()
+    weights = items if name == "weights" else pa.array([0] * len(items), pa.int64())
+    return pa.table({"topic": topics, "physical_bytes": weights})
+
+
+def leaving(row: Mapping[str, Any]) -> list[str]:
+    """The subscriptions that a visit of a row deletes."""
+    return [one for name in SUBSCRIPTIONS for one in row[name]]
+
+
+def weighed(rows: Mapping[Topic, Mapping[str, Any]], weights: Mapping[Topic, Sequence[int]]) -> pa.Table:
+    """:func:`as_capped` of rows by topic, where those of ``weights`` weigh something else by now."""
+    own = {topic: [*weights.get(topic, row["weights"]), *(0 for _ in leaving(row))] for topic, row in rows.items()}
+    pairs = [(str(topic), weight) for topic, some in own.items() for weight in some]
     columns = (pa.array([topic for topic, _ in pairs], pa.string()), pa.array([size for _, size in pairs], pa.int64()))
     return pa.table(dict(zip(("topic", "physical_bytes"), columns, strict=True)))

@@ -18,10 +18,14 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Lowered
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.crash import Crash
+from tests.kit.refused import refused_by
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.scenes.lifecycle.inactive_loads import PARTITIONS, chosen, deletions, plan, said, there, unused
 from tests.kit.scenes.lifecycle.load_runs import applied, killed, pending, stored
@@ -86,6 +90,25 @@ def test_a_report_only_plan_of_them_has_none(scene: ActivityScene) -> None:
     scene.choose(period=86_399.0)
     scene.servers.remove(control.SANDBOX)
     assert plan(scene)[1] == []
+
+
+def test_caps_count_each_that_goes(scene: ActivityScene) -> None:
+    """Though it frees nothing."""
+    unused(scene, "a", "b", read=True)
+    scene.retention(-1, -1)
+    made, rows = plan(scene)
+    assert [row["weights"] for row in rows] == [[], []]
+    with refused_by(RefusalCode.MAX_LEDGERS):
+        applied(scene, made, caps=Lowered(max_ledgers=1))
+    assert len(applied(scene, made, caps=Lowered(max_ledgers=2))) == 2
+
+
+def test_what_grew_counts_with_each_that_goes() -> None:
+    row = {"weights": [5], "expired_subscriptions": ["e"], "inactive_subscriptions": ["s", "t"]}
+    a, b = (Topic.parse(f"persistent://{NAMESPACE}/{name}") for name in "ab")
+    found = load_plan.weighed({a: row, b: row}, {b: [7, 8]})
+    assert found.column("topic").to_pylist() == [str(a)] * 4 + [str(b)] * 5
+    assert found.column("physical_bytes").to_pylist() == [5, 0, 0, 0, 7, 8, 0, 0, 0]
 
 
 def test_the_last_one_stays_where_its_broker_would_then_delete_the_topic(scene: ActivityScene) -> None:
