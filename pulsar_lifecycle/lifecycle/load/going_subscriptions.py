@@ -31,11 +31,13 @@ from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 class Inactive:
     """Subscriptions that a plan of inactive ones lets go, and the settings too: names by topic.
 
-    ``staying``: partitioned topics and names of those that stay on one partition, and so on all.
+    ``staying``: partitioned topics and names of those that stay on one partition, and so on all. ``planned``: a load
+    plan has them, and a topic that is kept for their sake is not loaded without them.
     """
 
     by_topic: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
     staying: frozenset[tuple[str, str]] = frozenset()
+    planned: bool = False
 
 
 def expired_subscriptions(

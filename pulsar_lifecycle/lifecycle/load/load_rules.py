@@ -134,7 +134,8 @@ def topics_to_load(
 ) -> pa.Table:
     """Rows of ``TOPICS_TO_LOAD`` for every topic that needs a broker at ``now`` (ms), loaded or kept by a code.
 
-    A topic that is kept for the sake of ``inactive`` subscriptions is judged without them, if it is loaded then.
+    A topic that is kept for the sake of ``inactive`` subscriptions is judged without them, if it is loaded then, and no
+    plan has them.
     """
     inputs = _with_opened(_with_idle(tables.inputs, tables.idle), tables.opened)
     expired = expired_subscriptions(
@@ -150,7 +151,7 @@ def topics_to_load(
     for row in found:
         if row["kept"] is None and not inactive.staying.isdisjoint(inactive_pairs(row)):
             row["kept"] = str(LoadKept.PARTITION_STAYS)
-    if any(row["kept"] and row["inactive_subscriptions"] for row in found):
+    if not inactive.planned and any(row["kept"] and row["inactive_subscriptions"] for row in found):
         others = _rows(tables, inputs, monitors, choice, now, expired, np.zeros(len(unused), bool))
         without = {row["topic"]: row for row in others if row["kept"] is None}
         found = [without.get(row["topic"], row) if row["kept"] else row for row in found]

@@ -308,7 +308,7 @@ class _LoadRun:
 
         tables = fresh.for_loading(policies, self.run.context, brokers, now, opened)
         named = {str(topic): self.planned[topic]["inactive_subscriptions"] for topic in topics}
-        inactive = Inactive(unused_subscriptions.chosen(self.cluster.settings, named))
+        inactive = Inactive(unused_subscriptions.chosen(self.cluster.settings, named), planned=True)
         rows, later = (_by_topic(topics_to_load(tables, monitors, chosen, at, inactive)) for at in (now, end))
         left: dict[Topic, Why] = dict(silent)
         for topic in topics:

@@ -246,6 +246,15 @@ def test_what_changed_since_the_plan_is_left(
     assert not scene.servers.admin.touched
 
 
+def test_one_for_whose_sake_a_topic_is_kept_by_now_says_so(scene: ActivityScene) -> None:
+    """Without it the topic could be loaded for what else it needs, which is not what the plan says."""
+    unused(scene, "a", read=True)
+    made, _ = plan(scene)
+    scene.configure(brokerDeleteInactiveTopicsEnabled="true")
+    ((outcome, why, _),) = said(applied(scene, made)).values()
+    assert (outcome, why) == (Outcome.LEFT, LoadKept.TOPIC_WOULD_BE_DELETED)
+
+
 # ------------------------------------------------------------------------------------------------------------ faults
 
 
