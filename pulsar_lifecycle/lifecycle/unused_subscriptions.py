@@ -14,26 +14,35 @@ from typing import Any
 
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, inactive_pairs
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.owner_names import holders
+from pulsar_lifecycle.records.plans import inactive_plan
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import Settings
 
 
 def planned_inactive(cluster: Cluster, epoch_id: str) -> dict[str, list[str]]:
-    """Names by topic, of the newest plan of inactive subscriptions of a scan; none of one that is report-only."""
+    """Names by topic, of the newest plan of inactive subscriptions of a scan; none of one that is report-only.
+
+    Raises Refused where its files are not those of its digest.
+    """
     if not cluster.settings.load.inactive_subscriptions:
         return {}
+    kind = PlanKind.INACTIVE_SUBSCRIPTIONS
     made = [
-        one.plan_id
+        one
         for one in cluster.lake.inactive_plans()
-        if one.epoch_id == epoch_id and one.actionable and kind_of(one.plan_id) is PlanKind.INACTIVE_SUBSCRIPTIONS
+        if one.epoch_id == epoch_id and one.cluster == cluster.settings.cluster and kind_of(one.plan_id) is kind
     ]
+    if not made or not made[-1].actionable:
+        return {}
+    summary, rows = cluster.lake.inactive_plan(made[-1].plan_id)
+    plans.check_digest(summary.plan_id, made[-1].digest, summary.digest, inactive_plan.digest(rows, summary.to_json()))
     found: dict[str, list[str]] = {}
-    for plan_id in made[-1:]:
-        for row in cluster.lake.inactive_plan(plan_id)[1].select(["topic", "cursor"]).to_pylist():
-            found.setdefault(row["topic"], []).append(row["cursor"])
+    for row in rows.select(["topic", "cursor"]).to_pylist():
+        found.setdefault(row["topic"], []).append(row["cursor"])
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered
@@ -90,6 +92,28 @@ def test_a_report_only_plan_of_them_has_none(scene: ActivityScene) -> None:
     scene.choose(period=86_399.0)
     scene.servers.remove(control.SANDBOX)
     assert plan(scene)[1] == []
+
+
+def test_a_newer_report_only_plan_of_them_ends_an_older_one(scene: ActivityScene) -> None:
+    unused(scene, "a")
+    assert len(plan(scene)[1]) == 1
+    kept = scene.lake.inactive_plans_kept
+    newest = next(one for one, _ in kept.values() if kind_of(one.plan_id) is PlanKind.INACTIVE_SUBSCRIPTIONS)
+    later = replace(newest, plan_id=f"{newest.plan_id}0", created_at=newest.created_at + 1, actionable=False)
+    scene.lake.store_inactive_plan(later, kept[newest.plan_id][1])
+    assert scene.epoch
+    assert make_load_plan(scene.cluster, scene.epoch)[1].num_rows == 0
+
+
+def test_a_plan_of_them_whose_rows_were_changed_is_refused(scene: ActivityScene) -> None:
+    unused(scene, "a")
+    plan(scene)
+    kept = scene.lake.inactive_plans_kept
+    for name, (summary, rows) in kept.items():
+        kept[name] = summary, rows.slice(1)
+    assert scene.epoch
+    with refused_by(RefusalCode.PLAN_DIFFERS):
+        make_load_plan(scene.cluster, scene.epoch)
 
 
 def test_caps_count_each_that_goes(scene: ActivityScene) -> None:
