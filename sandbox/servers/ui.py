@@ -108,8 +108,7 @@ def wait(data: Path, ui: Ui, log: Path) -> None:
             end(ui, timeout=0)
             raise SandboxError(f"the Dagster UI {how}: see {log}")
         time.sleep(0.5)
-        ui = Ui(ui.url, ui.session, ui.started | processes.session(ui.session))
-    _recorded(data, ui)
+    _recorded(data, Ui(ui.url, ui.session, ui.started | processes.session(ui.session)))
 
 
 def end(ui: Ui, *, timeout: float) -> bool:
