@@ -101,6 +101,11 @@ def test_every_asset_says_its_columns_version_owners_and_kinds(tmp_path: Path) -
         assert all(columns), key
 
 
+def test_the_switch_says_in_the_ui_what_stops_runs_that_it_does_not() -> None:
+    repository = build_defs().get_repository_def()
+    assert "`pulsar-lifecycle pause`" in (repository.get_sensor_def("automation").description or "")
+
+
 def test_every_job_sensor_and_schedule_ships_with_words_and_stopped() -> None:
     repository = build_defs().get_repository_def()
     assert not [job.name for job in repository.get_all_jobs() if not job.name.startswith("__") and not job.description]
