@@ -53,6 +53,8 @@ LATELY_MS = 3 * 86_400_000
 """Where a plan of the usual size was applied, if plans are applied regularly."""
 SOON = (AutomationCode.GOES, AutomationCode.WINDOW_SHUT)
 """What becomes of a plan that nothing is in the way of but time."""
+_BY_HAND = (AutomationCode.OVER_CAP, AutomationCode.TOO_SMALL, AutomationCode.GREW)
+"""What becomes of a plan that no approval makes go by itself."""
 _ENDS = {PlanEnd.SETTLED: AutomationCode.SETTLED, PlanEnd.SENT: AutomationCode.SENT}
 CLOCKS_APART_MS = 86_400_000
 """How far the clocks of hosts and of the lake may be apart, for what dates plans and rows of the journal."""
@@ -125,8 +127,8 @@ def settings_of(where: Cluster, kind: AutomatedKind) -> KindAutomation:
 def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[PlanDecision, Plan | None]:
     """What becomes by itself of the plan named, or of a kind's newest, and that plan.
 
-    The newest that is approved comes before newer ones that are not, if it goes, or waits only for its window. Raises
-    what the lake raises.
+    The newest that is approved comes before newer ones that are not, if it goes, or waits only for its window; one whose
+    size keeps it from that is passed over. Raises what the lake raises.
     """
     settings, now = settings_of(where, kind), where.clock.now_ms()
     valid = _valid_ms(where)
@@ -139,13 +141,15 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     if fresh and settings.mode is Automation.APPROVE:
         ids, since = [plan.plan_id for plan in fresh], min(plan.created_at for plan in fresh)
         said = rows_about(where.journal_reader, where.settings.cluster, ids, since)
-    approved = next(
-        (plan for plan in reversed(asked) if _holds(approval_in(said.get(plan.plan_id, ())), plan, now)), None
-    )
-    if approved and approved is not asked[-1]:
-        decision = _decided(where, kind, approved, approval_in(said[approved.plan_id]))
+    for plan in reversed(asked):
+        approval = approval_in(said.get(plan.plan_id, ()))
+        if not _holds(approval, plan, now):
+            continue
+        decision = _decided(where, kind, plan, approval)
         if decision.code in SOON:
-            return decision, approved
+            return decision, plan
+        if decision.code not in _BY_HAND:
+            break
     return _decided(where, kind, asked[-1], approval_in(said.get(asked[-1].plan_id, ()))), asked[-1]
 
 

@@ -218,6 +218,11 @@ def test_an_approved_plan_waits_for_its_window_though_newer_ones_come(
     where = automated(scene, monkeypatch, mode="approve")
     assert decided(where) == (plan.plan_id, "goes")
     assert decision_of(where, RETENTION, newer.plan_id)[0].code is AutomationCode.NOT_APPROVED
+    for withdraw in (False, True):  # though one that its cap keeps is approved, too
+        approve_plan(where, "run-2", newer.plan_id, newer.digest, "ann", withdraw=withdraw)
+        capped = automated(scene, monkeypatch, mode="approve", max_ledgers=plan.ledgers)
+        assert decided(capped) == (plan.plan_id, "goes")
+    where = automated(scene, monkeypatch, mode="approve")
     apply_retention(where, "applied", Order(plan.plan_id, plan.digest), dry_run=False)
     assert decided(where) == (newer.plan_id, "not_approved")
     approve_plan(where, "run-2", newer.plan_id, newer.digest, "ann")
