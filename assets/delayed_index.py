@@ -157,6 +157,8 @@ def namespace_delayed_index_asset(cluster: str) -> dg.AssetsDefinition:
         def page(name: str) -> dict[str, Any]:
             said: dict[str, Any] = {EPOCH: epoch.epoch_id, "plan id": summary.plan_id, "dry run": config.dry_run}
             said["runs"] = dg.MetadataValue.md(show.applied_by(summary.plan_id))
+            said |= show.stored(where, epoch.epoch_id, FINDINGS)
+            said |= show.everything(context.run.run_id, summary.plan_id, dry_run=config.dry_run)
             return {**said, **namespace_shown(where, epoch.epoch_id, name, rows, done)}
 
         with pages_written(context, names, page):

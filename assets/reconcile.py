@@ -49,7 +49,7 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
         where = lifecycle.cluster()
         pages: dict[str, dict[str, Any]] = {}
         with pages_written(context, names, lambda name: {"dry run": config.dry_run, **pages.get(name, {})}):
-            with lineage.noted(context, where, dry_run=config.dry_run):
+            with lineage.noted(context, where, dry_run=config.dry_run, sends=True):
                 found = reconcile(
                     where,
                     context.run.run_id,

@@ -235,7 +235,11 @@ def failed_proofs_shown(unproven: Sequence[JournalRow]) -> dict[str, Any]:
     """How many, and a sample."""
     columns = {"ledger": "int", "topic": "string", "bytes": "int", "reason": "string"}
     sample = [{"ledger": r.ledger_id, "topic": r.topic, "bytes": r.bytes, "reason": r.reason} for r in unproven]
-    return {"unproven copies": len(unproven), "unproven": show.table(sample[: show.SAMPLE], columns)}
+    return {
+        "unproven copies": len(unproven),
+        "unproven": show.table(sample[: show.SAMPLE], columns),
+        "all of them": dg.MetadataValue.md(f"`pulsar-lifecycle journal --outcome {Outcome.PROOF_FAILED.value}`"),
+    }
 
 
 def _candidates_shown(rows: DataFrame) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def delete_before_op(context: dg.OpExecutionContext, config: DeleteRecordsConfig
     if not may_begin(context, where, config.plan_id):
         return
     refused: dict[TopicPartition, Refusal | None] = {}
-    with lineage.noted(context, where, config.plan_id, dry_run=config.dry_run):
+    with lineage.noted(context, where, config.plan_id, dry_run=config.dry_run, sends=True):
         results = apply_delete_records(
             where,
             context.run_id,

@@ -169,7 +169,7 @@ def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle:
         )
         context.log.info(f"dry run: {len(some)} dead letters would be sent again; set dry_run to false to send them")
         return
-    with lineage.noted(context, where):
+    with lineage.noted(context, where, sends=True):
         done = redrive_now(where, context.run_id, wanted, most, context.log.info)
     metadata = {
         "sent": done.sent,

@@ -28,7 +28,7 @@ def reconcile_job(cluster: str) -> dg.JobDefinition:
     @refusals_fail()
     def reconcile_op(context: dg.OpExecutionContext, config: ReconcileConfig, lifecycle: LifecycleResource) -> None:
         where = lifecycle.cluster()
-        with lineage.noted(context, where, dry_run=config.dry_run):
+        with lineage.noted(context, where, dry_run=config.dry_run, sends=True):
             found = reconcile(
                 where,
                 context.run_id,

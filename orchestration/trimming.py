@@ -169,7 +169,7 @@ def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: Lifec
     """Refused topics and ledgers are shown with their reason; a topic that failed fails the run."""
     orders = [one.order() for one in config.topics]
     cluster, dry_run = lifecycle.cluster(), config.dry_run
-    with lineage.noted(context, cluster, dry_run=dry_run):
+    with lineage.noted(context, cluster, dry_run=dry_run, sends=True):
         metadata = finish(
             dry_run,
             lambda report: trim_run.trim(cluster, context.run_id, orders, dry_run=dry_run, report=report),
@@ -198,7 +198,7 @@ def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig,
     """A topic that the broker refuses stays; its messages find it in use and are kept."""
     topics = [topic_of("topics", name) for name in config.topics]
     cluster, force, dry_run = lifecycle.cluster(), config.force, config.dry_run
-    with lineage.noted(context, cluster, dry_run=dry_run):
+    with lineage.noted(context, cluster, dry_run=dry_run, sends=True):
         metadata = finish(
             dry_run,
             lambda report: trim_run.delete_topics(

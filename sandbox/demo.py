@@ -44,6 +44,7 @@ from sandbox.jobs import Jobs
 from sandbox.planting import znodes
 from sandbox.planting.seed import Seeded, seed
 from sandbox.planting.verify import read_back
+from sandbox.servers import ui
 from sandbox.servers.toolchain import SandboxError
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -384,10 +385,16 @@ def lead_on(cluster: Cluster, name: str, plan_id: str) -> None:
         (f"{asset}/ledger_deletions", "what was deleted, over time"),
         (f"{asset}/storage_report", "where the disk goes, and why"),
         (runs, "every run of this demo"),
-        (f"{url}/automation", "its schedules and sensors; as it ships none is on"),
+        (f"{url}/automation", "its schedules and sensors"),
     ):
         console.print(f"  {what}", style="dim")
         console.print(f"  {page}", soft_wrap=True)
+    try:
+        ui.switch_on(url, schedules=["hourly_scan"], sensors=["after_scan"])
+        said = "It scans each hour, and what follows a scan is made; sensor `automation`, for all with effects, is off."
+    except SandboxError as error:
+        said = f"[red]{error}[/red]: its page Automation can"
+    console.print(said, style="dim")
     stop = f"{Path(sys.executable).with_name('pulsar-lifecycle')} sandbox stop --data {cluster.data}"
     console.print("It and the cluster run until you stop them; `make ui` starts both again:", style="dim")
     console.print(f"  {stop}", soft_wrap=True)

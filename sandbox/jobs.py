@@ -23,7 +23,7 @@ from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
 from sandbox.servers import ui
 
-LABEL = "__repository__@pulsar-lifecycle"
+LABEL = f"__repository__@{ui.LOCATION}"
 """How Dagster calls the code location of ``workspace.yaml``: pages of jobs show runs with this label."""
 
 

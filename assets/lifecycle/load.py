@@ -36,8 +36,10 @@ LOADED = "is loaded"
 def load_assets(cluster: str) -> dg.AssetsDefinition:
     """``topics_to_load`` and ``load_plan``."""
     table, plan = key(cluster, "topics_to_load"), key(cluster, "load_plan")
-    read = ("managed_ledgers", "managed_cursors", "bookkeeper_ledgers", "topics", "scan_coverage")
-
+    read = (
+        *("managed_ledgers", "managed_cursors", "bookkeeper_ledgers", "topics", "scan_coverage"),
+        "inactive_cursors_plan",
+    )
     return table_and_plan(
         f"{cluster}_load_plan",
         dg.AssetSpec(

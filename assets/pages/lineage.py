@@ -20,6 +20,7 @@ from assets.names import APPLIED, APPLIED_PLAN, CLUSTER, EPOCH, PLAN, TOLD, key,
 from assets.pages import show
 from assets.pages.deleted import deleted_by_run
 from assets.pages.plan_links import PAGE_OF, PlanLinks
+from pulsar_lifecycle.deletion.workers import stop_code
 from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, Paused, RefusedBy
 from pulsar_lifecycle.journal.effects import Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.model import Topic
@@ -55,9 +56,11 @@ def noted(
     plan_id: str = "",
     *,
     dry_run: bool = False,
+    sends: bool = False,
 ) -> Iterator[Callable[[], Sequence[Effect]]]:
     """Tag the run, and write what it did on the assets that it changed, however it ends; nothing for a dry run.
 
+    ``sends``: it is refused on the page of the deletion topic, too, whatever its plan has for pages.
     What it yields reads from the journal what the run did, once: to be called when all is done. Raises StoreError, and
     dagster.Failure where a pause or another's lease stopped the run with some of it done: that is no refusal.
     """
@@ -71,14 +74,13 @@ def noted(
     try:
         yield done
         made = True
-    except (Paused, LeaseLost) as error:
-        if any(one.changed for one in _known(done)):
+    except (Paused, LeaseLost, RefusedBy) as error:
+        known = _known(done)
+        if any(one.changed for one in known) and not isinstance(error, RefusedBy):
             told = f"`pulsar-lifecycle journal --run {run_id}` has what was done before"
             raise dg.Failure(f"stopped: {error}; {told}", allow_retries=False) from error
-        raise
-    except RefusedBy as refused:
-        if not _known(done):
-            for event in _refused(refused, cluster, run_id, plan_id):
+        if not known:
+            for event in _refused(error, cluster, run_id, plan_id, sends):
                 context.log_event(event)
         raise
     finally:
@@ -103,17 +105,20 @@ def _known(done: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
         return ()
 
 
-def _refused(refused: RefusedBy, cluster: str, run_id: str, plan_id: str) -> list[dg.AssetObservation]:
+def _refused(
+    refused: Paused | LeaseLost | RefusedBy, cluster: str, run_id: str, plan_id: str, sends: bool
+) -> list[dg.AssetObservation]:
     """What a run leaves that was refused before it did anything: on its plan's page, and on the queue's if it sends."""
+    code = refused.code if isinstance(refused, RefusedBy) else stop_code(refused)
     kind = kind_of(plan_id)
     names = [PAGE_OF[kind]] if kind in PAGE_OF else []
-    if names and kind not in _SENDS_NOTHING:
+    if sends or (names and kind not in _SENDS_NOTHING):
         names.append(Changed.QUEUE.value)
     metadata: dict[str, Any] = {
         "run": dg.MetadataValue.dagster_run(run_id),
-        "refused": refused.code.value,
+        "refused": code.value,
         "why": str(refused),
-        "plan id": plan_id,
+        **({"plan id": plan_id} if plan_id else {}),
     }
     return [dg.AssetObservation(key(cluster, name), metadata=metadata) for name in names]
 

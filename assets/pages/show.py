@@ -173,4 +173,5 @@ def planned(
         "digest": plan.digest,
         "actionable": plan.actionable,
         "how to apply": dg.MetadataValue.md(how),
+        "why others stay": dg.MetadataValue.md("`pulsar-lifecycle explain`, with a ledger or a topic, says it"),
     }

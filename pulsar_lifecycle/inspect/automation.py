@@ -127,8 +127,8 @@ def settings_of(where: Cluster, kind: AutomatedKind) -> KindAutomation:
 def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[PlanDecision, Plan | None]:
     """What becomes by itself of the plan named, or of a kind's newest, and that plan.
 
-    The newest that is approved comes before newer ones that are not, if it goes, or waits only for its window; one whose
-    size keeps it from that is passed over. Raises what the lake raises.
+    The newest that is approved comes before newer ones that are not, if it goes, or waits only for its window; one that
+    its size keeps from that is passed over. Raises what the lake raises.
     """
     settings, now = settings_of(where, kind), where.clock.now_ms()
     valid = _valid_ms(where)

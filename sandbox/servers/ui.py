@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 PORT = 3000
 """Where it listens if nothing else does; else on any free port."""
+LOCATION = "pulsar-lifecycle"
+"""The code location of ``workspace.yaml``."""
+_SWITCH = "mutation($it: %sSelector!) {answer: start%s(%sSelector: $it) {__typename}}"
 _ROOT = Path(__file__).parents[2]
 _FILE = "ui.json"
 _READY_TIMEOUT = 300.0
@@ -79,14 +83,16 @@ def instance(data: Path) -> DagsterInstance:
 def launch(data: Path, config: Path, log: Path) -> Ui:
     """Start it; it may take a minute until :func:`wait` returns.
 
-    Runs of a UI before it were killed with it: what their records hold would keep new ones queued.
+    Runs of a UI before it were killed with it: what their records hold would keep new ones queued. A demo, whose runs
+    live, has no UI before its own.
     """
     from dagster import RunsFilter
     from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES
 
     port = PORT if processes.port_is_free(PORT) else processes.free_ports(1)[0]
     with instance(data) as its:
-        for run in its.get_runs(RunsFilter(statuses=IN_PROGRESS_RUN_STATUSES)):
+        killed = RunsFilter(statuses=IN_PROGRESS_RUN_STATUSES)
+        for run in its.get_runs(killed) if (data / _FILE).exists() else ():
             its.report_run_canceled(run, "Its process was ended with the Dagster UI.")
         environment = {**os.environ, "DAGSTER_HOME": its.root_directory, CONFIG_VARIABLE: str(config)}
     pid = processes.spawn(command(port), _ROOT, log, environment)
@@ -109,6 +115,21 @@ def wait(data: Path, ui: Ui, log: Path) -> None:
             raise SandboxError(f"the Dagster UI {how}: see {log}")
         time.sleep(0.5)
     _recorded(data, Ui(ui.url, ui.session, ui.started | processes.session(ui.session)))
+
+
+def switch_on(url: str, *, schedules: Sequence[str] = (), sensors: Sequence[str] = ()) -> None:
+    """Switch schedules and sensors of its code location on, as its page Automation does. Raises SandboxError."""
+    for kind, names in (("schedule", schedules), ("sensor", sensors)):
+        for name in names:
+            selector = {"repositoryLocationName": LOCATION, "repositoryName": "__repository__", f"{kind}Name": name}
+            query = _SWITCH % (kind.title(), kind.title(), kind)
+            try:
+                answer = httpx.post(f"{url}/graphql", json={"query": query, "variables": {"it": selector}}, timeout=60)
+                said = answer.raise_for_status().json()["data"]["answer"]["__typename"]
+            except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
+                raise SandboxError(f"{kind} {name} could not be switched on: {error}") from None
+            if said.endswith("Error"):
+                raise SandboxError(f"{kind} {name} could not be switched on: {said}")
 
 
 def end(ui: Ui, *, timeout: float) -> bool:

@@ -199,7 +199,8 @@ class _LoadRun:
             report(said)
             found += said
             for one in said:
-                self._together.stays(Topic.parse(one.topic))
+                if one.why is None or one.why.code is not LoadKept.BUDGET_SPENT:  # which keeps no other partition
+                    self._together.stays(Topic.parse(one.topic))
         return found
 
     def _visits(self, guard: RunGuard, judged: _Judged) -> Visits:

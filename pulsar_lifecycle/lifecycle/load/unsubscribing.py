@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pulsar_lifecycle.errors import CorruptFormat, NotFound
+from pulsar_lifecycle.errors import CorruptFormat, NotFound, Overloaded, Unavailable
 from pulsar_lifecycle.lifecycle.load.fresh import missing_cursors
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visit import Visit
@@ -126,7 +126,9 @@ class Unsubscribing:
             return Why(InactiveKept.SYSTEM_CURSOR, "by now brokers call it their own, or may")
         try:
             replicated = persisted(ports, node, self.ledgers_root).replicated
-        except (CorruptFormat, NotFound) as error:
+        except Overloaded:
+            raise
+        except (CorruptFormat, NotFound, Unavailable) as error:
             return Why(InactiveKept.UNKNOWN_CURSOR, f"its cursor ledger cannot be read: {error}")
         if replicated:
             return Why(InactiveKept.REPLICATED, "it is a replicated subscription: its consumers may be elsewhere")

@@ -80,22 +80,6 @@ def test_a_run_says_what_it_did_on_what_it_changed(scene: RetentionScene) -> Non
         assert "| delete-ledger | send | sent | planned | 2 |" in queue["outcomes"]
 
 
-def test_a_run_that_is_refused_says_so_on_its_plans_page_and_the_queues(scene: RetentionScene) -> None:
-    scene.topic("a", 100, 100, 100)
-    summary, _ = make_retention_plan(scene.cluster, scene.scan())
-    config = run_config(summary)
-    config["ops"]["trim_expired"]["config"] |= {"dry_run": False, "max_ledgers": 1}
-    job, resources = build_defs().resolve_job_def("apply_retention"), {"lifecycle": LifecycleResource()}
-    with dg.DagsterInstance.ephemeral() as instance:
-        result = job.execute_in_process(config, instance=instance, resources=resources, raise_on_error=False)
-        assert not result.success
-        for name in ("retention_plan", "ledger_deletion_topic"):
-            (page,) = observed(instance, name)
-            found = page["run"], page["refused"], page["plan id"]
-            assert found == (result.run_id, "max_ledgers", summary.plan_id)
-        assert observed(instance, "journal") == []
-
-
 def test_a_run_carries_its_cluster_and_plan(scene: RetentionScene) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         run_id, plan_id = applied(scene, instance, dry_run=False)

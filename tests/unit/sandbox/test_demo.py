@@ -9,6 +9,7 @@ import pytest
 
 from sandbox.cluster import Cluster
 from sandbox.demo import begin_afresh, lead_on
+from sandbox.servers import ui
 from sandbox.servers.toolchain import SandboxError
 
 
@@ -50,8 +51,11 @@ def test_a_demo_ends_with_where_its_ui_is_and_how_to_stop_it(
 ) -> None:
     cluster = Cluster(tmp_path / "sandbox")
     monkeypatch.setattr(cluster, "serve", lambda: "http://127.0.0.1:3001")
+    on: dict[str, object] = {}
+    monkeypatch.setattr(ui, "switch_on", lambda url, **names: on.update(names))
     lead_on(cluster, "sandbox", "orphans-1")
     said = capsys.readouterr().out
+    assert on == {"schedules": ["hourly_scan"], "sensors": ["after_scan"]}
     assert "The Dagster UI runs: http://127.0.0.1:3001\n" in said
     assert "http://127.0.0.1:3001/assets/sandbox/deletion_plan?view=events\n" in said
     assert f"pulsar-lifecycle sandbox stop --data {cluster.data}\n" in said

@@ -115,13 +115,16 @@ def test_one_whose_leader_was_gone_before_anybody_looked_is_not_whole_and_ends(c
 
 
 def test_runs_that_were_killed_with_a_ui_keep_no_run_of_the_next_waiting(cluster: Cluster) -> None:
+    cluster.serve()
+    (found,) = [one for one in [ui.found(cluster.data)] if one]
+    ui.end(found, timeout=0)
     with ui.instance(cluster.data) as its:
         killed = create_run_for_test(its, status=dg.DagsterRunStatus.STARTED)
         over = create_run_for_test(its, status=dg.DagsterRunStatus.SUCCESS)
     cluster.serve()
     with ui.instance(cluster.data) as its:
-        found = [run.status for run in map(its.get_run_by_id, (killed.run_id, over.run_id)) if run]
-    assert found == [dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS]
+        ended = [run.status for run in map(its.get_run_by_id, (killed.run_id, over.run_id)) if run]
+    assert ended == [dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS]
 
 
 def test_one_that_ends_at_once_is_told_and_leaves_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -185,6 +186,23 @@ def test_later_partitions_are_looked_at_where_a_launch_does_not_take_all(scene: 
 def upper(name: str) -> bool:
     """Whether a topic is in the upper half of all bundles."""
     return bool(zlib.crc32(f"{OWN}{name}".encode()) >> 31)
+
+
+def test_a_partition_that_the_budget_leaves_keeps_no_other(scene: ActivityScene) -> None:
+    assert {upper(name) for name in FOUR} == {True, False}
+    unused(scene, *FOUR)
+    scene.change(at_once=1, max_per_bundle=1)
+    made, _ = plan(scene)
+    halves = {"bundles": {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2}}
+    scene.servers.put(f"{BUNDLES_ROOT}/{NAMESPACE}", json.dumps(halves).encode())
+    whole = f"/namespace/{NAMESPACE}/0x00000000_0xffffffff"
+    owner = scene.servers.zookeeper.data(whole)
+    scene.servers.remove(whole)
+    for half in ("0x00000000_0x80000000", "0x80000000_0xffffffff"):
+        scene.servers.put(f"/namespace/{NAMESPACE}/{half}", owner)
+    scene.servers.wait(1)
+    done = [one[0] for one in said(applied(scene, made)).values()]
+    assert Counter(done) == {Outcome.DONE: 2, Outcome.LEFT: 2}
 
 
 @pytest.mark.parametrize("shared", [True, False])
