@@ -119,20 +119,15 @@ def test_what_one_cluster_does_by_itself_leaves_the_other_alone(
 ) -> None:
     deployment, east, west = deployed
     before = west.ours()
-    deployment.switch_on("east", schedules=["hourly_scan"], sensors=SENSORS)
-    _followed(deployment, "east")
-    deployment.until("the leaks in the east to go", lambda: not existing(east.cluster, east.leaked))
+    _by_itself(deployment, east)
     assert existing(west.cluster, west.leaked) == west.leaked
     assert {_location(run) for run in deployment.runs()} == {"east"}
     assert [deployment.pages("west", name) + deployment.observed("west", name) for name in PAGES] == [[]] * len(PAGES)
     assert (west.ours(), west.journalled("deleted")) == (before, [])
 
-    deployment.switch_on("west", schedules=["hourly_scan"], sensors=SENSORS)  # now both
-    _followed(deployment, "west")
-    deployment.until("the leaks in the west to go", lambda: not existing(west.cluster, west.leaked))
-    deployment.until("scans of both at a time", lambda: _overlap(deployment, "east", "west"))
+    _by_itself(deployment, west)
     for name in NAMES:
-        deployment.switch_off(name, "hourly_scan", "automation")
+        deployment.switch_off(name, "automation")
     deployment.until("runs to end", lambda: all(run["status"] in ENDED for run in deployment.runs()))
     assert not _overlap(deployment, "east", "east")
     assert not _overlap(deployment, "west", "west")
@@ -152,14 +147,18 @@ def test_what_one_cluster_does_by_itself_leaves_the_other_alone(
     assert deployment.ended(foreign) == "FAILURE"
 
 
-def _followed(deployment: Deployment, name: str) -> None:
-    """Wait for what follows a scan of the cluster; once is enough."""
+def _by_itself(deployment: Deployment, one: Operated) -> None:
+    """Wait for its leaks to go: for two scans, of which the second confirms the first, and for what follows one."""
+    deployment.switch_on(one.name, schedules=["hourly_scan"], sensors=SENSORS)
 
-    def begun() -> bool:
-        return any(_location(run) == name for run in deployment.runs("__ASSET_JOB"))
+    def begun(job: str) -> int:
+        return sum(_location(run) == one.name for run in deployment.runs(job))
 
-    deployment.until(f"what follows a scan in the {name}", begun)
-    deployment.switch_off(name, "after_scan")
+    deployment.until(f"what follows a scan in the {one.name}", lambda: begun("__ASSET_JOB"))
+    deployment.switch_off(one.name, "after_scan")
+    deployment.until(f"two scans in the {one.name}", lambda: begun("scan") >= 2)
+    deployment.switch_off(one.name, "hourly_scan")
+    deployment.until(f"the leaks in the {one.name} to go", lambda: not existing(one.cluster, one.leaked))
 
 
 def _location(run: dict[str, Any]) -> str:
@@ -211,6 +210,7 @@ def test_after_a_restore_of_zookeeper_a_backfill_is_refused_then_one_plan(
 
     sent = len(west.journalled("sent"))
     scanned("east", "west")
+    assert _overlap(deployment, "east", "west")
     coverage = {name: deployment.checks(name, "ledger_references")["coverage"] for name in NAMES}
     assert coverage == {"east": "SUCCEEDED", "west": "FAILED"}
     assert backfilled("namespace_retention", chosen)() == ("COMPLETED_FAILED", [])
