@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from sandbox.servers import processes
 from sandbox.servers.toolchain import SandboxError
 
@@ -88,6 +87,8 @@ def launch(data: Path, config: Path, log: Path) -> Ui:
     """
     from dagster import RunsFilter
     from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES
+
+    from pulsar_lifecycle.settings import CONFIG_VARIABLE
 
     port = PORT if processes.port_is_free(PORT) else processes.free_ports(1)[0]
     with instance(data) as its:

@@ -27,6 +27,7 @@ ALIKE = {
     "open_orphan": "an unreferenced ledger that was never closed",
     "other_cluster": "that it is of another cluster",
     "other_driver": "that its offload driver is none of ours",
+    "partition_stays": "that it stays on another partition",
     "released": "that its copy in BookKeeper was released",
     "terminated": "that its topic is terminated",
     "undecodable": "that what was read could not be decoded",
