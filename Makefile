@@ -2,7 +2,7 @@
 # The first that runs of those that PySpark, Dagster and pulsar-client support; a name on the PATH may be a shim that does not
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do $$name -c '' 2>/dev/null && echo $$name && exit; done; echo python3.11)
 # How many server tests run at a time, each with servers of its own (about 2.5 GB): they mostly wait
-SERVER_WORKERS ?= 3
+SERVER_WORKERS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
