@@ -312,13 +312,13 @@ def job_part(job: dg.JobDefinition) -> str:
         if fields:
             name = node.name.replace("pulsar_", "CLUSTER_", 1) if made else node.name
             said = text(getattr(schema.config_type, "description", ""))
-            rows = [(f"`{key}`", type_of(one.config_type), default_of_field(one)) for key, one in fields.items()]
+            rows = [(f"`{key}`", type_of(one.config_type), configured_default(one)) for key, one in fields.items()]
             parts.append(f"Configuration, below `ops: {name}: config:`. {said}")
             parts.append(table(("key", "type", "default"), rows))
     return "\n\n".join(parts)
 
 
-def default_of_field(field: Any) -> str:
+def configured_default(field: Any) -> str:
     """A configuration field's default."""
     return "required" if field.is_required else f"`{json.dumps(field.default_value)}`"
 

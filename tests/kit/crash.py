@@ -7,9 +7,13 @@ Belongs here: what a step is, and dying at each in turn. Not here: a process tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, TypeVar
 
+import pytest
+
+from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.metadata_store import FakeStore
 
 S = TypeVar("S")
@@ -50,6 +54,22 @@ class Watched:
             return result
 
         return call
+
+
+@contextmanager
+def killed_at_unsubscribe(admin: FakeBrokerAdmin, *, after: bool) -> Iterator[None]:
+    """The process dies at its request to delete a subscription; ``after``: once the broker has done that."""
+    unsubscribe = admin.on_unsubscribe
+
+    def dies(topic: Any, name: str) -> None:
+        if after:
+            unsubscribe(topic, name)
+        raise Crash
+
+    admin.on_unsubscribe = dies
+    with pytest.raises(Crash):
+        yield
+    admin.on_unsubscribe = unsubscribe
 
 
 def watch(store: FakeStore, tell: Tell) -> None:

@@ -33,6 +33,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from resources.lifecycle import LifecycleResource
+from tests.kit.scenes.assets_scene import observed
 from tests.kit.scenes.retention_scene import RetentionScene
 
 
@@ -53,15 +54,6 @@ def applied(scene: RetentionScene, instance: dg.DagsterInstance, *, dry_run: boo
     result = job.execute_in_process(run_config=config, instance=instance, resources={"lifecycle": LifecycleResource()})
     assert result.success
     return result.run_id, summary.plan_id
-
-
-def observed(instance: dg.DagsterInstance, name: str) -> list[dict[str, Any]]:
-    records = instance.fetch_observations(key("test", name), limit=10).records
-    return [
-        {label: value.value for label, value in record.asset_observation.metadata.items()}
-        for record in records
-        if record.asset_observation
-    ]
 
 
 def test_a_run_says_what_it_did_on_what_it_changed(scene: RetentionScene) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.names import key
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan, run_config
 from pulsar_lifecycle.runs import control
 from resources.lifecycle import LifecycleResource
+from tests.kit.scenes.assets_scene import observed
 from tests.kit.scenes.retention_scene import RetentionScene
 
 
@@ -21,15 +21,6 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
     found = RetentionScene(tmp_path, monkeypatch)
     monkeypatch.setattr(LifecycleResource, "cluster", lambda self: found.cluster)
     return found
-
-
-def observed(instance: dg.DagsterInstance, name: str) -> list[dict[str, Any]]:
-    records = instance.fetch_observations(key("test", name), limit=10).records
-    return [
-        {label: value.value for label, value in record.asset_observation.metadata.items()}
-        for record in records
-        if record.asset_observation
-    ]
 
 
 def test_a_run_that_is_refused_says_so_on_its_plans_page_and_the_queues(scene: RetentionScene) -> None:

@@ -161,6 +161,11 @@ class FakeZooKeeper:
             for path in [path for path, node in self._nodes.items() if node.owner == session]:
                 self.delete(path, -1)
 
+    def end_all_sessions(self) -> None:
+        """Each one times out, as a killed process's does."""
+        for session in range(1, self.sessions + 1):
+            self.end_session(session)
+
     def _checked(self, path: str, version: int) -> _ZNode:
         node = self._nodes.get(path)
         if node is None:

@@ -38,6 +38,16 @@ STANDS_IN = frozenset({"offload_candidates", "offload_plan", "bookie_disk", *NIG
 """What has a stand-in, besides the findings."""
 
 
+def observed(instance: dg.DagsterInstance, name: str) -> list[dict[str, Any]]:
+    """What an asset was last observed with, the newest first."""
+    records = instance.fetch_observations(key(CLUSTER, name), limit=10).records
+    return [
+        {label: value.value for label, value in record.asset_observation.metadata.items()}
+        for record in records
+        if record.asset_observation
+    ]
+
+
 class AssetsScene:
     """Everything of cluster ``test``, and an instance of Dagster's."""
 

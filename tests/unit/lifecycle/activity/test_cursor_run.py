@@ -25,7 +25,7 @@ from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.protection import Protection
-from tests.kit.crash import Crash
+from tests.kit.crash import killed_at_unsubscribe
 from tests.kit.refused import refused_by
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
@@ -306,18 +306,9 @@ def test_a_subscription_goes_on_all_partitions_or_on_none(scene: ActivityScene) 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_run_that_was_killed_is_ended_by_the_next(scene: ActivityScene, after: bool) -> None:
     made = plan(scene)
-    delete = scene.servers.admin.on_unsubscribe
-
-    def dying(topic: Any, name: str) -> None:
-        if after:
-            delete(topic, name)
-        raise Crash
-
-    scene.servers.admin.on_unsubscribe = dying
-    with pytest.raises(Crash):
+    with killed_at_unsubscribe(scene.servers.admin, after=after):
         apply(scene, made)
     assert [row.outcome for row in scene.servers.journal.rows] == [Outcome.BEGUN]
-    scene.servers.admin.on_unsubscribe = delete
     scene.servers.wait(0.1)
     first = (Outcome.NOTHING, Code.NOT_THERE) if after else GONE
     assert apply(scene, made) == {"s": first, "t": GONE}

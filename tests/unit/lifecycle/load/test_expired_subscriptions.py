@@ -25,7 +25,7 @@ from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered
 from pulsar_lifecycle.runs.journal_rows import details_of
-from tests.kit.crash import Crash
+from tests.kit.crash import killed_at_unsubscribe
 from tests.kit.refused import refused_by
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, pending, plan, planned, stored
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
@@ -366,18 +366,9 @@ def test_a_broker_that_does_not_answer_deletes_nothing(scene: LoadScene) -> None
 def test_a_run_killed_at_the_request_is_repeated_harmlessly(scene: LoadScene, after: bool) -> None:
     abandoned(scene)
     made = planned(scene, "a")
-    unsubscribe = scene.servers.admin.on_unsubscribe
-
-    def dies(topic: Topic, name: str) -> None:
-        if after:
-            unsubscribe(topic, name)
-        raise Crash
-
-    scene.servers.admin.on_unsubscribe = dies
-    with pytest.raises(Crash):
+    with killed_at_unsubscribe(scene.servers.admin, after=after):
         applied(scene, made)
     assert pending(scene)
-    scene.servers.admin.on_unsubscribe = unsubscribe
     scene.servers.wait(1)
     assert [one.outcome for one in applied(scene, made)] == [Outcome.LEFT]
     assert not scene.is_loaded("a")

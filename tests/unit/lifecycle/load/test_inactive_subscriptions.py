@@ -26,7 +26,7 @@ from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered
 from pulsar_lifecycle.topics.protection import Protection
-from tests.kit.crash import Crash
+from tests.kit.crash import killed_at_unsubscribe
 from tests.kit.refused import refused_by
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.scenes.lifecycle.inactive_loads import PARTITIONS, chosen, deletions, plan, said, there, unused
@@ -287,18 +287,9 @@ def test_a_run_killed_at_the_request_is_repeated_harmlessly(scene: ActivityScene
     """``again``: somebody has made another one under its name since."""
     unused(scene, "a")
     made, _ = plan(scene)
-    unsubscribe = scene.servers.admin.on_unsubscribe
-
-    def dies(topic: Any, name: str) -> None:
-        if after:
-            unsubscribe(topic, name)
-        raise Crash
-
-    scene.servers.admin.on_unsubscribe = dies
-    with pytest.raises(Crash):
+    with killed_at_unsubscribe(scene.servers.admin, after=after):
         applied(scene, made)
     assert pending(scene)
-    scene.servers.admin.on_unsubscribe = unsubscribe
     if again:
         scene.at("a", "s", Position(scene.listed("a")[0], -1))
     scene.servers.wait(1)
@@ -340,8 +331,7 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
         one.before = lambda operation: None
         one.work()
         one.servers.clock.advance(300)
-        for session in range(1, one.servers.zookeeper.sessions + 1):
-            one.servers.zookeeper.end_session(session)
+        one.servers.zookeeper.end_all_sessions()
         applied(one, made)
         for name in PARTITIONS:
             assert not one.is_loaded(name), step

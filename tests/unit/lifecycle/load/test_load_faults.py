@@ -169,8 +169,7 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
         scene.before = lambda operation: None
         scene.work()
         scene.servers.clock.advance(300)
-        for session in range(1, scene.servers.zookeeper.sessions + 1):
-            scene.servers.zookeeper.end_session(session)
+        scene.servers.zookeeper.end_all_sessions()
         applied(scene, plan)
         assert not scene.is_loaded("a"), step
         assert pending(scene) == [], step
