@@ -235,8 +235,9 @@ class CatalogSettings(Section):
     owners: tuple[str, ...] = ()
     """``team:NAME`` or e-mail addresses."""
     scan_fresh_for: Seconds = Field(default=5_400.0, ge=75)
-    """A scan and the plan of orphans: too old half an hour after an hourly scan that is missing. Other plans that go by
-    themselves, or once approved, are too old so long after ``orphans.plan_valid_for``: they may be made at night."""
+    """A scan and the plan of orphans: too old half an hour after an hourly scan that is missing would have ended. One
+    that takes less than half an hour longer than the last is in time. Other plans that go by themselves, or once
+    approved, are too old so long after ``orphans.plan_valid_for``: they may be made at night."""
     queue_fresh_for: Seconds = Field(default=3_600.0, ge=75)
     """The look at the deletion queue."""
     inventory_fresh_for: Seconds = Field(default=2 * 86_400.0, ge=75)

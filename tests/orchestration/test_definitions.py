@@ -15,10 +15,12 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.freshness import TimeWindowFreshnessPolicy
 
+from assets.pages.frame import SCANS, freshness
 from orchestration.definitions import UNCONFIGURED, build_defs
 from pulsar_lifecycle.errors import ConfigError
-from pulsar_lifecycle.settings import CONFIG_VARIABLE
+from pulsar_lifecycle.settings import CONFIG_VARIABLE, CatalogSettings
 from tests.kit.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -158,6 +160,18 @@ def test_the_settings_say_when_what_rings_by_itself_rings(tmp_path: Path) -> Non
     }
     with pytest.raises(ConfigError, match=r"automation\.schedules\.queue"):
         definitions(tmp_path, "west", '[automation.schedules]\nqueue = "61 * * * *"\n')
+
+
+def test_an_hourly_scan_that_stops_is_red_within_an_hour_of_the_first_one_missing() -> None:
+    """Of scans that take 20 minutes; one that takes so much longer than the last is no reason for red."""
+    hour, takes = 3_600, 1_200
+    for name in SCANS:
+        policy = freshness(name, CatalogSettings(), {})
+        assert isinstance(policy, TimeWindowFreshnessPolicy)
+        assert policy.warn_window
+        red, warned = (window.to_timedelta().total_seconds() for window in (policy.fail_window, policy.warn_window))
+        assert hour + takes < red <= (hour - takes) + hour
+        assert hour < warned < red
 
 
 def test_plans_that_are_to_go_by_themselves_may_not_be_old(tmp_path: Path) -> None:
