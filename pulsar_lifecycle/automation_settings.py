@@ -142,9 +142,10 @@ class CollectionAutomation(Automated):
 
 
 class KindAutomation(Automated):
-    """How far one kind of plan goes by itself. The caps of ``[apply]``, or ``[offload]``, hold as well.
+    """How far one kind of plan goes by itself. The caps of ``[apply]`` hold as well, but not for offloads and copies.
 
-    A plan beyond a cap, or that grew too much, is not applied in part: it waits for an operator.
+    A plan beyond a cap, or that grew too much, is not applied in part: it waits for an operator. Of a plan beyond
+    ``[offload]`` a run takes the oldest ledgers, as many as that allows: the rest goes by the plans of later scans.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -170,6 +171,16 @@ class KindAutomation(Automated):
     @classmethod
     def _name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return owner_names(value)
+
+    @model_validator(mode="after")
+    def _some_plan_fits(self) -> KindAutomation:
+        for what, least, most in (
+            ("ledgers", self.min_ledgers, self.max_ledgers),
+            ("bytes", self.min_bytes, self.max_bytes),
+        ):
+            if least > most:
+                raise ValueError(f"min_{what} ({least}) is above max_{what} ({most}): no plan would ever go")
+        return self
 
 
 class Schedules(Section):

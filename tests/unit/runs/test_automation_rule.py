@@ -164,6 +164,22 @@ def test_a_word_alone_is_the_mode_and_plan_is_the_default() -> None:
 
 
 @pytest.mark.parametrize(
+    ("least", "most"),
+    [
+        ({"min_ledgers": 6}, {"max_ledgers": 5}),
+        ({"min_ledgers": 10_001}, {}),
+        ({"min_bytes": 6}, {"max_bytes": 5}),
+    ],
+)
+def test_a_minimum_above_its_maximum_is_refused_by_both_names(least: dict[str, int], most: dict[str, int]) -> None:
+    """No plan could ever go, in silence."""
+    (name,) = least
+    with pytest.raises(ValidationError, match=rf"{name} .* above {name.replace('min_', 'max_')} "):
+        KindAutomation(**least, **most)  # pyrefly: ignore[bad-argument-type]
+    assert KindAutomation(min_ledgers=5, max_ledgers=5, min_bytes=5, max_bytes=5).min_ledgers == 5
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"retention": "yes"},
