@@ -221,7 +221,8 @@ class AutomationSettings(Section):
     retention: KindAutomation = KindAutomation()
     """Plans of ledgers past their retention: job ``apply_retention``."""
     offload: KindAutomation = KindAutomation()
-    """What the cluster's own thresholds want in the object store: job ``offload``. No plan by order goes by itself."""
+    """What the cluster's own thresholds want in the object store: job ``offload``. No plan by order goes by itself.
+    Its plans hold the copies of ``bookkeeper_copies``, too: they follow scans unless both are ``off``."""
     bookkeeper_copies: KindAutomation = KindAutomation()
     """Releasing copies in BookKeeper past their deletion lag, where ``offload.release`` is ``"ours"``: job
     ``offload``."""

@@ -253,7 +253,7 @@ FOLLOWS = {
     "delayed_messages_due": "delayed_index",
     "delayed_index_plan": "delayed_index",
 }
-"""Assets that follow each covered scan, and the kind whose mode may keep them from it."""
+"""Assets that follow each covered scan, and the kind whose mode, with those of `BESIDE`, may keep them from it."""
 REPORT, HELD = "storage_report", ("open_ledgers", "subscription_backlog")
 """What follows each report instead: it judges by the positions of cursors that the report has read."""
 BESIDE = {"offload": ("bookkeeper_copies",)}
@@ -263,10 +263,15 @@ COSTLY = frozenset({"delayed_index"})
 """Kinds whose plans read too much to be made after each scan only to be looked at."""
 
 
+def _modes(automation: AutomationSettings, kind: str) -> set[Automation]:
+    """The modes of all kinds that go by the plans of a kind."""
+    return {getattr(automation, one).mode for one in (kind, *BESIDE.get(kind, ()))}
+
+
 def follows_scan(cluster: str, kind: str, automation: AutomationSettings) -> dg.AutomationCondition[Any] | None:
-    """Once a scan has ended whole, and its check has passed; None where the mode of the kind keeps it from that."""
-    mode = getattr(automation, kind).mode if kind else Automation.PLAN
-    if mode is Automation.OFF or (mode is Automation.PLAN and kind in COSTLY):
+    """Once a scan has ended whole, and its check has passed; None where the kind's mode keeps it from that."""
+    modes = _modes(automation, kind) if kind else {Automation.PLAN}
+    if modes == {Automation.OFF} or (kind in COSTLY and modes.isdisjoint(GOING)):
         return None
     scan = dg.AssetSelection.assets(key(cluster, "scan_coverage"))
     return (
@@ -298,12 +303,9 @@ def awaited(automation: AutomationSettings, valid_for: float) -> Mapping[str, fl
 
     ``valid_for``: how long a plan is valid; where none is that young, nothing goes any more.
     """
-
-    def goes(kind: str) -> bool:
-        modes = {getattr(automation, one).mode for one in (kind, *BESIDE.get(kind, ()))}
-        return getattr(automation, kind).mode is not Automation.OFF and not modes.isdisjoint(GOING)
-
-    return {name: valid_for for name, kind in FOLLOWS.items() if kind and goes(kind)}
+    return {
+        name: valid_for for name, kind in FOLLOWS.items() if kind and not _modes(automation, kind).isdisjoint(GOING)
+    }
 
 
 def following_sensor(cluster: str, look_every: float) -> dg.AutomationConditionSensorDefinition:

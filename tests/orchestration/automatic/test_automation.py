@@ -137,6 +137,12 @@ def test_a_kind_that_is_off_does_not_follow_scans() -> None:
     assert follows_scan("c", "", AutomationSettings()) is not None
 
 
+@pytest.mark.parametrize(("copies", "follows"), [("off", False), ("plan", True), ("apply", True)])
+def test_a_plan_that_holds_what_another_kind_goes_by_follows_scans_for_it(copies: str, follows: bool) -> None:
+    modes = AutomationSettings.model_validate({"offload": "off", "bookkeeper_copies": copies})
+    assert (follows_scan("c", "offload", modes) is not None) is follows
+
+
 def test_an_alert_says_what_failed_and_nothing_of_the_configuration() -> None:
     run = dg.DagsterRun("offload", run_id="r1", run_config={"secret": "s"}, tags={PLAN: "p", "other": "x"})
     found = failure_document("east", run, "x" * 9_000)
