@@ -17,7 +17,7 @@ from assets.pages.deleted import ALL_RUNS, BY_NAMESPACE, COUNTED, by_namespace, 
 from assets.pages.epochs import epoch_to_read
 from assets.pages.failures import refusals_fail
 from assets.pages.growth import growth_result, growth_spec
-from assets.pages.switch import by_the_switch, switched_off
+from assets.pages.switch import by_the_switch, end_with_nothing_done, switched_off
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
@@ -149,7 +149,9 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             if not why and by_the_switch(context.run) and not where.settings.automation.delete_pending:
                 why = LEFT_ALONE
             if why:
-                raise dg.Failure(f"launched by itself, it may not begin any more: {why}", allow_retries=False)
+                end_with_nothing_done(context.instance, context.run, why)
+                context.log.warning(f"nothing was deleted: {why}")
+                return
             with lineage.noted(context, where) as done:
                 metadata = _deleted(context, cluster, where, done)
         yield dg.MaterializeResult(metadata={**evidence_shown(where), **metadata})

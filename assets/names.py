@@ -23,6 +23,8 @@ CLUSTER = "lifecycle/cluster"
 """Tag of every run with effects, or that approves them: one Dagster may have a code location for each cluster."""
 TOLD = "lifecycle/told"
 """Tag of a run that ended badly and whose effects are on the pages: its id, as a run that executes it again has it."""
+NOTHING_DONE = "lifecycle/nothing-done"
+"""Tag of a run that was launched by itself and ended well without having begun: its id, as ``TOLD``."""
 READER = "lifecycle/reads"
 """Tag of runs that were started by themselves and change nothing: which cluster."""
 

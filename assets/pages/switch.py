@@ -1,13 +1,15 @@
 """Whether the sensor that launched a run is still on: the run may have waited in Dagster's queue.
 
-Belongs here: what a run's tags and Dagster's storage say of the one switch. Not here: the sensor itself
-(``orchestration/automatic/automation.py``), nor what else may keep its runs from beginning.
+Belongs here: what a run's tags and Dagster's storage say of the one switch; ending a run that may not begin any more.
+Not here: the sensor itself (``orchestration/automatic/automation.py``), nor what else may keep its runs from beginning.
 """
 
 import dagster as dg
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.scheduler.instigation import InstigatorStatus
 from dagster._core.storage.tags import RETRY_NUMBER_TAG, SENSOR_NAME_TAG
+
+from assets.names import NOTHING_DONE
 
 SWITCH = "automation"
 """The sensor that launches everything with effects."""
@@ -34,3 +36,13 @@ def switched_off(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None
         repository_selector_id=location, instigator_type=InstigatorType.SENSOR, instigator_statuses=set(OFF)
     )
     return f"sensor {SWITCH} is switched off" if any(one.name == SWITCH for one in states) else None
+
+
+def end_with_nothing_done(instance: dg.DagsterInstance, run: dg.DagsterRun, why: str) -> None:
+    """Mark a run that may not begin any more: it has done nothing, and is no failed try.
+
+    Raises dagster.Failure for one that Dagster repeats: its first try may have begun, and that is no good end.
+    """
+    if run.parent_run_id is not None:
+        raise dg.Failure(f"launched by itself, it may not begin any more: {why}", allow_retries=False)
+    instance.add_run_tags(run.run_id, {NOTHING_DONE: run.run_id})

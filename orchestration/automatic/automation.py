@@ -14,7 +14,7 @@ import dagster as dg
 from dagster._core.storage.tags import RUN_KEY_TAG
 
 from assets.deletion import DELETING
-from assets.names import CLUSTER, EPOCH, PLAN, READER, key
+from assets.names import CLUSTER, EPOCH, NOTHING_DONE, PLAN, READER, key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
 from assets.pages.frame import Conditions, deps_updated
@@ -141,20 +141,25 @@ def next_attempt(instance: dg.DagsterInstance, cluster: str, key: str, now: int,
     """The run key with which a plan is launched at ``now`` (ms).
 
     A run that failed is repeated, as what ailed it may be over: another had the lease, a server did not answer. One
-    that somebody ended is not, nor one that ended well.
+    that somebody ended is not, nor one that ended well, but for one that was not to begin: it is no try.
     """
-    last: dg.DagsterRun | None = None
-    for attempt in range(1, TRIES + 1):
+    failed = attempt = 0
+    while True:
+        attempt += 1
         run_key = key if attempt == 1 else f"{key}-again-{attempt}"
         records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: run_key, CLUSTER: cluster}), limit=1)
         if not records:
             return run_key
         last, ended = records[0].dagster_run, records[0].end_time or records[0].update_timestamp.timestamp()
-        if last.status is not dg.DagsterRunStatus.FAILURE:
+        nothing_done = last.tags.get(NOTHING_DONE) == last.run_id
+        if not nothing_done and last.status is not dg.DagsterRunStatus.FAILURE:
             return Spent(f"its run {last.run_id} is {last.status.value.lower()}")
+        failed += not nothing_done
+        if failed == TRIES:
+            return Spent(f"its runs failed {TRIES} times, the last is {last.run_id}: that was the last try")
         if 0 <= now / 1000 - ended < AGAIN_AFTER_LOOKS * look_every:
-            return Spent(f"its run {last.run_id} failed: it is launched again in a while")
-    return Spent(f"its runs failed {TRIES} times, the last is {last.run_id if last else ''}: that was the last try")
+            did = "did nothing" if nothing_done else "failed"
+            return Spent(f"its run {last.run_id} {did}: it is launched again in a while")
 
 
 def _request(where: Cluster, cluster: str, kind: AutomatedKind, run_key: str, plan: Plan) -> dg.RunRequest:

@@ -9,23 +9,18 @@ from typing import Any
 
 import dagster as dg
 
-from assets.pages.switch import by_a_person, switched_off
+from assets.pages.switch import by_a_person, end_with_nothing_done, switched_off
 from orchestration.automatic.at_work import BY_ITSELF
 from orchestration.automatic.launches import LAUNCHES
 from pulsar_lifecycle.inspect.automation import BOOKIES, KINDS, bookies_decision, decision_of, settings_of
-from pulsar_lifecycle.runs.automation_rule import AutomationCode, PlanDecision
 from pulsar_lifecycle.runs.cluster import Cluster
-
-_BY_OTHERS = frozenset({AutomationCode.TAKEN, AutomationCode.SENT, AutomationCode.SETTLED})
-"""Other runs have begun to apply the plan, or there is nothing left of it. Of a run that Dagster retries, it may have
-been its own first try: that is no good end."""
 
 
 def may_begin(context: dg.OpExecutionContext, where: Cluster, plan_id: str = "") -> bool:
-    """Whether this run is to begin; False, which its page says, where others applied its plan while it waited.
+    """Whether this run is to begin; False, and its page says why, where it may not any more, as it is.
 
-    Raises dagster.Failure where switch, settings, window or an approval do not let it go any more, as it is. What was
-    launched by itself, and is executed again by a person, goes.
+    Others have applied its plan while it waited, or switch, settings, window or an approval do not let it go. What was
+    launched by itself, and is executed again by a person, goes. Raises dagster.Failure for a run that Dagster repeats.
     """
     name = context.run.tags.get(BY_ITSELF, "")
     if not name or by_a_person(context.run):
@@ -34,14 +29,12 @@ def may_begin(context: dg.OpExecutionContext, where: Cluster, plan_id: str = "")
     if not why and name == BOOKIES:
         why = bookies_wait(where)
     elif not why:
-        decision, why = _decided(where, name, plan_id, context.run.run_config)
-        if decision and decision.code in _BY_OTHERS and context.run.parent_run_id is None:
-            context.log.info(f"nothing was done: {why}")
-            context.add_output_metadata({"nothing was done": why})
-            return False
+        why = _waits(where, name, plan_id, context.run.run_config)
     if why:
-        raise dg.Failure(f"launched by itself, it may not begin any more: {why}", allow_retries=False)
-    return True
+        end_with_nothing_done(context.instance, context.run, why)
+        context.log.info(f"nothing was done: {why}")
+        context.add_output_metadata({"nothing was done": why})
+    return not why
 
 
 def bookies_wait(where: Cluster) -> str | None:
@@ -50,15 +43,13 @@ def bookies_wait(where: Cluster) -> str | None:
     return None if decision.goes else decision.text
 
 
-def _decided(
-    where: Cluster, name: str, plan_id: str, launched: Mapping[str, Any]
-) -> tuple[PlanDecision | None, str | None]:
-    """What becomes of the plan by itself now, and why the run is not to begin; None if it is."""
+def _waits(where: Cluster, name: str, plan_id: str, launched: Mapping[str, Any]) -> str | None:
+    """Why the run is not to apply its plan by itself now; None if it is."""
     kind = next((one for one in KINDS if one.name == name), None)
     if kind is None:
-        return None, f"this version knows no kind {name!r}"
+        return f"this version knows no kind {name!r}"
     decision, plan = decision_of(where, kind, plan_id)
     if not decision.goes or plan is None:
-        return decision, f"{decision.code.value}: {decision.text}"
+        return f"{decision.code.value}: {decision.text}"
     now = LAUNCHES[name].run_config(where, plan, settings_of(where, kind))
-    return decision, None if now["ops"] == launched["ops"] else f"automation.{name} or its caps have changed since"
+    return None if now["ops"] == launched["ops"] else f"automation.{name} or its caps have changed since"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteRepositoryOrigin
 from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
-from dagster._core.storage.tags import RETRY_NUMBER_TAG, SENSOR_NAME_TAG
+from dagster._core.storage.tags import RETRY_NUMBER_TAG, RUN_KEY_TAG, SENSOR_NAME_TAG
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from assets.pages.switch import SWITCH
+from orchestration.automatic.automation import TRIES
 from orchestration.automatic.may_begin import may_begin
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.runs.automation_rule import AutomationCode
@@ -55,17 +57,39 @@ def test_a_run_that_waited_asks_once_more_whether_it_may_begin(
         modes: tuple[dict[str, Any], ...] = ({"mode": "plan"}, {"mode": "off"}, {"mode": "approve"})
         for change in (*modes, *({"mode": "apply"} | some for some in narrower)):
             automated(scene, monkeypatch, **change)
-            assert not run().success, change
+            assert did_nothing(run()), change
             assert scene.listed("a") == ids
         automated(scene, monkeypatch, mode="apply")
         assert run().success
         assert scene.listed("a") == ids[2:]
-        beside = run()  # another run has applied the plan by then: nothing to do is no failure
-        assert beside.success
-        (ended,) = [one for one in beside.all_events if one.event_type is dg.DagsterEventType.STEP_OUTPUT]
-        assert list(ended.step_output_data.metadata) == ["nothing was done"]
-        assert not [one for one in beside.all_events if one.event_type is dg.DagsterEventType.ASSET_OBSERVATION]
+        assert did_nothing(run())  # another run has applied the plan by then
         assert scene.listed("a") == ids[2:]
+
+
+def did_nothing(run: dg.ExecuteInProcessResult) -> bool:
+    """Whether a run ended well, and says that it did nothing."""
+    (ended,) = [one for one in run.all_events if one.event_type is dg.DagsterEventType.STEP_OUTPUT]
+    events = [one for one in run.all_events if one.event_type is dg.DagsterEventType.ASSET_OBSERVATION]
+    return run.success and list(ended.step_output_data.metadata) == ["nothing was done"] and not events
+
+
+def test_a_run_that_was_not_to_begin_is_launched_again_and_spends_no_try(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(scene)
+    job, resources = build_defs().resolve_job_def("apply_retention"), {"lifecycle": LifecycleResource()}
+    keys: set[str] = set()
+    with dg.DagsterInstance.ephemeral() as instance:
+        for _ in range(TRIES + 1):
+            automated(scene, monkeypatch, mode="apply")
+            (request,) = rung(instance).run_requests
+            keys.add(str(request.run_key))
+            automated(scene, monkeypatch, mode="apply", window={"cron": "0 0 30 2 *", "duration": "1h"})
+            tags = {**request.tags, RUN_KEY_TAG: str(request.run_key)}
+            assert did_nothing(
+                job.execute_in_process(request.run_config, instance=instance, resources=resources, tags=tags)
+            )
+    assert len(keys) == TRIES + 1
 
 
 def test_a_retry_by_dagster_does_not_end_well_over_what_its_first_try_began(
@@ -107,13 +131,19 @@ def switched(instance: dg.DagsterInstance, run: dg.DagsterRun, status: Instigato
 
 
 def refusal(instance: dg.DagsterInstance, where: Cluster, run: dg.DagsterRun, plan_id: str) -> str:
-    """Why a run may not begin; empty if it may."""
-    context: Any = SimpleNamespace(run=run, instance=instance)
-    try:
-        may_begin(context, where, plan_id)
-    except dg.Failure as refused:
-        return refused.description or ""
-    return ""
+    """Why a run may not begin; empty if it may. One that Dagster repeats fails."""
+    shown: dict[str, str] = {}
+    context: Any = SimpleNamespace(
+        run=run, instance=instance, log=logging.getLogger(), add_output_metadata=shown.update
+    )
+    if not instance.has_run(run.run_id):
+        instance.add_run(run)
+    if run.parent_run_id and RETRY_NUMBER_TAG in run.tags:
+        with pytest.raises(dg.Failure) as refused:
+            may_begin(context, where, plan_id)
+        return refused.value.description or ""
+    assert may_begin(context, where, plan_id) is not bool(shown)
+    return shown.get("nothing was done", "")
 
 
 def test_a_run_that_waited_does_not_begin_once_the_switch_is_off(
