@@ -232,7 +232,7 @@ WORDS: Mapping[str, str] = {
     "referrer": "z-node or broker whose word the reference is",
     "region": "region of the bucket",
     "replicated": "whether a replicator has a cursor on it",
-    "replicated_subscription": "whether it is a replicated subscription, by its z-node",
+    "replicated_subscription": "whether it is a replicated subscription; in managed_cursors by its z-node alone",
     "retention_mb": "retention in MB; -1 unlimited, null unset",
     "retention_minutes": "retention in minutes; -1 unlimited, null unset",
     "retries": "how often a deletion run gave it back to the queue",

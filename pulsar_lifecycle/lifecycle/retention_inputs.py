@@ -7,19 +7,20 @@ and keeps. Source: ``ManagedLedgerImpl.initialize`` and ``ManagedCursorImpl.reco
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.formats.cursor import REPLICATED_PROPERTY, PositionInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.lifecycle.retention import slowest, whole
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER, RETENTION_TOPICS
-from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Entry, LedgerReader, MetadataStore
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import MANAGED_CURSORS
@@ -55,21 +56,34 @@ _PARTITION = r"-partition-(0|[1-9][0-9]{0,9})$"
 
 def persisted_positions(store: MetadataStore, reader: LedgerReader, cursors: pa.Table, root: str) -> pa.Table:
     """Where durable cursors stand (``POSITIONS``), of rows of ``tables.MANAGED_CURSORS``. Writes nothing."""
-    found = cursor_marks(store, reader, cursors, root)
-    paths, owners = (cursors.column(name).to_pylist() for name in ("path", "managed_ledger"))
-    # A row without an owner stands for what could not be listed.
-    above = [path.rpartition("/")[0] if owner else path for path, owner in zip(paths, owners, strict=True)]
-    return pa.table([above, [one[0] for one in found], [one[1] for one in found]], schema=POSITIONS)
+    return _positions(cursors, cursor_marks(store, reader, cursors, root))
 
 
 def named_positions(store: MetadataStore, reader: LedgerReader, cursors: pa.Table, root: str) -> pa.Table:
     """:func:`persisted_positions` with what tells the cursors apart (``NAMED_POSITIONS``)."""
-    found = persisted_positions(store, reader, cursors, root)
-    return pa.table([*found.columns, *(cursors.column(name) for name in OF_NAME)], schema=NAMED_POSITIONS)
+    marks = cursor_marks(store, reader, cursors, root)
+    own = {name: cursors.column(name) for name in OF_NAME}
+    own["replicated_subscription"] = [one.replicated_subscription for one in marks]
+    return pa.table([*_positions(cursors, marks).columns, *own.values()], schema=NAMED_POSITIONS)
 
 
-CursorMark = tuple[int | None, int | None, int | None]
-"""A persisted mark-delete position (ledger, entry), null where it is unknown; the last entry of the cursor ledger."""
+class CursorMark(NamedTuple):
+    """What is persisted of a cursor; null where that is unknown.
+
+    Its mark-delete position, the last entry of its cursor ledger, and whether it is a replicated subscription.
+    """
+
+    ledger_id: int | None
+    entry_id: int | None
+    cursors_entry_id: int | None
+    replicated_subscription: bool | None
+
+
+def _positions(cursors: pa.Table, marks: Sequence[CursorMark]) -> pa.Table:
+    paths, owners = (cursors.column(name).to_pylist() for name in ("path", "managed_ledger"))
+    # A row without an owner stands for what could not be listed.
+    above = [path.rpartition("/")[0] if owner else path for path, owner in zip(paths, owners, strict=True)]
+    return pa.table([above, [one.ledger_id for one in marks], [one.entry_id for one in marks]], schema=POSITIONS)
 
 
 def cursor_marks(store: MetadataStore, reader: LedgerReader, cursors: pa.Table, root: str) -> list[CursorMark]:
@@ -81,21 +95,29 @@ def cursor_marks(store: MetadataStore, reader: LedgerReader, cursors: pa.Table, 
     """
     names = ("cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "problem", "path")
     ids, ledgers, entries, problems, paths = (cursors.column(name).to_pylist() for name in names)
-    found: list[CursorMark] = [(*position, None) for position in zip(ledgers, entries, strict=True)]
+    replicated = cursors.column("replicated_subscription").to_pylist()
+    found = [
+        CursorMark(ledger, entry, None, is_) for ledger, entry, is_ in zip(ledgers, entries, replicated, strict=True)
+    ]
     own = [n for n, ledger in enumerate(ids) if problems[n] is None and ledger >= 0]
     answers = last_entries_of(store, reader, [ids[n] for n in own], root)
     for n, (metadata, entry) in zip(own, answers, strict=True):
-        position = _position(metadata, entry, paths[n].rpartition("/")[0])
         last = entry.entry_id if isinstance(entry, Entry) else None
-        found[n] = (position.ledger_id, position.entry_id, last) if position else (None, None, last)
-    return [mark if problems[n] is None else (None, None, None) for n, mark in enumerate(found)]
+        state, at = _state(metadata, entry, paths[n].rpartition("/")[0]), _NOWHERE
+        if state:
+            at = (state.mark_delete.ledger_id, state.mark_delete.entry_id)
+        found[n] = CursorMark(*at, last, REPLICATED_PROPERTY in state.properties if state else None)
+    return [mark if problems[n] is None else CursorMark(*_NOWHERE, None, None) for n, mark in enumerate(found)]
 
 
-def _position(
+_NOWHERE = None, None
+
+
+def _state(
     metadata: LedgerMetadata | LifecycleError, entry: Entry | LifecycleError | None, path: str
-) -> Position | None:
+) -> PositionInfo | None:
     try:
-        return cursor_state(metadata, entry, path).mark_delete
+        return cursor_state(metadata, entry, path)
     except LifecycleError:
         return None
 

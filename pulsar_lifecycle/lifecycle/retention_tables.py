@@ -38,7 +38,7 @@ from pulsar_lifecycle.topics.snapshot import ShadowSources
 _OF_TOPIC = ("managed_ledger", "topic", "namespace", "ledgers", "terminated", "shadow_source", "path", "problem")
 _OF_CURSOR = (
     *("managed_ledger", "cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id"),
-    *("path", "problem"),
+    *("path", "problem", "replicated_subscription"),
 )
 _OF_LEDGER = ("ledger_id", "state", "entries", "length", "ctime", "mtime", "problem")
 

@@ -46,6 +46,7 @@ from pulsar_lifecycle.lifecycle.load.monitors import by_topic
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import (
     POSITIONS,
+    CursorMark,
     asked_of_bookkeeper,
     cursor_marks,
     retention_topics,
@@ -75,7 +76,7 @@ _OF_TOPIC = (
 )
 _OF_CURSOR = (
     *("path", "managed_ledger", "topic", "namespace", "cursor", "ctime", "czxid", "version", "cursors_ledger_id"),
-    *("mark_delete_ledger_id", "mark_delete_entry_id", "last_active", "problem"),
+    *("mark_delete_ledger_id", "mark_delete_entry_id", "last_active", "problem", "replicated_subscription"),
 )
 _OF_LEDGER = ("ledger_id", "state", "entries", "length", "ctime", "mtime", "problem")
 _OF_STATE = ("managed_ledger", "load_state", "load_reason")
@@ -236,8 +237,10 @@ class _Reading:
         with self.connect(self.settings, read_only=True) as ports:
             marks = cursor_marks(ports.store, ports.reader, cursors, self.settings.bookkeeper.ledgers_root)
             said = _acknowledged(ports.store, cursors)
-        for n, name in enumerate(("ledger_id", "entry_id", "cursors_entry_id")):
-            cursors = cursors.append_column(name, pa.array([mark[n] for mark in marks], pa.int64()))
+        cursors = cursors.drop_columns("replicated_subscription")
+        for n, name in enumerate(CursorMark._fields):
+            column = pa.array([mark[n] for mark in marks], CURSOR_ACTIVITY.field(name).type)
+            cursors = cursors.append_column(name, column)
         cursors = cursors.append_column("acknowledged", said).filter(cursors.column("problem").is_null())
         inputs, ledgers = self._inputs(listed, POSITIONS.empty_table())
         made = _made(listed, ledgers)

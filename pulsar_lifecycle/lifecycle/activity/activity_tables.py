@@ -57,6 +57,7 @@ CURSOR_ACTIVITY = pa.schema(
         pa.field("cursors_ledger_id", pa.int64()),
         pa.field("cursors_entry_id", pa.int64()),
         pa.field("acknowledged", pa.string()),
+        pa.field("replicated_subscription", pa.bool_()),
         pa.field("known", pa.bool_()),
         pa.field("last_active", pa.int64()),
         pa.field("watched_since", pa.int64()),
@@ -69,12 +70,13 @@ CURSOR_ACTIVITY = pa.schema(
 )
 """One row per durable cursor of a topic that was read. ``ledger_id`` and ``entry_id``: its persisted mark-delete
 position; ``cursors_entry_id``: the last entry of its cursor ledger, null without one. ``acknowledged``: a digest of
-what else its z-node says was read or set; null with a cursor ledger. ``known``: whether these could be read; if not,
+what else its z-node says was read or set; null with a cursor ledger. ``replicated_subscription``: as its cursor ledger
+says, or its z-node without one. ``known``: whether these could be read; if not,
 they are those of the scan before, null without any and where its cursor ledger is another one since. ``watched_since``:
 since when our history of it has no gap, over so many ``scans``. ``last_read`` with its ``UseEvidence``. ``bytes`` of
 the topic's ledgers that it keeps, as far as sizes are known; ``unread``: whether messages are unread, or may be."""
 
-CURSOR_HISTORY = pa.schema([one for one in CURSOR_ACTIVITY if one.name != "known"])
+CURSOR_HISTORY = pa.schema([one for one in CURSOR_ACTIVITY if one.name not in ("known", "replicated_subscription")])
 """What the next scan goes on from. Earlier versions had no column ``known``: their position was null instead."""
 
 TOPIC_ACTIVITY = pa.schema(

@@ -126,7 +126,10 @@ def inactive_cursors(activity: pa.Table, topics: pa.Table, choice: InactivityCho
         (pc.starts_with(names, choice.replicator), InactiveKept.REPLICATOR_CURSOR),
         *_kept_by_name(names, choice),
         (pc.invert(some.column("known")), InactiveKept.UNKNOWN_CURSOR),
-        (pc.fill_null(replicated, False), InactiveKept.REPLICATED),
+        (
+            pc.or_kleene(pc.fill_null(replicated, False), some.column("replicated_subscription")),
+            InactiveKept.REPLICATED,
+        ),
         (replicated.is_null(), InactiveKept.UNKNOWN_POLICY),
         (pa.array([choice.system_cursors is None] * len(names), pa.bool_()), InactiveKept.UNKNOWN_POLICY),
         (_within(some.column("last_active"), choice.period, until), InactiveKept.LOADED_LATELY),

@@ -79,7 +79,7 @@ class Clients:
 def cursor_activity(cursors: pa.Table, topics: pa.Table, clients: Clients, previous: pa.Table, now: int) -> pa.Table:
     """Rows of ``CURSOR_ACTIVITY``, of columns of ``tables.MANAGED_CURSORS`` and the persisted marks of each.
 
-    ``cursors`` has ``ledger_id``, ``entry_id``, ``cursors_entry_id`` and ``acknowledged`` besides. ``topics``: of all
+    ``cursors`` has the columns of ``CursorMark`` and ``acknowledged`` besides. ``topics``: of all
     their topics ``managed_ledger``, ``topic``, ``inner`` (``RETENTION_TOPICS.ledgers``) and ``loaded_at``, when the
     last ledger was made (ms; null: unknown). ``previous``: rows of the scan before that count, or none.
     """

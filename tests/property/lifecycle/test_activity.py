@@ -68,6 +68,7 @@ def cursor(entry: int, last: int, czxid: int, ctime: int, *, unread: bool) -> pa
         "cursors_ledger_id": 9,
         "cursors_entry_id": None if unread else last,
         "acknowledged": None,
+        "replicated_subscription": None if unread else False,
         "last_active": 0,
     }
     names = [name for name in CURSOR_ACTIVITY.names if name in row]

@@ -28,7 +28,7 @@ from pulsar_lifecycle.runs.caps import Lowered
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.crash import killed_at_unsubscribe
 from tests.kit.refused import refused_by
-from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
+from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept
 from tests.kit.scenes.lifecycle.inactive_loads import PARTITIONS, chosen, deletions, plan, said, there, unused
 from tests.kit.scenes.lifecycle.load_runs import applied, killed, pending, stored
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
@@ -204,10 +204,26 @@ def test_one_that_is_used_since_the_load_stays(
 def in_a_ledger(scene: ActivityScene, **properties: int) -> int:
     """What is persisted of the subscription is in a cursor ledger; the z-node has no property. Returns the ledger."""
     at = Position(scene.listed("a")[0], -1)
-    entry = cursor_format.encode_position(cursor_format.PositionInfo(at, properties=properties))
-    ledger = scene.servers.ledger(data_tags(scene.named("a")), entries=[entry])
+    ledger = scene.servers.ledger(data_tags(scene.named("a")), entries=[last_entry(scene, **properties)])
     scene.servers.put(scene.cursor_path("a", "s"), cursor_format.encode(cursor_format.ManagedCursorInfo(ledger, at)))
     return ledger
+
+
+def last_entry(scene: ActivityScene, **properties: int) -> bytes:
+    at = Position(scene.listed("a")[0], -1)
+    return cursor_format.encode_position(cursor_format.PositionInfo(at, properties=properties))
+
+
+def test_plans_keep_a_replicated_one_whatever_its_z_node_says(scene: ActivityScene) -> None:
+    """Both plans: no load is made in vain for one that stays at its visit."""
+    unused(scene, "a")
+    ledger = in_a_ledger(scene, **{cursor_format.REPLICATED_PROPERTY: 1})
+    assert plan(scene)[1] == []
+    assert kept(scene.report().cursors) == {"a/s": InactiveKept.REPLICATED}
+    scene.servers.reader.payloads[ledger] = [last_entry(scene)]
+    made, _ = plan(scene)
+    scene.servers.reader.payloads[ledger] = [last_entry(scene, **{cursor_format.REPLICATED_PROPERTY: 1})]
+    assert said(applied(scene, made)) == {"a": (Outcome.LEFT, Code.CHANGED_SINCE_PLAN, ())}
 
 
 @pytest.mark.parametrize(
@@ -218,17 +234,18 @@ def in_a_ledger(scene: ActivityScene, **properties: int) -> int:
         ({}, True, (Outcome.LEFT, InactiveKept.UNKNOWN_CURSOR)),
     ],
 )
-def test_a_replicated_one_stays_whatever_its_z_node_says(
+def test_one_that_becomes_a_replicated_one_stays_whatever_its_z_node_says(
     scene: ActivityScene, properties: dict[str, int], lost: bool, end: tuple[Any, Any]
 ) -> None:
     unused(scene, "a")
-    ledger = in_a_ledger(scene, **properties)
+    ledger = in_a_ledger(scene)
     made, (row,) = plan(scene)
     assert row["inactive_subscriptions"] == ["s"]
     load = scene.servers.admin.on_load
 
     def then(topic: Topic) -> None:
         load(topic)
+        scene.servers.reader.payloads[ledger] = [last_entry(scene, **properties)]
         if lost:
             scene.servers.remove(scene.servers.path(ledger))
 
