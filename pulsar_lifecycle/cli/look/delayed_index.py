@@ -1,43 +1,42 @@
-"""What ``inspect delayed`` prints. Not here: reading and judging (``inspect/delayed.py``)."""
+"""What ``inspect delayed`` prints. Not here: reading and judging (``inspect/decoded/delayed.py``)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.inspect.decoded.delayed import DecodedIndex, FoundSubscription
 
 _TIMES = ("first_due", "last_due", "due", "hour")
 _SIZES = ("bytes", "memory_bytes", "stored_bytes", "shared_memory_bytes", "shared_stored_bytes")
-_LEFT_OUT = ("start_ledger_id", "end_ledger_id")
-"""The bucket's key says them, too."""
-
-Documents = Sequence[Mapping[str, Any]]
+_LEFT_OUT = ("topic", "namespace", "start_ledger_id", "end_ledger_id")
+"""The same in all rows, or what the bucket's key says, too."""
 
 
-def print_index(document: Mapping[str, Documents]) -> None:
+def print_index(found: DecodedIndex) -> None:
     """Subscriptions first: what was not read is no proof that nothing is wrong."""
-    names = document["subscriptions"]
+    names = found.subscriptions
     show.text(f"subscriptions ({len(names)})", "bold cyan")
     show.table(["subscription", "buckets", "read"], [_subscription(one) for one in names], 2)
-    unread = sum(not one["read"] for one in names)
+    unread = sum(not one.read for one in names)
     if unread:
         show.text(
             f"  not read: {unread}. Without buckets, brokers keep the delayed messages in memory alone; --whole reads "
             "the topic's entries for these subscriptions, too.",
             "bold yellow",
         )
-    for part in ("buckets", "findings", "due", "capacity"):
-        if not (rows := document[part]):
-            continue
-        show.text(f"{part} ({len(rows)})", "bold cyan")
-        show.documents([_shown(row) for row in rows], 2)
-    if not document["findings"]:
+    parts = (("buckets", found.buckets), ("findings", found.findings), ("due", found.due), ("capacity", found.capacity))
+    for part, rows in parts:
+        if rows:
+            show.text(f"{part} ({len(rows)})", "bold cyan")
+            show.documents([_shown(row) for row in rows], 2)
+    if not found.findings:
         show.text("Nothing is wrong with what was read." if unread < len(names) else "Nothing was read.")
 
 
-def _subscription(one: Mapping[str, Any]) -> list[Any]:
-    return [one["subscription"], one["buckets"], "yes" if one["read"] else "no"]
+def _subscription(one: FoundSubscription) -> list[Any]:
+    return [one.name, one.buckets, "yes" if one.read else "no"]
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

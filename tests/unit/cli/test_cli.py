@@ -205,6 +205,21 @@ def test_a_topic_that_cannot_be_read_whole_ends_with_1(
         assert f"cursor ledger {held}: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("data", "error", "raw"), [(b"", "half-deleted", ""), (b"\xff", "at byte 0", "0xff")])
+def test_a_ledger_without_metadata_says_what_is_wrong_and_ends_with_1(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], data: bytes, error: str, raw: str
+) -> None:
+    cluster = SimulatedCluster()
+    cluster.put(cluster.path(7), data)
+    run = looked_at(cluster)
+    assert run("inspect", "ledger", "7", "--json") == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["ledgerId"], shown["metadata"], shown["raw"]) == (7, None, raw)
+    assert error in shown["error"]
+    assert run("inspect", "ledger", "7") == 1
+    assert shown["error"] in capsys.readouterr().out
+
+
 def test_a_ledger_may_be_absent_only_where_its_copy_was_released(
     settings_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.inspect import describe
+from pulsar_lifecycle.inspect.decoded.decoded_topic import DecodedCursor, DecodedTopic, decoded_topic
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from tests.kit.simulated.cluster import SimulatedCluster, cursor_tags
@@ -25,8 +26,10 @@ def test_a_cursor_ledger_without_entries_or_of_another_topic_is_an_error(
     cluster.cursor(
         TOPIC, "s", ledger=cluster.ledger(cursor_tags(owner, "s"), state=LedgerState.CLOSED, entries=entries)
     )
-    found = describe.topic(
+    found = decoded_topic(
         cluster.open_store(), cluster.reader, Brokers({}, 0), TOPIC, cluster.clock.now_ms(), "/ledgers"
     )
-    (cursor,) = found["cursors"]
-    assert ("error" in cursor, "stale" in cursor["positionFrom"]) == (wrong, wrong)
+    assert isinstance(found, DecodedTopic)
+    (cursor,) = found.cursors
+    assert isinstance(cursor, DecodedCursor)
+    assert (isinstance(cursor.unread, CorruptFormat), cursor.position.entry is None) == (wrong, wrong)
