@@ -82,7 +82,7 @@ class StopCode(StrEnum):
     """ZooKeeper's latency is above ``zookeeper.stop_above``."""
     DENIED = "denied"
     """A server does not let us do what the run needs."""
-    NO_ANSWER = "no_answer"
+    UNANSWERED = "unanswered"
     """A server does not answer, or asks to try again."""
     ERROR = "error"
     """A server answered with an error, or with what cannot be read."""
@@ -93,7 +93,7 @@ _STOP_CODES: dict[type[LifecycleError], StopCode] = {
     LeaseLost: StopCode.LEASE_LOST,
     Overloaded: StopCode.ZOOKEEPER_SLOW,
     AccessDenied: StopCode.DENIED,
-    Unavailable: StopCode.NO_ANSWER,
+    Unavailable: StopCode.UNANSWERED,
 }
 """What an error of this class says; a class below another stands before it."""
 

@@ -67,7 +67,7 @@ class Brokers:
     @classmethod
     def not_heard(cls, error: LifecycleError) -> Brokers:
         """They did not say what they have loaded: our role may not ask them, or they did not answer."""
-        code = Code.BROKERS_DENIED if isinstance(error, AccessDenied) else LoadReason.BROKERS_UNREACHABLE
+        code = Code.BROKERS_DENIED if isinstance(error, AccessDenied) else LoadReason.BROKERS_UNANSWERED
         return cls({}, 0, Why(code, str(error)))
 
 
@@ -298,7 +298,7 @@ def load_state(
     if info is None:
         return TopicLoad(LoadState.LOADED, LoadReason.UNREAD)
     if brokers.unknown:
-        return TopicLoad(LoadState.LOADED, LoadReason.BROKERS_UNREACHABLE, brokers.unknown.text)
+        return TopicLoad(LoadState.LOADED, LoadReason.BROKERS_UNANSWERED, brokers.unknown.text)
     if broker:
         return TopicLoad(LoadState.LOADED, LoadReason.LISTED, broker)
     if now - mtime <= UNLOADED_AFTER * brokers.stats_interval:

@@ -133,7 +133,7 @@ class Reading:
         except LifecycleError as error:
             if self.strict:
                 raise
-            policies, brokers = {}, replace(brokers, unknown=Why(LoadReason.BROKERS_UNREACHABLE, f"policies: {error}"))
+            policies, brokers = {}, replace(brokers, unknown=Why(LoadReason.BROKERS_UNANSWERED, f"policies: {error}"))
         now = ports.clock.now_ms()
         return [_with_its_topics(share, brokers, policies, now) for share in shares]
 

@@ -39,7 +39,7 @@ class GapCode(StrEnum):
     """A reference that is not in a z-node could not be read; the place is who has it."""
     CONTEXT_UNREAD = "context_unread"
     """Namespaces, shadow topics or the under-replicated ledgers could not be read."""
-    BROKERS_UNREACHABLE = "brokers_unreachable"
+    BROKERS_UNANSWERED = "brokers_unanswered"
     """The brokers did not say which topics they have loaded."""
     OTHER_ROOT = "other_root"
     """Another cluster's metadata is on our ZooKeeper, and no setting speaks of it."""

@@ -230,7 +230,7 @@ class Outcome(StrEnum):
     """Action ``collect-bookie``: it was started anew meanwhile, launch again."""
     LEFT_AT_IT = "left-collecting"
     """Action ``collect-bookie``: the run stopped; the bookie goes on by itself."""
-    NOT_ANSWERING = "not-answering"
+    UNANSWERED = "unanswered"
     """Action ``collect-bookie``: whether it collects is not known: it did not answer, or counts no collection."""
     NOT_STARTED = "not-started"
     """Action ``collect-bookie``: the run stopped before its turn."""

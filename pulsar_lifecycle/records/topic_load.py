@@ -29,7 +29,7 @@ class LoadReason(StrEnum):
     """Its z-node has none: no broker ever loaded it."""
     UNREAD = "unread"
     """Its z-node was not read."""
-    BROKERS_UNREACHABLE = "brokers_unreachable"
+    BROKERS_UNANSWERED = "brokers_unanswered"
     """The brokers did not say what they have loaded; ``load_detail`` is the error."""
     WRITTEN_LATELY = "written_lately"
     """Its z-node was written within three intervals of the brokers' statistics."""
@@ -58,7 +58,7 @@ _TEXTS = {
     LoadReason.AT_REST: "on no broker's list, last ledger closed, z-node left alone",
     LoadReason.NO_LEDGERS: "its z-node has no ledgers",
     LoadReason.UNREAD: "its z-node was not read",
-    LoadReason.BROKERS_UNREACHABLE: "the brokers did not answer: {}",
+    LoadReason.BROKERS_UNANSWERED: "the brokers did not answer: {}",
     LoadReason.WRITTEN_LATELY: "its z-node was written too recently to know",
     LoadReason.TERMINATED: "it is terminated: its last ledger says nothing",
     LoadReason.LAST_LEDGER_NOT_CLOSED: "its last ledger is {}",

@@ -178,7 +178,7 @@ def previous_activity(cluster: Cluster, epoch: Epoch) -> Epoch | None:
 
 def brokers_answered(lake: Lake, epoch: Epoch) -> bool:
     """Whether brokers said what they had loaded at the scan, and who was connected at its report."""
-    silent = any(gap.code is GapCode.BROKERS_UNREACHABLE for gap in epoch.gaps)
+    silent = any(gap.code is GapCode.BROKERS_UNANSWERED for gap in epoch.gaps)
     return not silent and stored(lake, epoch.epoch_id, CLIENTS)
 
 

@@ -93,7 +93,7 @@ class StopReason(StrEnum):
     """A bookie became read-only since the run began."""
     SLOW_ADDS = "slow_adds"
     """A collecting bookie's adds take longer than `collection.max_add_latency` (99th percentile)."""
-    NO_ANSWER = "no_answer"
+    UNANSWERED = "unanswered"
     """ZooKeeper does not say which bookies are registered, or whether the run may go on."""
     PAUSED = "paused"
     """The pause z-node exists."""

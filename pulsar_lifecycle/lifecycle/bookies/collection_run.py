@@ -250,14 +250,14 @@ class CollectionRun:
         except LeaseLost as error:
             return Why(StopReason.LEASE_LOST, str(error))
         except LifecycleError as error:
-            return Why(StopReason.NO_ANSWER, str(error))
+            return Why(StopReason.UNANSWERED, str(error))
         return None
 
     def _trouble(self) -> Why | None:
         try:
             return cluster_trouble(self._registered, self.bookies.bookies())
         except LifecycleError as error:
-            return Why(StopReason.NO_ANSWER, f"which bookies are registered is not known: {error}")
+            return Why(StopReason.UNANSWERED, f"which bookies are registered is not known: {error}")
 
     def _collect(self, wave: Sequence[str]) -> Why | None:
         """Collect these at once; why the run stops here, None if it does not."""
@@ -266,14 +266,14 @@ class CollectionRun:
             try:
                 said = self.bookies.status(bookie)
             except LifecycleError as error:
-                self._end(bookie, Outcome.NOT_ANSWERING, Why(Outcome.NOT_ANSWERING, str(error)))
+                self._end(bookie, Outcome.UNANSWERED, Why(Outcome.UNANSWERED, str(error)))
                 continue
             one = _Watched(said, said, said, False, self.clock.now_ms())
             if is_at_it(said):
                 self._beside[bookie] = one
                 self._end(bookie, Outcome.LEFT_AT_IT, Why(Outcome.LEFT_AT_IT, "it was at it already"), one)
             elif why := self._tell(bookie, one):
-                self._end(bookie, Outcome.NOT_ANSWERING, why)
+                self._end(bookie, Outcome.UNANSWERED, why)
             else:
                 watched[bookie] = one
         through = f"through: {', '.join(wave)}"
@@ -321,7 +321,7 @@ class CollectionRun:
                     "log say that the collection failed?"
                 )
                 why = Why(CollectionEnd.UNCOUNTED, text)
-            self._end(bookie, Outcome.NOT_ANSWERING, why, watched.pop(bookie))
+            self._end(bookie, Outcome.UNANSWERED, why, watched.pop(bookie))
             return
         code: StrEnum = Outcome.COLLECTED if ran else CollectionEnd.NOT_COMPACTED
         text = f"{_kind(one.major)} compaction" if ran else "deleted ledgers collected; no compaction ran there"
@@ -373,7 +373,7 @@ class CollectionRun:
         except OutcomeUnknown:
             return None
         except LifecycleError as error:
-            return Why(Outcome.NOT_ANSWERING, str(error))
+            return Why(Outcome.UNANSWERED, str(error))
         return None
 
     # ------------------------------------------------------------------------------------------------------ journal

@@ -97,7 +97,7 @@ class LoadKept(StrEnum):
     """Its bundle changed its owner within `load.min_owner_age`: load shedding may be at it. Only at apply."""
     BROKER_BUSY = "broker_busy"
     """Its broker uses more than `load.max_broker_load`. Only at apply."""
-    BROKER_SILENT = "broker_silent"
+    BROKER_UNANSWERED = "broker_unanswered"
     """A broker that does not answer owns its bundle, or may take it as nobody is known to. Only at apply."""
     BUDGET_SPENT = "budget_spent"
     """This run has loaded as many topics of its broker or bundle as it may: launch again. Only at apply."""

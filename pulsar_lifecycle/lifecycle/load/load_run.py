@@ -341,7 +341,9 @@ class _LoadRun:
             text = f"broker {new[0]} began after the plan was made, and does not answer: {answers.unanswered[new[0]]}"
             return dict.fromkeys(owned, Why(LoadKept.MONITORS_UNKNOWN, text))
         return {
-            topic: Why(LoadKept.BROKER_SILENT, f"{_whose(broker)}; broker {silent[0]}: {answers.unanswered[silent[0]]}")
+            topic: Why(
+                LoadKept.BROKER_UNANSWERED, f"{_whose(broker)}; broker {silent[0]}: {answers.unanswered[silent[0]]}"
+            )
             for topic, broker in owned.items()
             if broker not in answers.configurations
         }

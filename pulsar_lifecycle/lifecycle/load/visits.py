@@ -173,7 +173,7 @@ class Visits:
         visit.told_at = self.ports.clock.now_ms()
         if visit.broker in self.silent:
             text = f"broker {visit.broker} did not answer at another topic: it was not asked; its unload stays pending"
-            visit.failure, visit.unanswered = Why(LoadKept.BROKER_SILENT, text), True
+            visit.failure, visit.unanswered = Why(LoadKept.BROKER_UNANSWERED, text), True
             return None
         if why := self.protected(visit):
             visit.failure, visit.untouched = why, bool(visit.broker) and not visit.loaded_at
@@ -260,7 +260,7 @@ class Visits:
             visit.checked_at, visit.monitors = now, monitors
             if unanswered and (not visit.broker or visit.broker in unanswered):
                 text = f"nothing more of it was expired, as brokers do not answer: {', '.join(sorted(unanswered))}"
-                visit.failure = Why(LoadKept.BROKER_SILENT, text)
+                visit.failure = Why(LoadKept.BROKER_UNANSWERED, text)
             else:
                 visit.failure = changed_policy(visit, monitors)
 

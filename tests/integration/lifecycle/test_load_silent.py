@@ -118,7 +118,7 @@ def test_topics_of_a_broker_that_does_not_answer_stay_and_all_others_go(
         found = {one.topic: one for one in load_topics(pipeline.where, "one-away", order, dry_run=False)}
         assert versions(sandbox, list(theirs)) == before
     assert {name: found[name].outcome for name in others} == dict.fromkeys(others, Outcome.DONE), found
-    assert {found[name].why.code for name in theirs} == {LoadKept.BROKER_SILENT}, found
+    assert {found[name].why.code for name in theirs} == {LoadKept.BROKER_UNANSWERED}, found
     for name, ids in both.items():
         assert set(ids).isdisjoint(listed(sandbox, name)) == (name in others), name
     wait_unlisted(sandbox, both)

@@ -108,7 +108,7 @@ def test_brokers_that_do_not_answer(
 ) -> None:
     with admin_api(sandbox, lambda _: status) as url:
         pipeline = pipelines({"pulsar": {"admin_url": url, "request_timeout": "1s"}})
-        assert_report_only(pipeline, pipeline.scan(), GapCode.BROKERS_UNREACHABLE, word)
+        assert_report_only(pipeline, pipeline.scan(), GapCode.BROKERS_UNANSWERED, word)
 
 
 def test_a_broker_that_says_of_no_topic_what_it_holds_in_memory(

@@ -121,7 +121,7 @@ class TopicScene:
             "simulated",
             "/ledgers",
             clock.now_ms(),
-            Brokers(loaded, 60_000, Why(LoadReason.BROKERS_UNREACHABLE, error) if error else None),
+            Brokers(loaded, 60_000, Why(LoadReason.BROKERS_UNANSWERED, error) if error else None),
             context,
             deliver_after_ms,
             self.loaded_topics,

@@ -30,6 +30,7 @@ ALIKE = {
     "partition_stays": "that it stays on another partition",
     "released": "that its copy in BookKeeper was released",
     "terminated": "that its topic is terminated",
+    "unanswered": "that a question got no answer",
     "undecodable": "that what was read could not be decoded",
     "unknown_cursor": "that where a cursor stands is not known",
     "unknown_ledger": "that what a ledger holds is not known",

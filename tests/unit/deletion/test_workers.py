@@ -142,7 +142,7 @@ def test_only_a_run_that_went_on_to_the_end_of_the_queue_is_compared(
         (LeaseLost("l"), StopCode.LEASE_LOST),
         (Overloaded("o"), StopCode.ZOOKEEPER_SLOW),
         (AccessDenied("d"), StopCode.DENIED),
-        (OutcomeUnknown("u"), StopCode.NO_ANSWER),
+        (OutcomeUnknown("u"), StopCode.UNANSWERED),
         (StoreError("s"), StopCode.ERROR),
         (CorruptFormat("a z-node", 0, "JSON"), StopCode.ERROR),
     ],

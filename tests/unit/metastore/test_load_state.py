@@ -55,8 +55,8 @@ def test_only_what_a_broker_says_can_let_a_compacted_ledger_go() -> None:
     ("error", "code"),
     [
         (AccessDenied("403"), Code.BROKERS_DENIED),
-        (Unavailable("refused"), LoadReason.BROKERS_UNREACHABLE),
-        (StoreError("500"), LoadReason.BROKERS_UNREACHABLE),
+        (Unavailable("refused"), LoadReason.BROKERS_UNANSWERED),
+        (StoreError("500"), LoadReason.BROKERS_UNANSWERED),
     ],
 )
 def test_brokers_that_may_not_be_asked_are_told_from_those_that_do_not_answer(

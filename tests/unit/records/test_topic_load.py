@@ -11,7 +11,7 @@ from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
     ("reason", "detail", "text"),
     [
         (LoadReason.LISTED, "broker-1", "listed by broker-1"),
-        (LoadReason.BROKERS_UNREACHABLE, "timed out", "the brokers did not answer: timed out"),
+        (LoadReason.BROKERS_UNANSWERED, "timed out", "the brokers did not answer: timed out"),
         (LoadReason.LAST_LEDGER_NOT_CLOSED, "OPEN", "its last ledger is OPEN"),
         (LoadReason.LAST_LEDGER_NOT_CLOSED, "", "its last ledger is not in BookKeeper"),
     ],

@@ -267,7 +267,7 @@ def test_a_topic_without_a_z_node_that_a_broker_may_have(scene: Scene, silent: b
         scene.cluster.load(TOPIC)
     _, found = scene.session_again().finish_attempts()
     assert {one.outcome for one in found} == {Outcome.FAILED}
-    assert found[0].why.code is (LoadReason.BROKERS_UNREACHABLE if silent else LoadReason.LISTED)
+    assert found[0].why.code is (LoadReason.BROKERS_UNANSWERED if silent else LoadReason.LISTED)
     assert (len(scene.open_attempts), scene.keys) == (len(proven), keys)
 
 

@@ -28,7 +28,7 @@ def test_brokers_that_do_not_answer_are_a_gap_with_topics_or_without(topics: int
     assert scan(cluster).epoch.covered
     cluster.admin.failure = Failed("GET /admin/v2/broker-stats/topics: timed out")
     (gap,) = scan(cluster).epoch.gaps
-    assert gap.code == GapCode.BROKERS_UNREACHABLE
+    assert gap.code == GapCode.BROKERS_UNANSWERED
 
 
 def test_a_scan_lists_bookkeeper_first_and_reads_references_second() -> None:

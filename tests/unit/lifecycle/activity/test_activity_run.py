@@ -167,7 +167,7 @@ def test_the_history_begins_anew_where_brokers_are_silent_for_too_long(scene: Ac
         _silent(scene)
     for _ in range(2):
         scene.servers.wait(23)
-        scene.epoch = scene.scan(*([Gap(GapCode.BROKERS_UNREACHABLE, "", "no")] if silent == "scan" else []))
+        scene.epoch = scene.scan(*([Gap(GapCode.BROKERS_UNANSWERED, "", "no")] if silent == "scan" else []))
         build_activity(scene.cluster, scene.epoch)
     if silent == "report":
         del scene.servers.admin.connections

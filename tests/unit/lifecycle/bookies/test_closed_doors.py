@@ -138,6 +138,6 @@ def test_one_that_shuts_its_door_after_the_plan_is_named_and_told_nothing(scene:
             "r", "c", CollectionSettings(), plan, lease.guard, store, admin, journal, clock, lambda _: None
         )
         found = {one.bookie: one for one in run.all()}
-    assert {one.outcome for one in found.values()} == {Outcome.NOT_ANSWERING}
+    assert {one.outcome for one in found.values()} == {Outcome.UNANSWERED}
     assert all(bookie in row.reason for bookie, row in zip(found, journal.rows, strict=True))
     assert "PUT" not in scene.asked

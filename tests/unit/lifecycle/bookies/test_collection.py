@@ -170,7 +170,7 @@ def test_one_that_cannot_be_told_is_named_and_the_others_go_on():
 
     scene.bookies.on_collect = begin
     assert outcomes(scene.run()) == {
-        "a": Outcome.NOT_ANSWERING,
+        "a": Outcome.UNANSWERED,
         "b": Outcome.COLLECTED,
         "c": Outcome.COLLECTED,
     }

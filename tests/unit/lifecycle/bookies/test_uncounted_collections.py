@@ -23,7 +23,7 @@ def test_one_that_may_not_have_heard_is_not_said_to_have_collected(of_major):
 
     scene.bookies.on_collect = begin
     found = scene.run()
-    assert outcomes(found) == {"a": Outcome.NOT_ANSWERING, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
+    assert outcomes(found) == {"a": Outcome.UNANSWERED, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
 
 
 @pytest.mark.parametrize("of_major", [False, True])
@@ -38,7 +38,7 @@ def test_one_whose_proxy_answers_for_it_is_not_said_to_have_collected(of_major):
 
     scene.bookies.on_collect = begin
     found = scene.run()
-    assert outcomes(found) == {"a": Outcome.NOT_ANSWERING, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
+    assert outcomes(found) == {"a": Outcome.UNANSWERED, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
     assert found["a"].why.code is CollectionEnd.UNCOUNTED
     assert "a ledger directory counts no collection since: does a proxy answer, " in found["a"].why.text
 
@@ -49,7 +49,7 @@ def test_one_whose_proxy_answers_for_it_is_not_said_to_have_freed_what_others_di
     scene.counts_collections()
     scene.bookies.on_collect = lambda bookie, major: scene.set(bookie, free=60 * GB)
     found = scene.run()
-    assert outcomes(found) == dict.fromkeys("abc", Outcome.NOT_ANSWERING)
+    assert outcomes(found) == dict.fromkeys("abc", Outcome.UNANSWERED)
     assert {one.freed for one in found.values()} == {0}
 
 
@@ -66,7 +66,7 @@ def test_one_whose_collection_failed_is_not_said_to_have_collected():
             scene.bookies.statuses["a"] = replace(before, collecting=False)
 
     scene.tick = ticks
-    assert outcomes(scene.run())["a"] is Outcome.NOT_ANSWERING
+    assert outcomes(scene.run())["a"] is Outcome.UNANSWERED
 
 
 def test_one_of_whose_directories_one_alone_has_collected_is_not_said_to_have():
@@ -82,7 +82,7 @@ def test_one_of_whose_directories_one_alone_has_collected_is_not_said_to_have():
         scene.set("a", directories=(first, second))
 
     scene.tick = ticks
-    assert outcomes(scene.run())["a"] is Outcome.NOT_ANSWERING
+    assert outcomes(scene.run())["a"] is Outcome.UNANSWERED
 
 
 def test_one_whose_metrics_go_away_is_said_to_have_had_no_major_compaction():
@@ -118,6 +118,6 @@ def test_one_that_compacts_one_directory_by_itself_and_may_not_have_heard_is_not
 
     scene.bookies.on_collect = begin
     found = scene.run()
-    assert outcomes(found) == {"a": Outcome.NOT_ANSWERING, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
+    assert outcomes(found) == {"a": Outcome.UNANSWERED, "b": Outcome.COLLECTED, "c": Outcome.COLLECTED}
     assert found["a"].why.code is CollectionEnd.BEGIN_UNKNOWN
     assert found["a"].why.text == "whether it began a minor compaction is not known"

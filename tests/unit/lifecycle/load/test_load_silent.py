@@ -70,7 +70,7 @@ def test_a_broker_that_does_not_answer_keeps_its_own_topics_alone(two: LoadScene
     dry, found = by_name(applied(two, plan, dry_run=True)), by_name(applied(two, plan))
     assert (dry[LOWER].outcome, found[LOWER].outcome) == (Outcome.GOES, Outcome.DONE)
     for one in (dry[UPPER], found[UPPER]):
-        assert (one.outcome, one.why.code) == (Outcome.LEFT, LoadKept.BROKER_SILENT)
+        assert (one.outcome, one.why.code) == (Outcome.LEFT, LoadKept.BROKER_UNANSWERED)
         assert OTHER in one.why.text
     assert two.listed(UPPER) == before
     assert pending(two) == []
@@ -82,7 +82,7 @@ def test_a_bundle_that_nobody_is_known_to_own_is_not_offered_to_a_silent_broker(
     plan = plan_of(two, LOWER, UPPER)
     two.servers.open_store().delete(f"/namespace/{NAMESPACE}/{HALVES[0]}", -1)
     two.servers.admin.unreachable = {OTHER}
-    assert {one.why.code for one in applied(two, plan)} == {LoadKept.BROKER_SILENT}
+    assert {one.why.code for one in applied(two, plan)} == {LoadKept.BROKER_UNANSWERED}
     assert two.servers.admin.touched == []
 
 
