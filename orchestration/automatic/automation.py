@@ -279,8 +279,11 @@ def follows_scan(cluster: str, kind: str, automation: AutomationSettings) -> dg.
     if modes == {Automation.OFF} or (kind in COSTLY and modes.isdisjoint(GOING)):
         return None
     scan = dg.AssetSelection.assets(key(cluster, "scan_coverage"))
+    ended = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.newly_updated()).allow(scan)
+    # An asset that is done after a scan has ended may be of the scan before: only a request handles a scan.
+    unrequested = ended.since(dg.AutomationCondition.newly_requested())
     return (
-        deps_updated().since_last_handled()
+        (deps_updated().since_last_handled() | unrequested)
         & dg.AutomationCondition.all_deps_blocking_checks_passed().allow(scan)
         & ~dg.AutomationCondition.any_deps_in_progress()
         & ~dg.AutomationCondition.in_progress()

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC
+from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import Outcome
 from tests.kit.scenes.assets_scene import NIGHTLY, AssetsScene
@@ -51,6 +53,26 @@ def test_nothing_is_unsynced_once_what_follows_a_changed_scan_was_made(world: As
     world.scan("deletion_plan")
     tables = {"expired_ledgers", "topics_to_load", "offload_candidates", "storage_report", "bookie_disk"}
     assert world.unsynced() == tables | {"topic_activity", "open_ledgers", "subscription_backlog"}
+    world.followed()
+    assert world.unsynced() == set()
+
+
+def test_what_a_scan_overtook_is_made_again(world: AssetsScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next scan ends while what follows the last one is being made."""
+    world.scene.topic("a", 100, 90)
+    world.scene.servers.wait(2)
+    world.scan()
+    policies = retention_planning.retention_now
+
+    def overtaken(*args: Any) -> Any:
+        monkeypatch.setattr(retention_planning, "retention_now", policies)
+        world.scene.topic("b", 100, 90)
+        world.scan()
+        return policies(*args)
+
+    monkeypatch.setattr(retention_planning, "retention_now", overtaken)
+    assert "expired_ledgers" in world.tick()
+    assert "expired_ledgers" in world.unsynced()
     world.followed()
     assert world.unsynced() == set()
 
