@@ -128,14 +128,17 @@ def _user() -> str:
 
 
 def status(context: typer.Context, as_json: AsJson = False) -> None:
-    """Paused? Who acts? How good is the evidence? What waits? Exit code 1 if some of it could not be asked."""
+    """Paused? Who acts? How good is the evidence? What waits? Can the lake be written?
+
+    Exit code 1 if some of it could not be asked, and if the lake cannot be written: no run could journal what it does.
+    """
     where = cluster_of(context)
     found = _status(where)
     if as_json:
         show.json_document(found.to_json())
     else:
         _print(found, where)
-    if isinstance(found.queue, str):
+    if isinstance(found.queue, str) or found.unwritable:
         raise typer.Exit(1)
 
 
@@ -143,7 +146,8 @@ def status(context: typer.Context, as_json: AsJson = False) -> None:
 class Status:
     """What the command tells. ``scan``: the newest; ``unfinished_scan``: one begun since, its id and when (ms).
 
-    ``queue``: how many intents are in flight, or why that is not known.
+    ``queue``: how many intents are in flight, or why that is not known. ``unwritable``: why the lake cannot be written;
+    empty if it can.
     """
 
     cluster: str
@@ -164,6 +168,8 @@ class Status:
     words: list[ShownWord]
     broken_plans: list[str]
     queue: int | str
+    lake: str
+    unwritable: str
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``--json``."""
@@ -195,6 +201,7 @@ class Status:
             "words": [one.to_json() for one in self.words],
             "broken_plans": self.broken_plans,
             "queue": {"error": self.queue} if isinstance(self.queue, str) else {"pending": self.queue},
+            "lake": {"location": self.lake} | ({"error": self.unwritable} if self.unwritable else {}),
         }
 
 
@@ -252,6 +259,11 @@ def _status(where: Cluster) -> Status:
     except NotFound:
         begun = "", 0
     queue: int | str
+    unwritable = ""
+    try:
+        where.journal.check_writable()
+    except LifecycleError as error:
+        unwritable = str(error)
     try:
         with where.ports(read_only=True) as ports:
             queue = pending(ports.admin)
@@ -276,6 +288,8 @@ def _status(where: Cluster) -> Status:
         words=words_in_force(where, scans),
         broken_plans=[str(error) for error in lake.broken_plans()],
         queue=queue,
+        lake=lake.location,
+        unwritable=unwritable,
     )
 
 
@@ -322,6 +336,7 @@ def _print(found: Status, where: Cluster) -> None:
                 "queue",
                 f"UNKNOWN: {waiting}" if isinstance(waiting, str) else f"{show.counted(waiting, 'intent')} in flight",
             ),
+            ("lake", f"UNWRITABLE: {found.unwritable}" if found.unwritable else found.lake),
             ("ZooKeeper", f"answers in {found.zookeeper_latency_ms:.0f} ms"),
         ]
     )

@@ -84,6 +84,13 @@ class Journal(Protocol):
         """Store rows as one closed object; returns its location."""
         ...
 
+    def check_writable(self) -> None:
+        """Raise StoreError where rows could not be stored now: to be asked before effects that are journalled after.
+
+        Stores an object that is no part of the journal, in place of the one that was stored before.
+        """
+        ...
+
     def archive(self, nodes: Sequence[Archived]) -> str:
         """Store z-nodes about to be deleted as one closed object; returns its location."""
         ...

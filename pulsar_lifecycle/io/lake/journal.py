@@ -27,6 +27,8 @@ from pulsar_lifecycle.records import tables
 JOURNAL = "journal"
 ARCHIVE = "archive"
 SNAPSHOTS = "snapshots"
+PROBE, PROBE_BYTES = ".writable", 64 * 1024
+"""What tells whether the journal can be written: about as much as the rows of a batch."""
 
 
 class FileJournal:
@@ -45,6 +47,10 @@ class FileJournal:
         Raises StoreError when they are not known to be durable.
         """
         return self._store(JOURNAL, tables.JOURNAL, rows)
+
+    def check_writable(self) -> None:
+        """Store :data:`PROBE` beside the days: readers skip its name. Raises StoreError."""
+        self._put(f"{self._lake}/{JOURNAL}/{PROBE}", pa.py_buffer(bytes(PROBE_BYTES)))
 
     def archive(self, nodes: Sequence[Archived]) -> str:
         """Store z-nodes as one object and return its location, like :meth:`record`."""
@@ -92,10 +98,12 @@ class FileJournal:
         table = pa.table(dict(zip(schema.names, columns, strict=True)), schema)
         buffer = pa.BufferOutputStream()
         pq.write_table(table, buffer, compression="zstd")
-        name = f"{uuid.uuid4().hex}.parquet"
-        where = f"{self._lake}/{kind}/date={day}/{name}"
+        where = f"{self._lake}/{kind}/date={day}/{uuid.uuid4().hex}.parquet"
+        self._put(where, buffer.getvalue())
+        return where
+
+    def _put(self, where: str, data: pa.Buffer) -> None:
         try:
-            durable.store(self._lake, where, buffer.getvalue())
+            durable.store(self._lake, where, data)
         except (OSError, pa.ArrowException) as error:
             raise StoreError(f"{where}: cannot be stored durably: {error}") from error
-        return where

@@ -29,6 +29,10 @@ class FakeJournal:
     def record(self, rows: Sequence[JournalRow]) -> str:
         return self._store(self.rows, rows)
 
+    def check_writable(self) -> None:
+        if self.failure:
+            raise self.failure
+
     def archive(self, nodes: Sequence[Archived]) -> str:
         return self._store(self.nodes, nodes)
 

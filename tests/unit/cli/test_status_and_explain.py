@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.copies import unread_locations
 from pulsar_lifecycle.io.lake.artefacts import FileLake
-from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.io.lake.journal import PROBE, FileJournal
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
@@ -49,6 +49,22 @@ def test_status_shows_a_broken_plan_and_goes_on(
     out = " ".join(capsys.readouterr().out.split())
     assert "broken: " in out
     assert "answers in" in out
+
+
+def test_status_finds_a_lake_that_cannot_be_written(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    probe = Path(load_settings(settings_file).lake.path) / "journal" / PROBE
+    run = command_over(stores=lambda *_, **__: cluster.open_store(), admin=lambda: cluster.admin)
+    assert run("status", "--json") == 0
+    assert "error" not in json.loads(capsys.readouterr().out)["lake"]
+    probe.unlink()
+    probe.mkdir()  # whoever runs tests may be root, who may write everything
+    assert run("status", "--json") == 1
+    assert str(probe) in json.loads(capsys.readouterr().out)["lake"]["error"]
+    assert run("status") == 1
+    assert "UNWRITABLE" in capsys.readouterr().out
 
 
 def test_status_says_why_every_run_would_refuse(

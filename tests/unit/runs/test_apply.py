@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.errors import Paused, Unavailable
+from pulsar_lifecycle.errors import Paused, StoreError, Unavailable
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -84,6 +84,15 @@ def test_a_send_whose_journal_row_was_lost_is_repeated(cluster: SimulatedCluster
         apply_plan(cluster, planned, journal=Full())
     assert apply_plan(cluster, planned).sent == 5
     assert cluster.open_queue().backlog() == 10
+
+
+def test_nothing_is_sent_that_could_not_be_journalled(cluster: SimulatedCluster, planned) -> None:
+    """Each of three tries would send the same messages."""
+    full = FakeJournal()
+    full.failure = StoreError("the disk is full")
+    with pytest.raises(StoreError):
+        apply_plan(cluster, planned, journal=full)
+    assert cluster.open_queue().backlog() == 0
 
 
 def test_a_limit_holds_however_often_a_plan_is_applied(cluster: SimulatedCluster, planned) -> None:

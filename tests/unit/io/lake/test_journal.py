@@ -37,6 +37,20 @@ def test_nothing_to_store_stores_nothing(journal):
     assert journal.archive([]) == ""
 
 
+def test_whether_it_can_be_written_is_told_without_a_row(journal):
+    journal.check_writable()
+    journal.check_writable()
+    assert journal_rows(journal).num_rows == 0
+    journal.record([ROW])
+    assert journal_rows(journal).num_rows == 1
+
+
+def test_a_journal_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "journal").touch()
+    with pytest.raises(StoreError):
+        FileJournal(str(tmp_path)).check_writable()
+
+
 def test_rows_and_nodes_read_back_as_they_were(journal):
     later = replace(ROW, run_id="run-2", at=NOON + 86_400_000, reason="ünïcode")
     journal.record([later])
