@@ -227,7 +227,7 @@ def _print_results(results: Mapping[TopicPartition, DeleteRecordsResult]) -> Non
         if result.lost_copies:
             show.text(f"{topic}: {LOST.format(result.lost_copies)}")
     not_asked = {
-        NotAsked.TRIMMED: "what brokers trimmed and deleted by themselves before the scan that the plan rests on",
+        NotAsked.TRIMMED: "what brokers trimmed and deleted before the plan, and kept scans do not show",
         NotAsked.OTHERS: "what another installation deleted below the low watermark that was there before",
     }
     for code, text in not_asked.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +24,7 @@ from pulsar_lifecycle.delete_records.times.compacted_views import left_views
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_COMPACTED_LEDGER, COMPONENT_MANAGED_LEDGER
+from pulsar_lifecycle.formats.offload_object import S3_DRIVERS
 from pulsar_lifecycle.journal.first_phase_marks import marked_offloads
 from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
@@ -40,6 +41,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import BrokenPendingUnload
 from pulsar_lifecycle.runs.journal_rows import details_of
+from pulsar_lifecycle.scan.listed_ever import AskedTopic, ListedLedger, ever_listed
 
 _DAY_MS = 86_400_000
 
@@ -106,6 +108,30 @@ def add_leftovers(
         row["lost_copies"] = copies_in(planned(row))
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What left lists by our journal, what BookKeeper has of the topics, and what brokers ``trimmed``.
+
+    Of the latter two, only what topics do not list. ``trimmed`` lacks those of which not all is known.
+    """
+
+    journalled: Mapping[str, Ledgers]
+    tagged: Mapping[str, Ledgers]
+    trimmed: Mapping[str, Ledgers]
+
+    def of(self, topic: str, listed: Collection[int]) -> Ledgers:
+        """Of a topic that lists these ledgers now."""
+        there = both(self.tagged.get(topic, {}), self.trimmed.get(topic, {}))
+        return {i: one for i, one in there.items() if i not in listed} | self.journalled.get(topic, {})
+
+
+def left_before(cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at: int, *, bookies: bool) -> Earlier:
+    """Of the rows that have no error; a ledger may have been offloaded since the plan, too."""
+    going = [row for row in rows if row["error"] is None]
+    ours, tagged = left_lists(cluster, going), tagged_since(cluster, ports, going, planned_at, bookies=bookies)
+    return Earlier(ours, tagged, _trimmed_by_brokers(cluster, ports, going, ours, planned_at))
+
+
 def left_lists(cluster: Cluster, rows: Sequence[Row], since: int = 0, epoch: Epoch | None = None) -> dict[str, Ledgers]:
     """By topic, what left its list below the low watermark that a row plans, with the copies that wait for a deletion.
 
@@ -152,6 +178,42 @@ def tagged_since(
         views.setdefault(Topic.parse(topic), set()).add(ledger_id)
     for topic, left in left_views(ports, root, views, {Topic.parse(one): at for one, at in below.items()}).items():
         found.setdefault(str(topic), {}).update({i: DeletedLedger(i, None) for i in left})
+    return found
+
+
+def _trimmed_by_brokers(
+    cluster: Cluster, ports: Ports, rows: Sequence[Row], ours: Mapping[str, Ledgers], planned_at: int
+) -> dict[str, Ledgers]:
+    """By topic, all that brokers took off its list below the low watermark that a row plans; ``ours`` is what we did.
+
+    By the covered scans that are kept and ended when the plan was made, at ``planned_at`` (ms), or before. Topics are
+    missing of which these do not show every ledger, or every offloaded copy: one that no list names is found where the
+    newest of them has an inventory of the buckets and lists its ledger no more.
+    """
+    fingerprint = cluster_fingerprint(ports.store, cluster.settings.bookkeeper.ledgers_root)
+    epochs = cluster.lake.epochs(fingerprint) if rows else []
+    epochs = [one for one in epochs if one.covered and one.finished_at <= planned_at]
+    asked = {
+        row["topic"]: AskedTopic(
+            row["czxid"],
+            row["ctime"],
+            MessagePosition.parse(row["low_watermark"]).ledger_id,
+            frozenset(row["ledgers"]),
+        )
+        for row in rows
+    }
+    left: dict[str, dict[int, ListedLedger]] = {}
+    for topic, listed in ever_listed(cluster, epochs, asked).items():
+        known = asked[topic].listed | ours.get(topic, {}).keys()
+        left[topic] = {i: one for i, one in listed.items() if i not in known}
+    copyless = {i for own in left.values() for i, one in own.items() if not one.info["offload_complete"]}
+    inventory = _stored_copies(cluster, epochs[-1], copyless) if copyless else {}
+    found: dict[str, Ledgers] = {}
+    for topic, own in left.items():
+        copies = {i: _copies_of_listed(cluster, one, epochs[-1], inventory) for i, one in own.items()}
+        known = {i: some for i, some in copies.items() if some is not None}
+        if len(known) == len(own):
+            found[topic] = {i: DeletedLedger(i, None, some) for i, some in known.items()}
     return found
 
 
@@ -219,15 +281,18 @@ def low_watermarks_of_others(cluster: Cluster, rows: Sequence[Row]) -> dict[str,
     return others
 
 
-def unless_of_others(result: DeleteRecordsResult, before: str | None, *, bookies: bool) -> DeleteRecordsResult:
+def unless_of_others(
+    result: DeleteRecordsResult, before: str | None, *, trimmed: bool, bookies: bool
+) -> DeleteRecordsResult:
     """An answer, with what nobody was asked for it; ``before``: the low watermark it had by no request of ours.
 
-    Whose bookies would have to be asked is not known then.
+    Whose bookies would have to be asked is not known then. ``trimmed``: brokers may have trimmed what is not known.
     """
     if result.error:
         return result
     if before is None or not bookies:
-        return replace(result, not_asked=(NotAsked.TRIMMED, NotAsked.OTHERS) if before else (NotAsked.TRIMMED,))
+        parts = {NotAsked.TRIMMED: trimmed, NotAsked.OTHERS: before is not None}
+        return replace(result, not_asked=tuple(one for one, is_so in parts.items() if is_so))
     text = (
         f"its low watermark was {before} by no request that this journal knows: what that deleted is not known here, "
         "and bookies may have it; ask the installation that deleted it, or ask without `--wait-for-bookies`"
@@ -273,6 +338,37 @@ def both(some: Ledgers, others: Ledgers) -> Ledgers:
 
 def _joined(one: DeletedLedger, same: DeletedLedger) -> DeletedLedger:
     return replace(one, copies=tuple(dict.fromkeys((*one.copies, *same.copies))))
+
+
+def _copies_of_listed(
+    cluster: Cluster, ledger: ListedLedger, newest: Epoch, inventory: Mapping[int, tuple[Location, ...]] | None
+) -> tuple[Location, ...] | None:
+    """The offloaded copies of a ledger that brokers took off its list by now; None where they are not known here."""
+    info, store = ledger.info, cluster.settings.object_store
+    if info["offload_complete"]:
+        driver, bucket = (info["offload_driver"] or "").lower(), info["offload_bucket"]
+        ours = store is not None and bucket in store.buckets and driver in S3_DRIVERS
+        return (Location(bucket, UUID(info["offload_uuid"]), info["ledger_id"]),) if ours else None
+    if inventory is None or ledger.epoch_id == newest.epoch_id:
+        return None  # it may have been offloaded since
+    return inventory.get(info["ledger_id"], ())
+
+
+def _stored_copies(
+    cluster: Cluster, epoch: Epoch, ledgers: Collection[int]
+) -> Mapping[int, tuple[Location, ...]] | None:
+    """The offloaded copies of ledgers by a scan's inventory of the buckets; None where it has none."""
+    found: dict[int, tuple[Location, ...]] = {}
+    where = pc.field("ledger_id").isin(sorted(ledgers)) & pc.field("uuid").is_valid()
+    try:
+        parts = cluster.parts(epoch.epoch_id, "objects")
+    except NotFound:
+        return None
+    for batch in cluster.lake.batches(parts, ["ledger_id", "bucket", "uuid"], where):
+        for row in batch.to_pylist():
+            copy = Location(row["bucket"], UUID(row["uuid"]), row["ledger_id"])
+            found[copy.ledger_id] = (*found.get(copy.ledger_id, ()), copy)
+    return found
 
 
 def _tagged(cluster: Cluster, epoch: Epoch, topics: Collection[str]) -> list[tuple[str, int]]:

@@ -19,16 +19,16 @@ from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.absence import DeletedLedger, look, wait_until_gone
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.leftovers import (
+    Earlier,
     Ledgers,
     both,
     closing_open,
     copies_in,
     copies_of,
-    left_lists,
+    left_before,
     low_watermarks_of_others,
     pending_unloads_of,
     planned,
-    tagged_since,
     unless_of_others,
     unless_pending,
 )
@@ -82,7 +82,7 @@ def answers(
     another installation deleted by a request, or one whose lake is lost.
     """
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
-        earlier = _left_before(cluster, ports, rows, planned_at, bookies)
+        earlier = left_before(cluster, ports, rows, planned_at, bookies=bookies)
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
         flush_ms = int(cluster.settings.bookkeeper.flush_interval * 1000)
@@ -112,13 +112,16 @@ def answers(
         for name, own in kept.items():
             there = [where[i] for i in going.get(name, ()) if not where[i].gone]
             result = _result(own, there, unsent, back, retried, dead, closing.get(name, ""))
-            found[Topic.parse(name)] = replace(result, lost_copies=copies_in(going.get(name, {})))
+            trimmed = earlier.trimmed.get(name, {})  # nobody's undo would bring those back
+            lost = copies_in({i: one for i, one in going.get(name, {}).items() if i not in trimmed})
+            found[Topic.parse(name)] = replace(result, lost_copies=lost)
         for topic, refusal in holding_views(ports, root, _below(found)).items():  # last: one may be made meanwhile
             found[topic] = failed(refusal.error, refusal.why)
         pending = pending_unloads_of(ports.store)
     others, known = low_watermarks_of_others(cluster, rows), dict[TopicPartition, DeleteRecordsResult]()
     for topic, result in found.items():
-        known |= {topic: unless_of_others(result, others.get(str(topic)), bookies=bookies)} if result else {}
+        trimmed, before = str(topic) not in earlier.trimmed, others.get(str(topic))
+        known |= {topic: unless_of_others(result, before, trimmed=trimmed, bookies=bookies)} if result else {}
     return {topic: unless_pending(result) if topic in pending else result for topic, result in known.items()}
 
 
@@ -144,7 +147,7 @@ def look_now(
     """Where what left its topic is, of topics that lack nothing else: by bookies, or else by buckets. Read-only."""
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
-        _, _, going = _asked(ports, root, rows, refused, _left_before(cluster, ports, rows, planned_at, bookies))
+        _, _, going = _asked(ports, root, rows, refused, left_before(cluster, ports, rows, planned_at, bookies=bookies))
         ledgers = {i: one for own in going.values() for i, one in own.items()}
         if bookies:
             ledgers = {i: replace(one, copies=()) for i, one in ledgers.items()}
@@ -211,7 +214,7 @@ def _asked(
     root: str,
     rows: Sequence[Row],
     refused: Mapping[TopicPartition, Refusal | None],
-    earlier: _Earlier,
+    earlier: Earlier,
 ) -> tuple[dict[TopicPartition, DeleteRecordsResult | None], Mapping[str, _Kept], Mapping[str, Ledgers]]:
     """Results that are known, what the other topics keep, and what must be gone of those that lack nothing."""
     found = {Topic.parse(row["topic"]): _refused(row, refused) for row in rows}
@@ -256,6 +259,7 @@ _OF_THE_PLAN = "found by the plan, which leaves it out: once that has changed, p
 _DELETABLE = (Presence.Z_NODE, Presence.OBJECT)
 """Where a ledger is that a deletion run has yet to delete."""
 _LEAKED_PLAN = "apply a plan of leaked ledgers (job `apply_plan`; none younger than orphans.grace_period)"
+_BUCKET_SWEEP = "sweep the bucket (jobs `inventory_objects`, `sweep_objects`)"
 _WAYS_OUT = {
     Presence.BOOKIE_UNANSWERED: "a bookie that was decommissioned never answers: have its disks wiped, and ask without "
     "`--wait-for-bookies`",
@@ -295,9 +299,11 @@ def _result(
         )
     elif leaked := [one.ledger_id for one in there if one.ledger_id in unsent]:
         code = Lacks.MESSAGE
+        stored = all(one.presence is Presence.OBJECT for one in there if one.ledger_id in leaked)
         text += (
-            f"no message of ours asks for {len(leaked)} of them, the first: {leaked[0]}: {_LEAKED_PLAN}, or have the "
-            "installation whose message asks for them run `delete_pending`, then ask again"
+            f"no message of ours asks for {len(leaked)} of them, the first: {leaked[0]}: "
+            f"{_BUCKET_SWEEP if stored else _LEAKED_PLAN}, or have the installation whose message asks for them run "
+            "`delete_pending`, then ask again"
         )
     elif any(one.presence in _DELETABLE for one in there):
         code = Lacks.DELETION
@@ -395,24 +401,6 @@ def _ledgers(row: Row, kept: _Kept, earlier: Ledgers) -> Ledgers:
     own = planned(row) | left
     before = {i: one for i, one in earlier.items() if i != kept.asked.ledger_id or i in own}
     return {i: one for i, one in both(both(left, before), planned(row)).items() if i != kept.stays}
-
-
-@dataclass(frozen=True, slots=True)
-class _Earlier:
-    """What left lists by our journal, and what BookKeeper has of the topics: of that, only what they do not list."""
-
-    journalled: Mapping[str, Ledgers]
-    tagged: Mapping[str, Ledgers]
-
-    def of(self, topic: str, listed: Collection[int]) -> Ledgers:
-        there = self.tagged.get(topic, {})
-        return {i: one for i, one in there.items() if i not in listed} | self.journalled.get(topic, {})
-
-
-def _left_before(cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at: int, bookies: bool) -> _Earlier:
-    """Of the rows that have no error; a ledger may have been offloaded since the plan, too."""
-    going = [row for row in rows if row["error"] is None]
-    return _Earlier(left_lists(cluster, going), tagged_since(cluster, ports, going, planned_at, bookies=bookies))
 
 
 def _with_metadata(cluster: Cluster, rows: Sequence[Row], planned_at: int, ledgers: Ledgers) -> Ledgers:

@@ -173,7 +173,7 @@ class Lacks(StrEnum):
     REDRIVE = "redrive"
     """The message of a ledger became a dead letter; the reason says why: mend that, then run `redrive_dead_letters`."""
     MESSAGE = "message"
-    """No message of ours asks for a ledger that is there: apply a plan of leaked ledgers."""
+    """No message of ours asks for a ledger that is there: apply a plan of leaked ledgers, or sweep the bucket."""
     RESTORED = "restored"
     """An undo brought a ledger back: if it is to go all the same, apply a plan of leaked ledgers."""
     REQUEST = "request"
@@ -184,7 +184,7 @@ class NotAsked(StrEnum):
     """What lies below a low watermark that is answered, and nothing tells from outside: nobody was asked for it."""
 
     TRIMMED = "trimmed"
-    """What brokers trimmed and deleted by themselves before the scan that the plan rests on: no list names it."""
+    """What brokers trimmed and deleted by themselves before the plan, where kept scans do not show all of it."""
     OTHERS = "others"
     """What another installation deleted, or this one before its lake was lost: its low watermark was there before."""
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
+import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.delete_records.apply_run import Patience
-from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Lacks, NotAsked, Presence
+from pulsar_lifecycle.delete_records.request import Absence, DeleteRecordsResult, Lacks, NotAsked, Presence
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.records.tables import OBJECTS
 from tests.kit.fakes.journal import FakeJournal
-from tests.kit.records.records_scene import BOOKIE, RecordsScene
-from tests.kit.records.topic_times import compacted_entry
-from tests.kit.simulated.cluster import compacted_tags
+from tests.kit.records.records_scene import BOOKIE, HOUR, RecordsScene
+from tests.kit.records.topic_times import BUCKET, compacted_entry, sent
+from tests.kit.simulated import pipeline
+from tests.kit.simulated.cluster import compacted_tags, data_tags
 
 
 @pytest.mark.parametrize("first", [(1, 9), (2, 0), "empty", "unreadable"], ids=str)
@@ -59,16 +65,119 @@ def test_bookies_are_asked_for_what_a_broker_deleted_between_the_scan_and_the_pl
     assert (result.low_watermark, result.not_asked) == (scene.at(1, 0), (NotAsked.TRIMMED,))
 
 
+class Trimmed:
+    """A topic of five ledgers, of which its broker trims some between kept scans; a request cuts off one more."""
+
+    def __init__(self) -> None:
+        self.scene = RecordsScene()
+        self.objects = self.scene.with_bucket()
+        self.cluster, self.ids = self.scene.cluster, self.scene.ids[self.scene.topic]
+        self.cluster.put(f"/ledgers/cookies/{BOOKIE}", b"")
+
+    def trim(self, listed: Sequence[int], *going: int) -> None:
+        """It lists only those, by writes of its z-node as of a broker that works; z-nodes of ``going`` are gone."""
+        for _ in range(9):
+            self.cluster.topic(self.scene.topic, listed, entries=10)
+        for i in going:
+            self.cluster.remove(self.cluster.path(i))
+
+    def scan(self, inventory: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """One more scan, and what it finds in the bucket."""
+        self.cluster.wait(25)
+        self.scene.scans.append(pipeline.scan(self.cluster, self.scene.policy, self.scene.scans))
+        self.scene.lake = pipeline.lake_of(*self.scene.scans)
+        if inventory is not None:
+            table = pa.Table.from_pylist([{**dict.fromkeys(OBJECTS.names), **row} for row in inventory], OBJECTS)
+            self.scene.lake.begun[self.scene.scans[-1].epoch.epoch_id].tables["objects"] = [table]
+
+    def answer(self) -> DeleteRecordsResult:
+        """Of a request for all below the fourth ledger, once what went by it is gone."""
+        (row,) = self.scene.plan(self.scene.at(3, 0))
+        self.scene.apply()
+        for i in row["ledgers"]:
+            self.cluster.remove(self.cluster.path(i))
+        self.cluster.reader.collected.setdefault(BOOKIE, set()).update(row["ledgers"])
+        return self.again()
+
+    def again(self) -> DeleteRecordsResult:
+        (result,) = self.scene.apply(Patience(bookies=True), dry_run=True)
+        return result
+
+
+def test_what_a_broker_trimmed_between_kept_scans_is_asked_for() -> None:
+    one = Trimmed()
+    one.trim(one.ids[2:], *one.ids[:2])
+    one.scan([])
+    result = one.answer()
+    assert [(left.ledger_id, left.presence) for left in result.remaining] == [(i, "on_bookie") for i in one.ids[:2]]
+    one.cluster.reader.collected[BOOKIE].update(one.ids[:2])
+    assert (one.again().low_watermark, one.again().not_asked) == (one.scene.at(3, 0), ())
+
+
+@pytest.mark.parametrize("how", ["no inventory", "in none", "older scans are gone", "another topic", "since the scan"])
+def test_an_answer_says_that_a_broker_may_have_trimmed_what_no_scan_shows(how: str) -> None:
+    one = Trimmed()
+    one.trim(one.ids[2:], *one.ids[:2])
+    one.cluster.reader.collected[BOOKIE] = set(one.ids[:2])
+    if how == "in none":
+        before = one.ids[2:]
+        one.ids[:] = [one.cluster.ledger(data_tags(one.scene.topic), entries=[sent(HOUR)] * 10) for _ in range(5)]
+        one.trim(one.ids, *before)
+    if how == "another topic":
+        one.cluster.remove(one.cluster.topic_path(one.scene.topic))
+        one.trim(one.ids[2:])
+    if how == "since the scan":
+        one.cluster.wait(1)
+    else:
+        one.scan(None if how == "no inventory" else [])
+    if how == "older scans are gone":
+        one.scene.lake.begun = {one.scene.scans[-1].epoch.epoch_id: one.scene.lake.begun.popitem()[1]}
+    result = one.answer()
+    assert (result.low_watermark, result.not_asked) == (one.scene.at(3, 0), (NotAsked.TRIMMED,))
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["in a list", "in the inventory"])
+def test_the_copies_of_what_a_broker_trimmed_must_be_gone_too(listed: bool) -> None:
+    one, uuid = Trimmed(), UUID(int=7)
+    key = f"{uuid}-ledger-{one.ids[0]}"
+    copy = OffloadContext(uuid, True, False, 1, "aws-s3", {"bucket": BUCKET})
+    if listed:
+        one.cluster.topic(one.scene.topic, one.ids, entries=10, offloaded={one.ids[0]: copy})
+        one.scan()
+    one.objects.put(BUCKET, key, b"", {})
+    one.trim(one.ids[1:], one.ids[0])
+    one.cluster.reader.collected[BOOKIE] = {one.ids[0]}
+    row = {"bucket": BUCKET, "uuid": str(uuid), "ledger_id": one.ids[0]}
+    one.scan(None if listed else [row])
+    result = one.answer()
+    assert result.remaining == (Absence(one.ids[0], Presence.OBJECT, (f"s3://{BUCKET}/{key}",)),)
+    assert (result.code, result.lost_copies) == (Lacks.MESSAGE, 0)
+    one.objects.delete_many(BUCKET, [key])
+    assert (one.again().low_watermark, one.again().not_asked) == (one.scene.at(3, 0), ())
+
+
+def test_a_copy_that_lay_in_a_bucket_which_the_settings_do_not_name_is_not_asked_for() -> None:
+    one = Trimmed()
+    copy = OffloadContext(UUID(int=7), True, False, 1, "aws-s3", {"bucket": "elsewhere"})
+    one.cluster.topic(one.scene.topic, one.ids, entries=10, offloaded={one.ids[0]: copy})
+    one.scan()
+    one.trim(one.ids[2:], *one.ids[:2])
+    one.cluster.reader.collected[BOOKIE] = set(one.ids[:2])
+    one.scan([])
+    result = one.answer()
+    assert (result.low_watermark, result.not_asked) == (one.scene.at(3, 0), (NotAsked.TRIMMED,))
+
+
 def test_an_answer_says_that_nobody_was_asked_for_what_another_installation_deleted() -> None:
     scene = RecordsScene()
     scene.plan(scene.at(2, 0))
     scene.apply()
     scene.delete()
-    assert [one.not_asked for one in scene.apply()] == [(NotAsked.TRIMMED,)]
+    assert [one.not_asked for one in scene.apply()] == [()]
     scene.lose_lake()
     scene.plan(scene.at(2, 0))
     (result,) = scene.apply()
-    assert (result.low_watermark, result.not_asked) == (scene.at(2, 0), (NotAsked.TRIMMED, NotAsked.OTHERS))
+    assert (result.low_watermark, result.not_asked) == (scene.at(2, 0), (NotAsked.OTHERS,))
     scene.plan(scene.at(4, 0))
     (result,) = scene.apply()
     assert (result.low_watermark, result.not_asked) == (-1, ())
