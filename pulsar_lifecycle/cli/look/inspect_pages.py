@@ -26,9 +26,9 @@ from pulsar_lifecycle.inspect.decoded.decoded_ledger import BrokenLedger, Decode
 from pulsar_lifecycle.inspect.decoded.decoded_topic import (
     BrokenCursor,
     DecodedCursor,
+    DecodedLedgerInfo,
     DecodedTopic,
     InBookKeeper,
-    ListedLedger,
     PartitionedTopic,
 )
 from pulsar_lifecycle.inspect.decoded.decoded_znode import DecodedNode, described
@@ -184,7 +184,7 @@ def print_pair(found: OffloadedPair) -> None:
             show.fields(entry_fields(entry), 2)
 
 
-def _ledger_line(one: ListedLedger) -> list[Any]:
+def _ledger_line(one: DecodedLedgerInfo) -> list[Any]:
     item, held = one.listed, one.held
     entries, bytes_ = item.get("entries") or None, item.get("size") or None
     if isinstance(held, InBookKeeper):

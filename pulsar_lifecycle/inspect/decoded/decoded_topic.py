@@ -39,7 +39,7 @@ class InBookKeeper:
 
 
 @dataclass(frozen=True, slots=True)
-class ListedLedger:
+class DecodedLedgerInfo:
     """A ledger of a topic. ``listed``: its LedgerInfo as plain data; ``held``: NotFound where BookKeeper has none."""
 
     ledger_id: int
@@ -112,7 +112,7 @@ class DecodedTopic:
     broker: str | None
     terminated: Position | None
     properties: Mapping[str, str]
-    ledgers: tuple[ListedLedger, ...]
+    ledgers: tuple[DecodedLedgerInfo, ...]
     cursors: tuple[DecodedCursor | BrokenCursor, ...]
     schema: DecodedSchema | None
 
@@ -203,7 +203,7 @@ def _summary(node: Node | None) -> PartitionSummary | CorruptFormat | None:
 
 def _ledgers(
     store: MetadataStore, reader: LedgerReader, data: bytes, info: managed_ledger.ManagedLedgerInfo, root: str
-) -> tuple[ListedLedger, ...]:
+) -> tuple[DecodedLedgerInfo, ...]:
     """Each LedgerInfo joined with BookKeeper's metadata, in the order of ids."""
     shown = {item["ledgerId"]: item for item in described("managed-ledger", data).get("ledgerInfo", [])} if data else {}
     ids = sorted(item.ledger_id for item in info.ledgers)
@@ -211,7 +211,7 @@ def _ledgers(
     open_ = [(i, m) for i, m in metadata.items() if isinstance(m, LedgerMetadata) and m.state != LedgerState.CLOSED]
     last = dict(zip((i for i, _ in open_), reader.last_entries(open_), strict=True))
     return tuple(
-        ListedLedger(i, shown[i], found if isinstance(found, LifecycleError) else InBookKeeper(found, last.get(i)))
+        DecodedLedgerInfo(i, shown[i], found if isinstance(found, LifecycleError) else InBookKeeper(found, last.get(i)))
         for i, found in ((i, metadata[i]) for i in ids)
     )
 
