@@ -39,7 +39,7 @@ _PAGES = f"""query($it: AssetKeyInput!) {{assetOrError(assetKey: $it) {{... on A
   assetObservations(limit: 20) {{{_SHOWN}}}}}}}}}"""
 _FRESHNESS = """query($it: [AssetKeyInput!]) {assetNodes(assetKeys: $it) {freshnessStatusInfo {freshnessStatus}
   assetChecksOrError {... on AssetChecks {checks {name executionForLatestMaterialization {status}}}}}}"""
-_STALE = "{assetNodes {assetKey {path} staleStatus}}"
+_STALE = "{assetNodes {assetKey {path} staleStatus staleCauses {reason dependency {path}}}}"
 _BACKFILL = """mutation($it: LaunchBackfillParams!) {launchPartitionBackfill(backfillParams: $it) {
   __typename ... on LaunchBackfillSuccess {backfillId} ... on PythonError {message}}}"""
 _LAUNCH = """mutation($it: ExecutionParams!) {launchRun(executionParams: $it) {
@@ -149,10 +149,11 @@ class Deployment:
         return answer
 
     def told(self) -> str:
-        """What the daemon and the code servers said last, and which runs there were."""
+        """What the daemon and the code servers said last, which runs there were, and what is unsynced."""
         lines = [line for line in self.log("daemon").splitlines() if "Sensor" in line or "ERROR" in line][-40:]
         with suppress(httpx.TransportError):
             lines += [f"{run['jobName']} {run['status']} {run['runId']}" for run in self.runs()]
+            lines += [f"unsynced: {asset}, {', '.join(why)}" for asset, why in self.unsynced().items()]
         return "\n".join([*(line[:400] for line in lines), *self._output()])
 
     def _output(self) -> list[str]:
@@ -241,10 +242,17 @@ class Deployment:
         (node,) = self.ask(_FRESHNESS, [{"path": asset}])["assetNodes"]
         return node["freshnessStatusInfo"]["freshnessStatus"]
 
-    def unsynced(self) -> list[str]:
-        """Assets that the UI calls unsynced, but for those that were never made."""
+    def unsynced(self) -> dict[str, list[str]]:
+        """Assets that the UI calls unsynced, and why; but for those that were never made."""
         nodes = self.ask(_STALE)["assetNodes"]
-        return ["/".join(node["assetKey"]["path"]) for node in nodes if node["staleStatus"] == "STALE"]
+        return {
+            node["assetKey"]["path"][-1]: [
+                " ".join([cause["reason"], *(cause["dependency"] or {"path": ()})["path"][-1:]])
+                for cause in node["staleCauses"]
+            ]
+            for node in nodes
+            if node["staleStatus"] == "STALE"
+        }
 
     def checks(self, *asset: str) -> dict[str, str]:
         """How each check of an asset ended when it was last made."""

@@ -34,6 +34,7 @@ CLUSTER = "sandbox"
 FRESH_FOR = 120
 """Seconds after which a plan's health is bad: long enough to see it good on a busy machine."""
 KINDS = ("orphans", "retention", "offload", "delayed_index")
+AFTER_SCAN = ("expired_ledgers", "offload_candidates", "storage_report", "delayed_index_buckets", "open_ledgers")
 NOTHING = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
 
 
@@ -118,16 +119,16 @@ def far_apart(sandbox: Cluster) -> list[str]:
 
 @pytest.fixture(scope="module")
 def deployed(sandbox: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Scene]]:
-    """All of it runs, nothing goes by itself yet; the code server loads while the scene is set."""
+    """All that goes by itself is on, and has nothing to do without scans; then the scene is set."""
     driving.drain(sandbox)
     own = {kind: new_namespace(sandbox, f"itself-{kind.replace('_', '-')}") for kind in KINDS}
     config = settings(sandbox, tmp_path_factory.mktemp("itself"), own)
     deployment = Deployment(tmp_path_factory.mktemp("dagster"), {CLUSTER: config})
     try:
         deployment.begin()
-        scene = scene_of(sandbox, own, config)
         deployment.start()
-        yield deployment, scene
+        deployment.switch_on(CLUSTER, sensors=["after_scan", "automation"])
+        yield deployment, scene_of(sandbox, own, config)
     finally:
         deployment.stop()
 
@@ -140,7 +141,7 @@ def test_what_the_settings_allow_is_done_by_itself_though_the_daemon_dies(
     *expired, last = listed(sandbox, scene.expired)
     sealed, broken = listed(sandbox, scene.archive)[:-1], keys_of(sandbox, scene.delayed)
 
-    deployment.switch_on(CLUSTER, schedules=["hourly_scan"], sensors=["after_scan", "automation"])
+    deployment.switch_on(CLUSTER, schedules=["hourly_scan"])
     until("what follows a scan", lambda: deployment.runs("__ASSET_JOB"))
     deployment.switch_off(CLUSTER, "after_scan")  # once is enough
     until("two scans", lambda: len(deployment.runs("scan")) >= 2)  # the second confirms what the first called orphan
@@ -207,11 +208,27 @@ def test_copies_in_bookkeeper_go_by_themselves_once_a_scan_has_seen_what_was_off
             s3.head_object(Bucket=BUCKET, Key=f"{found[ledger].uuid}-ledger-{ledger}")
 
 
+def test_nothing_is_unsynced_once_a_cycle_is_over(deployed: tuple[Deployment, Scene]) -> None:
+    deployment, _ = deployed
+    deployment.switch_off(CLUSTER, "hourly_scan", "automation")
+    deployment.until("runs to end", lambda: all(run["status"] in ENDED for run in deployment.runs()))
+    deployment.switch_on(CLUSTER, sensors=["after_scan"])
+    assert deployment.ended(deployment.launch(CLUSTER, "scan")) == "SUCCESS"
+    newest = {page["lifecycle/epoch"] for page in deployment.pages(CLUSTER, "scan_coverage")[:1]}
+
+    def of_the_scan(asset: str) -> bool:
+        return newest == {page["lifecycle/epoch"] for page in deployment.pages(CLUSTER, asset)[:1]}
+
+    deployment.until("what follows the scan", lambda: all(map(of_the_scan, AFTER_SCAN)))
+    deployment.until("nothing to be unsynced", lambda: not deployment.unsynced())
+    deployment.switch_off(CLUSTER, "after_scan")
+
+
 def test_after_a_rollback_namespaces_far_apart_are_one_backfill_with_one_plan(
     sandbox: Cluster, deployed: tuple[Deployment, Scene]
 ) -> None:
     deployment, scene = deployed
-    deployment.switch_off(CLUSTER, "hourly_scan", "automation")
+    deployment.switch_off(CLUSTER, "hourly_scan", "after_scan", "automation")
     deployment.until("runs to end", lambda: all(run["status"] in ENDED for run in deployment.runs()))
     chosen, others = list(scene.far)[::2], list(scene.far)[1::2]
     leaked = rolled_back(sandbox, deployment, scene, in_flight=chosen[0])
