@@ -210,16 +210,16 @@ def test_copies_in_bookkeeper_go_by_themselves_once_a_scan_has_seen_what_was_off
 
 def test_nothing_is_unsynced_once_a_cycle_is_over(deployed: tuple[Deployment, Scene]) -> None:
     deployment, _ = deployed
-    deployment.switch_off(CLUSTER, "hourly_scan", "automation")
+    deployment.switch_off(CLUSTER, "hourly_scan", "after_scan", "automation")
     deployment.until("runs to end", lambda: all(run["status"] in ENDED for run in deployment.runs()))
-    deployment.switch_on(CLUSTER, sensors=["after_scan"])
     assert deployment.ended(deployment.launch(CLUSTER, "scan")) == "SUCCESS"
+    deployment.switch_on(CLUSTER, sensors=["after_scan"])
     newest = {page["lifecycle/epoch"] for page in deployment.pages(CLUSTER, "scan_coverage")[:1]}
 
     def of_the_scan(asset: str) -> bool:
         return newest == {page["lifecycle/epoch"] for page in deployment.pages(CLUSTER, asset)[:1]}
 
-    deployment.until("what follows the scan", lambda: all(map(of_the_scan, AFTER_SCAN)))
+    deployment.until("what follows it", lambda: all(map(of_the_scan, AFTER_SCAN)))
     deployment.until("nothing to be unsynced", lambda: not deployment.unsynced())
     deployment.switch_off(CLUSTER, "after_scan")
 
