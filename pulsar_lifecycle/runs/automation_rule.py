@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation
+from pulsar_lifecycle.records.plans.plan_kind import counted_of
 
 
 class AutomationCode(StrEnum):
@@ -138,7 +139,7 @@ def _against(
         return AutomationCode.EMPTY, "nothing of it goes by itself"
     if plan.ledgers < kind.min_ledgers or plan.bytes < kind.min_bytes:
         least = f"min_ledgers {kind.min_ledgers}, min_bytes {kind.min_bytes}"
-        return AutomationCode.TOO_SMALL, f"{plan.ledgers} ledgers, {plan.bytes} bytes: it waits for more ({least})"
+        return AutomationCode.TOO_SMALL, f"{_size(plan)}: it waits for more ({least})"
     if kind.mode is Automation.PLAN:
         return AutomationCode.PLAN_ONLY, "the mode is plan: apply it with its job"
     if over := _over(kind, plan):  # before the approval, which would not help
@@ -151,7 +152,7 @@ def _against(
             return AutomationCode.APPROVAL_EXPIRED, f"the approval by {approval.by} has expired: approve it again"
     if grew_too_much(kind, plan.ledgers, largest) and kind.mode is Automation.APPLY:
         than = f"more than {kind.max_growth:g} times any plan that was applied in 30 days"
-        return AutomationCode.GREW, f"{plan.ledgers} ledgers, {than}: look at it, then apply it with its job"
+        return AutomationCode.GREW, f"{_size(plan)}, {than}: look at it, then apply it with its job"
     if kind.window and kind.window.opened_at(now) is None:
         return AutomationCode.WINDOW_SHUT, f"its window ({kind.window.cron}) is not open"
     return None
@@ -177,4 +178,8 @@ def _over(kind: KindAutomation, plan: Candidate) -> str:
 
 def _goes(plan: Candidate, approval: Approval | None) -> str:
     whose = f", approved by {approval.by}" if approval else ""
-    return f"{plan.ledgers} ledgers, {plan.bytes} bytes{whose}"
+    return f"{_size(plan)}{whose}"
+
+
+def _size(plan: Candidate) -> str:
+    return f"{plan.ledgers} {counted_of(plan.plan_id)}, {plan.bytes} bytes"

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import NotFound, RefusedBy
 from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
+from pulsar_lifecycle.records.plans.plan_kind import LEDGERS, counted_of
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.caps import Caps
@@ -64,22 +65,25 @@ def within(rows: pa.Table, names: Collection[str]) -> pa.Table:
 
 def check_caps(summary: PlanSummary, rows: pa.Table, caps: Caps) -> None:
     """Raise Refused naming the first cap that the rows to be applied exceed."""
-    check_blast(rows, summary.cluster_ledgers, caps)
+    check_blast(rows, summary.cluster_ledgers, caps, counted_of(summary.plan_id))
 
 
-def check_blast(rows: pa.Table, cluster_ledgers: int, caps: Caps) -> None:
-    """:func:`check_caps` of any rows (``topic``, ``physical_bytes``), in a cluster of so many ledgers."""
+def check_blast(rows: pa.Table, cluster_ledgers: int, caps: Caps, counted: str = LEDGERS) -> None:
+    """:func:`check_caps` of any rows (``topic``, ``physical_bytes``), in a cluster of so many ledgers.
+
+    ``counted``: what the rows are, in the plural.
+    """
     if rows.num_rows > caps.max_ledgers:
         raise RefusedBy(
             RefusalCode.MAX_LEDGERS,
-            f"max_ledgers: {rows.num_rows} ledgers to delete, the cap is {caps.max_ledgers}; "
+            f"max_ledgers: {rows.num_rows} {counted}, the cap is {caps.max_ledgers}; "
             "launch less at once, or raise apply.max_ledgers in the settings file",
         )
     share = rows.num_rows / max(cluster_ledgers, 1)
     if share > caps.max_share:
         raise RefusedBy(
             RefusalCode.MAX_SHARE,
-            f"max_share: {share:.1%} of the cluster's {cluster_ledgers} ledgers, "
+            f"max_share: {share:.1%}: {rows.num_rows} {counted} beside the cluster's {cluster_ledgers} ledgers, "
             f"the cap is {caps.max_share:.1%}; look at what would go, then launch less at once, or raise "
             "apply.max_share in the settings file",
         )
@@ -95,6 +99,6 @@ def check_blast(rows: pa.Table, cluster_ledgers: int, caps: Caps) -> None:
         if item["counts"] > caps.max_ledgers_per_topic:
             raise RefusedBy(
                 RefusalCode.MAX_LEDGERS_PER_TOPIC,
-                f"max_ledgers_per_topic: {item['counts']} ledgers of {item['values']}, "
+                f"max_ledgers_per_topic: {item['counts']} {counted} of {item['values']}, "
                 f"the cap is {caps.max_ledgers_per_topic} (apply.max_ledgers_per_topic in the settings file)",
             )

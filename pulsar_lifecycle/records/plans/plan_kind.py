@@ -57,7 +57,19 @@ class PlanKind(StrEnum):
         """The schema of its rows."""
         return _SCHEMAS[self]
 
+    @property
+    def counted(self) -> str:
+        """What caps count of it as ``max_ledgers``, in the plural."""
+        return _COUNTED.get(self, LEDGERS)
 
+
+LEDGERS = "ledgers"
+_COUNTED: Mapping[PlanKind, str] = {
+    PlanKind.INACTIVE_TOPICS: "topics",
+    PlanKind.INACTIVE_SUBSCRIPTIONS: "subscriptions",
+    PlanKind.DELAYED_INDEX: "subscriptions",
+    PlanKind.OBJECTS: "objects",
+}
 _FOLDERS: Mapping[PlanKind, str] = {
     PlanKind.ORPHANS: "plans",
     PlanKind.RECONCILE: "plans",
@@ -89,3 +101,9 @@ _SCHEMAS: Mapping[PlanKind, pa.Schema] = {
 def kind_of(plan_id: str) -> PlanKind | None:
     """The kind of a plan, by its id; None for what is no plan's id."""
     return next((kind for kind in PlanKind if plan_id.startswith(f"{kind}-")), None)
+
+
+def counted_of(plan_id: str) -> str:
+    """What caps count of a plan, in the plural, by its id."""
+    kind = kind_of(plan_id)
+    return kind.counted if kind else LEDGERS

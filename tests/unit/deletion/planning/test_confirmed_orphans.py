@@ -14,6 +14,7 @@ from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.plans import deletion_plan
+from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.tables import FINDINGS
@@ -156,6 +157,24 @@ def test_each_cap_holds_at_its_bound(cap: str, value: float) -> None:
     plan_checks.check_caps(summary, rows, CAPS)
     with refused_by(RefusalCode(cap), cap):
         plan_checks.check_caps(summary, rows, replace(CAPS, **{cap: value}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "counted"),
+    [
+        (PlanKind.ORPHANS, "ledgers"),
+        (PlanKind.OBJECTS, "objects"),
+        (PlanKind.INACTIVE_TOPICS, "topics"),
+        (PlanKind.INACTIVE_SUBSCRIPTIONS, "subscriptions"),
+        (PlanKind.DELAYED_INDEX, "subscriptions"),
+    ],
+)
+@pytest.mark.parametrize("cap", ["max_ledgers", "max_share", "max_ledgers_per_topic"])
+def test_a_cap_says_what_it_counts(kind: PlanKind, counted: str, cap: str) -> None:
+    rows = table(finding(1), finding(2))
+    summary = replace(planned(rows), plan_id=f"{kind}-1")
+    with refused_by(RefusalCode(cap), f"2 {counted}"):
+        plan_checks.check_caps(summary, rows, replace(CAPS, **{cap: 0.001 if cap == "max_share" else 1}))
 
 
 def test_nothing_is_under_every_cap_and_an_empty_cluster_has_no_share() -> None:
