@@ -11,10 +11,13 @@ import dagster as dg
 
 from assets.names import key
 from assets.pages import show
+from pulsar_lifecycle.records.plans import epoch_of
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.scan.read import began_at
 
 LOOKED_AT = 200
-"""Events of an asset, the newest first, among which a plan is looked for: a week of hourly scans."""
+"""Events of an asset among which a plan is looked for: the newest, a week of hourly scans; then the first that followed
+its scan."""
 PAGE_OF = {
     PlanKind.ORPHANS: "deletion_plan",
     PlanKind.RECONCILE: "namespace_reconciliation",
@@ -36,7 +39,7 @@ _BACKFILLED = {
 
 
 class PlanLinks:
-    """The plans of one cluster; of each asset it looks once."""
+    """The plans of one cluster; of each asset it looks once, and once more for each older plan."""
 
     def __init__(self, instance: dg.DagsterInstance, cluster: str) -> None:
         self._instance, self._cluster = instance, cluster
@@ -50,7 +53,7 @@ class PlanLinks:
         kind = kind_of(plan_id)
         for table in (PAGE_OF, _BACKFILLED):
             asset = table.get(kind) if kind else None
-            if asset and (at := self._made(asset).get(plan_id)):
+            if asset and (at := self._made(asset).get(plan_id) or self._made_of(asset, plan_id)):
                 event = f"/assets/{self._cluster}/{asset}?view=events&asOf={int(at * 1000)}"
                 return f"[{plan_id}]({event}): {show.applied_by(plan_id, 'it')}"
         return show.applied_by(plan_id)
@@ -58,11 +61,20 @@ class PlanLinks:
     def _made(self, asset: str) -> dict[str, float]:
         """When (s) each of the last plans of an asset was made, by its id."""
         if asset not in self._found:
-            records = self._instance.fetch_materializations(key(self._cluster, asset), limit=LOOKED_AT).records
-            events = [(one.asset_materialization, one.timestamp) for one in records]
-            self._found[asset] = {
-                str(event.metadata["plan id"].value): at
-                for event, at in events
-                if event and "plan id" in event.metadata
-            }
+            newest = self._instance.fetch_materializations(key(self._cluster, asset), limit=LOOKED_AT)
+            self._found[asset] = _plans_of(newest)
         return self._found[asset]
+
+    def _made_of(self, asset: str, plan_id: str) -> float | None:
+        """When (s) an older plan was made: no earlier than its scan, and as a rule soon after."""
+        scanned = began_at(epoch_of(plan_id))
+        if scanned is None:
+            return None
+        since = dg.AssetRecordsFilter(key(self._cluster, asset), after_timestamp=scanned.timestamp())
+        return _plans_of(self._instance.fetch_materializations(since, limit=LOOKED_AT, ascending=True)).get(plan_id)
+
+
+def _plans_of(found: dg.EventRecordsResult) -> dict[str, float]:
+    """When (s) the plans of some events were made, by their ids."""
+    events = [(one.asset_materialization, one.timestamp) for one in found.records]
+    return {str(event.metadata["plan id"].value): at for event, at in events if event and "plan id" in event.metadata}

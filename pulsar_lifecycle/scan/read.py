@@ -35,6 +35,14 @@ def new_epoch_id(now_ms: int, ids: Ids) -> str:
     return f"{began:%Y%m%dT%H%M%S}{now_ms % 1000:03}-{ids.token(3)}"
 
 
+def began_at(epoch_id: str) -> datetime | None:
+    """When an epoch began, to the second, by its id; None for one that :func:`new_epoch_id` did not make."""
+    try:
+        return datetime.strptime(epoch_id[:15], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
 def scan_table(cluster: Cluster, epoch_id: str, table: str, root: str = "") -> Census:
     """Read one table of one root from ZooKeeper, store it, and count what was listed against what was stored."""
     cluster.lake.forget_census(epoch_id, table, root)

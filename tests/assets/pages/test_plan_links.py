@@ -15,8 +15,13 @@ from assets.pages.plan_links import PlanLinks
 PLAN, ANOTHER = (f"retention-20261124T101112000-abc123-1f2{number}" for number in "ef")
 
 
+@pytest.mark.parametrize("looked_at", [200, 1])
 @pytest.mark.parametrize(("asset", "partition"), [("retention_plan", None), ("namespace_retention", "acme/orders")])
-def test_a_plan_leads_to_the_event_that_made_it(asset: str, partition: str | None) -> None:
+def test_a_plan_leads_to_the_event_that_made_it(
+    asset: str, partition: str | None, looked_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where newer ones than are looked at have been made since."""
+    monkeypatch.setattr("assets.pages.plan_links.LOOKED_AT", looked_at)
     with dg.DagsterInstance.ephemeral() as instance:
         for plan in (PLAN, ANOTHER):
             made = dg.AssetMaterialization(key("test", asset), partition=partition, metadata={"plan id": plan})
