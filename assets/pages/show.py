@@ -27,6 +27,8 @@ SAMPLE = 50
 """Rows of a sample table."""
 INLINE = 1000
 """Characters from which on Dagster shows a Markdown by a click only."""
+SAMPLE_ALONE = f"a dry run keeps nothing but this page: name fewer at once to see more than the first {SAMPLE}"
+"""How to see all of a dry run without a plan."""
 NOTHING = "nothing"
 """What stands for a table without rows."""
 
@@ -113,9 +115,8 @@ def over_caps(where: Cluster, plan: PlanSummary, rows: pa.Table) -> dict[str, An
 
 def everything(run_id: str, plan_id: str = "", *, dry_run: bool = False) -> dict[str, Any]:
     """The command that shows all that a run's page has a sample of; a dry run keeps nothing but its plan, if any."""
-    if not dry_run:
-        return {"all of it": dg.MetadataValue.md(f"`pulsar-lifecycle journal --run {run_id}`")}
-    return {"all of it": dg.MetadataValue.md(whole_plan(plan_id))} if plan_id else {}
+    how = whole_plan(plan_id) if plan_id else SAMPLE_ALONE
+    return {"all of it": dg.MetadataValue.md(how if dry_run else f"`pulsar-lifecycle journal --run {run_id}`")}
 
 
 def whole_plan(plan_id: str) -> str:

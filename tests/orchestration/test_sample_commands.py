@@ -43,5 +43,5 @@ def test_a_run_that_fails_names_it_too() -> None:
     assert raised.value.metadata["all of it"].value == "`pulsar-lifecycle journal --run r1`"
 
 
-def test_a_dry_run_without_a_plan_keeps_nothing() -> None:
-    assert show.everything("r1", dry_run=True) == {}
+def test_a_dry_run_without_a_plan_says_how_to_see_the_rest() -> None:
+    assert show.everything("r1", dry_run=True)["all of it"].value == show.SAMPLE_ALONE
