@@ -241,7 +241,7 @@ class CatalogSettings(Section):
     queue_fresh_for: Seconds = Field(default=3_600.0, ge=75)
     """The look at the deletion queue."""
     inventory_fresh_for: Seconds = Field(default=2 * 86_400.0, ge=75)
-    """The inventory of the buckets."""
+    """The inventory of the buckets, and the plan of objects that is made with it."""
 
     @field_validator("owners")
     @classmethod

@@ -76,7 +76,7 @@ def freshness(name: str, catalog: CatalogSettings, awaited: Mapping[str, float])
     limits: Sequence[tuple[Sequence[str], float]] = (
         (SCANS, catalog.scan_fresh_for),
         (("pending_deletions",), catalog.queue_fresh_for),
-        (("object_inventory",), catalog.inventory_fresh_for),
+        (("object_inventory", "orphan_objects"), catalog.inventory_fresh_for),
         *(((one,), seconds) for one, seconds in awaited.items()),
     )
     for names, seconds in limits:
