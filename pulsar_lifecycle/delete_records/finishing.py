@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any
 
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
+from pulsar_lifecycle.delete_records.leftovers import listed_before
 from pulsar_lifecycle.delete_records.partition_answers import (
     answers,
     any_awaited,
@@ -87,7 +88,8 @@ def finish(
         left = min(left, BY_ITSELF_MS + flush_ms)
     if any_awaited(rows, refused):
         progress(f"waiting for at most {left // 1000} s until everything is proven gone")
-    return work.hindered(answers(cluster, rows, refused, planned_at=planned_at, wait_ms=left, bookies=bookies))
+    found = answers(cluster, rows, refused, planned_at=planned_at, wait_ms=left, bookies=bookies, listed=work.listed)
+    return work.hindered(found)
 
 
 def make_covered(cluster: Cluster, run_id: str, progress: Callable[[str], None]) -> None:
@@ -127,6 +129,8 @@ class _Finishing:
         self._rows, self._refused, self._planned_at = rows, refused, planned_at
         self._progress, self._clock, self._deadline = progress, cluster.clock, deadline
         self._trouble = ""
+        with topic_ports(cluster, read_only=True) as ports:
+            self.listed = listed_before(cluster, ports, rows, planned_at)
 
     @property
     def left_ms(self) -> int:
@@ -224,7 +228,7 @@ class _Finishing:
         return self._look(bookies=True)
 
     def _look(self, *, bookies: bool) -> Sequence[Absence]:
-        return look_now(self._cluster, self._rows, self._refused, self._planned_at, bookies=bookies)
+        return look_now(self._cluster, self._rows, self._refused, self._planned_at, self.listed, bookies=bookies)
 
     def _next_run(self) -> str:
         return f"{self._run_id}-{next(self._runs)}"

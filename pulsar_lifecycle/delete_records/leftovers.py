@@ -41,7 +41,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import BrokenPendingUnload
 from pulsar_lifecycle.runs.journal_rows import details_of
-from pulsar_lifecycle.scan.listed_ever import AskedTopic, ListedLedger, ever_listed
+from pulsar_lifecycle.scan.listed_ever import AskedTopic, Listed, ListedLedger, ever_listed
 
 _DAY_MS = 86_400_000
 
@@ -125,11 +125,33 @@ class Earlier:
         return {i: one for i, one in there.items() if i not in listed} | self.journalled.get(topic, {})
 
 
-def left_before(cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at: int, *, bookies: bool) -> Earlier:
+@dataclass(frozen=True, slots=True)
+class ListedBefore:
+    """What topics ever listed below the low watermarks of rows, where that is known, and the newest scan before."""
+
+    newest: Epoch | None
+    ledgers: Mapping[str, Listed]
+
+
+def listed_before(cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at: int) -> ListedBefore:
+    """By the covered scans that are kept and ended when the plan was made, at ``planned_at`` (ms), or before.
+
+    As long as they are kept it does not change. It may read all of them: whoever looks again keeps it.
+    """
+    asked = {row["topic"]: _asked_topic(row) for row in rows if row["error"] is None}
+    fingerprint = cluster_fingerprint(ports.store, cluster.settings.bookkeeper.ledgers_root)
+    epochs = cluster.lake.epochs(fingerprint) if asked else []
+    epochs = [one for one in epochs if one.covered and one.finished_at <= planned_at]
+    return ListedBefore(epochs[-1] if epochs else None, ever_listed(cluster, epochs, asked))
+
+
+def left_before(
+    cluster: Cluster, ports: Ports, rows: Sequence[Row], planned_at: int, listed: ListedBefore, *, bookies: bool
+) -> Earlier:
     """Of the rows that have no error; a ledger may have been offloaded since the plan, too."""
     going = [row for row in rows if row["error"] is None]
     ours, tagged = left_lists(cluster, going), tagged_since(cluster, ports, going, planned_at, bookies=bookies)
-    return Earlier(ours, tagged, _trimmed_by_brokers(cluster, ports, going, ours, planned_at))
+    return Earlier(ours, tagged, _trimmed_by_brokers(cluster, going, ours, listed))
 
 
 def left_lists(cluster: Cluster, rows: Sequence[Row], since: int = 0, epoch: Epoch | None = None) -> dict[str, Ledgers]:
@@ -178,42 +200,6 @@ def tagged_since(
         views.setdefault(Topic.parse(topic), set()).add(ledger_id)
     for topic, left in left_views(ports, root, views, {Topic.parse(one): at for one, at in below.items()}).items():
         found.setdefault(str(topic), {}).update({i: DeletedLedger(i, None) for i in left})
-    return found
-
-
-def _trimmed_by_brokers(
-    cluster: Cluster, ports: Ports, rows: Sequence[Row], ours: Mapping[str, Ledgers], planned_at: int
-) -> dict[str, Ledgers]:
-    """By topic, all that brokers took off its list below the low watermark that a row plans; ``ours`` is what we did.
-
-    By the covered scans that are kept and ended when the plan was made, at ``planned_at`` (ms), or before. Topics are
-    missing of which these do not show every ledger, or every offloaded copy: one that no list names is found where the
-    newest of them has an inventory of the buckets and lists its ledger no more.
-    """
-    fingerprint = cluster_fingerprint(ports.store, cluster.settings.bookkeeper.ledgers_root)
-    epochs = cluster.lake.epochs(fingerprint) if rows else []
-    epochs = [one for one in epochs if one.covered and one.finished_at <= planned_at]
-    asked = {
-        row["topic"]: AskedTopic(
-            row["czxid"],
-            row["ctime"],
-            MessagePosition.parse(row["low_watermark"]).ledger_id,
-            frozenset(row["ledgers"]),
-        )
-        for row in rows
-    }
-    left: dict[str, dict[int, ListedLedger]] = {}
-    for topic, listed in ever_listed(cluster, epochs, asked).items():
-        known = asked[topic].listed | ours.get(topic, {}).keys()
-        left[topic] = {i: one for i, one in listed.items() if i not in known}
-    copyless = {i for own in left.values() for i, one in own.items() if not one.info["offload_complete"]}
-    inventory = _stored_copies(cluster, epochs[-1], copyless) if copyless else {}
-    found: dict[str, Ledgers] = {}
-    for topic, own in left.items():
-        copies = {i: _copies_of_listed(cluster, one, epochs[-1], inventory) for i, one in own.items()}
-        known = {i: some for i, some in copies.items() if some is not None}
-        if len(known) == len(own):
-            found[topic] = {i: DeletedLedger(i, None, some) for i, some in known.items()}
     return found
 
 
@@ -340,8 +326,37 @@ def _joined(one: DeletedLedger, same: DeletedLedger) -> DeletedLedger:
     return replace(one, copies=tuple(dict.fromkeys((*one.copies, *same.copies))))
 
 
+def _asked_topic(row: Row) -> AskedTopic:
+    before = MessagePosition.parse(row["low_watermark"]).ledger_id
+    return AskedTopic(row["czxid"], row["ctime"], before, frozenset(row["ledgers"]))
+
+
+def _trimmed_by_brokers(
+    cluster: Cluster, rows: Sequence[Row], ours: Mapping[str, Ledgers], listed: ListedBefore
+) -> dict[str, Ledgers]:
+    """By topic, all that brokers took off its list below the low watermark that a row plans; ``ours`` is what we did.
+
+    Topics are missing of which not every ledger is known, or every offloaded copy: one that no list names is found
+    where the newest scan has an inventory of the buckets and lists its ledger no more.
+    """
+    left: dict[str, dict[int, ListedLedger]] = {}
+    for row in rows:
+        if (own := listed.ledgers.get(row["topic"])) is not None:
+            known = {*row["ledgers"], *ours.get(row["topic"], ())}
+            left[row["topic"]] = {i: one for i, one in own.items() if i not in known}
+    copyless = {i for own in left.values() for i, one in own.items() if not one.info["offload_complete"]}
+    inventory = _stored_copies(cluster, listed.newest, copyless) if listed.newest and copyless else {}
+    found: dict[str, Ledgers] = {}
+    for topic, own in left.items():
+        copies = {i: _copies_of_listed(cluster, one, listed.newest, inventory) for i, one in own.items()}
+        known_copies = {i: some for i, some in copies.items() if some is not None}
+        if len(known_copies) == len(own):
+            found[topic] = {i: DeletedLedger(i, None, some) for i, some in known_copies.items()}
+    return found
+
+
 def _copies_of_listed(
-    cluster: Cluster, ledger: ListedLedger, newest: Epoch, inventory: Mapping[int, tuple[Location, ...]] | None
+    cluster: Cluster, ledger: ListedLedger, newest: Epoch | None, inventory: Mapping[int, tuple[Location, ...]] | None
 ) -> tuple[Location, ...] | None:
     """The offloaded copies of a ledger that brokers took off its list by now; None where they are not known here."""
     info, store = ledger.info, cluster.settings.object_store
@@ -349,7 +364,7 @@ def _copies_of_listed(
         driver, bucket = (info["offload_driver"] or "").lower(), info["offload_bucket"]
         ours = store is not None and bucket in store.buckets and driver in S3_DRIVERS
         return (Location(bucket, UUID(info["offload_uuid"]), info["ledger_id"]),) if ours else None
-    if inventory is None or ledger.epoch_id == newest.epoch_id:
+    if inventory is None or newest is None or ledger.epoch_id == newest.epoch_id:
         return None  # it may have been offloaded since
     return inventory.get(info["ledger_id"], ())
 

@@ -21,11 +21,13 @@ from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.leftovers import (
     Earlier,
     Ledgers,
+    ListedBefore,
     both,
     closing_open,
     copies_in,
     copies_of,
     left_before,
+    listed_before,
     low_watermarks_of_others,
     pending_unloads_of,
     planned,
@@ -73,16 +75,18 @@ def answers(
     planned_at: int,
     wait_ms: int = 0,
     bookies: bool = False,
+    listed: ListedBefore | None = None,
 ) -> dict[TopicPartition, DeleteRecordsResult]:
     """The result of every partition of a plan made at ``planned_at`` (ms). Read-only.
 
     What is not proven after ``wait_ms`` has error ``TIMEOUT``. ``refused``: what an apply found, None for a partition
     that became what the plan says. ``bookies``: every bookie that had a replica must say that it has no entry of what
     must be gone, and once more ``bookkeeper.flush_interval`` later, as far as ``wait_ms`` lets. That is not known where
-    another installation deleted by a request, or one whose lake is lost.
+    another installation deleted by a request, or one whose lake is lost. ``listed``: what scans before the plan tell.
     """
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
-        earlier = left_before(cluster, ports, rows, planned_at, bookies=bookies)
+        listed = listed or listed_before(cluster, ports, rows, planned_at)
+        earlier = left_before(cluster, ports, rows, planned_at, listed, bookies=bookies)
         deadline = ports.clock.now_ms() + wait_ms
         root = cluster.settings.bookkeeper.ledgers_root
         flush_ms = int(cluster.settings.bookkeeper.flush_interval * 1000)
@@ -141,13 +145,15 @@ def look_now(
     rows: Sequence[Row],
     refused: Mapping[TopicPartition, Refusal | None],
     planned_at: int,
+    listed: ListedBefore,
     *,
     bookies: bool,
 ) -> list[Absence]:
     """Where what left its topic is, of topics that lack nothing else: by bookies, or else by buckets. Read-only."""
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
-        _, _, going = _asked(ports, root, rows, refused, left_before(cluster, ports, rows, planned_at, bookies=bookies))
+        earlier = left_before(cluster, ports, rows, planned_at, listed, bookies=bookies)
+        _, _, going = _asked(ports, root, rows, refused, earlier)
         ledgers = {i: one for own in going.values() for i, one in own.items()}
         if bookies:
             ledgers = {i: replace(one, copies=()) for i, one in ledgers.items()}
