@@ -344,7 +344,7 @@ def _trimmed_by_brokers(
         if (own := listed.ledgers.get(row["topic"])) is not None:
             known = {*row["ledgers"], *ours.get(row["topic"], ())}
             left[row["topic"]] = {i: one for i, one in own.items() if i not in known}
-    copyless = {i for own in left.values() for i, one in own.items() if not one.info["offload_complete"]}
+    copyless = {i for own in left.values() for i, one in own.items() if not one.info.get("offload_complete")}
     inventory = _stored_copies(cluster, listed.newest, copyless) if listed.newest and copyless else {}
     found: dict[str, Ledgers] = {}
     for topic, own in left.items():
@@ -360,8 +360,8 @@ def _copies_of_listed(
 ) -> tuple[Location, ...] | None:
     """The offloaded copies of a ledger that brokers took off its list by now; None where they are not known here."""
     info, store = ledger.info, cluster.settings.object_store
-    if info["offload_complete"]:
-        driver, bucket = (info["offload_driver"] or "").lower(), info["offload_bucket"]
+    if info.get("offload_complete"):
+        driver, bucket = (info.get("offload_driver") or "").lower(), info["offload_bucket"]
         ours = store is not None and bucket in store.buckets and driver in S3_DRIVERS
         return (Location(bucket, UUID(info["offload_uuid"]), info["ledger_id"]),) if ours else None
     if inventory is None or newest is None or ledger.epoch_id == newest.epoch_id:

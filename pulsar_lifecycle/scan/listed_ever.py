@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -45,15 +46,18 @@ def ever_listed(cluster: Cluster, epochs: Sequence[Epoch], topics: Mapping[str, 
 
     Topics are missing that may have listed others, too, that had entries. Brokers trim from the front, and ids rise:
     what was made between two lists that share a ledger is in the later one. A list lacks nothing that was trimmed
-    before where its z-node was written too seldom: whatever was made and trimmed took two writes.
+    before where its z-node was written too seldom: whatever was made and trimmed took two writes. A scan that cannot be
+    read counts as none, as one that is pruned meanwhile, or was made by an earlier version.
     """
-    first = _lists(cluster, epochs[0], topics) if epochs else {}
+    first = (_lists(cluster, epochs[0], topics) if epochs else None) or {}
     # A z-node that was written more often than it lists ledgers stays so: not whole then, it is so in no later scan.
     later = {t: one.listed for t, one in topics.items() if t not in first or _is_whole(first[t])}
     found: dict[str, dict[int, ListedLedger]] = {}
     whole: dict[str, Listed] = {}
     for epoch in reversed(epochs):
         lists = _lists(cluster, epoch, {topic: topics[topic] for topic in later})
+        if lists is None:
+            continue
         for topic, known in [*later.items()]:
             del later[topic]
             row, before = lists.get(topic), topics[topic].before
@@ -69,17 +73,23 @@ def ever_listed(cluster: Cluster, epochs: Sequence[Epoch], topics: Mapping[str, 
     return whole
 
 
-def _lists(cluster: Cluster, epoch: Epoch, topics: Mapping[str, AskedTopic]) -> dict[str, Mapping[str, Any]]:
-    """By topic, the rows of a scan; without topics that were others of their names, or that could not be read."""
+def _lists(cluster: Cluster, epoch: Epoch, topics: Mapping[str, AskedTopic]) -> dict[str, Mapping[str, Any]] | None:
+    """By topic, the rows of a scan; without topics that were others of their names, or that could not be read.
+
+    None if the scan cannot be read.
+    """
     names = {Topic.parse(topic).managed_ledger: topic for topic in topics}
     where = pc.field("managed_ledger").isin(sorted(names)) & pc.field("problem").is_null()
-    parts = cluster.parts(epoch.epoch_id, "managed_ledgers") if topics else []
     found: dict[str, Mapping[str, Any]] = {}
-    for batch in cluster.lake.batches(parts, ["managed_ledger", "ledgers", "czxid", "ctime", "version"], where):
-        for row in batch.to_pylist():
-            asked = topics[names[row["managed_ledger"]]]
-            if (row["czxid"], row["ctime"]) == (asked.czxid, asked.ctime):
-                found[names[row["managed_ledger"]]] = row
+    try:
+        parts = cluster.parts(epoch.epoch_id, "managed_ledgers") if topics else []
+        for batch in cluster.lake.batches(parts, ["managed_ledger", "ledgers", "czxid", "ctime", "version"], where):
+            for row in batch.to_pylist():
+                asked = topics[names[row["managed_ledger"]]]
+                if (row["czxid"], row["ctime"]) == (asked.czxid, asked.ctime):
+                    found[names[row["managed_ledger"]]] = row
+    except StoreError:
+        return None
     return found
 
 

@@ -114,7 +114,9 @@ def test_what_a_broker_trimmed_between_kept_scans_is_asked_for() -> None:
     assert (one.again().low_watermark, one.again().not_asked) == (one.scene.at(3, 0), ())
 
 
-@pytest.mark.parametrize("how", ["no inventory", "in none", "older scans are gone", "another topic", "since the scan"])
+@pytest.mark.parametrize(
+    "how", ["no inventory", "in none", "older scans are gone", "pruned", "another topic", "since the scan"]
+)
 def test_an_answer_says_that_a_broker_may_have_trimmed_what_no_scan_shows(how: str) -> None:
     one = Trimmed()
     one.trim(one.ids[2:], *one.ids[:2])
@@ -132,6 +134,9 @@ def test_an_answer_says_that_a_broker_may_have_trimmed_what_no_scan_shows(how: s
         one.scan(None if how == "no inventory" else [])
     if how == "older scans are gone":
         one.scene.lake.begun = {one.scene.scans[-1].epoch.epoch_id: one.scene.lake.begun.popitem()[1]}
+    if how == "pruned":  # meanwhile, by another run's scan
+        del next(iter(one.scene.lake.begun.values())).tables["managed_ledgers"]
+        del one.scene.lake.begun[one.scene.scans[1].epoch.epoch_id].tables["managed_ledgers"]
     result = one.answer()
     assert (result.low_watermark, result.not_asked) == (one.scene.at(3, 0), (NotAsked.TRIMMED,))
 
