@@ -138,7 +138,7 @@ class _Schedule(Steps):
         if isinstance(self.retaining, loading.Loading):
             self._storm_of(loading.STORM, 8)
         if isinstance(self.retaining, idling.Idling):
-            self._storm_of(idling.STORM, 8)
+            self._storm_of(self.retaining.STORM, 8)
         if isinstance(self.retaining, delaying.Delaying):
             self._storm_of(delaying.STORM, 9)
             self._repaired(self.retaining)

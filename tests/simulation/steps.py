@@ -21,6 +21,7 @@ from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.laws.laws import Laws
 from tests.simulation.operators import (
     delaying,
+    idle_loads,
     idling,
     loading,
     recording,
@@ -105,7 +106,9 @@ class Steps:
             settings = loading.settings_for(settings, Random(self.begins + 6))
         if delaying.has(seed):
             settings = delaying.settings_for(settings, Random(self.begins + 6))
-        if idling.has(seed):
+        if idle_loads.has(seed):
+            settings = idle_loads.settings_for(settings, Random(self.begins + 6))
+        elif idling.has(seed):
             settings = idling.settings_for(settings)
         self.operator = Operator(self.world, self.laws, Random(self.begins), settings)
         self.tiering = tiering.Tiering(self.operator)
@@ -120,6 +123,8 @@ class Steps:
         self, seed: int
     ) -> retaining.Retaining | recording.Recording | delaying.Delaying | idling.Idling | None:
         """What an operator does besides deletions, in some schedules."""
+        if idle_loads.has(seed):
+            return idle_loads.IdleLoads(self.operator)
         if idling.has(seed):
             return idling.Idling(self.operator)
         if delaying.has(seed):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.faults.fault_codes import NAMES
 from tests.simulation.many import report, run_many
-from tests.simulation.operators import delaying, idling, loading, recording, tiering
+from tests.simulation.operators import delaying, idle_loads, idling, loading, recording, tiering
 from tests.simulation.simulator import shrink, simulate
 from tests.simulation.steps import EXTRAS, ROUTINE
 
@@ -44,12 +44,16 @@ def test_every_invariant_holds_in_every_schedule() -> None:
     assert sum(r.facts["expired"] for r in results) > SCHEDULES / 100, "next to nothing was past its retention"
     for what in ("loaded by order", "expired by order", "freed by loads"):
         assert sum(r.facts[what] for r in results) > SCHEDULES / 100, f"next to nothing was {what}"
-    for what in ("unsubscribed by order", "subscriptions deleted", "inactive topics deleted"):
+    for what in (
+        *("unsubscribed by order", "subscriptions deleted", "inactive topics deleted"),
+        "subscriptions of unloaded topics deleted",
+    ):
         assert any(r.facts[what] for r in results), f"nothing was {what}"
     for level in ("rebuild", "drop", "merge", "delete"):
         assert any(r.facts[f"{level} repairs"] for r in results), f"no index of delayed messages had a {level}"
     assert sum(r.facts["delayed messages delivered"] for r in results) > SCHEDULES
     runs = {*loading.Loading.RUNS, *recording.Recording.RUNS, *delaying.Delaying.RUNS, *idling.Idling.RUNS}
+    runs |= idle_loads.IdleLoads.RUNS
     for what in {*ROUTINE, *EXTRAS, *tiering.RUNS, *runs} & {what for r in results for what in r.facts}:
         tried, ended = (sum(r.facts[fact] for r in results) for fact in (what, f"{what} ended"))
         assert ended > tried / 10, f"{what}: {ended} of {tried} ended without an error"

@@ -53,7 +53,7 @@ class LoadLaws:
         name, namespace = str(topic.name), str(topic.name.namespace)
         if name not in self.ordered or namespace not in self.settings.namespaces:
             raise Violation(f"load: {name} is loaded without order")
-        if not any(self.world.zookeeper.stat(path) for path in _notes(topic)):
+        if not any(self.world.zookeeper.stat(path) for path in notes_of(topic)):
             raise Violation(f"load: {name} is loaded, and no note says that it must be unloaded")
         self.loaded.add(name)
         self.counts["loaded by order"] += 1
@@ -109,5 +109,6 @@ class LoadLaws:
         return "" if limit and now - used > limit else f"it was used {now - used} ms ago, and may rest for {limit}"
 
 
-def _notes(topic: ModelTopic) -> list[str]:
+def notes_of(topic: ModelTopic) -> list[str]:
+    """Where it is noted that a topic must be unloaded."""
     return [control._pending_path(topic.name, lease) for lease in control.PENDING_UNLOADS]

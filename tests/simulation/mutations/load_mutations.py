@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.lifecycle import load_budget
+from pulsar_lifecycle.lifecycle import load_budget, unused_subscriptions
 from pulsar_lifecycle.lifecycle.load import (
     going_subscriptions,
     load_planning,
@@ -95,6 +95,31 @@ def believe_the_dead() -> AbstractContextManager[Any]:
     return patch.object(going_subscriptions, "_last_closed", long_ago)
 
 
+@contextmanager
+def look_at_no_other_partition() -> Iterator[None]:
+    """Whether an inactive subscription stays on another partition is nobody's business."""
+    nothing = patch.object(unused_subscriptions.Together, "look", lambda *_: {})
+    with nothing, patch.object(unsubscribing.Unsubscribing, "judge", lambda *_: None):
+        yield
+
+
+@contextmanager
+def take_all_for_inactive() -> Iterator[None]:
+    """A load plan has every subscription of topics that no broker has."""
+    real = load_planning.planned_inactive
+
+    def every(cluster: Any, epoch_id: str) -> Mapping[str, list[str]]:
+        found = {topic: list(names) for topic, names in real(cluster, epoch_id).items()}
+        for batch in cluster.lake.batches(cluster.parts(epoch_id, "managed_cursors"), ["topic", "cursor"]):
+            for topic, cursor in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if topic:
+                    found.setdefault(topic, []).append(cursor)
+        return found
+
+    with patch.object(load_planning, "planned_inactive", every):
+        yield
+
+
 LOADS: Mapping[str, Mutation] = {
     "load topics that nobody ordered": load_whatever_needs_it,
     "load what shares a bundle": load_their_neighbours,
@@ -105,4 +130,10 @@ LOADS: Mapping[str, Mutation] = {
     "let brokers drop backlogs meanwhile": brokers_may_evict,
     "delete subscriptions that are used since the load": delete_what_is_used,
     "believe z-nodes of subscriptions whose broker died": believe_the_dead,
+}
+
+IDLE_LOADS: Mapping[str, Mutation] = {
+    "delete inactive subscriptions that are used since the load": delete_what_is_used,
+    "delete inactive subscriptions that stay on other partitions": look_at_no_other_partition,
+    "take every subscription of unloaded topics for inactive": take_all_for_inactive,
 }

@@ -8,7 +8,7 @@ from tests.simulation.mutations.activity_mutations import ACTIVITY
 from tests.simulation.mutations.copy_mutations import COPIES
 from tests.simulation.mutations.delayed_mutations import DELAYED
 from tests.simulation.mutations.deletion_mutations import DELETION
-from tests.simulation.mutations.load_mutations import LOADS
+from tests.simulation.mutations.load_mutations import IDLE_LOADS, LOADS
 from tests.simulation.mutations.record_mutations import OFFLOADED_RECORDS, RECORDS
 from tests.simulation.mutations.retention_mutations import RETENTION
 from tests.simulation.mutations.scan_mutations import SCANS
@@ -16,6 +16,7 @@ from tests.simulation.mutations.tiered_mutations import TIERED
 from tests.simulation.mutations.topic_mutations import TOPICS
 from tests.simulation.operators import (
     delaying,
+    idle_loads,
     idling,
     loading,
     recording,
@@ -33,6 +34,7 @@ ALL = {
     **TIERED,
     **RETENTION,
     **LOADS,
+    **IDLE_LOADS,
     **RECORDS,
     **OFFLOADED_RECORDS,
     **DELAYED,
@@ -155,6 +157,9 @@ CAUGHT_BY = {
     "wait for less than the period": 378,
     "delete subscriptions without asking their broker": 18,
     "delete inactive topics whatever changed since the plan": 2718,
+    "delete inactive subscriptions that are used since the load": 1538,
+    "delete inactive subscriptions that stay on other partitions": 838,
+    "take every subscription of unloaded topics for inactive": 38,
 }
 """The lowest seed that caught each, when last looked for: it is tried first.
 
@@ -180,6 +185,8 @@ def test_a_mutation_is_caught(name: str, capsys: pytest.CaptureFixture[str]) -> 
         seeds = range(retaining.AT, WITHIN * retaining.EVERY, retaining.EVERY)
     elif name in LOADS:
         seeds = range(loading.AT, WITHIN * retaining.EVERY, retaining.EVERY)
+    elif name in IDLE_LOADS:
+        seeds = range(idle_loads.AT, WITHIN * idle_loads.EVERY, idle_loads.EVERY)
     elif name in RECORDS:
         seeds = range(recording.AT, WITHIN * retaining.EVERY, retaining.EVERY)
     elif name in OFFLOADED_RECORDS:

@@ -29,13 +29,6 @@ NAMESPACES = ("acme/idle", "acme/quiet")
 KEPT, AUDIT = "kept", "audit"
 """A subscription that the settings keep, and a cursor of ``additionalSystemCursorNames``."""
 PERIOD = 48 * HOUR
-STORM = (
-    *("grow", "grow", "open", "scan", "report", "days", "days", "use", "days", "scan", "report"),
-    *("delete_subscriptions", "delete_topics", "days", "days", "days", "scan", "report"),
-    *("use", "delete_topics", "delete_subscriptions"),
-    *("grow", "scan", "report", "days", "scan", "report", "delete_topics", "delete_subscriptions"),
-)
-"""What an operator does of it once a scan covers the cluster."""
 
 
 def has(seed: int) -> bool:
@@ -58,14 +51,22 @@ class Idling(Turns):
         *("use", "days", "scan", "report", "delete_topics"),
     )
     """What happens, in this order."""
+    STORM: tuple[str, ...] = (
+        *("grow", "grow", "open", "scan", "report", "days", "days", "use", "days", "scan", "report"),
+        *("delete_subscriptions", "delete_topics", "days", "days", "days", "scan", "report"),
+        *("use", "delete_topics", "delete_subscriptions"),
+        *("grow", "scan", "report", "days", "scan", "report", "delete_topics", "delete_subscriptions"),
+    )
+    """What an operator does of it once a scan covers the cluster."""
     BESIDES: tuple[str, ...] = ("use", "use", "report", "open", "delete_topics", "delete_subscriptions")
     """What comes out of it, sometimes."""
     RUNS = frozenset({"report", "delete_topics", "delete_subscriptions"})
+    LAWS: type[ActivityLaws] = ActivityLaws
 
     def __init__(self, operator: Operator) -> None:
         super().__init__(operator)
         world = self.world
-        self.laws = ActivityLaws(world, NAMESPACES, (KEPT, AUDIT), PERIOD)
+        self.laws = self.LAWS(world, NAMESPACES, (KEPT, AUDIT), PERIOD)
         self.counts = self.laws.counts
         self.topics = 0
         self.listed: dict[Topic, frozenset[int]] = {}

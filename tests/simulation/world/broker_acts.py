@@ -157,7 +157,7 @@ def move_cursor(world: World) -> str | None:
         return None
     name = world.random.choice([*topic.cursors, CURSORS[0], CURSORS[1], CURSORS[2]])
     is_new, cursor = name not in topic.cursors, topic.cursors.setdefault(name, Cursor())
-    stood = world.stands(cursor)
+    stood, noted = world.stands(cursor), cursor.at
     cursor.at = max(stood, world.random.choice(topic.ledgers or [0]))
     old = cursor.ledger
     if old >= 0 and world.model.ledgers[old].state is LedgerState.OPEN and world.reader.payloads.get(old):
@@ -166,6 +166,7 @@ def move_cursor(world: World) -> str | None:
             world.reader.payloads[old].append(entry)
         return f"cursor {name} of {topic.name} moves on to {cursor.at}"
     if world.full() or name == COMPACTION:
+        cursor.at = noted
         if is_new:  # without a z-node there is none
             del topic.cursors[name]
         return None
