@@ -89,15 +89,15 @@ class Unsubscribing:
         self.deleting.journal(visit.topic, _about(visit, name), 0, Outcome.LEFT, why)
 
     def _stays_on(self, visit: Visit, name: str) -> Visit | None:
-        """The visit of another partition that does not delete it."""
+        """The visit of another partition that does not delete it, and whose topic has it still."""
         if name not in visit.together:
             return None
         owner = visit.topic.partitioned_parent
         others = (one for one in self.visits if one is not visit and name in one.together)
         left = (one for one in others if not one.gone and name not in one.unsubscribed)
-        return next(
-            (one for one in left if one.topic.partitioned_parent == owner and (one.failure or name in one.stays)), None
-        )
+        ended = (one for one in left if one.topic.partitioned_parent == owner and (one.failure or name in one.stays))
+        store = self.deleting.ports.store
+        return next((one for one in ended if not all(missing_cursors(store, one.topic, [name]))), None)
 
     def _look(self, visit: Visit, name: str, going: Collection[str]) -> tuple[Node | None, Why | None]:
         """Its z-node, and why it stays; neither where it does not exist any more."""

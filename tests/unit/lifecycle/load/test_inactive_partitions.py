@@ -134,6 +134,24 @@ def test_no_partition_of_a_wave_loses_it_where_a_visit_fails(
     assert [there(scene, name) for name in FOUR] == [{"s"}] * 4
 
 
+def test_a_partition_whose_visit_fails_keeps_no_other_once_it_has_it_no_more(scene: ActivityScene) -> None:
+    """Somebody deleted it there."""
+    unused(scene, *FOUR)
+    made, _ = plan(scene)
+    late(scene)
+    load = scene.servers.admin.on_load
+
+    def then(topic: Topic) -> None:
+        load(topic)
+        if topic.local == FOUR[3]:
+            scene.servers.remove(scene.cursor_path(FOUR[3], "s"))
+
+    scene.servers.admin.on_load = then
+    done = said(applied(scene, made))
+    assert done[FOUR[3]][:2] == (Outcome.FAILED, LoadStep.NOT_IN_TIME)
+    assert [there(scene, name) for name in FOUR] == [set()] * 4
+
+
 def test_the_first_deletion_that_fails_ends_it_for_the_rest_of_its_wave(scene: ActivityScene) -> None:
     unused(scene, *FOUR)
     made, _ = plan(scene)
