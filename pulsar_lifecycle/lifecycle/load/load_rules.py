@@ -89,6 +89,9 @@ class LoadKept(StrEnum):
 
     NEEDS_NO_BROKER = "needs_no_broker"
     """A broker has loaded it since the plan, and it needs none any more. Only at apply."""
+    VISIT_BROKEN_OFF = "visit_broken_off"
+    """A run of this plan had it loaded, and was killed before its visit was over: what stayed is for a new scan and
+    plan, by metadata where that does. Only at apply."""
     BUNDLE_SHARED = "bundle_shared"
     """No broker owns its bundle: who takes it loads all its topics, and not all of them may be loaded. At apply."""
     BUNDLE_TOO_LARGE = "bundle_too_large"

@@ -27,7 +27,7 @@ from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.load.visit import Visit
-from pulsar_lifecycle.lifecycle.load.visit_rows import end_visits
+from pulsar_lifecycle.lifecycle.load.visit_rows import broken_off, end_visits
 from pulsar_lifecycle.lifecycle.load.visits import STEPS, LoadedTopic, Visits
 from pulsar_lifecycle.lifecycle.load_budget import LoadBudget, whole_or_nothing
 from pulsar_lifecycle.lifecycle.subscription_deletion import end_deletions
@@ -141,6 +141,7 @@ class _LoadRun:
     ``planned``: the plan's rows by topic, as far as the launch takes them; ``whole``: all of them;
     ``cluster_ledgers``: what its share is of, for ``caps``. ``_weights``: those of topics of which more goes by now
     than the plan says (``load_plan``). ``_with``: of a topic without an owner, all of its bundle.
+    ``_broken_off``: topics that a killed run of the plan had loaded.
     """
 
     cluster: Cluster
@@ -154,10 +155,12 @@ class _LoadRun:
     whole: Mapping[Topic, Mapping[str, Any]]
     _weights: dict[Topic, Sequence[int]] = field(default_factory=dict[Topic, Sequence[int]])
     _with: dict[Topic, Sequence[Topic]] = field(default_factory=dict[Topic, Sequence[Topic]])
+    _broken_off: frozenset[Topic] = field(init=False)
     _budget: LoadBudget = field(init=False)
     _together: Together = field(init=False)
 
     def __post_init__(self) -> None:
+        self._broken_off = broken_off(self.cluster, self.plan_id)
         self._budget = LoadBudget(self._settings, self.ports)
         self._together = Together(self.whole, self.planned, self._has)
 
@@ -382,6 +385,9 @@ class _LoadRun:
             return Why(Code.TOPIC_UNREAD, "it cannot be read")
         if differing:
             return Why(LoadKept.MONITORS_UNKNOWN, differing[0])
+        if topic in self._broken_off and now.ids[-1:] != [planned["ledger_id"]]:
+            text = "a run of this plan was killed amid its visit, which put a new ledger behind: scan and plan again"
+            return Why(LoadKept.VISIT_BROKEN_OFF, text)
         if row is None:
             since = now.ids[-1:] != [planned["ledger_id"]]
             return Why(LoadKept.NEEDS_NO_BROKER if since else Code.CHANGED_SINCE_PLAN, "it needs no broker any more")

@@ -64,6 +64,14 @@ def end_visits(cluster: Cluster, ports: Ports) -> int:
     return len(ended)
 
 
+def broken_off(cluster: Cluster, plan_id: str) -> frozenset[Topic]:
+    """Topics of a plan of which a visit has no other end than :func:`end_visits`' own."""
+    mine = (pc.field("cluster") == cluster.settings.cluster) & (pc.field("action") == Action.LOAD_TOPIC)
+    ended = (pc.field("plan_id") == plan_id) & (pc.field("code") == Code.RUN_ENDED)
+    rows = cluster.journal_reader.find(mine & ended, ["topic"])
+    return frozenset(map(Topic.parse, rows.column("topic").to_pylist()))
+
+
 def _visit(row: dict[str, Any]) -> tuple[str, str]:
     return row["run_id"], row["topic"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, StoreError, Unavailable
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadStep
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
@@ -176,6 +177,30 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
         assert _visits_without_end(scene) == 0, step
         assert set(scene.listed("a")) >= {last}, step
         assert set(scene.trimmed) <= {first}, step
+
+
+def test_what_a_killed_run_had_loaded_is_said_to_be_for_a_new_plan(scene: LoadScene) -> None:
+    """Its load put a new ledger behind, whose bytes this plan does not know."""
+    expired(scene)
+    expired(scene, "b")
+    plan = planned(scene, "a", "b")
+    trim = scene.servers.admin.on_trim
+
+    def dies(topic: Topic) -> None:
+        raise Crash("trim")
+
+    scene.servers.admin.on_trim = dies
+    with pytest.raises(Crash):
+        applied(scene, plan)
+    scene.servers.admin.on_trim = trim
+    scene.servers.clock.advance(300)
+    scene.servers.zookeeper.end_all_sessions()
+    for dry_run in (False, False, True):
+        done = applied(scene, plan, dry_run=dry_run)
+        assert {one.topic: one.why.code for one in done} == dict.fromkeys(
+            (f"{OWN}a", f"{OWN}b"), LoadKept.VISIT_BROKEN_OFF
+        )
+    assert not scene.is_loaded("a")
 
 
 def _visits_without_end(scene: LoadScene) -> int:
