@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
 
 from pulsar_lifecycle.delayed_index.stored.index_reading import IndexPorts, opened_copy
 from pulsar_lifecycle.errors import LifecycleError, Refused
@@ -20,12 +23,22 @@ from pulsar_lifecycle.formats import message
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo, PositionInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
+from pulsar_lifecycle.lifecycle.activity.one_topic import unused_subscriptions
 from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, REPLICATOR, Monitors
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
+from pulsar_lifecycle.records.owner_names import holders
+from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.stored_references import cursor_state, last_entries_of, metadata_of
+from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.protection import Protection
 
+BY_LOAD = "a load (jobs plan_load and load_topics)"
+_EXPIRED = "nobody has used the subscription for longer than `subscriptionExpirationTimeMinutes`"
+_INACTIVE = "nobody has used the subscription for longer than `inactivity.period`"
+_DELETED = "the job delete_inactive_subscriptions"
 MOVES_SUBSCRIPTION = "its consumers, or `pulsar-admin topics skip-all`, `expire-messages` or `unsubscribe`"
 _MOVES: Mapping[str, str] = {
     DEDUPLICATION: "its broker's next deduplication snapshot, each `brokerDeduplicationEntriesInterval` messages",
@@ -67,6 +80,48 @@ def moved_by_whom(
     return f"{_ENDS_ITS_TRANSACTION}; or {moves}" if CursorHold.SENT_IN_TRANSACTION in holds else moves
 
 
+def freed_by_whom(
+    held_by: Collection[str],
+    moved_by: str,
+    to_load: Mapping[str, Any] | None,
+    cursors: Sequence[HeldBy],
+    ways: Sequence[str],
+) -> str:
+    """What moves the cursors that hold a ledger (``moved_by``), or deletes them, if all are unused subscriptions.
+
+    ``to_load``: the topic's row of ``TOPICS_TO_LOAD``, None for none. ``ways``: see :func:`ways_of_inactive`.
+    """
+    expired = to_load["expired_subscriptions"] if to_load else ()
+    own = [one for one in cursors if one.name in held_by]
+    if own and all(one.name in expired for one in own):
+        return f"{BY_LOAD}: {_EXPIRED}; or {moved_by}"
+    if not own or not all(one.unused_since and one.unused_kept in (None, InactiveKept.NOT_CHOSEN) for one in own):
+        return moved_by
+    *unnamed, way = ways
+    if any(one.unused_kept for one in own):
+        unnamed.insert(0, "`inactivity.subscriptions`")
+    once = f", once its topic is named in {' and '.join(unnamed)}" if unnamed else ""
+    return f"{way}{once}: {_INACTIVE}; or {moved_by}"
+
+
+def ways_of_inactive(settings: Settings, topic: Topic, *, loaded: bool) -> Sequence[str]:
+    """What deletes an inactive subscription of a topic; before it, the settings that would have to name the topic."""
+    if loaded:
+        return (_DELETED,)
+    own, load = holders(str(topic.namespace), str(topic)), settings.load
+    said = {"`load.namespaces`": load.namespaces, "`load.inactive_subscriptions`": load.inactive_subscriptions}
+    return (*(key for key, names in said.items() if frozenset(names).isdisjoint(own)), BY_LOAD)
+
+
+def with_unused(cursors: Sequence[HeldBy], cluster: Cluster, topic: Topic, rows: pa.Table) -> tuple[HeldBy, ...]:
+    """A topic's cursors with what the newest report says of their use; ``rows``: see ``unused_subscriptions``."""
+    unused = unused_subscriptions(cluster, topic, rows)
+    return tuple(
+        replace(one, unused_since=said.since, unused_kept=said.kept) if (said := unused.get(one.name)) else one
+        for one in cursors
+    )
+
+
 class CursorHold(StrEnum):
     """What keeps a cursor at its position beside messages that nobody has read."""
 
@@ -98,6 +153,8 @@ class HeldBy:
     there beside messages that nobody has read; ``ranges``: how many of acknowledged messages lie behind its position.
     ``pinned_until``: the first message that it has not acknowledged is delayed until then (ms), and keeps every later
     ledger; None where it is not, or cannot be read.
+    ``unused_since``: nobody has used it since then (ms), by the newest report of what is inactive; None where that does
+    not name it. ``unused_kept``: what keeps it from a plan of inactive subscriptions.
     """
 
     name: str
@@ -108,6 +165,8 @@ class HeldBy:
     holds: tuple[CursorHold, ...] = ()
     ranges: int = 0
     pinned_until: int | None = None
+    unused_since: int | None = None
+    unused_kept: InactiveKept | Protection | None = None
 
     def needs(self, ledger_id: int, entries: int | None, final: int) -> bool:
         """Whether it keeps a ledger, as the rule of retention has it; ``final``: the id of the last one with entries.

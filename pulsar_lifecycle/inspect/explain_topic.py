@@ -20,13 +20,17 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.formats.message import Schedule
 from pulsar_lifecycle.inspect.cursor_holds import (
+    BY_LOAD,
     MOVES_SUBSCRIPTION,
     CursorHold,
     CursorHolds,
     HeldBy,
     cursor_holds,
     first_unread,
+    freed_by_whom,
     moved_by_whom,
+    ways_of_inactive,
+    with_unused,
 )
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
@@ -34,7 +38,7 @@ from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.load.one_topic import kept_code, load_row
 from pulsar_lifecycle.lifecycle.retention import judge
-from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics, with_shadow_sources
+from pulsar_lifecycle.lifecycle.retention_inputs import named_positions, retention_topics, with_shadow_sources
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.metastore import load_state, topics
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
@@ -57,10 +61,8 @@ from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_i
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.topic_run import owners_rules
 
-_BY_LOAD = "a load (jobs plan_load and load_topics)"
 _BY_BROKER = "its broker, every `messageExpiryCheckIntervalInMinutes`"
 _PAST_TTL = "its messages are past their TTL"
-_UNUSED = "nobody has used the subscription for longer than `subscriptionExpirationTimeMinutes`"
 _NOTHING_IN_IT = "nothing: it has no entries, and its topic needs a last ledger"
 
 FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
@@ -68,7 +70,7 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
     RetentionVerdict.EXPIRED_BY_SIZE: "jobs plan_retention and apply_retention",
     RetentionVerdict.NO_RETENTION: "jobs plan_retention and apply_retention",
     RetentionVerdict.EMPTY: "jobs plan_retention and apply_retention",
-    RetentionVerdict.LAST_LEDGER: f"{_BY_LOAD}; its retention time begins then",
+    RetentionVerdict.LAST_LEDGER: f"{BY_LOAD}; its retention time begins then",
     RetentionVerdict.CURSOR: MOVES_SUBSCRIPTION,
     RetentionVerdict.WITHIN_TIME: "time",
     RetentionVerdict.WITHIN_SIZE: "more data behind it, or a smaller retention size",
@@ -163,7 +165,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         listed = pa.Table.from_batches(topics.read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
         listed = with_shadow_sources(listed, shadows)
         cursors = pa.Table.from_batches(topics.read_cursors(store, units), tables.MANAGED_CURSORS)
-        positions = persisted_positions(store, ports.reader, cursors, root)
+        positions = named_positions(store, ports.reader, cursors, root)
         info = managed_ledger.decode(node.data)
         ids = sorted(item.ledger_id for item in info.ledgers)
         rows = snapshot.ledger_rows(store, ids, root)
@@ -190,6 +192,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         for row in verdicts
     )  # fmt: skip
     shown_cursors = _cursors(cursors, positions, held, holds, firsts, now)
+    shown_cursors = with_unused(shown_cursors, cluster, subject, positions.append_column("czxid", cursors["czxid"]))
     held = _held_by(held, shown_cursors)
     known = namespace in policies.by_namespace
     policy = policies.of(subject) if known else None
@@ -197,7 +200,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     closed_until = _past_ttl(monitors, subject, shown_cursors, now)
     first, is_loaded = next(iter(shown_cursors), None), load.reason is LoadReason.LISTED
     moved_by = moved_by_whom(monitors, subject, first.name, first.holds, loaded=is_loaded) if first else ""
-    expired = frozenset(to_load["expired_subscriptions"] if to_load else ())
+    ways = ways_of_inactive(cluster.settings, subject, loaded=is_loaded)
     held = tuple(
         _freed_by(
             one,
@@ -205,7 +208,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
             shown_cursors,
             load,
             closed_until,
-            f"{_BY_LOAD}: {_UNUSED}; or {moved_by}" if expired and expired.issuperset(one.held_by) else moved_by,
+            freed_by_whom(one.held_by, moved_by, to_load, shown_cursors, ways),
             _kept_on(one, policy, now),
         )
         for one, row in zip(held, verdicts, strict=True)
@@ -353,7 +356,7 @@ def _freed_by(
     frees = FREED_BY[alone]
     if cursors and (alone is RetentionVerdict.CURSOR or _unread(ledger, alone, cursors[0])):
         alone, frees = RetentionVerdict.CURSOR, moved_by
-        by = _BY_BROKER if load.reason is LoadReason.LISTED else _BY_LOAD
+        by = _BY_BROKER if load.reason is LoadReason.LISTED else BY_LOAD
         expires = closed_until is not None and ledger.closed_at is not None and ledger.closed_at < closed_until
         if expires and (by == _BY_BROKER or kept_on is not RetentionVerdict.FOREVER):
             frees = f"{by}: {_PAST_TTL}; or {frees}"
@@ -368,7 +371,7 @@ def _freed_by(
         begins = "a newer ledger, which its broker begins when this one is full or too old"
         return replace(ledger, freed_by=begins if alone in _ONLY_LAST else f"{begins}; and {frees}")
     if alone is RetentionVerdict.NO_RETENTION:
-        return replace(ledger, freed_by=_BY_LOAD)
+        return replace(ledger, freed_by=BY_LOAD)
     return ledger if alone in _ONLY_LAST else replace(ledger, freed_by=f"{frees}; and a newer ledger")
 
 
@@ -398,7 +401,7 @@ def _by_whom(load: TopicLoad) -> str:
     if load.reason is LoadReason.LISTED:
         return "its broker, every `retentionCheckIntervalInSeconds`"
     if load.reason is LoadReason.LAST_LEDGER_NOT_CLOSED:
-        return f"{_BY_LOAD}; it counts as loaded, as {load.text}"
+        return f"{BY_LOAD}; it counts as loaded, as {load.text}"
     if load.reason is LoadReason.TERMINATED:
         return f"a broker that loads the topic; it counts as loaded, as {load.text}"
     return f"plan_retention, once it is known that no broker has it loaded: {load.text}"

@@ -10,6 +10,7 @@ from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.options import brokers_of
 
 if TYPE_CHECKING:
+    from pulsar_lifecycle.inspect.cursor_holds import HeldBy
     from pulsar_lifecycle.inspect.explain_topic import HeldLedger, TopicExplanation
     from pulsar_lifecycle.model import Topic
     from pulsar_lifecycle.runs.cluster import Cluster
@@ -56,6 +57,7 @@ def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
             ", ".join(
                 [f"{code} (of {one.ranges} ranges)" if code is CursorHold.HOLE else str(code) for code in one.holds]
                 + ([f"pinned by a delayed message until {show.moment(one.pinned_until)}"] if one.pinned_until else [])
+                + ([f"unused since {show.moment(one.unused_since)}{_kept(one)}"] if one.unused_since else [])
             ),
         )
         for one in found.cursors
@@ -68,6 +70,11 @@ def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
     )
     if len(rows) > show.ROWS:
         show.text(f"  ... {len(rows) - show.ROWS} younger ones; --json has all of them")
+
+
+def _kept(one: HeldBy) -> str:
+    """What keeps an unused subscription from a plan."""
+    return f", kept by {one.unused_kept}" if one.unused_kept else ""
 
 
 def _size(known: int, unsized: int) -> str:
