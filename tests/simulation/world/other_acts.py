@@ -18,8 +18,10 @@ WEST = "west"
 
 def delete_topic(world: World) -> str | None:
     topic = pick(world)
-    if topic is None:
-        return None
+    if topic is None or (
+        topic.pinned and any(t.unscanned and t.shadow_of == str(topic.name) for t in world.model.topics.values())
+    ):
+        return None  # what was put back in its list by hand, and is its shadow's too, no scan has seen named
     if world.random.random() < 0.4 and not world.full():
         return recreate(world, topic, loads=world.random.random() < 0.6)
     world.delete_topic(topic)
