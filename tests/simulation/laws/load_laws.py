@@ -47,8 +47,10 @@ class LoadLaws:
             self.ordered = None
 
     def is_loaded(self, topic: ModelTopic) -> None:
-        """No topic is loaded without order, nor without a note for whoever must unload it."""
+        """No topic is loaded without order, by no run, nor without a note for whoever must unload it."""
         if self.ordered is None:
+            if not self.world.interceptor.fired:  # else a run may ask of one that a broker had a moment ago
+                raise Violation(f"load: {topic.name} is loaded, and no run is at it that loads topics")
             return
         name, namespace = str(topic.name), str(topic.name.namespace)
         if name not in self.ordered or namespace not in self.settings.namespaces:

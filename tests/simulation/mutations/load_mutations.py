@@ -26,6 +26,9 @@ from pulsar_lifecycle.lifecycle.load import (
 )
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
+from pulsar_lifecycle.metastore import load_state
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import Children
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings
 from tests.simulation.mutations.mutation import Mutation
@@ -52,6 +55,21 @@ def brokers_may_evict() -> Iterator[None]:
         return replace(real(settings), backlog_eviction=frozenset({"acme"}))
 
     with patch.object(load_planning, "choice_of", any_topic), patch.object(load_run, "choice_of", any_topic):
+        yield
+
+
+@contextmanager
+def ask_of_whatever_is_there() -> Iterator[None]:
+    """Who asks which topics brokers have asks of one besides, whether a broker has it or not."""
+    real = load_state.fetch_brokers
+
+    def asking(store: Any, admin: Any) -> Any:
+        (found,) = store.children(["/managed-ledgers/acme/lending/persistent"])
+        for name in found.names[:1] if isinstance(found, Children) else ():
+            admin.internal_stats(Topic.from_managed_ledger(f"acme/lending/persistent/{name}"))
+        return real(store, admin)
+
+    with patch.object(load_state, "fetch_brokers", asking):
         yield
 
 
@@ -124,6 +142,7 @@ LOADS: Mapping[str, Mutation] = {
     "load topics that nobody ordered": load_whatever_needs_it,
     "load what shares a bundle": load_their_neighbours,
     "load without a note": load_without_a_note,
+    "have brokers load topics for a scan": ask_of_whatever_is_there,
     "expire messages younger than their TTL": expire_at_once,
     "expire messages of cursors that are no subscriptions": expire_for_everyone,
     "let brokers delete subscriptions meanwhile": brokers_may_unsubscribe,

@@ -103,6 +103,7 @@ CAUGHT_BY = {
     "load topics that nobody ordered": 236,
     "load what shares a bundle": 1036,
     "load without a note": 36,
+    "have brokers load topics for a scan": 36,
     "expire messages younger than their TTL": 76,
     "expire messages of cursors that are no subscriptions": 196,
     "let brokers delete subscriptions meanwhile": 76,
