@@ -150,7 +150,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
                 why = LEFT_ALONE
             if why:
                 end_with_nothing_done(context.instance, context.run, why)
-                context.log.warning(f"nothing was deleted: {why}")
+                context.log.warning(f"nothing was done: {why}")
                 return
             with lineage.noted(context, where) as done:
                 metadata = _deleted(context, cluster, where, done)

@@ -44,6 +44,8 @@ from resources.lifecycle import LifecycleResource
 
 TRIES, AGAIN_AFTER_LOOKS = 3, 5
 """A run that failed before it did anything is launched again, so often at most, and after so many looks."""
+IN_VAIN = 10
+"""So often a plan is launched whose run was not to begin: sensor and runs may go by different settings."""
 
 
 def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) -> dg.SensorDefinition:
@@ -141,9 +143,10 @@ def next_attempt(instance: dg.DagsterInstance, cluster: str, key: str, now: int,
     """The run key with which a plan is launched at ``now`` (ms).
 
     A run that failed is repeated, as what ailed it may be over: another had the lease, a server did not answer. One
-    that somebody ended is not, nor one that ended well, but for one that was not to begin: it is no try.
+    that somebody ended is not, nor one that ended well, but for one that was not to begin: it is no try, as long as
+    not :data:`IN_VAIN` have come to that.
     """
-    failed = attempt = 0
+    failed = in_vain = attempt = 0
     while True:
         attempt += 1
         run_key = key if attempt == 1 else f"{key}-again-{attempt}"
@@ -154,7 +157,9 @@ def next_attempt(instance: dg.DagsterInstance, cluster: str, key: str, now: int,
         nothing_done = last.tags.get(NOTHING_DONE) == last.run_id
         if not nothing_done and last.status is not dg.DagsterRunStatus.FAILURE:
             return Spent(f"its run {last.run_id} is {last.status.value.lower()}")
-        failed += not nothing_done
+        failed, in_vain = failed + (not nothing_done), in_vain + nothing_done
+        if in_vain == IN_VAIN:
+            return Spent(f"its runs were not to begin {IN_VAIN} times, the page of the last, {last.run_id}, says why")
         if failed == TRIES:
             return Spent(f"its runs failed {TRIES} times, the last is {last.run_id}: that was the last try")
         if 0 <= now / 1000 - ended < AGAIN_AFTER_LOOKS * look_every:

@@ -344,7 +344,7 @@ def _trimmed_by_brokers(
         if (own := listed.ledgers.get(row["topic"])) is not None:
             known = {*row["ledgers"], *ours.get(row["topic"], ())}
             left[row["topic"]] = {i: one for i, one in own.items() if i not in known}
-    copyless = {i for own in left.values() for i, one in own.items() if not one.info.get("offload_complete")}
+    copyless = {i: t for t, own in left.items() for i, one in own.items() if not one.info.get("offload_complete")}
     inventory = _stored_copies(cluster, listed.newest, copyless) if listed.newest and copyless else {}
     found: dict[str, Ledgers] = {}
     for topic, own in left.items():
@@ -370,19 +370,26 @@ def _copies_of_listed(
 
 
 def _stored_copies(
-    cluster: Cluster, epoch: Epoch, ledgers: Collection[int]
+    cluster: Cluster, epoch: Epoch, ledgers: Mapping[int, str]
 ) -> Mapping[int, tuple[Location, ...]] | None:
-    """The offloaded copies of ledgers by a scan's inventory of the buckets; None where it has none."""
+    """The offloaded copies of ledgers, each of a topic, by a scan's inventory of the buckets.
+
+    None where it has none, and where it cannot tell whose they are: others may use these buckets.
+    """
+    store = cluster.settings.object_store
+    if store is None or not store.exclusive:
+        return None
     found: dict[int, tuple[Location, ...]] = {}
     where = pc.field("ledger_id").isin(sorted(ledgers)) & pc.field("uuid").is_valid()
     try:
         parts = cluster.parts(epoch.epoch_id, "objects")
     except NotFound:
         return None
-    for batch in cluster.lake.batches(parts, ["ledger_id", "bucket", "uuid"], where):
+    for batch in cluster.lake.batches(parts, ["ledger_id", "bucket", "uuid", "topic"], where):
         for row in batch.to_pylist():
             copy = Location(row["bucket"], UUID(row["uuid"]), row["ledger_id"])
-            found[copy.ledger_id] = (*found.get(copy.ledger_id, ()), copy)
+            if row["topic"] in (None, "", ledgers[copy.ledger_id]):
+                found[copy.ledger_id] = (*found.get(copy.ledger_id, ()), copy)
     return found
 
 

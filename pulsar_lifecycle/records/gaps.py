@@ -68,7 +68,7 @@ class GapCode(StrEnum):
     POLICIES_UNKNOWN = "policies_unknown"
     """Of an offload or retention plan: policies in force could not be read, or the brokers' configurations differ."""
     EARLIER_VERSION = "earlier_version"
-    """An earlier version found it, and kept the sentence alone."""
+    """Another version found it: it kept the sentence alone, or a code that this one does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,18 @@ def in_words(gaps: Iterable[Gap]) -> str:
 def _of_any_version(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         return value
-    return [Gap(GapCode.EARLIER_VERSION, "", one) if isinstance(one, str) else one for one in value]
+    return [Gap(GapCode.EARLIER_VERSION, "", one) if isinstance(one, str) else _known(one) for one in value]
+
+
+def _known(value: Any) -> Any:
+    """The same gap under a code of this version."""
+    if isinstance(value, dict) and value.get("code") not in {*GapCode}:
+        return {**value, "code": GapCode.EARLIER_VERSION}
+    return value
 
 
 Gaps = Annotated[tuple[Gap, ...], BeforeValidator(_of_any_version)]
-"""The gaps of a stored scan or plan; earlier versions kept sentences."""
+"""The gaps of a stored scan or plan; earlier versions kept sentences, or had other codes."""
 
 
 def _broken_of_any_version(value: Any) -> Any:

@@ -46,8 +46,9 @@ def ever_listed(cluster: Cluster, epochs: Sequence[Epoch], topics: Mapping[str, 
 
     Topics are missing that may have listed others, too, that had entries. Brokers trim from the front, and ids rise:
     what was made between two lists that share a ledger is in the later one. A list lacks nothing that was trimmed
-    before where its z-node was written too seldom: whatever was made and trimmed took two writes. A scan that cannot be
-    read counts as none, as one that is pruned meanwhile, or was made by an earlier version.
+    before where its z-node was written as often as it lists ledgers: whatever is not listed took a write, too. A scan
+    that cannot be read counts as none, as one that is pruned meanwhile, or was made by an earlier version; if it is
+    the newest, nothing is known.
     """
     first = (_lists(cluster, epochs[0], topics) if epochs else None) or {}
     # A z-node that was written more often than it lists ledgers stays so: not whole then, it is so in no later scan.
@@ -56,6 +57,8 @@ def ever_listed(cluster: Cluster, epochs: Sequence[Epoch], topics: Mapping[str, 
     whole: dict[str, Listed] = {}
     for epoch in reversed(epochs):
         lists = _lists(cluster, epoch, {topic: topics[topic] for topic in later})
+        if lists is None and not found:
+            return {}
         if lists is None:
             continue
         for topic, known in [*later.items()]:
@@ -94,5 +97,9 @@ def _lists(cluster: Cluster, epoch: Epoch, topics: Mapping[str, AskedTopic]) -> 
 
 
 def _is_whole(row: Mapping[str, Any]) -> bool:
-    """Whether nothing can have been listed and trimmed before: version 0 lists nothing, and each write is one more."""
-    return row["version"] <= len(row["ledgers"] or ()) + 1
+    """Whether nothing can have been listed before that is not now: version 0 lists nothing, and each write is one more.
+
+    A trim whose write failed takes ledgers off with the next rollover's; then there are fewer ledgers than writes. A
+    z-node that was copied from another store lists more.
+    """
+    return row["version"] == len(row["ledgers"] or ())

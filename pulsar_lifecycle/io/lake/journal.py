@@ -27,8 +27,8 @@ from pulsar_lifecycle.records import tables
 JOURNAL = "journal"
 ARCHIVE = "archive"
 SNAPSHOTS = "snapshots"
-PROBE, PROBE_BYTES = ".writable", 64 * 1024
-"""What tells whether the journal can be written: about as much as the rows of a batch."""
+PROBE, PROBE_BYTES = ".writable", 4_096
+"""What tells whether the journal can be written: a block of a disk, little where a bucket keeps every version."""
 
 
 class FileJournal:

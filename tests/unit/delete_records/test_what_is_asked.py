@@ -71,6 +71,8 @@ class Trimmed:
     def __init__(self) -> None:
         self.scene = RecordsScene()
         self.objects = self.scene.with_bucket()
+        assert self.scene.object_store
+        self.scene.object_store = self.scene.object_store.model_copy(update={"exclusive": True})
         self.cluster, self.ids = self.scene.cluster, self.scene.ids[self.scene.topic]
         self.cluster.put(f"/ledgers/cookies/{BOOKIE}", b"")
 
@@ -115,7 +117,11 @@ def test_what_a_broker_trimmed_between_kept_scans_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["no inventory", "in none", "older scans are gone", "pruned", "another topic", "since the scan"]
+    "how",
+    [
+        *("no inventory", "shared bucket", "newest unread", "in none"),
+        *("older scans are gone", "pruned", "another topic", "since the scan"),
+    ],
 )
 def test_an_answer_says_that_a_broker_may_have_trimmed_what_no_scan_shows(how: str) -> None:
     one = Trimmed()
@@ -132,6 +138,11 @@ def test_an_answer_says_that_a_broker_may_have_trimmed_what_no_scan_shows(how: s
         one.cluster.wait(1)
     else:
         one.scan(None if how == "no inventory" else [])
+    if how == "shared bucket":
+        one.scene.object_store = one.scene.object_store.model_copy(update={"exclusive": False})
+    if how == "newest unread":
+        one.scan([])
+        del one.scene.lake.begun[one.scene.scans[-1].epoch.epoch_id].tables["managed_ledgers"]
     if how == "older scans are gone":
         one.scene.lake.begun = {one.scene.scans[-1].epoch.epoch_id: one.scene.lake.begun.popitem()[1]}
     if how == "pruned":  # meanwhile, by another run's scan
@@ -182,7 +193,7 @@ def test_an_answer_says_that_nobody_was_asked_for_what_another_installation_dele
     scene.lose_lake()
     scene.plan(scene.at(2, 0))
     (result,) = scene.apply()
-    assert (result.low_watermark, result.not_asked) == (scene.at(2, 0), (NotAsked.OTHERS,))
+    assert (result.low_watermark, result.not_asked) == (scene.at(2, 0), (NotAsked.TRIMMED, NotAsked.OTHERS))
     scene.plan(scene.at(4, 0))
     (result,) = scene.apply()
     assert (result.low_watermark, result.not_asked) == (-1, ())

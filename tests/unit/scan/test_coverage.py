@@ -235,6 +235,8 @@ def test_an_epoch_survives_json() -> None:
     assert earlier.counters == StoreCounters("f", 100)
     assert earlier.gaps == (Gap(GapCode.EARLIER_VERSION, "", "a sentence"),)
     assert earlier.census[3].unread == (("", "/x: why"),)
+    document["gaps"] = [{"code": "brokers_unreachable", "where": "b", "text": "silent"}]  # as a code was called
+    assert Epoch.from_json(document).gaps == (Gap(GapCode.EARLIER_VERSION, "b", "silent"),)
 
 
 @pytest.mark.parametrize(
