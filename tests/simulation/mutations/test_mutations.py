@@ -158,7 +158,7 @@ CAUGHT_BY = {
     "wait for less than the period": 378,
     "delete subscriptions without asking their broker": 18,
     "delete inactive topics whatever changed since the plan": 2718,
-    "delete inactive subscriptions that are used since the load": 1538,
+    "delete inactive subscriptions that are used since the load": 138,
     "delete inactive subscriptions that stay on other partitions": 838,
     "take every subscription of unloaded topics for inactive": 2738,
 }

@@ -89,11 +89,15 @@ class IdleLoads(Idling):
     def grow(self) -> str:
         """A topic as elsewhere, or the partitions of one, whose subscriptions have read all of some and not of others.
 
-        All partitions have ``s``; the other ones may not be there.
+        All partitions have ``s``; the other ones may not be there. Nothing else happens to them by chance: no broker
+        writes the cursors of a topic that it has not loaded, and each load makes a ledger, by which a launch sees it.
         """
         world, random = self.world, self.operator.random
         if random.random() < 0.3:
-            return super().grow()
+            done = super().grow()
+            for topic in self._topics():
+                topic.apart = True
+            return done
         self.partitioned += 1
         namespace, said = random.choice(NAMESPACES), list[str]()
         for n in range(random.choice([2, 2, 3])):
@@ -102,7 +106,7 @@ class IdleLoads(Idling):
                 break
             self._policies(namespace)
             topic = world.model.topics[name] = ModelTopic(name, [world.make("data", name) for _ in range(2)])
-            topic.moved = topic.pinned = True
+            topic.moved = topic.pinned = topic.apart = True
             world.store(topic)
             for one in ("s", *random.sample(["t"], random.choice([0, 0, 1]))):
                 self._subscribe(topic, one, random.random() < 0.5)
