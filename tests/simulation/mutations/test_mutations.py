@@ -113,7 +113,7 @@ CAUGHT_BY = {
     "skip the proof of an offloaded copy": 3,
     "prove an offloaded copy once and for all": 3,
     "release before the lag": 55,
-    "remove the objects of an attempt without aborting it": 283,
+    "remove the objects of an attempt without aborting it": 235,
     "sweep without the second scan": 103,
     "release what no broker has read": 3,
     "go on after a broker could not read": 15,
