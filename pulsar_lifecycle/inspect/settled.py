@@ -27,6 +27,7 @@ from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import details_of
+from pulsar_lifecycle.scan.read import began_at
 
 DAY_MS = 86_400_000
 
@@ -63,11 +64,11 @@ def ended_plans(cluster: Cluster, plans: Sequence[Plan], now: int) -> dict[str, 
     journalled = cluster.journal_reader.find(applied, columns)
     ended: dict[str, PlanEnd] = {}
     left: list[tuple[Plan, pa.Table]] = []
-    of_retention = {i: one.created_at for i, one in open_plans.items() if kind_of(i) is PlanKind.RETENTION}
+    of_retention = {i: _scanned_at(one) for i, one in open_plans.items() if kind_of(i) is PlanKind.RETENTION}
     taken = _taken_off(cluster, min(of_retention.values())) if of_retention else None
     for plan_id, plan in open_plans.items():
         own, of_intents = journalled.filter(pc.field("plan_id") == plan_id), kind_of(plan_id) in _OF_INTENTS
-        gone = taken.filter(pc.field("at") >= plan.created_at) if taken and plan_id in of_retention else None
+        gone = taken.filter(pc.field("at") >= of_retention[plan_id]) if taken and plan_id in of_retention else None
         may_be_gone = gone is not None and plan.rows <= gone.num_rows  # else its rows, perhaps millions, are not read
         if not own.num_rows and not of_intents and not may_be_gone:
             continue
@@ -97,7 +98,7 @@ def end_of_rows(cluster: Cluster, plan: Plan, rows: pa.Table) -> PlanEnd | None:
     Told of plans of orphans and of retention.
     """
     if kind_of(plan.plan_id) is PlanKind.RETENTION:
-        return PlanEnd.SETTLED if _are_gone(rows, _taken_off(cluster, plan.created_at)) else None
+        return PlanEnd.SETTLED if _are_gone(rows, _taken_off(cluster, _scanned_at(plan))) else None
     ids, mine = rows.column("ledger_id").combine_chunks(), cluster.settings.cluster
     return _end_of(plan, rows, read_intent_states(cluster.journal_reader, mine, ids, plan.created_at))
 
@@ -109,6 +110,12 @@ def _end_of(plan: Plan, rows: pa.Table, intents: pa.Table) -> PlanEnd | None:
     if not left.num_rows:
         return PlanEnd.SETTLED
     return None if to_send(left, since).num_rows else PlanEnd.SENT
+
+
+def _scanned_at(plan: Plan) -> int:
+    """Since when (ms) what leaves a list is missing there for a plan: its scan may have ended long before it is made."""
+    began = began_at(plan.epoch_id)
+    return int(began.timestamp() * 1000) if began else plan.created_at
 
 
 def _taken_off(cluster: Cluster, since: int) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
+from pulsar_lifecycle.scan.read import new_epoch_id
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.retention_run import apply_retention
@@ -103,6 +105,20 @@ def test_a_plan_whose_ledgers_another_plan_took_has_nothing_left(scene: Retentio
     applied(scene, other)
     assert end() == (PlanEnd.SETTLED, PlanEnd.SETTLED)
     assert ended_plans(scene.cluster, [make_retention_plan(scene.cluster, scene.scan())[0]], scene.now) == {}
+
+
+def test_a_plan_whose_ledgers_left_their_lists_before_it_was_made_has_nothing_left(scene: RetentionScene) -> None:
+    """The plan before it was applied between its scan and its making: launched, it would do nothing."""
+    scene.topic("a", 100, 90, 80)
+    epoch = scene.scan()
+    applied(scene, make_retention_plan(scene.cluster, epoch)[0])
+    scene.servers.wait(2)
+    late, rows = make_retention_plan(scene.cluster, epoch)
+    assert late.actionable
+    assert late.ledgers
+    plan = replace(late, epoch_id=new_epoch_id(epoch.started_at, scene.cluster.ids))
+    assert ended_plans(scene.cluster, [plan], scene.now) == {plan.plan_id: PlanEnd.SETTLED}
+    assert end_of_rows(scene.cluster, plan, rows) is PlanEnd.SETTLED
 
 
 def test_applying_it_again_changes_nothing(scene: RetentionScene) -> None:
