@@ -113,7 +113,7 @@ def _end_of(plan: Plan, rows: pa.Table, intents: pa.Table) -> PlanEnd | None:
 
 
 def _scanned_at(plan: Plan) -> int:
-    """Since when (ms) what leaves a list is missing there for a plan: its scan may have ended long before it is made."""
+    """Since when (ms) what leaves a list is none of a plan any more: its scan may have begun long before it is made."""
     began = began_at(plan.epoch_id)
     return int(began.timestamp() * 1000) if began else plan.created_at
 

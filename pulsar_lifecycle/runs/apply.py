@@ -110,9 +110,8 @@ def send_intents(
 
     A crash between a send and its journal row repeats the message, which the deletion run finds gone. A batch of which
     nothing was acknowledged is the last: each may take as long as its timeout. ``intents`` makes the messages of some
-    rows, by plan id and time (ms). Raises Paused, and StoreError before anything is sent that could not be journalled.
+    rows, by plan id and time (ms). Raises Paused.
     """
-    journal.check_writable()
     todo = rows.filter(pc.invert(pc.is_in(rows.column("ledger_id"), pa.array(sorted(already_sent), pa.int64()))))
     sent = failed = left = 0
     first_error = ""

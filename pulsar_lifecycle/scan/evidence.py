@@ -146,13 +146,15 @@ def declared_roots(cluster: Cluster) -> tuple[str, ...] | None:
 def check_may_act(cluster: Cluster, store: MetadataStore) -> str:
     """The store's fingerprint, if effects may begin: switched on, not paused, and the store did not go back in time.
 
-    Raises Refused, Paused.
+    Raises Refused, Paused, and StoreError where what is done could not be journalled: messages are sent before that.
     """
     settings = cluster.settings
     if not settings.deletion.topicTwoPhaseDeletionEnabled:
         raise RefusedBy(RefusalCode.SWITCHED_OFF, SWITCHED_OFF)
     control.check_not_paused(store)
-    return check_store(cluster, store)
+    fingerprint = check_store(cluster, store)
+    cluster.journal.check_writable()
+    return fingerprint
 
 
 def check_order(

@@ -190,7 +190,7 @@ def releases(settings: Settings) -> bool:
 
 @contextmanager
 def _acting(cluster: Cluster, run_id: str, epoch: Epoch, ports: Ports) -> Iterator[tuple[TopicRun, RunGuard, Lease]]:
-    """The offload lease, for as long as the work lasts. Raises Refused.
+    """The offload lease, for as long as the work lasts. Raises Refused, and StoreError as ``check_may_act``.
 
     ``ports`` must be what all leases of the run were taken with: a session that expires takes its leases along, and
     only its own writes fail by that.
@@ -200,6 +200,7 @@ def _acting(cluster: Cluster, run_id: str, epoch: Epoch, ports: Ports) -> Iterat
         raise RefusedBy(
             RefusalCode.BELOW_FLOOR, "offload.waive_read_check: only a cluster with the sandbox's marker may"
         )
+    cluster.journal.check_writable()
     with control.held_lease(
         settings, ports.store, ports.clock, f"offload run {run_id}", control.OFFLOAD_LEASE
     ) as lease:

@@ -113,6 +113,12 @@ def test_a_queue_that_cannot_be_looked_at_is_not_taken_for_empty(reader: FakeQue
     ]
 
 
+def fails_once_begun(scene: BatchScene, error: LifecycleError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal could be written when the run began."""
+    scene.cluster.journal.failure = error
+    monkeypatch.setattr(scene.cluster.journal, "check_writable", lambda: None)
+
+
 @pytest.mark.parametrize(
     ("limit", "stopped", "words"),
     [
@@ -122,7 +128,7 @@ def test_a_queue_that_cannot_be_looked_at_is_not_taken_for_empty(reader: FakeQue
     ],
 )
 def test_only_a_run_that_went_on_to_the_end_of_the_queue_is_compared(
-    limit: int, stopped: bool, words: list[str]
+    limit: int, stopped: bool, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = BatchScene()
     create_missing(scene.cluster.admin, 1)
@@ -130,7 +136,7 @@ def test_only_a_run_that_went_on_to_the_end_of_the_queue_is_compared(
     held = scene.cluster.deletion_topics
     held.held.add(max(held.waiting))  # by another consumer
     if stopped:
-        scene.cluster.journal.failure = StoreError("the disk is full")
+        fails_once_begun(scene, StoreError("the disk is full"), monkeypatch)
     found = delete_pending(cluster_of(scene, max_messages=limit), "run")
     assert [one.outcome for one in found] == words
 
@@ -147,10 +153,12 @@ def test_only_a_run_that_went_on_to_the_end_of_the_queue_is_compared(
         (CorruptFormat("a z-node", 0, "JSON"), StopCode.ERROR),
     ],
 )
-def test_a_run_that_stopped_says_by_code_why(error: LifecycleError, code: StopCode) -> None:
+def test_a_run_that_stopped_says_by_code_why(
+    error: LifecycleError, code: StopCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene = BatchScene()
     create_missing(scene.cluster.admin, 1)
     scene.send_all()
-    scene.cluster.journal.failure = error
+    fails_once_begun(scene, error, monkeypatch)
     found = delete_pending(cluster_of(scene, max_messages=10), "run")
     assert [(one.outcome, one.code) for one in found] == [(RunEnd.STOPPED, code)]

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Census, Epoch
@@ -125,3 +126,17 @@ def test_what_could_not_go_when_the_caps_were_checked_stays() -> None:
     assert {by_ledger[i].outcome for i in first[:2]} == {Outcome.REMOVED}
     assert {by_ledger[i].outcome for i in second[:2]} == {Outcome.REFUSED}
     assert {by_ledger[i].why.code for i in second[:2]} == {Stays.NOT_COUNTED}
+
+
+def test_nothing_is_sent_by_a_run_whose_journal_cannot_be_written() -> None:
+    """Each of three tries would send the messages of a topic again, and end before its list was written."""
+    servers, topic = SimulatedCluster(), Topic.parse("persistent://acme/orders/a")
+    ids = [servers.ledger(data_tags(topic)) for _ in range(3)]
+    servers.topic(topic, ids)
+    now, before = two_scans(servers)
+    servers.journal.failure = StoreError("the disk is full")
+    with pytest.raises(StoreError):
+        trim_run.trim(
+            where(servers, None, lake_of(before, now)), "run", [TrimOrder(topic, up_to=ids[1])], dry_run=False
+        )
+    assert servers.open_queue().backlog() == 0

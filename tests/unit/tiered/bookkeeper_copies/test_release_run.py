@@ -15,7 +15,7 @@ from assets.tiered import check_done, counted, outcomes_shown, said
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.copies.unread_locations import UNREAD_LOCATIONS
-from pulsar_lifecycle.errors import AccessDenied, Failed, Overloaded
+from pulsar_lifecycle.errors import AccessDenied, Failed, Overloaded, StoreError
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code, Why
@@ -314,6 +314,19 @@ def test_a_revert_writes_with_the_session_that_holds_the_deletion_lease() -> Non
     found = revert_offloads(cluster, "back", TOPIC, scene.due, dry_run=False)
     assert {one.outcome for one in found} == {Outcome.REVERTED}
     assert len(sessions) == 1
+
+
+def test_no_run_of_offloads_begins_whose_journal_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are sent before their rows are journalled, so each try would send them again."""
+    scene = Scene(loaded=False)
+    scene.scan()
+    assert scene.off.now
+    assert scene.off.before
+    scene.cluster.journal.failure = StoreError("the disk is full")
+    cluster = where(scene.cluster, None, lake_of(scene.off.before, scene.off.now))
+    monkeypatch.setattr("pulsar_lifecycle.tiered.offload_run.topic_run", raising(AssertionError("it has begun")))
+    with pytest.raises(StoreError, match="full"):
+        revert_offloads(cluster, "back", TOPIC, scene.due, dry_run=False)
 
 
 def test_what_could_not_be_told_is_said_however_the_run_ends() -> None:
