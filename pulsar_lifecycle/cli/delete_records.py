@@ -228,6 +228,7 @@ def _print_results(results: Mapping[TopicPartition, DeleteRecordsResult]) -> Non
             show.text(f"{topic}: {LOST.format(result.lost_copies)}")
     not_asked = {
         NotAsked.TRIMMED: "what brokers trimmed and deleted before the plan, and kept scans do not show",
+        NotAsked.COPIES: "copies of what brokers trimmed since the plan, if it was offloaded in between",
         NotAsked.OTHERS: "what another installation deleted below the low watermark that was there before",
     }
     for code, text in not_asked.items():

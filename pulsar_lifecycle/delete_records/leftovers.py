@@ -124,6 +124,10 @@ class Earlier:
         there = both(self.tagged.get(topic, {}), self.trimmed.get(topic, {}))
         return {i: one for i, one in there.items() if i not in listed} | self.journalled.get(topic, {})
 
+    def copyless(self, row: Row, gone: Collection[int]) -> bool:
+        """Whether brokers trimmed any of these ledgers since the plan, which names no copy: it may have one by then."""
+        return bool(set(gone) - self.journalled.get(row["topic"], {}).keys() - copies_of(row).keys())
+
 
 @dataclass(frozen=True, slots=True)
 class ListedBefore:
@@ -268,16 +272,17 @@ def low_watermarks_of_others(cluster: Cluster, rows: Sequence[Row]) -> dict[str,
 
 
 def unless_of_others(
-    result: DeleteRecordsResult, before: str | None, *, trimmed: bool, bookies: bool
+    result: DeleteRecordsResult, before: str | None, *, trimmed: bool, copies: bool, bookies: bool
 ) -> DeleteRecordsResult:
     """An answer, with what nobody was asked for it; ``before``: the low watermark it had by no request of ours.
 
     Whose bookies would have to be asked is not known then. ``trimmed``: brokers may have trimmed what is not known.
+    ``copies``: they have trimmed what may have copies that are not known.
     """
     if result.error:
         return result
     if before is None or not bookies:
-        parts = {NotAsked.TRIMMED: trimmed, NotAsked.OTHERS: before is not None}
+        parts = {NotAsked.TRIMMED: trimmed, NotAsked.COPIES: copies, NotAsked.OTHERS: before is not None}
         return replace(result, not_asked=tuple(one for one, is_so in parts.items() if is_so))
     text = (
         f"its low watermark was {before} by no request that this journal knows: what that deleted is not known here, "

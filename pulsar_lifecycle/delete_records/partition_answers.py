@@ -122,10 +122,13 @@ def answers(
         for topic, refusal in holding_views(ports, root, _below(found)).items():  # last: one may be made meanwhile
             found[topic] = failed(refusal.error, refusal.why)
         pending = pending_unloads_of(ports.store)
+    since = [(row, kept[row["topic"]].gone(row)) for row in rows if row["topic"] in kept]
+    copyless = {row["topic"] for row, gone in since if earlier.copyless(row, gone)}
     others, known = low_watermarks_of_others(cluster, rows), dict[TopicPartition, DeleteRecordsResult]()
     for topic, result in found.items():
-        trimmed, before = str(topic) not in earlier.trimmed, others.get(str(topic))
-        known |= {topic: unless_of_others(result, before, trimmed=trimmed, bookies=bookies)} if result else {}
+        trimmed, before, copies = str(topic) not in earlier.trimmed, others.get(str(topic)), str(topic) in copyless
+        if result:
+            known[topic] = unless_of_others(result, before, trimmed=trimmed, copies=copies, bookies=bookies)
     return {topic: unless_pending(result) if topic in pending else result for topic, result in known.items()}
 
 
@@ -258,6 +261,10 @@ class _Kept:
     first_readable: MessagePosition | None = None
     error: RecordsError = RecordsError.TIMEOUT
     listed: frozenset[int] = frozenset()
+
+    def gone(self, row: Row) -> set[int]:
+        """What its topic listed when its row was planned, has no message that is to stay, and is listed no more."""
+        return {*row["ledgers"], *([self.left] if self.left >= 0 else [])} - self.listed
 
 
 _OF_THE_PLAN = "found by the plan, which leaves it out: once that has changed, plan again"

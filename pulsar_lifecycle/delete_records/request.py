@@ -185,6 +185,8 @@ class NotAsked(StrEnum):
 
     TRIMMED = "trimmed"
     """What brokers trimmed and deleted by themselves before the plan, where kept scans do not show all of it."""
+    COPIES = "copies"
+    """Copies of what brokers trimmed since the plan, which names none: it may have been offloaded in between."""
     OTHERS = "others"
     """What another installation deleted, or this one before its lake was lost: its low watermark was there before."""
 

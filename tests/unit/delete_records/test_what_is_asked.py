@@ -172,6 +172,25 @@ def test_the_copies_of_what_a_broker_trimmed_must_be_gone_too(listed: bool) -> N
     assert (one.again().low_watermark, one.again().not_asked) == (one.scene.at(3, 0), ())
 
 
+@pytest.mark.parametrize("cut", [(1, 0), (1, 3)], ids=["planned", "cut"])
+@pytest.mark.parametrize("named", [False, True], ids=["offloaded since", "offloaded before"])
+def test_an_answer_says_that_what_a_broker_trimmed_since_the_plan_may_have_copies(
+    cut: tuple[int, int], named: bool
+) -> None:
+    one, uuid = Trimmed(), UUID(int=7)
+    copies = {i: OffloadContext(uuid, True, False, 1, "aws-s3", {"bucket": BUCKET}) for i in one.ids[:2]}
+    if named:
+        one.cluster.topic(one.scene.topic, one.ids, entries=10, offloaded=copies)
+        one.scan([])
+    (row,) = one.scene.plan(one.scene.at(*cut))
+    one.trim(one.ids[2:], *one.ids[:2])
+    one.cluster.reader.collected[BOOKIE] = set(one.ids[:2])
+    one.cluster.wait(1)
+    (result,) = one.scene.apply(Patience(bookies=True))
+    assert (result.low_watermark, row["ledgers"]) == (one.scene.at(*cut), one.ids[:1])
+    assert (NotAsked.COPIES in result.not_asked) is not named
+
+
 def test_a_copy_that_lay_in_a_bucket_which_the_settings_do_not_name_is_not_asked_for() -> None:
     one = Trimmed()
     copy = OffloadContext(UUID(int=7), True, False, 1, "aws-s3", {"bucket": "elsewhere"})
