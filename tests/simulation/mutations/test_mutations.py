@@ -160,7 +160,7 @@ CAUGHT_BY = {
     "delete inactive topics whatever changed since the plan": 2718,
     "delete inactive subscriptions that are used since the load": 138,
     "delete inactive subscriptions that stay on other partitions": 838,
-    "take every subscription of unloaded topics for inactive": 2738,
+    "take every subscription of unloaded topics for inactive": 638,
 }
 """The lowest seed that caught each, when last looked for: it is tried first.
 

@@ -52,21 +52,9 @@ class IdleLoads(Idling):
         *("use", "load_topics", "days", "scan", "report", "delete_subscriptions"),
     )
     STORM = (
-        *(
-            "grow",
-            "grow",
-            "scan",
-            "report",
-            "days",
-            "days",
-            "use",
-            "days",
-            "scan",
-            "report",
-            "plan_load",
-            "load_topics",
-        ),
-        *("load_topics", "days", "scan", "report", "plan_load", "load_topics", "delete_subscriptions"),
+        *("grow", "grow", "scan", "report", "days", "days", "use", "use", "let_go", "days", "scan", "report"),
+        *("plan_load", "load_topics", "load_topics", "days", "scan", "report", "plan_load", "load_topics"),
+        *("delete_subscriptions",),
     )
     BESIDES = ("use", "open", "report", "plan_load", "load_topics", "load_topics")
     RUNS = Idling.RUNS | {"plan_load", "load_topics"}
@@ -112,6 +100,14 @@ class IdleLoads(Idling):
                 self._subscribe(topic, one, random.random() < 0.5)
             said.append(f"{name} has {sorted(topic.cursors)}")
         return "; ".join(said) or "no room for partitions"
+
+    def let_go(self) -> str:
+        """Clients leave, and brokers let their topics go: what was used lately is then as unloaded as all else."""
+        topics = [topic for topic in self._topics() if topic.loaded]
+        for topic in topics:
+            self.world.admin.clients.pop(topic.name, None)
+            self.world.unload(topic)
+        return f"{len(topics)} topics are unloaded"
 
     def _is_loaded(self, topic: ModelTopic) -> None:
         """A client may come as soon as a topic is loaded, and be gone at once."""
