@@ -158,8 +158,8 @@ CAUGHT_BY = {
     "wait for less than the period": 378,
     "delete subscriptions without asking their broker": 18,
     "delete inactive topics whatever changed since the plan": 2718,
-    "delete inactive subscriptions that are used since the load": 138,
-    "delete inactive subscriptions that stay on other partitions": 838,
+    "delete inactive subscriptions that are used since the load": 1538,
+    "delete inactive subscriptions that stay on other partitions": 2838,
     "take every subscription of unloaded topics for inactive": 638,
 }
 """The lowest seed that caught each, when last looked for: it is tried first.
