@@ -17,7 +17,7 @@ from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import PulsarSettings
-from sandbox.clients import Admin
+from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics
 from tests.integration.pipeline import Pipeline, settings_file
@@ -51,6 +51,11 @@ def no_retention(admin: Admin, namespace: str) -> None:
     """Let brokers retain nothing that was read."""
     policy = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
     admin.call("POST", f"/v2/namespaces/{namespace}/retention", policy)
+
+
+def expiry(admin: Admin, namespace: str, seconds: int) -> None:
+    """Let brokers expire messages that are older."""
+    admin.call("POST", f"/v2/namespaces/{namespace}/messageTTL", seconds)
 
 
 def filled(
@@ -91,3 +96,17 @@ def broker_id(cluster: Cluster, topic: str) -> str:
     asked = PulsarSettings(admin_url=cluster.admin_url, service_url=cluster.service_url)
     with closing(HttpBrokerAdmin(asked)) as admin:
         return admin.owner(Topic.parse(topic))
+
+
+def give(cluster: Cluster, admin: Admin, namespace: str, broker: str) -> None:
+    """Have a broker, by its id, take a namespace of one bundle."""
+    topic = f"persistent://{namespace}/t"
+    whole = f"/v2/namespaces/{namespace}/0x00000000_0xffffffff/unload?destinationBroker={broker}"
+
+    def given() -> bool:
+        if broker_id(cluster, topic) == broker:
+            return True
+        admin.call("PUT", whole, accept=(404, 409, 412))  # it may have another owner, or none, by now
+        return broker_id(cluster, topic) == broker
+
+    wait_for(f"{broker} to take {namespace}", given)

@@ -18,10 +18,10 @@ from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
-from sandbox.clients import Admin, pulsar_client, wait_for
+from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.planting import znodes
-from tests.integration.lifecycle.loads import broker_id, filled, no_retention, notes, pipeline_of, planned
+from tests.integration.lifecycle.loads import expiry, filled, give, no_retention, notes, pipeline_of, planned
 from tests.integration.lifecycle.relay import Relay, relaying
 from tests.integration.lifecycle.retention import loaded
 from tests.integration.pipeline import listed, new_namespace, wait_unlisted, wait_until_unloaded_counts
@@ -77,16 +77,9 @@ def topics_of_both(sandbox: Cluster) -> dict[str, dict[str, list[int]]]:
         for broker in sorted(admin.call("GET", "/v2/brokers")) * TOPICS:
             namespace = new_namespace(sandbox, "beside", 1)
             no_retention(admin, namespace)
-            admin.call("POST", f"/v2/namespaces/{namespace}/messageTTL", 5)
+            expiry(admin, namespace, 5)
             topic = f"persistent://{namespace}/t"
-            if broker_id(sandbox, topic) != broker:
-                whole = f"/v2/namespaces/{namespace}/0x00000000_0xffffffff/unload?destinationBroker={broker}"
-
-                def given(topic: str = topic, whole: str = whole, broker: str = broker) -> bool:
-                    admin.call("PUT", whole, accept=(404, 409, 412))  # it may have another owner, or none, by now
-                    return broker_id(sandbox, topic) == broker
-
-                wait_for(f"{broker} to take {namespace}", given)
+            give(sandbox, admin, namespace, broker)
             found.setdefault(broker, {})[topic] = filled(client, admin, topic)
     return found
 

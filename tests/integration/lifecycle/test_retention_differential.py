@@ -172,7 +172,7 @@ def drawn(rng: random.Random) -> list[Made]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One broker that does nothing by itself: production's would trim a topic as soon as it is loaded to be compared."""
+    """One broker that does nothing by itself: production's would trim a topic before it is compared."""
     found = Cluster(tmp_path_factory.mktemp("retention") / "sandbox")
     try:
         found.start(offloader=True, broker_settings=BROKER)
