@@ -113,9 +113,11 @@ class Earlier:
     """What left lists by our journal, what BookKeeper has of the topics, and what brokers ``trimmed``.
 
     Of the latter two, only what topics do not list. ``trimmed`` lacks those of which not all is known.
+    ``ours``: each topic with a ledger that our runs took off its list.
     """
 
     journalled: Mapping[str, Ledgers]
+    ours: Collection[tuple[str, int]]
     tagged: Mapping[str, Ledgers]
     trimmed: Mapping[str, Ledgers]
 
@@ -126,7 +128,7 @@ class Earlier:
 
     def copyless(self, row: Row, gone: Collection[int]) -> bool:
         """Whether brokers trimmed any of these ledgers since the plan, which names no copy: it may have one by then."""
-        return bool(set(gone) - self.journalled.get(row["topic"], {}).keys() - copies_of(row).keys())
+        return any((row["topic"], i) not in self.ours and i not in copies_of(row) for i in gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,10 @@ def left_before(
 ) -> Earlier:
     """Of the rows that have no error; a ledger may have been offloaded since the plan, too."""
     going = [row for row in rows if row["error"] is None]
-    ours, tagged = left_lists(cluster, going), tagged_since(cluster, ports, going, planned_at, bookies=bookies)
-    return Earlier(ours, tagged, _trimmed_by_brokers(cluster, going, ours, listed))
+    tagged = tagged_since(cluster, ports, going, planned_at, bookies=bookies)
+    last = dict(_marks(cluster, [row["topic"] for row in going], 0)) if going else {}
+    ours = {one for one, outcome in last.items() if outcome in _OFF}  # brokers may have trimmed since what a run left
+    return Earlier(left_lists(cluster, going), ours, tagged, _trimmed_by_brokers(cluster, going, ours, listed))
 
 
 def left_lists(cluster: Cluster, rows: Sequence[Row], since: int = 0, epoch: Epoch | None = None) -> dict[str, Ledgers]:
@@ -306,6 +310,7 @@ def unless_pending(result: DeleteRecordsResult) -> DeleteRecordsResult:
     return failed(RecordsError.BROKER_FAILED, Why(Code.UNLOAD_PENDING, f"{text}: run again"))
 
 
+_OFF = (Outcome.MARKED, Outcome.REMOVED)
 _REQUESTS = (PlanKind.DELETE_RECORDS, PlanKind.CONSUMED_RECORDS)
 
 
@@ -337,7 +342,7 @@ def _asked_topic(row: Row) -> AskedTopic:
 
 
 def _trimmed_by_brokers(
-    cluster: Cluster, rows: Sequence[Row], ours: Mapping[str, Ledgers], listed: ListedBefore
+    cluster: Cluster, rows: Sequence[Row], ours: Collection[tuple[str, int]], listed: ListedBefore
 ) -> dict[str, Ledgers]:
     """By topic, all that brokers took off its list below the low watermark that a row plans; ``ours`` is what we did.
 
@@ -346,9 +351,9 @@ def _trimmed_by_brokers(
     """
     left: dict[str, dict[int, ListedLedger]] = {}
     for row in rows:
-        if (own := listed.ledgers.get(row["topic"])) is not None:
-            known = {*row["ledgers"], *ours.get(row["topic"], ())}
-            left[row["topic"]] = {i: one for i, one in own.items() if i not in known}
+        if (own := listed.ledgers.get(topic := row["topic"])) is not None:
+            known = {*row["ledgers"], *(i for i in own if (topic, i) in ours)}
+            left[topic] = {i: one for i, one in own.items() if i not in known}
     copyless = {i: t for t, own in left.items() for i, one in own.items() if not one.info.get("offload_complete")}
     inventory = _stored_copies(cluster, listed.newest, copyless) if listed.newest and copyless else {}
     found: dict[str, Ledgers] = {}
@@ -423,10 +428,14 @@ def _compacted(cluster: Cluster, epoch: Epoch, topics: Sequence[str]) -> list[tu
 
 def _taken_off(cluster: Cluster, topics: Collection[str], since: int) -> list[tuple[str, int]]:
     """By our journal: topics, each with a ledger that left its list, or was about to."""
+    return [one for one, outcome in _marks(cluster, topics, since) if outcome in _OFF]
+
+
+def _marks(cluster: Cluster, topics: Collection[str], since: int) -> list[tuple[tuple[str, int], str]]:
     mine = pc.field("topic").isin(sorted(topics)) & (pc.field("cluster") == cluster.settings.cluster)
-    marks = mine & (pc.field("phase") == Phase.MARK) & pc.field("outcome").isin([Outcome.MARKED, Outcome.REMOVED])
-    rows = cluster.journal_reader.find(marks & filed_since(since), ["topic", "ledger_id"]).to_pylist()
-    return [(row["topic"], row["ledger_id"]) for row in rows if row["ledger_id"] >= 0]
+    marks = mine & (pc.field("phase") == Phase.MARK) & (pc.field("ledger_id") >= 0) & filed_since(since)
+    rows = cluster.journal_reader.find(marks, ["topic", "ledger_id", "outcome", "at"]).sort_by("at").to_pylist()
+    return [((row["topic"], row["ledger_id"]), row["outcome"]) for row in rows]
 
 
 def _waiting_copies(cluster: Cluster, topics: Collection[str]) -> list[tuple[str, DeletedLedger]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -13,8 +14,10 @@ from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import Absence, DeleteRecordsResult, Lacks, NotAsked, Presence
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.tables import OBJECTS
+from tests.kit.builders import ROW
 from tests.kit.fakes.journal import FakeJournal
 from tests.kit.records.records_scene import BOOKIE, HOUR, RecordsScene
 from tests.kit.records.topic_times import BUCKET, compacted_entry, sent
@@ -189,6 +192,33 @@ def test_an_answer_says_that_what_a_broker_trimmed_since_the_plan_may_have_copie
     (result,) = one.scene.apply(Patience(bookies=True))
     assert (result.low_watermark, row["ledgers"]) == (one.scene.at(*cut), one.ids[:1])
     assert (NotAsked.COPIES in result.not_asked) is not named
+
+
+@pytest.mark.parametrize("since", [True, False], ids=["since the plan", "before"])
+@pytest.mark.parametrize("last", [Outcome.LEFT, Outcome.REMOVED])
+def test_what_a_run_marked_and_left_in_the_list_may_have_copies_once_a_broker_trimmed_it(
+    last: Outcome, since: bool
+) -> None:
+    one = Trimmed()
+    of = {
+        "cluster": one.scene.where.settings.cluster,
+        "topic": str(one.scene.topic),
+        "ledger_id": one.ids[0],
+        "phase": Phase.MARK,
+    }
+    one.cluster.journal.record([replace(ROW, outcome=outcome, at=1, **of) for outcome in (Outcome.MARKED, last)])
+    if since:
+        one.scene.plan(one.scene.at(1, 0))
+    one.trim(one.ids[1:], one.ids[0])
+    one.cluster.wait(1)
+    if not since:
+        one.scan()
+        one.scene.plan(one.scene.at(2, 0))
+        one.scene.apply()
+        one.cluster.remove(one.cluster.path(one.ids[1]))
+    (result,) = one.scene.apply()
+    lacks = NotAsked.COPIES if since else NotAsked.TRIMMED
+    assert (result.error, result.not_asked) == (None, (lacks,) if last is Outcome.LEFT else ())
 
 
 def test_a_copy_that_lay_in_a_bucket_which_the_settings_do_not_name_is_not_asked_for() -> None:
