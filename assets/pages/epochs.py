@@ -9,6 +9,7 @@ import dagster as dg
 
 from assets.names import EPOCH, READER
 from assets.pages.failures import refusals_fail
+from pulsar_lifecycle.deletion.deletion_run import was_judged
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.records.refusals import RefusalCode
@@ -41,13 +42,14 @@ def epoch_to_write(context: dg.AssetExecutionContext, where: Cluster) -> tuple[s
 def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster) -> str:
     """The scan to judge: finished, and of this cluster. Raises dagster.Failure if it is not, NotFound.
 
-    A run that follows a scan by itself takes the newest finished one of its cluster: another may have begun meanwhile,
-    or another cluster, which shares the lake, have scanned.
+    A run that follows a scan by itself takes the newest finished one of its cluster that is judged: another may have
+    begun meanwhile, or be judged now, or another cluster, which shares the lake, have scanned.
     """
     epoch_id, _ = where.lake.open_epoch(context.run.run_id)
     if READER in context.run.tags and where.lake.begun_by(epoch_id) != context.run.run_id:
         finished = where.lake.epochs(fingerprint_of(where))
-        epoch_id = finished[-1].epoch_id if finished else epoch_id
+        newest = finished[-1].epoch_id if finished else epoch_id
+        epoch_id = next((one.epoch_id for one in reversed(finished) if was_judged(where, one)), newest)
     if not where.lake.finished(epoch_id):
         text = f"scan {epoch_id} is not finished: wait until it has ended, or launch job scan again"
         raise RefusedBy(RefusalCode.SCAN_UNFINISHED, text)

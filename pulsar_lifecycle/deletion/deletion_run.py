@@ -77,7 +77,7 @@ def make_plan(
     now = cluster.clock.now_ms()
     gaps = gaps_of(cluster, epoch)
     found = _findings(cluster, epoch, deletion_plan.PLAN.names)
-    earlier = next((e for e in reversed(earlier_epochs(cluster, epoch)) if _was_judged(cluster, e)), None)
+    earlier = next((e for e in reversed(earlier_epochs(cluster, epoch)) if was_judged(cluster, e)), None)
     if earlier is None:
         gaps.append(unconfirmed(cluster.settings))
     before = _findings(cluster, earlier, confirmed_orphans.CONFIRMED_BY) if earlier else found
@@ -124,7 +124,7 @@ def _findings(cluster: Cluster, epoch: Epoch, columns: Sequence[str]) -> pa.Tabl
     return cluster.lake.read_epoch_table(epoch.epoch_id, "findings", columns=list(columns))
 
 
-def _was_judged(cluster: Cluster, epoch: Epoch) -> bool:
+def was_judged(cluster: Cluster, epoch: Epoch) -> bool:
     """Whether the scan got as far as its findings; one that failed before still proves what refers to what."""
     try:
         cluster.lake.read_epoch_table(epoch.epoch_id, "findings", columns=[])

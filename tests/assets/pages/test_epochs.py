@@ -24,6 +24,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.store_history import StoreCounters
+from pulsar_lifecycle.records.tables import FINDINGS
 from resources.lifecycle import LifecycleResource
 from tests.kit.simulated import pipeline
 from tests.kit.simulated.cluster import SimulatedCluster
@@ -109,6 +110,16 @@ def test_what_follows_a_scan_by_itself_reads_the_newest_finished_one(instance: d
     where.lake.begin_epoch("e2", 9, str(uuid4()), StoreCounters(HERE, 1))
     with refused(RefusalCode.SCAN_UNFINISHED):
         epochs.epoch_to_read(run(instance, "another"), where)
+    assert epochs.epoch_to_read(run(instance, "another", **{READER: "c"}), where) == "e1"
+
+
+def test_what_follows_a_scan_by_itself_reads_the_newest_judged_one(instance: dg.DagsterInstance, where: Any) -> None:
+    """The next scan may be closed, and not judged yet: plans of offloads need what is found of it."""
+    begun(instance, where.lake, dg.DagsterRunStatus.SUCCESS)
+    finish(where.lake)
+    where.lake.publish("e1", "findings", [where.lake.write_part("e1", "findings", FINDINGS, [])])
+    where.lake.begin_epoch("e2", 9, str(uuid4()), StoreCounters(HERE, 1))
+    finish(where.lake, "e2")
     assert epochs.epoch_to_read(run(instance, "another", **{READER: "c"}), where) == "e1"
 
 
