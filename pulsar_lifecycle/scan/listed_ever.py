@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.runs.cluster import Cluster
 
 
@@ -48,8 +49,9 @@ def ever_listed(cluster: Cluster, epochs: Sequence[Epoch], topics: Mapping[str, 
     what was made between two lists that share a ledger is in the later one. A list lacks nothing that was trimmed
     before where its z-node was written as often as it lists ledgers: whatever is not listed took a write, too. A scan
     that cannot be read counts as none, as one that is pruned meanwhile, or was made by an earlier version; if it is
-    the newest, nothing is known.
+    the newest, nothing is known. A ledger that an undo brought back may be listed anew: sharing it says nothing.
     """
+    put_back = _put_back(cluster) if epochs else set[int]()
     first = (_lists(cluster, epochs[0], topics) if epochs else None) or {}
     # A z-node that was written more often than it lists ledgers stays so: not whole then, it is so in no later scan.
     later = {t: one.listed for t, one in topics.items() if t not in first or _is_whole(first[t])}
@@ -65,7 +67,7 @@ def ever_listed(cluster: Cluster, epochs: Sequence[Epoch], topics: Mapping[str, 
             del later[topic]
             row, before = lists.get(topic), topics[topic].before
             infos = {info["ledger_id"]: info for info in row["ledgers"] or ()} if row else {}
-            if row is None or (max(infos, default=-1) < before and known.isdisjoint(infos)):
+            if row is None or (max(infos, default=-1) < before and not known & infos.keys() - put_back):
                 continue
             own = found.setdefault(topic, {})
             own |= {i: ListedLedger(epoch.epoch_id, info) for i, info in infos.items() if i < before and i not in own}
@@ -74,6 +76,12 @@ def ever_listed(cluster: Cluster, epochs: Sequence[Epoch], topics: Mapping[str, 
             else:
                 later[topic] = frozenset(infos)
     return whole
+
+
+def _put_back(cluster: Cluster) -> set[int]:
+    undone = (pc.field("phase") == Phase.UNDO) & (pc.field("outcome") == Outcome.RESTORED)
+    mine = undone & (pc.field("cluster") == cluster.settings.cluster)
+    return set(cluster.journal_reader.find(mine, ["ledger_id"]).column("ledger_id").to_pylist())
 
 
 def _lists(cluster: Cluster, epoch: Epoch, topics: Mapping[str, AskedTopic]) -> dict[str, Mapping[str, Any]] | None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import event, given
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
+from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.records.tables import MANAGED_LEDGERS
 from pulsar_lifecycle.scan.listed_ever import AskedTopic, ever_listed
+from tests.kit.builders import ROW
 from tests.kit.fakes.lake import FakeLake
 from tests.kit.simulated import pipeline
 from tests.kit.simulated.cluster import SimulatedCluster
 
 TOPIC = "persistent://acme/orders/placed"
-ACTS = st.sampled_from(["load", "publish", "trim", "truncate", "lost write", "write", "scan"])
+ACTS = st.sampled_from(["load", "publish", "trim", "truncate", "lost write", "put back", "write", "scan"])
 ROLL = st.sampled_from([("load", "publish"), ("load", "publish", "scan"), ("load", "publish", "trim", "scan")])
 
 
@@ -29,6 +33,7 @@ class History:
         self.listed: dict[int, int] = {}
         """By id, how many entries."""
         self.with_entries: set[int] = set()
+        self.put_back: set[int] = set()
         self.version, self.last_id = 0, 0
 
     def load(self) -> None:
@@ -66,6 +71,11 @@ class History:
             version = self.version
             self.trim(keep=1)
             self.version = version
+        elif name == "put back":  # what an undo restored, by hand: not the last that left
+            gone = sorted(self.with_entries - self.listed.keys())[-2:-1]
+            self.listed = dict.fromkeys(gone, 1) | self.listed
+            self.put_back.update(gone)
+            self.version += 1
         elif name == "truncate":
             self.trim()
         elif name == "trim":
@@ -78,13 +88,24 @@ def _batch(row: dict[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([row], MANAGED_LEDGERS)
 
 
+def restored(ledger_id: int) -> JournalRow:
+    """What an undo says of a ledger that is back."""
+    return replace(ROW, cluster="simulated", ledger_id=ledger_id, phase=Phase.UNDO, outcome=Outcome.RESTORED)
+
+
+MADE = ("load", "publish")
+
+
+@example([(*MADE, *MADE, "scan", *MADE, "truncate", *MADE, "truncate", "put back", "scan")], 9)
 @given(st.lists(ROLL | ACTS.map(lambda act: (act,)), min_size=3, max_size=20), st.integers(0, 12))
 def test_a_topic_whose_every_ledger_is_known_lacks_none(acts: list[tuple[str, ...]], before: int) -> None:
     history = History()
     for act in chain.from_iterable(acts):
         history.act(act)
     asked = AskedTopic(1, 2, before, frozenset(i for i in history.listed if i < before))
-    cluster = pipeline.where(SimulatedCluster(), None, history.lake)
+    servers = SimulatedCluster()
+    servers.journal.record([restored(i) for i in history.put_back])
+    cluster = pipeline.where(servers, None, history.lake)
     found = ever_listed(cluster, history.scans, {TOPIC: asked}).get(TOPIC)
     event(f"known: {found is not None}, all listed: {history.with_entries <= history.listed.keys()}")
     if found is not None:
