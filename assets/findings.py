@@ -92,7 +92,7 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
     )
     def findings(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[Any]:
         where = lifecycle.cluster()
-        epoch_id = epoch_to_read(context, where)
+        epoch_id = epoch_to_read(context, where, judged=False)
         with reporting(context.log.info, of_stages(where.spark)):
             judged_scan.judge(where, epoch_id)
         rows = where.table(epoch_id, "findings")

@@ -116,7 +116,7 @@ def coverage_asset(cluster: str) -> dg.AssetsDefinition:
     )
     def scan_coverage(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:
         where = lifecycle.without_spark()
-        epoch = where.lake.epoch(epoch_to_read(context, where))
+        epoch = where.lake.epoch(epoch_to_read(context, where, judged=False))
         return dg.MaterializeResult(
             metadata={
                 EPOCH: epoch.epoch_id,

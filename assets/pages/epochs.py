@@ -39,17 +39,19 @@ def epoch_to_write(context: dg.AssetExecutionContext, where: Cluster) -> tuple[s
 
 
 @refusals_fail()
-def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster) -> str:
-    """The scan to judge: finished, and of this cluster. Raises dagster.Failure if it is not, NotFound.
+def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster, *, judged: bool = True) -> str:
+    """The scan to go by: finished, and of this cluster. Raises dagster.Failure if it is not, NotFound.
 
-    A run that follows a scan by itself takes the newest finished one of its cluster that is judged: another may have
-    begun meanwhile, or be judged now, or another cluster, which shares the lake, have scanned.
+    A run that was started by itself takes the newest finished one of its cluster: another may have begun meanwhile, or
+    another cluster, which shares the lake, have scanned. With ``judged`` the newest that was judged, too, as another
+    may be now; not so where a scan that was repeated is judged.
     """
     epoch_id, _ = where.lake.open_epoch(context.run.run_id)
     if READER in context.run.tags and where.lake.begun_by(epoch_id) != context.run.run_id:
         finished = where.lake.epochs(fingerprint_of(where))
         newest = finished[-1].epoch_id if finished else epoch_id
-        epoch_id = next((one.epoch_id for one in reversed(finished) if was_judged(where, one)), newest)
+        of_judged = (one.epoch_id for one in reversed(finished) if judged and was_judged(where, one))
+        epoch_id = next(of_judged, newest)
     if not where.lake.finished(epoch_id):
         text = f"scan {epoch_id} is not finished: wait until it has ended, or launch job scan again"
         raise RefusedBy(RefusalCode.SCAN_UNFINISHED, text)

@@ -41,7 +41,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import BrokenPendingUnload
 from pulsar_lifecycle.runs.journal_rows import details_of
-from pulsar_lifecycle.scan.listed_ever import AskedTopic, Listed, ListedLedger, ever_listed
+from pulsar_lifecycle.scan.listed_ever import AskedTopic, Listed, ListedLedger, ever_listed, undone
 
 _DAY_MS = 86_400_000
 
@@ -158,7 +158,8 @@ def left_before(
     going = [row for row in rows if row["error"] is None]
     tagged = tagged_since(cluster, ports, going, planned_at, bookies=bookies)
     last = dict(_marks(cluster, [row["topic"] for row in going], 0)) if going else {}
-    ours = {one for one, outcome in last.items() if outcome in _OFF}  # brokers may have trimmed since what a run left
+    put_back = undone(cluster) if last else set[int]()  # brokers may have trimmed these since, and what a run left
+    ours = {one for one, outcome in last.items() if outcome == Outcome.REMOVED and one[1] not in put_back}
     return Earlier(left_lists(cluster, going), ours, tagged, _trimmed_by_brokers(cluster, going, ours, listed))
 
 
@@ -434,7 +435,8 @@ def _taken_off(cluster: Cluster, topics: Collection[str], since: int) -> list[tu
 def _marks(cluster: Cluster, topics: Collection[str], since: int) -> list[tuple[tuple[str, int], str]]:
     mine = pc.field("topic").isin(sorted(topics)) & (pc.field("cluster") == cluster.settings.cluster)
     marks = mine & (pc.field("phase") == Phase.MARK) & (pc.field("ledger_id") >= 0) & filed_since(since)
-    rows = cluster.journal_reader.find(marks, ["topic", "ledger_id", "outcome", "at"]).sort_by("at").to_pylist()
+    rows = cluster.journal_reader.find(marks, ["topic", "ledger_id", "outcome", "at"]).to_pylist()
+    rows.sort(key=lambda row: (row["at"], row["outcome"] != Outcome.MARKED))
     return [((row["topic"], row["ledger_id"]), row["outcome"]) for row in rows]
 
 

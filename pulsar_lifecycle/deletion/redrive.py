@@ -292,7 +292,10 @@ def at_most(settings: Settings, asked: int | None) -> int:
 def redrive_now(
     cluster: Cluster, run_id: str, wanted: LetterFilter, max_messages: int | None, progress: Callable[[str], None]
 ) -> Redriven:
-    """Send what is wanted again, under the lease; :func:`at_most`. Raises Refused, Paused, LeaseLost, UsageError."""
+    """Send what is wanted again, under the lease; :func:`at_most`.
+
+    Raises Refused, Paused, LeaseLost, UsageError, and StoreError where what is sent could not be journalled.
+    """
     settings = cluster.settings
     most = at_most(settings, max_messages)
     if not settings.deletion.topicTwoPhaseDeletionEnabled:
@@ -303,6 +306,7 @@ def redrive_now(
         root = settings.bookkeeper.ledgers_root
         scans = ports.lake.epochs(cluster=settings.cluster)
         history_check.check_history(store, scans, cluster_fingerprint(store, root), root)
+        cluster.journal.check_writable()  # letters are sent before that is journalled
         with held_lease(settings, store, ports.clock, f"redrive {run_id}") as lease:
             return redrive(
                 run_id,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
+from pulsar_lifecycle.records.outcomes import Phase
 from pulsar_lifecycle.runs.cluster import Cluster
 
 
@@ -51,7 +51,7 @@ def ever_listed(cluster: Cluster, epochs: Sequence[Epoch], topics: Mapping[str, 
     that cannot be read counts as none, as one that is pruned meanwhile, or was made by an earlier version; if it is
     the newest, nothing is known. A ledger that an undo brought back may be listed anew: sharing it says nothing.
     """
-    put_back = _put_back(cluster) if epochs else set[int]()
+    put_back = undone(cluster) if epochs else set[int]()
     first = (_lists(cluster, epochs[0], topics) if epochs else None) or {}
     # A z-node that was written more often than it lists ledgers stays so: not whole then, it is so in no later scan.
     later = {t: one.listed for t, one in topics.items() if t not in first or _is_whole(first[t])}
@@ -78,9 +78,9 @@ def ever_listed(cluster: Cluster, epochs: Sequence[Epoch], topics: Mapping[str, 
     return whole
 
 
-def _put_back(cluster: Cluster) -> set[int]:
-    undone = (pc.field("phase") == Phase.UNDO) & (pc.field("outcome") == Outcome.RESTORED)
-    mine = undone & (pc.field("cluster") == cluster.settings.cluster)
+def undone(cluster: Cluster) -> set[int]:
+    """Ledgers that an undo was about: whoever lists one anew does it by hand."""
+    mine = (pc.field("phase") == Phase.UNDO) & (pc.field("cluster") == cluster.settings.cluster)
     return set(cluster.journal_reader.find(mine, ["ledger_id"]).column("ledger_id").to_pylist())
 
 

@@ -195,18 +195,20 @@ def test_an_answer_says_that_what_a_broker_trimmed_since_the_plan_may_have_copie
 
 
 @pytest.mark.parametrize("since", [True, False], ids=["since the plan", "before"])
-@pytest.mark.parametrize("last", [Outcome.LEFT, Outcome.REMOVED])
+@pytest.mark.parametrize("last", [Outcome.LEFT, Outcome.MARKED, Outcome.RESTORED, Outcome.REMOVED])
 def test_what_a_run_marked_and_left_in_the_list_may_have_copies_once_a_broker_trimmed_it(
     last: Outcome, since: bool
 ) -> None:
+    """So may what an undo brought back."""
     one = Trimmed()
     of = {
         "cluster": one.scene.where.settings.cluster,
         "topic": str(one.scene.topic),
         "ledger_id": one.ids[0],
-        "phase": Phase.MARK,
     }
-    one.cluster.journal.record([replace(ROW, outcome=outcome, at=1, **of) for outcome in (Outcome.MARKED, last)])
+    undone = [(Phase.MARK, Outcome.REMOVED), (Phase.UNDO, last)]
+    rows = [(Phase.MARK, Outcome.MARKED), *(undone if last is Outcome.RESTORED else [(Phase.MARK, last)])]
+    one.cluster.journal.record([replace(ROW, phase=phase, outcome=outcome, at=1, **of) for phase, outcome in rows])
     if since:
         one.scene.plan(one.scene.at(1, 0))
     one.trim(one.ids[1:], one.ids[0])
@@ -218,7 +220,7 @@ def test_what_a_run_marked_and_left_in_the_list_may_have_copies_once_a_broker_tr
         one.cluster.remove(one.cluster.path(one.ids[1]))
     (result,) = one.scene.apply()
     lacks = NotAsked.COPIES if since else NotAsked.TRIMMED
-    assert (result.error, result.not_asked) == (None, (lacks,) if last is Outcome.LEFT else ())
+    assert (result.error, result.not_asked) == (None, () if last is Outcome.REMOVED else (lacks,))
 
 
 def test_a_copy_that_lay_in_a_bucket_which_the_settings_do_not_name_is_not_asked_for() -> None:

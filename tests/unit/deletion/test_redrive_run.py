@@ -10,7 +10,7 @@ import pytest
 from pulsar_lifecycle.deletion import redrive
 from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven
 from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
-from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.errors import StoreError, UsageError
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.findings import Context
@@ -62,6 +62,17 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
+
+
+def test_nothing_is_taken_where_what_is_sent_cannot_be_journalled(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (Path(scene.settings.lake.path) / "journal").touch()
+    taken: list[object] = []
+    monkeypatch.setattr(redrive, "redrive", lambda *args: taken.append(args))
+    with pytest.raises(StoreError):
+        scene.redrive()
+    assert not taken
 
 
 def test_a_store_that_went_back_in_time_gets_no_dead_letter_sent_again(scene: Scene) -> None:
