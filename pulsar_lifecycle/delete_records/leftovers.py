@@ -25,8 +25,8 @@ from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_COMPACTED_LEDGER, COMPONENT_MANAGED_LEDGER
 from pulsar_lifecycle.formats.offload_object import S3_DRIVERS
-from pulsar_lifecycle.journal.first_phase_marks import marked_offloads
-from pulsar_lifecycle.journal.queries import filed_since
+from pulsar_lifecycle.journal.archive import restored_ever
+from pulsar_lifecycle.journal.first_phase_marks import Marks, marked_offloads, marks_of
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import MessagePosition, Topic
 from pulsar_lifecycle.ports import MetadataStore
@@ -41,7 +41,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import BrokenPendingUnload
 from pulsar_lifecycle.runs.journal_rows import details_of
-from pulsar_lifecycle.scan.listed_ever import AskedTopic, Listed, ListedLedger, ever_listed, undone
+from pulsar_lifecycle.scan.listed_ever import AskedTopic, Listed, ListedLedger, ever_listed
 
 _DAY_MS = 86_400_000
 
@@ -128,7 +128,8 @@ class Earlier:
 
     def copyless(self, row: Row, gone: Collection[int]) -> bool:
         """Whether brokers trimmed any of these ledgers since the plan, which names no copy: it may have one by then."""
-        return any((row["topic"], i) not in self.ours and i not in copies_of(row) for i in gone)
+        named = copies_of(row)
+        return any((row["topic"], i) not in self.ours and i not in named for i in gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,22 +158,30 @@ def left_before(
     """Of the rows that have no error; a ledger may have been offloaded since the plan, too."""
     going = [row for row in rows if row["error"] is None]
     tagged = tagged_since(cluster, ports, going, planned_at, bookies=bookies)
-    last = dict(_marks(cluster, [row["topic"] for row in going], 0)) if going else {}
-    put_back = undone(cluster) if last else set[int]()  # brokers may have trimmed these since, and what a run left
-    ours = {one for one, outcome in last.items() if outcome == Outcome.REMOVED and one[1] not in put_back}
-    return Earlier(left_lists(cluster, going), ours, tagged, _trimmed_by_brokers(cluster, going, ours, listed))
+    marks = marks_of(cluster.journal_reader, cluster.settings.cluster, [row["topic"] for row in going]) if going else []
+    removed = {one for one, outcome in dict(marks).items() if outcome == Outcome.REMOVED}
+    # what a run left, or an undo brought back, brokers may have trimmed since
+    put_back = restored_ever(cluster.journal_reader, cluster.settings.cluster, {i for _, i in removed})
+    ours = {(topic, i) for topic, i in removed if i not in put_back}
+    trimmed = _trimmed_by_brokers(cluster, going, ours, listed)
+    return Earlier(left_lists(cluster, going, marks=marks), ours, tagged, trimmed)
 
 
-def left_lists(cluster: Cluster, rows: Sequence[Row], since: int = 0, epoch: Epoch | None = None) -> dict[str, Ledgers]:
+def left_lists(
+    cluster: Cluster, rows: Sequence[Row], since: int = 0, epoch: Epoch | None = None, marks: Marks | None = None
+) -> dict[str, Ledgers]:
     """By topic, what left its list below the low watermark that a row plans, with the copies that wait for a deletion.
 
-    By our journal, at ``since`` (ms) or later, or was about to; what waits, whenever it left. With ``epoch`` also by
-    the tags that this scan read. The ledger that the low watermark lies in is among them, if it left.
+    By our journal, at ``since`` (ms) or later (or by these ``marks``), or was about to; what waits, whenever it left.
+    With ``epoch`` also by the tags that this scan read. The ledger that the low watermark lies in is among them, if it
+    left.
     """
     below = {row["topic"]: MessagePosition.parse(row["low_watermark"]) for row in rows}
     if not below:
         return {}
-    left = _taken_off(cluster, below, since) + (_tagged(cluster, epoch, below) if epoch else [])
+    if marks is None:
+        marks = marks_of(cluster.journal_reader, cluster.settings.cluster, below, since)
+    left = [one for one, outcome in marks if outcome in _OFF] + (_tagged(cluster, epoch, below) if epoch else [])
     copies = _waiting_copies(cluster, below) if cluster.settings.object_store else []
     found: dict[str, Ledgers] = {}
     for topic, one in [*((topic, DeletedLedger(i, None)) for topic, i in left), *copies]:
@@ -425,19 +434,6 @@ def _compacted(cluster: Cluster, epoch: Epoch, topics: Sequence[str]) -> list[tu
     parts = cluster.parts(epoch.epoch_id, "bookkeeper_ledgers") if topics else []
     batches = cluster.lake.batches(parts, ["compacted_topic", "ledger_id"], where)
     return [(row["compacted_topic"], row["ledger_id"]) for batch in batches for row in batch.to_pylist()]
-
-
-def _taken_off(cluster: Cluster, topics: Collection[str], since: int) -> list[tuple[str, int]]:
-    """By our journal: topics, each with a ledger that left its list, or was about to."""
-    return [one for one, outcome in _marks(cluster, topics, since) if outcome in _OFF]
-
-
-def _marks(cluster: Cluster, topics: Collection[str], since: int) -> list[tuple[tuple[str, int], str]]:
-    mine = pc.field("topic").isin(sorted(topics)) & (pc.field("cluster") == cluster.settings.cluster)
-    marks = mine & (pc.field("phase") == Phase.MARK) & (pc.field("ledger_id") >= 0) & filed_since(since)
-    rows = cluster.journal_reader.find(marks, ["topic", "ledger_id", "outcome", "at"]).to_pylist()
-    rows.sort(key=lambda row: (row["at"], row["outcome"] != Outcome.MARKED))
-    return [((row["topic"], row["ledger_id"]), row["outcome"]) for row in rows]
 
 
 def _waiting_copies(cluster: Cluster, topics: Collection[str]) -> list[tuple[str, DeletedLedger]]:

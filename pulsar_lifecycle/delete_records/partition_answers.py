@@ -428,7 +428,7 @@ def _with_metadata(cluster: Cluster, rows: Sequence[Row], planned_at: int, ledge
     then = {i for row in rows for i in (row["ledger_id"], *row["ledgers"], *row["leftovers"])}
     nodes = [node for node in nodes if node.at >= planned_at or node.ledger_id not in then]
     nodes = as_deleted(cluster.journal_reader, name, nodes)
-    restored = restored_ever(cluster.journal_reader, name, nodes)
+    restored = restored_ever(cluster.journal_reader, name, {node.ledger_id for node in nodes})
     for node in nodes:
         try:
             metadata = ledger_metadata.decode(node.data)

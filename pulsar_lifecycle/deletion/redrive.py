@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pulsar_lifecycle.errors import NotFound, RefusedBy
+from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import told_times
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.journal.queries import DeadLetterReason, dead_letter_reasons
-from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import (
     Clock,
@@ -32,14 +31,12 @@ from pulsar_lifecycle.ports import (
 from pulsar_lifecycle.records.codes import Code, Why, check_known
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome, Phase, Waiting, action_of
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import lowered
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import Lease, held_lease
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
-from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
-from pulsar_lifecycle.scan import history_check
+from pulsar_lifecycle.scan.evidence import check_may_act
 from pulsar_lifecycle.settings import Settings
 
 BATCH = 500
@@ -298,15 +295,9 @@ def redrive_now(
     """
     settings = cluster.settings
     most = at_most(settings, max_messages)
-    if not settings.deletion.topicTwoPhaseDeletionEnabled:
-        raise RefusedBy(RefusalCode.SWITCHED_OFF, SWITCHED_OFF)
     with published(cluster), cluster.ports() as ports:
         store = ports.store
-        control.check_not_paused(store)
-        root = settings.bookkeeper.ledgers_root
-        scans = ports.lake.epochs(cluster=settings.cluster)
-        history_check.check_history(store, scans, cluster_fingerprint(store, root), root)
-        cluster.journal.check_writable()  # letters are sent before that is journalled
+        check_may_act(cluster, store)
         with held_lease(settings, store, ports.clock, f"redrive {run_id}") as lease:
             return redrive(
                 run_id,

@@ -59,14 +59,17 @@ def as_deleted(journal: JournalReader, cluster: str, nodes: Sequence[Archived]) 
     return [n for n in nodes if by_run.get((n.run_id, n.ledger_id), -1) >= n.at > undone.get(n.ledger_id, -1)]
 
 
-def restored_ever(journal: JournalReader, cluster: str, nodes: Sequence[Archived]) -> frozenset[int]:
-    """Ledgers of a ``cluster``'s ``nodes`` that an undo has ever touched: their z-nodes may have been created anew."""
-    if not nodes:
+def restored_ever(journal: JournalReader, cluster: str, ledger_ids: Collection[int] | None = None) -> frozenset[int]:
+    """Ledgers of a ``cluster``, all or of these, that an undo has ever touched.
+
+    Their z-nodes may have been created anew, and topics list them by somebody's hand.
+    """
+    if ledger_ids is not None and not ledger_ids:
         return frozenset()
-    ids = pa.array(sorted({node.ledger_id for node in nodes}), pa.int64())
-    mine = (pc.field("cluster") == cluster) & pc.is_in(pc.field("ledger_id"), ids)
-    found = journal.find(mine & (pc.field("phase") == Phase.UNDO), ["ledger_id"])
-    return frozenset(found.column("ledger_id").to_pylist())
+    condition = (pc.field("cluster") == cluster) & (pc.field("phase") == Phase.UNDO)
+    if ledger_ids is not None:
+        condition &= pc.is_in(pc.field("ledger_id"), pa.array(sorted(ledger_ids), pa.int64()))
+    return frozenset(journal.find(condition, ["ledger_id"]).column("ledger_id").to_pylist())
 
 
 def brought_back(journal: JournalReader, cluster: str, ledger_ids: Collection[int]) -> frozenset[int]:

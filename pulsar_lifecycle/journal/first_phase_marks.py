@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -44,6 +44,19 @@ def taken_off(journal: JournalReader, cluster: str, since: int) -> set[int]:
         return set()
     left = rows_of_outcome(journal, Outcome.LEFT, since, mine, ["ledger_id", "at"])
     return set(open_marks(marked, left).column("ledger_id").to_pylist())
+
+
+Marks = Sequence[tuple[tuple[str, int], str]]
+"""Topics, each with a ledger that our first phase was to take off its list, and an outcome; in the order of time."""
+
+
+def marks_of(journal: JournalReader, cluster: str, topics: Collection[str], since: int = 0) -> Marks:
+    """What our first phase said at ``since`` (ms) or later of ledgers of these topics."""
+    mine = pc.field("topic").isin(sorted(topics)) & (pc.field("cluster") == cluster)
+    marks = mine & (pc.field("phase") == Phase.MARK) & (pc.field("ledger_id") >= 0) & filed_since(since)
+    rows = journal.find(marks, ["topic", "ledger_id", "outcome", "at"]).to_pylist()
+    rows.sort(key=lambda row: (row["at"], row["outcome"] != Outcome.MARKED))
+    return [((row["topic"], row["ledger_id"]), row["outcome"]) for row in rows]
 
 
 def unnamed_snapshots(journal: JournalReader, cluster: str, since: int) -> set[int]:

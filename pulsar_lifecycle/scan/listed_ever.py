@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import StoreError
+from pulsar_lifecycle.journal.archive import restored_ever
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.outcomes import Phase
 from pulsar_lifecycle.runs.cluster import Cluster
 
 
@@ -51,14 +51,14 @@ def ever_listed(cluster: Cluster, epochs: Sequence[Epoch], topics: Mapping[str, 
     that cannot be read counts as none, as one that is pruned meanwhile, or was made by an earlier version; if it is
     the newest, nothing is known. A ledger that an undo brought back may be listed anew: sharing it says nothing.
     """
-    put_back = undone(cluster) if epochs else set[int]()
+    put_back = restored_ever(cluster.journal_reader, cluster.settings.cluster) if epochs else frozenset[int]()
     first = (_lists(cluster, epochs[0], topics) if epochs else None) or {}
     # A z-node that was written more often than it lists ledgers stays so: not whole then, it is so in no later scan.
     later = {t: one.listed for t, one in topics.items() if t not in first or _is_whole(first[t])}
     found: dict[str, dict[int, ListedLedger]] = {}
     whole: dict[str, Listed] = {}
     for epoch in reversed(epochs):
-        lists = _lists(cluster, epoch, {topic: topics[topic] for topic in later})
+        lists = first if epoch is epochs[0] and first else _lists(cluster, epoch, {t: topics[t] for t in later})
         if lists is None and not found:
             return {}
         if lists is None:
@@ -76,12 +76,6 @@ def ever_listed(cluster: Cluster, epochs: Sequence[Epoch], topics: Mapping[str, 
             else:
                 later[topic] = frozenset(infos)
     return whole
-
-
-def undone(cluster: Cluster) -> set[int]:
-    """Ledgers that an undo was about: whoever lists one anew does it by hand."""
-    mine = (pc.field("phase") == Phase.UNDO) & (pc.field("cluster") == cluster.settings.cluster)
-    return set(cluster.journal_reader.find(mine, ["ledger_id"]).column("ledger_id").to_pylist())
 
 
 def _lists(cluster: Cluster, epoch: Epoch, topics: Mapping[str, AskedTopic]) -> dict[str, Mapping[str, Any]] | None:
