@@ -60,6 +60,12 @@ class ZooKeeperSettings(Section):
     stop_above: Seconds = 0.5
     """Latency at which they stop."""
 
+    def without_chroot(self) -> tuple[ZooKeeperSettings, str]:
+        """How to reach the whole of the same ZooKeeper, and the chroot that was left out (empty: none)."""
+        hosts, _, chroot = self.hosts.partition("/")
+        chroot = chroot.strip("/")
+        return self.model_copy(update={"hosts": hosts}), f"/{chroot}" if chroot else ""
+
 
 class PulsarSettings(Section):
     """The brokers: admin REST and binary protocol."""
@@ -278,6 +284,18 @@ class Settings(Section):
     delayed_index: DelayedIndexRepairs = DelayedIndexRepairs()
     metrics: MetricsSettings = MetricsSettings()
     catalog: CatalogSettings = CatalogSettings()
+
+    def root(self, name: str) -> ZooKeeperSettings:
+        """How to reach the metadata store of our own root (empty name) or of a declared one. Raises ConfigError."""
+        if not name:
+            return self.zookeeper
+        for shared in self.bookkeeper.shared_with or ():
+            if shared.name == name:
+                limits = self.zookeeper.model_dump(
+                    include={"session_timeout", "reads_per_second", "slow_above", "stop_above"}
+                )
+                return ZooKeeperSettings(hosts=shared.hosts, tls=shared.tls, digest=shared.digest, **limits)
+        raise ConfigError(f"bookkeeper.shared_with: there is no root named {name!r}")
 
     def words(self) -> list[Word]:
         """Everything that the operator says here against, or beyond, the safety rules; expired ones too."""

@@ -12,8 +12,8 @@ import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 from pyspark.sql import SparkSession
 
-from pulsar_lifecycle.io.connect import Connect, Connections
-from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.ports import Connect, Lake
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from pulsar_lifecycle.sources.spark_session import CONF, ship
@@ -62,12 +62,12 @@ class LifecycleResource(dg.ConfigurableResource):
 
     def without_spark(self) -> Cluster:
         """What needs no Spark, which this does not start."""
-        return Cluster(self.settings(), self.path(), self.opener())
+        return Cluster(self.settings(), self.opener(), self.path())
 
     def cluster(self) -> Cluster:
         """Everything a scan or a deletion run needs; starts Spark once it is asked for: not every run needs it."""
         settings = self.settings()
-        return Cluster(settings, self.path(), self.opener(), start_session=lambda: self._started(settings))
+        return Cluster(settings, self.opener(), self.path(), start_session=lambda: self._started(settings))
 
     def _started(self, settings: Settings) -> SparkSession:
         config = spark_config(settings)

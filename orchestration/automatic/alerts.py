@@ -64,7 +64,7 @@ def failed_runs_sensor(cluster: str, loaded: Settings | None) -> dg.SensorDefini
         except ConfigError:
             if loaded is None:
                 raise
-            where = Cluster(loaded, lifecycle.path(), lifecycle.opener())
+            where = Cluster(loaded, lifecycle.opener(), lifecycle.path())
         with where.ports(read_only=True) as ports:
             if ports.alerts is None:
                 return dg.SkipReason("automation.alert_webhook is not set")

@@ -19,7 +19,8 @@ from pulsar_lifecycle.cli import automation, compaction, delete_records, offload
 from pulsar_lifecycle.cli.look import disk, explain, inactive, inspect, table
 from pulsar_lifecycle.cli.options import GlobalOptions
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, RefusedBy, UsageError
-from pulsar_lifecycle.io.connect import Connect, Connections
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.ports import Connect
 from sandbox.cli import app as sandbox_app
 
 app = typer.Typer(

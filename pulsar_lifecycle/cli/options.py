@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pulsar_lifecycle.io.connect import Connect, Connections
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.ports import Connect
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.metastore.load_state import Brokers
@@ -35,7 +36,7 @@ def cluster_of(context: typer.Context) -> Cluster:
     from pulsar_lifecycle.settings import load_settings
 
     options = context.ensure_object(GlobalOptions)
-    return Cluster(load_settings(options.config), str(options.config or ""), options.connect)
+    return Cluster(load_settings(options.config), options.connect, str(options.config or ""))
 
 
 def brokers_of(where: Cluster) -> Brokers:

@@ -26,12 +26,11 @@ from pulsar_lifecycle.delete_records.records_planning import EACH, ask_brokers, 
 from pulsar_lifecycle.delete_records.request import PLAIN, DeleteRecordsResult, Offset, Options, TopicPartition
 from pulsar_lifecycle.delete_records.topic_view import Clusters, replication_of, unanswered_owner
 from pulsar_lifecycle.errors import LifecycleError, UsageError
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.ports import Connect, JournalRow
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context

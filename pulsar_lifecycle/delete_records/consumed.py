@@ -20,9 +20,8 @@ from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import END, Offset, TopicPartition
 from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Namespace, Topic, decode_name
-from pulsar_lifecycle.ports import Unread
+from pulsar_lifecycle.ports import ClusterPorts, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why, why_refused
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
@@ -90,7 +89,7 @@ _NOT_NAMED = Why(RecordsError.CHANGED, "consumed_records.subscriptions does not 
 
 
 def _topics(
-    ports: Connections, policy: Mapping[str, tuple[str, ...]]
+    ports: ClusterPorts, policy: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[TopicPartition, tuple[str, ...]], dict[TopicPartition, Why]]:
     """The subscriptions that count for each topic, and partitioned topics whose partitions are not known.
 
@@ -118,11 +117,11 @@ def _narrowness(name: str) -> int:
     return 1 if Topic.parse(name).partition is None else 2
 
 
-def _named(ports: Connections, name: str) -> list[TopicPartition]:
+def _named(ports: ClusterPorts, name: str) -> list[TopicPartition]:
     return list(partitions_of(ports.store, ports.configuration, [RequestedOffset(Topic.parse(name), None, END, name)]))
 
 
-def _of_namespace(ports: Connections, namespace: Namespace) -> list[TopicPartition]:
+def _of_namespace(ports: ClusterPorts, namespace: Namespace) -> list[TopicPartition]:
     """Its topics but for system topics."""
     path = f"{MANAGED_LEDGERS_ROOT}/{namespace}/persistent"
     listing = ports.store.children([path])[0]

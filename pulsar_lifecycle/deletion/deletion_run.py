@@ -18,7 +18,6 @@ from pulsar_lifecycle.deletion.run_evidence import DeclaredBuckets, Evidence, Of
 from pulsar_lifecycle.deletion.workers import OutcomeCount, delete_directly, delete_from_queue
 from pulsar_lifecycle.deletion_queue.queue_topics import pending_where_subscribed
 from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
@@ -28,7 +27,7 @@ from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.journal.queries import ordered_by, sent_ledgers, unsent
 from pulsar_lifecycle.journal.read_checks import failed_locations
 from pulsar_lifecycle.metastore import load_state
-from pulsar_lifecycle.ports import MetadataStore
+from pulsar_lifecycle.ports import ClusterPorts, MetadataStore
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import in_words
@@ -182,7 +181,7 @@ def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[OutcomeC
 
 
 @contextmanager
-def begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
+def begun(cluster: Cluster, run_id: str, ports: ClusterPorts) -> Iterator[Run]:
     """Check that we may act, take the lease for as long as the work lasts, and gather the evidence."""
     settings, store, clock = cluster.settings, ports.store, ports.clock
     epoch = newest_epoch(cluster, check_may_act(cluster, store))

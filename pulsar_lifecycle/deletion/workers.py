@@ -34,9 +34,8 @@ from pulsar_lifecycle.errors import (
     UsageError,
 )
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.journal.queries import taken_messages
-from pulsar_lifecycle.ports import DeletionQueue, Postponed, Received, Sent
+from pulsar_lifecycle.ports import Connect, DeletionQueue, Postponed, Received, Sent
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.records.tables import FINDINGS

@@ -32,7 +32,6 @@ from pulsar_lifecycle.inspect.cursor_holds import (
     ways_of_inactive,
     with_unused,
 )
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
@@ -45,7 +44,7 @@ from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.walk import Unit
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
-from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
+from pulsar_lifecycle.ports import ClusterPorts, LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.tables import Problem
@@ -249,7 +248,7 @@ def _layers(cluster: Cluster, namespace: str) -> tuple[Layers, tuple[str, ...]]:
     return layers, (*differing, *(f"what broker {name} is set to is not known: {why}" for name, why in silent.items()))
 
 
-def _reading(ports: Connections, info: ManagedLedgerInfo) -> IndexPorts:
+def _reading(ports: ClusterPorts, info: ManagedLedgerInfo) -> IndexPorts:
     """What a topic's messages are read by; without the object store where it cannot be opened, or has none of them."""
     if any(item.offload for item in info.ledgers):
         with contextlib.suppress(LifecycleError):

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import NotFound, UsageError
 from pulsar_lifecycle.inspect.catalog import OF_A_SCAN
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.ports import Archived, JournalRow
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import load_settings
@@ -41,7 +42,7 @@ def read(
     """
     import pandas as pd
 
-    found = whole_table(Cluster(load_settings(config)), table, epoch, columns)
+    found = whole_table(Cluster(load_settings(config), Connections), table, epoch, columns)
     nullable = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
     return found.to_pandas(types_mapper=nullable.get)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from pulsar_lifecycle.errors import ConfigError
 from pulsar_lifecycle.io.clock import SystemClock
@@ -85,12 +85,12 @@ class Connections:
     @cached_property
     def whole(self) -> MetadataStore:
         """The whole of our ZooKeeper, without the chroot of :attr:`store`; it refuses every write."""
-        return self._metadata(without_chroot(self.settings.zookeeper)[0])
+        return self._metadata(self.settings.zookeeper.without_chroot()[0])
 
     def root(self, name: str) -> MetadataStore:
         """The metadata store of our own root (empty name) or of a declared one; it refuses every write."""
         key = f"bookkeeper.shared_with.{name}" if name else "zookeeper"
-        return self._metadata(root_settings(self.settings, name), share=self._reads_per_second, key=key)
+        return self._metadata(self.settings.root(name), share=self._reads_per_second, key=key)
 
     @cached_property
     def reader(self) -> LedgerReader:
@@ -232,24 +232,6 @@ class Connections:
         )
 
 
-class Connect(Protocol):
-    """Opens the ports of a cluster where a run or one of its tasks works: :class:`Connections`, but in tests.
-
-    It goes to executors with the tasks.
-    """
-
-    def __call__(
-        self,
-        settings: Settings,
-        *,
-        read_only: bool = False,
-        reads_per_second: float | None = None,
-        pace: Callable[[int], object] | None = None,
-    ) -> Connections:
-        """The ports that ``settings`` name, as :class:`Connections` says."""
-        ...
-
-
 def metadata_store(
     zookeeper: ZooKeeperSettings,
     *,
@@ -261,25 +243,3 @@ def metadata_store(
     from pulsar_lifecycle.io.zookeeper.store import KazooStore
 
     return KazooStore(zookeeper, read_only=read_only, reads_per_second=reads_per_second, key=key)
-
-
-def without_chroot(zookeeper: ZooKeeperSettings) -> tuple[ZooKeeperSettings, str]:
-    """How to reach the whole of the same ZooKeeper, and the chroot that was left out (empty: none)."""
-    hosts, _, chroot = zookeeper.hosts.partition("/")
-    chroot = chroot.strip("/")
-    return zookeeper.model_copy(update={"hosts": hosts}), f"/{chroot}" if chroot else ""
-
-
-def root_settings(settings: Settings, root: str) -> ZooKeeperSettings:
-    """How to reach the metadata store of our own root (empty name) or of a declared one. Raises ConfigError."""
-    from pulsar_lifecycle.settings import ZooKeeperSettings
-
-    if not root:
-        return settings.zookeeper
-    for shared in settings.bookkeeper.shared_with or ():
-        if shared.name == root:
-            limits = settings.zookeeper.model_dump(
-                include={"session_timeout", "reads_per_second", "slow_above", "stop_above"}
-            )
-            return ZooKeeperSettings(hosts=shared.hosts, tls=shared.tls, digest=shared.digest, **limits)
-    raise ConfigError(f"bookkeeper.shared_with: there is no root named {root!r}")

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import (
     OF_NAME,
@@ -25,7 +24,7 @@ from pulsar_lifecycle.lifecycle.retention_inputs import (
     retention_topics,
     with_shadow_sources,
 )
-from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.ports import Connect, Lake
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
 from pulsar_lifecycle.records.topic_load import LoadReason, LoadState

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.journal.queries import pending_ledgers
 from pulsar_lifecycle.lifecycle.held.delayed_pins import PINS, delayed_pins, first_messages
 from pulsar_lifecycle.lifecycle.reasons import (
@@ -32,7 +31,7 @@ from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
 from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
 from pulsar_lifecycle.lifecycle.storage import STORAGE_COLUMNS, STORAGE_REPORT, shortened, summed
-from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.ports import Connect, Lake
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, FINDINGS, REFERENCES, Problem
 from pulsar_lifecycle.runs.cluster import Cluster

@@ -13,12 +13,11 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.errors import LifecycleError, UsageError
-from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.metastore import bookkeeper_ledgers, load_state, schemas, topics, walk
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.namespaces import namespace_policies, policy_documents
 from pulsar_lifecycle.metastore.walk import Unit
-from pulsar_lifecycle.ports import MetadataStore
+from pulsar_lifecycle.ports import ClusterPorts, Connect, MetadataStore
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.topic_load import LoadReason
@@ -85,8 +84,8 @@ class Reading:
 
     table: str
     settings: Settings
+    connect: Connect
     root: str = ""
-    connect: Connect = Connections
     wanted: RowFilter = field(default_factory=RowFilter)
     strict: bool = False
 
@@ -117,7 +116,7 @@ class Reading:
             return schemas.schema_units(store, wanted.namespace)
         return topics.topic_units(store, wanted.namespace)
 
-    def _with_brokers(self, shares: list[TableShare], store: MetadataStore, ports: Connections) -> list[TableShare]:
+    def _with_brokers(self, shares: list[TableShare], store: MetadataStore, ports: ClusterPorts) -> list[TableShare]:
         if not self.settings.pulsar.admin_url:
             raise UsageError("topics: give option admin_url (or settings): the load state needs the brokers' word")
         try:
@@ -137,7 +136,7 @@ class Reading:
         now = ports.clock.now_ms()
         return [_with_its_topics(share, brokers, policies, now) for share in shares]
 
-    def _batches(self, ports: Connections, share: TableShare, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _batches(self, ports: ClusterPorts, share: TableShare, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         if self.table == "topics":
             if not share.units:
                 return

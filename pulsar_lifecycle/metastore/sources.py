@@ -39,6 +39,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pulsar_lifecycle.errors import CorruptFormat, UsageError
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.metastore.reading import TABLES, Reading, RowFilter
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.tables import Problem
@@ -97,7 +98,7 @@ class MetastoreReader(DataSourceReader):
         """One group of subtrees per task."""
         settings = source_settings(self.options)
         reading = Reading(
-            self.table, settings, self.options.get("root", ""), wanted=self.filters, strict=self._strict()
+            self.table, settings, Connections, self.options.get("root", ""), wanted=self.filters, strict=self._strict()
         )
         parts = int(self.options.get("partitions", settings.spark.scan_partitions))
         shares = reading.shares(parts, int(self.options.get("concurrency", parts)))

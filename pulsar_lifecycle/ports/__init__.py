@@ -15,6 +15,7 @@ from pulsar_lifecycle.ports.brokers import (
     TopicConnections,
     TopicInternals,
 )
+from pulsar_lifecycle.ports.cluster_ports import ClusterPorts, Connect
 from pulsar_lifecycle.ports.journal import (
     Archived,
     ArchivedSnapshot,
@@ -80,6 +81,8 @@ __all__ = [
     "BrokerStatistics",
     "Children",
     "Clock",
+    "ClusterPorts",
+    "Connect",
     "Counting",
     "DeadLetterQueue",
     "Deletion",

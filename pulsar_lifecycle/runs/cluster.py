@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from pulsar_lifecycle.errors import UsageError
-from pulsar_lifecycle.io.connect import Connect, Connections
-from pulsar_lifecycle.ports import Clock, Ids, Journal, JournalReader
+from pulsar_lifecycle.ports import Clock, ClusterPorts, Connect, Ids, Journal, JournalReader
 from pulsar_lifecycle.records.tables import stored_name
 from pulsar_lifecycle.runs.tasks import SparkTasks, Tasks
 from pulsar_lifecycle.settings import Settings
@@ -32,14 +31,14 @@ class Cluster:
     """
 
     settings: Settings
+    connect: Connect
     settings_file: str = ""
-    connect: Connect = Connections
     session: SparkSession | None = None
     given: Tasks | None = None
     start_session: Callable[[], SparkSession] | None = None
 
-    def ports(self, *, read_only: bool = False, pace: Callable[[int], object] | None = None) -> Connections:
-        """The ports of the cluster, as ``Connections`` says; the caller closes them."""
+    def ports(self, *, read_only: bool = False, pace: Callable[[int], object] | None = None) -> ClusterPorts:
+        """The ports of the cluster, the caller closes them."""
         return self.connect(self.settings, read_only=read_only, pace=pace)
 
     @cached_property

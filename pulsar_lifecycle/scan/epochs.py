@@ -17,7 +17,6 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_MANAGED_LEDGER, COMPONENT_SCHEMA
-from pulsar_lifecycle.io.connect import root_settings, without_chroot
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
 from pulsar_lifecycle.journal.first_phase_marks import taken_off, unnamed_snapshots
 from pulsar_lifecycle.journal.in_doubt import absent
@@ -257,10 +256,10 @@ def _other_roots(cluster: Cluster, births: Collection[Birth], now: int) -> tuple
     Raises what the store raises: no epoch without it.
     """
     settings = cluster.settings
-    _, chroot = without_chroot(settings.zookeeper)
+    _, chroot = settings.zookeeper.without_chroot()
     with cluster.ports() as ports:
         found = look_around(ports.whole, chroot, settings.bookkeeper.ledgers_root)
-    declared = [without_chroot(root_settings(settings, r.name))[1] for r in settings.bookkeeper.shared_with or ()]
+    declared = [settings.root(r.name).without_chroot()[1] for r in settings.bookkeeper.shared_with or ()]
     gaps = undeclared(found, births, declared, settings.bookkeeper.not_sharing_at(now))
     where = {gap.where for gap in undeclared(found, births, declared, ())}
     return gaps, sorted(where.difference(gap.where for gap in gaps))

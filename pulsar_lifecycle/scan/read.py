@@ -13,10 +13,9 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.metastore.reading import TABLES, Reading
 from pulsar_lifecycle.model import COMPACTION_CURSOR
-from pulsar_lifecycle.ports import Ids, Lake
+from pulsar_lifecycle.ports import ClusterPorts, Connect, Ids, Lake
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.epoch import Census
 from pulsar_lifecycle.records.referenced import Referenced
@@ -46,7 +45,7 @@ def began_at(epoch_id: str) -> datetime | None:
 def scan_table(cluster: Cluster, epoch_id: str, table: str, root: str = "") -> Census:
     """Read one table of one root from ZooKeeper, store it, and count what was listed against what was stored."""
     cluster.lake.forget_census(epoch_id, table, root)
-    reading = Reading(table, cluster.settings, root, cluster.connect)
+    reading = Reading(table, cluster.settings, cluster.connect, root)
     shares = reading.shares(cluster.settings.spark.scan_partitions, cluster.tasks.at_once)
     cluster.store(epoch_id, stored_name(table, root), TABLES[table], reading.rows, shares)
     parts = cluster.parts(epoch_id, table, root)
@@ -180,7 +179,7 @@ class _References:
         with self._ports() as ports:
             return references.table_of(looked_up.broker_references(ports.admin, piece.topics, piece.others))
 
-    def _ports(self) -> Connections:
+    def _ports(self) -> ClusterPorts:
         """BookKeeper's own metadata is in our ZooKeeper, whatever root a reference was found in."""
         return self.connect(self.settings, read_only=True)
 

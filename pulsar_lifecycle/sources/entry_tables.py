@@ -29,10 +29,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pulsar_lifecycle.errors import CorruptFormat, UsageError
-from pulsar_lifecycle.io.connect import Connect, Connections
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.metastore.sources import source_settings
 from pulsar_lifecycle.model import Namespace, Topic
-from pulsar_lifecycle.ports import EntryBatch
+from pulsar_lifecycle.ports import Connect, EntryBatch
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources.low_watermarks import OPTION

@@ -31,9 +31,10 @@ from pulsar_lifecycle.delayed_index.stored.index_reading import StoredTopic, ind
 from pulsar_lifecycle.delayed_index.stored.index_tables import DELAYED_INDEX_BUCKETS, DELAYED_INDEX_MESSAGES
 from pulsar_lifecycle.delayed_index.stored.subscription import Places, StoredBucket, StoredSubscription, acknowledged
 from pulsar_lifecycle.errors import LifecycleError, StoreError, Unavailable, UsageError
-from pulsar_lifecycle.io.connect import Connect, Connections
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.metastore.sources import source_settings
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
+from pulsar_lifecycle.ports import ClusterPorts, Connect
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources import closed_ledgers
@@ -65,7 +66,7 @@ class IndexOptions:
         """What these options have in common with those of entries: ``mode``, owners, numbers."""
         return EntryOptions(self.source, self.given)
 
-    def paths(self, ports: Connections) -> list[str]:
+    def paths(self, ports: ClusterPorts) -> list[str]:
         """The z-nodes of the topics that are meant; raises NotFound, Unavailable."""
         name, text = self.common.only("topic", "namespaces")
         if name == "topic":

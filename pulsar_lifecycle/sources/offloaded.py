@@ -21,9 +21,8 @@ from collections.abc import Iterable, Iterator
 from pulsar_lifecycle.copies.offloaded_ledger import open_offloaded
 from pulsar_lifecycle.errors import Conflict, Unavailable, UsageError
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import MessagePosition
-from pulsar_lifecycle.ports import EntryBatch
+from pulsar_lifecycle.ports import ClusterPorts, EntryBatch
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources import offload_listing
 from pulsar_lifecycle.sources.entry_tables import EntryReader, EntrySource
@@ -98,7 +97,7 @@ class OffloadedReader(EntryReader[Piece]):
                     pace(sum(map(len, batch.payloads)))
                     yield one.location.ledger_id, batch
 
-    def _chosen(self, ports: Connections) -> Offloads:
+    def _chosen(self, ports: ClusterPorts) -> Offloads:
         given, objects = self.options.given, ports.objects
         names = [name for name in ("ledgers", "topic", "namespace", "prefix") if given.get(name)]
         if len(names) > 1:
@@ -118,7 +117,7 @@ class OffloadedReader(EntryReader[Piece]):
 class _Shown:
     """Where the shown messages of ledgers begin; each topic is looked up once, and none if ``all_of_them`` are."""
 
-    def __init__(self, ports: Connections, all_of_them: bool) -> None:
+    def __init__(self, ports: ClusterPorts, all_of_them: bool) -> None:
         self._ports, self._all = ports, all_of_them
         self._known: dict[str, MessagePosition | None] = {}
 

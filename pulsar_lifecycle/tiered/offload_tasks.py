@@ -19,9 +19,8 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import Clock, MetadataStore, Node
+from pulsar_lifecycle.ports import Clock, ClusterPorts, Connect, MetadataStore, Node
 from pulsar_lifecycle.records.codes import Code, Why, why_failed
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -121,7 +120,7 @@ class Task:
                     disproved = item.release and disproves(error)
                     yield TaskResult(item, None, why, disproved=disproved, refused=isinstance(error, RefusedBy))
 
-    def _one(self, item: Item, ports: Connections, pace: Callable[[int], None]) -> Verified:
+    def _one(self, item: Item, ports: ClusterPorts, pace: Callable[[int], None]) -> Verified:
         attempt, declared = item.attempt, self.settings.object_store
         store, reader, objects = ports.store, ports.reader, ports.objects
         assert declared is not None

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from pulsar_lifecycle.cli import main
-from pulsar_lifecycle.io.connect import Connect, Connections
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.ports import Connect
 from tests.kit.fakes.connections import connecting
 
 

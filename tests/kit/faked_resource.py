@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pulsar_lifecycle.io.connect import Connect
+from pulsar_lifecycle.ports import Connect
 from resources.lifecycle import LifecycleResource
 from tests.kit.fakes.connections import connecting
 

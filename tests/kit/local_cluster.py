@@ -5,6 +5,7 @@ Not here: Spark. ``resources.LifecycleResource`` makes a cluster whose tasks are
 
 from __future__ import annotations
 
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks, Tasks
 from pulsar_lifecycle.settings import load_settings
@@ -15,4 +16,4 @@ AT_ONCE = 2
 
 def local_cluster(file: str, tasks: Tasks | None = None) -> Cluster:
     """The cluster of a settings file, without Spark."""
-    return Cluster(load_settings(file), file, given=tasks or LocalTasks(AT_ONCE))
+    return Cluster(load_settings(file), Connections, file, given=tasks or LocalTasks(AT_ONCE))

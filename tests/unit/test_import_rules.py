@@ -72,6 +72,7 @@ def test_an_adapter_is_imported_by_nothing_but_the_one_place_that_connects(kept:
         ("Inside the library", "pulsar_lifecycle.scan.read", "pulsar_lifecycle.deletion.batch"),
         ("Inside the library", "pulsar_lifecycle.no_such_room", "pulsar_lifecycle.model"),
         ("The library knows nothing of Dagster", "pulsar_lifecycle.runs.cluster", "dagster"),
+        ("Runs take ports", "pulsar_lifecycle.deletion.workers", "pulsar_lifecycle.io.connect"),
         (
             "Adapters decide nothing",
             "pulsar_lifecycle.io.pulsar.queue",

@@ -19,11 +19,11 @@ from pulsar_lifecycle.delayed_index.repair.begun_snapshots import left_begun
 from pulsar_lifecycle.delayed_index.repair.repair_work import UNDO, RepairDetail, Repaired, SubscriptionRepairs
 from pulsar_lifecycle.delayed_index.stored.index_reading import index_ports
 from pulsar_lifecycle.errors import LifecycleError, NotFound
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.ports import Connect
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import Action, Outcome

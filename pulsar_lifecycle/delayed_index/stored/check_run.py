@@ -22,9 +22,8 @@ from pulsar_lifecycle.delayed_index.stored.index_findings import Found, judge
 from pulsar_lifecycle.delayed_index.stored.index_reading import IndexPorts, index_ports, read_entries, read_topic
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.ports import Connect, Lake
 from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of

@@ -29,9 +29,8 @@ from pulsar_lifecycle.formats.delayed_indexes import Indexes
 from pulsar_lifecycle.formats.delayed_table import decode_table
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import COMPACTION_CURSOR, Position, Topic, cursor_name
-from pulsar_lifecycle.ports import EntryBatch, LedgerReader, MetadataStore, Node, ObjectStore, Unread
+from pulsar_lifecycle.ports import ClusterPorts, EntryBatch, LedgerReader, MetadataStore, Node, ObjectStore, Unread
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import snapshot
@@ -46,7 +45,7 @@ class IndexPorts:
     objects: ObjectStore | None = None
 
 
-def index_ports(ports: Connections) -> IndexPorts:
+def index_ports(ports: ClusterPorts) -> IndexPorts:
     """Of a cluster's connections."""
     return IndexPorts(ports.store, ports.reader, ports.objects_if_set)
 

@@ -30,8 +30,8 @@ from pulsar_lifecycle.delete_records.times.publish_times import (
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, end_of, is_lost
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy, StoreError
 from pulsar_lifecycle.formats.message import Envelope
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
+from pulsar_lifecycle.ports import Connect
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of

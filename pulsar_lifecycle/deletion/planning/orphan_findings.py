@@ -11,8 +11,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.formats import ledger_path
-from pulsar_lifecycle.io.connect import Connect, Connections
-from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.ports import Connect, Lake
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.owner_names import topic_of
@@ -63,9 +62,9 @@ class Judging:
     topics: Sequence[str]
     cursors: Sequence[str]
     references: Sequence[str]
+    connect: Connect
     parts: int = 1
     """How many files of ledgers there are: they share what the brokers may be asked."""
-    connect: Connect = Connections
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of ``tables.FINDINGS``."""

@@ -15,11 +15,10 @@ from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.ledger_path import MAX_LEDGER_ID
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.journal.archive import last_archived
 from pulsar_lifecycle.journal.offloads import deleted_copies
 from pulsar_lifecycle.journal.queries import rows_of_phase
-from pulsar_lifecycle.ports import LedgerReader, ReplicaCheck
+from pulsar_lifecycle.ports import Connect, LedgerReader, ReplicaCheck
 from pulsar_lifecycle.records.outcomes import Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster

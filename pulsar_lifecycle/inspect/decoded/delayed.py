@@ -13,8 +13,8 @@ from pulsar_lifecycle.delayed_index.broker_settings import DelayedIndexSettings
 from pulsar_lifecycle.delayed_index.stored.check_run import BUCKETS, CAPACITY, DUE, FINDINGS, judged
 from pulsar_lifecycle.delayed_index.stored.index_reading import bucket_counts, index_ports
 from pulsar_lifecycle.errors import NotFound
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import ClusterPorts
 
 TableRow = Mapping[str, Any]
 """A row of a catalog table, by its columns."""
@@ -41,7 +41,7 @@ class DecodedIndex:
 
 
 def delayed_index(
-    ports: Connections,
+    ports: ClusterPorts,
     topic: Topic,
     root: str,
     now: int,

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats import cursor as cursor_format
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.activity.activity_tables import (
     CONNECTIONS,
     CURSOR_ACTIVITY,
@@ -54,7 +53,7 @@ from pulsar_lifecycle.lifecycle.retention_inputs import (
 )
 from pulsar_lifecycle.lifecycle.retention_tables import namespaces_of
 from pulsar_lifecycle.metastore.topics import partition_counts
-from pulsar_lifecycle.ports import Lake, MetadataStore, Node
+from pulsar_lifecycle.ports import Connect, Lake, MetadataStore, Node
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import GapCode

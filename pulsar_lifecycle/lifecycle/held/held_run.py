@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.held.backlog import SUBSCRIPTION_BACKLOG, backlogs
 from pulsar_lifecycle.lifecycle.held.open_ledgers import (
     OPEN_LEDGERS,
@@ -39,7 +38,7 @@ from pulsar_lifecycle.lifecycle.retention_tables import (
     namespaces_of,
 )
 from pulsar_lifecycle.lifecycle.storage_run import POSITIONS_TABLE
-from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.ports import Connect, Lake
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.runs.cluster import Cluster

@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OPEN_SIZES
-from pulsar_lifecycle.ports import Entry, LedgerReader, MetadataStore
+from pulsar_lifecycle.ports import Connect, Entry, LedgerReader, MetadataStore
 from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
 from pulsar_lifecycle.settings import Settings
 

@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes_of
 from pulsar_lifecycle.lifecycle.load.going_subscriptions import Inactive
 from pulsar_lifecycle.lifecycle.load.ledgers_once_loaded import TopicTables
@@ -23,6 +22,7 @@ from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS, policy_columns
 from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
 from pulsar_lifecycle.lifecycle.unused_subscriptions import chosen, planned_inactive, staying_somewhere
+from pulsar_lifecycle.ports import Connect
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gap, GapCode

@@ -19,11 +19,10 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.copies import attempts, object_pairs
 from pulsar_lifecycle.copies.object_pairs import OFFLOAD_REFERENCES
 from pulsar_lifecycle.errors import RefusedBy
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.offloads import begun_attempts, failed_proofs, sent_copies
 from pulsar_lifecycle.journal.prometheus import published
-from pulsar_lifecycle.ports import JournalReader, Lake
+from pulsar_lifecycle.ports import Connect, JournalReader, Lake
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gaps

@@ -18,6 +18,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
@@ -70,7 +71,7 @@ def buried(settings: Settings, queue: PulsarDeletionQueue) -> None:
 
 
 def go(settings: Settings, wanted: LetterFilter, max_messages: int = 100) -> Redriven:
-    return redrive_now(runs_cluster.Cluster(settings), "run-1", wanted, max_messages, lambda _: None)
+    return redrive_now(runs_cluster.Cluster(settings, Connections), "run-1", wanted, max_messages, lambda _: None)
 
 
 def test_a_redrive_sends_what_is_wanted_and_leaves_the_rest(
@@ -82,8 +83,8 @@ def test_a_redrive_sends_what_is_wanted_and_leaves_the_rest(
     assert sorted(one.info.ledger_id for one in received if one.info) == [1, 3]
     assert [one.properties for one in received] == [{"mine": "kept"}] * 2
     queue.acknowledge(received)
-    with dead_letters.open_reader(runs_cluster.Cluster(settings)) as (_, reader):
-        picture = dead_letters.take_picture(reader, runs_cluster.Cluster(settings))
+    with dead_letters.open_reader(runs_cluster.Cluster(settings, Connections)) as (_, reader):
+        picture = dead_letters.take_picture(reader, runs_cluster.Cluster(settings, Connections))
     assert picture.found.count == 3
     assert [one.message.info and one.message.info.ledger_id for one in picture.letters] == [None, 0, 2]
     rows = journal_rows(FileJournal(settings.lake.path), run_id="run-1").to_pylist()

@@ -13,6 +13,7 @@ import pytest
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.records.codes import Why
@@ -170,7 +171,7 @@ def test_planning_and_running_an_offload_loads_no_topic(sandbox: Cluster, tmp_pa
     admin.topic("POST", names[1], "/offloadPolicies", {**OFFLOAD, "s3ManagedLedgerOffloadBucket": "another"})
     sandbox.restart("broker-1")
     before = resting(sandbox, namespace)
-    found = policies_now(runs_cluster.Cluster(settings), names)
+    found = policies_now(runs_cluster.Cluster(settings, Connections), names)
     time.sleep(2)
     assert nodes(sandbox, namespace) == before
     assert {name: one.code for name, one in found.items() if isinstance(one, Why)} == {names[1]: OffloadCode.LEFT_OUT}

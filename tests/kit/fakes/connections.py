@@ -7,7 +7,8 @@ from contextlib import closing
 from functools import cached_property
 from typing import Any
 
-from pulsar_lifecycle.io.connect import Connect, Connections
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.ports import Connect
 
 
 def connecting(*, stores: Callable[..., Any] | None = None, **ports: Callable[[], Any]) -> Connect:

@@ -70,7 +70,7 @@ class RetentionScene:
             clock=lambda: servers.clock,
             lake=lambda: self.lake,
         )
-        self.cluster = Cluster(self.settings, str(self.file), connect=connect, given=LocalTasks())
+        self.cluster = Cluster(self.settings, connect, str(self.file), given=LocalTasks())
         servers.put(control.SANDBOX, b"")
         self.writer = FakeLedgerWriter(servers.open_store(), servers.reader)
         self.open_queue: Callable[[], Any] = servers.open_queue

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_fd_to_metric_families
 
 from pulsar_lifecycle.errors import StoreError
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.metrics import METRICS, Metrics
 from pulsar_lifecycle.journal.prometheus import published, write_textfile
@@ -56,7 +57,7 @@ def cluster(tmp_path: Path, textfile: Path | str) -> Cluster:
             "metrics": {"textfile": str(textfile)},
         }
     )
-    return Cluster(settings)
+    return Cluster(settings, Connections)
 
 
 def test_a_run_publishes_at_its_end_even_if_it_failed_and_no_broker_answers(

@@ -125,7 +125,7 @@ def test_a_topic_whose_broker_does_not_say_what_it_holds_is_kept_and_a_finding(t
     (part,) = stored(lake, "references", REFERENCES, *rows, unreadable("R5", "t/n/x", Problem.DAMAGED, "no entry", 17))
     context = Context(now=9 * DAY, grace=7 * DAY, namespaces=frozenset())
     settings = Settings.model_construct(orphans=OrphanSettings())
-    judging = Judging(settings, lake, Referenced(), context, BitMap64(), [], [], references=(part,))
+    judging = Judging(settings, lake, Referenced(), context, BitMap64(), [], [], (part,), connecting())
     found = [row for some in judging.rows(part) for row in some.to_pylist()]
     assert [(row["ledger_id"], row["finding"]) for row in found] == [(17, Finding.DAMAGED), (None, Finding.UNANSWERED)]
     assert all(row["code"] == row["finding"] for row in found)

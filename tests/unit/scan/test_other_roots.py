@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 import pytest
 
-from pulsar_lifecycle.io.connect import without_chroot
 from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.scan.neighbours import undeclared
 from pulsar_lifecycle.scan.other_roots import look_around
@@ -101,6 +100,6 @@ def test_bookies_of_another_instance_below_our_root_are_a_gap() -> None:
 
 def test_the_whole_of_a_zookeeper_is_reached_without_the_chroot() -> None:
     settings = ZooKeeperSettings(hosts="a:1,b:2/one/two", session_timeout=3)
-    assert without_chroot(settings) == (settings.model_copy(update={"hosts": "a:1,b:2"}), "/one/two")
-    assert without_chroot(ZooKeeperSettings(hosts="a:1"))[1] == ""
-    assert without_chroot(ZooKeeperSettings(hosts="a:1/"))[1] == ""
+    assert settings.without_chroot() == (settings.model_copy(update={"hosts": "a:1,b:2"}), "/one/two")
+    assert ZooKeeperSettings(hosts="a:1").without_chroot()[1] == ""
+    assert ZooKeeperSettings(hosts="a:1/").without_chroot()[1] == ""
