@@ -182,7 +182,7 @@ def left_lists(
     if marks is None:
         marks = marks_of(cluster.journal_reader, cluster.settings.cluster, below, since)
     left = [one for one, outcome in marks if outcome in _OFF] + (_tagged(cluster, epoch, below) if epoch else [])
-    copies = _waiting_copies(cluster, below) if cluster.settings.object_store else []
+    copies = _waiting_copies(cluster, below)  # also where these settings name no bucket: those of the apply did
     found: dict[str, Ledgers] = {}
     for topic, one in [*((topic, DeletedLedger(i, None)) for topic, i in left), *copies]:
         if MessagePosition(one.ledger_id, 0) < below[topic]:

@@ -392,6 +392,9 @@ def test_a_copy_that_was_offloaded_after_the_plan_must_be_gone_too() -> None:
     (result,) = scene.apply(dry_run=True)
     assert result.error is RecordsError.TIMEOUT
     assert result.remaining == (Absence(ids[0], Presence.OBJECT, (f"s3://{BUCKET}/{data}",)),)
+    store, scene.object_store = scene.object_store, None  # as whoever asks with settings of his own
+    assert scene.apply(dry_run=True)[0].code == Presence.OBJECT_UNREAD
+    scene.object_store = store
     objects.delete_many(BUCKET, [data])
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 0))]
 
