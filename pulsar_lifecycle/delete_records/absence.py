@@ -7,13 +7,13 @@ in an entry log, where no read finds them, until it compacts that log. A version
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.request import Absence, Presence
-from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.formats import bookie_info, ledger_path
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
+from pulsar_lifecycle.formats import bookie_info, ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
@@ -25,13 +25,26 @@ class DeletedLedger:
 
     ``metadata`` is its last, from the archive; None where nobody knows it, as of one that brokers deleted: then every
     bookie that the cluster has is asked. So it is where ``others`` than those that the metadata names may have had it.
-    ``copies``: its offloaded ones, those of aborted attempts too.
+    ``copies``: its offloaded ones, those of aborted attempts too. ``tagged``: only BookKeeper's tags tell of it. If
+    such a one was closed without an entry, as by a broker that unloads its topic, its z-node is no word on data.
     """
 
     ledger_id: int
     metadata: LedgerMetadata | None
     copies: tuple[Location, ...] = ()
     others: bool = False
+    tagged: bool = False
+
+
+def without_entries(node: Node | Unread | None) -> LedgerMetadata | None:
+    """What the z-node of a ledger says that was closed before anything in it was confirmed; None for any other."""
+    if not isinstance(node, Node):
+        return None
+    try:
+        metadata = ledger_metadata.decode(node.data)
+    except CorruptFormat:
+        return None
+    return metadata if metadata.state is LedgerState.CLOSED and metadata.last_entry_id < 0 else None
 
 
 def look(ports: Ports, root: str, ledgers: Sequence[DeletedLedger], *, bookies: bool) -> list[Absence]:
@@ -90,18 +103,37 @@ def _places(ports: Ports, root: str, ledgers: Sequence[DeletedLedger], bookies: 
     """What is left, by place, by the ledger's index; nothing of a ledger stands for nothing left there."""
     deleted: list[int] = []
     in_metadata: dict[int, Absence] = {}
+    empty: dict[int, LedgerMetadata] = {}
     ports.store.sync("/")
     paths = [ledger_path.ledger_path(one.ledger_id, root) for one in ledgers]
     for index, (path, node) in enumerate(zip(paths, ports.store.read(paths), strict=True)):
-        if isinstance(node, Node | Unread):
+        if ledgers[index].tagged and (metadata := without_entries(node)):
+            empty[index] = metadata
+        elif isinstance(node, Node | Unread):
             presence = Presence.Z_NODE if isinstance(node, Node) else Presence.Z_NODE_UNREAD
             in_metadata[index] = Absence(ledgers[index].ledger_id, presence, (path,))
         else:
             deleted.append(index)
     yield in_metadata
+    if bookies and empty:
+        yield _unconfirmed(ports, ledgers, empty)
     if bookies:
         yield _on_bookies(ports, root, ledgers, deleted)
     yield _in_buckets(ports.objects, ledgers)
+
+
+def _unconfirmed(
+    ports: Ports, ledgers: Sequence[DeletedLedger], empty: Mapping[int, LedgerMetadata]
+) -> dict[int, Absence]:
+    """Of those closed without an entry: a bookie may have one that was never confirmed, and keeps it as they are."""
+    answers = ports.reader.find_traces([(ledgers[index].ledger_id, metadata) for index, metadata in empty.items()])
+    found: dict[int, Absence] = {}
+    for index, traces in zip(empty, answers, strict=True):
+        if traces.holding:
+            found[index] = Absence(ledgers[index].ledger_id, Presence.Z_NODE, tuple(traces.holding))
+        elif traces.unanswered:
+            found[index] = Absence(ledgers[index].ledger_id, Presence.BOOKIE_UNANSWERED, tuple(traces.unanswered))
+    return found
 
 
 def _on_bookies(

@@ -16,7 +16,7 @@ from uuid import UUID
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.delete_records.absence import DeletedLedger
+from pulsar_lifecycle.delete_records.absence import DeletedLedger, without_entries
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.partition_effects import Raised
 from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, Lacks, NotAsked, TopicPartition, failed
@@ -100,7 +100,7 @@ def add_leftovers(
     nodes = ports.store.read([ledger_path.ledger_path(i, root) for _, i in asked])
     left: dict[str, list[int]] = {}
     for (topic, ledger_id), node in zip(asked, nodes, strict=True):
-        if node is not None or found[topic][ledger_id].copies:
+        if found[topic][ledger_id].copies or (node is not None and not without_entries(node)):
             left.setdefault(topic, []).append(ledger_id)
     for row in going:
         row["leftovers"] = left.get(row["topic"], [])
@@ -212,7 +212,7 @@ def tagged_since(
     for epoch in (*since, *filter(None, [before])):
         for topic, ledger_id in _tagged(cluster, epoch, below):
             if MessagePosition(ledger_id, 0) < below[topic]:
-                found.setdefault(topic, {})[ledger_id] = DeletedLedger(ledger_id, None)
+                found.setdefault(topic, {})[ledger_id] = DeletedLedger(ledger_id, None, tagged=True)
     views: dict[TopicPartition, set[int]] = {}
     for topic, ledger_id in (one for epoch in since for one in _compacted(cluster, epoch, sorted(below))):
         views.setdefault(Topic.parse(topic), set()).add(ledger_id)
@@ -343,7 +343,8 @@ def both(some: Ledgers, others: Ledgers) -> Ledgers:
 
 
 def _joined(one: DeletedLedger, same: DeletedLedger) -> DeletedLedger:
-    return replace(one, copies=tuple(dict.fromkeys((*one.copies, *same.copies))))
+    copies = tuple(dict.fromkeys((*one.copies, *same.copies)))
+    return replace(one, copies=copies, tagged=one.tagged and same.tagged)
 
 
 def _asked_topic(row: Row) -> AskedTopic:

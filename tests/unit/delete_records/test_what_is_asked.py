@@ -68,6 +68,35 @@ def test_bookies_are_asked_for_what_a_broker_deleted_between_the_scan_and_the_pl
     assert (result.low_watermark, result.not_asked) == (scene.at(1, 0), (NotAsked.TRIMMED,))
 
 
+@pytest.mark.parametrize("left", ["before the plan", "since"])
+def test_a_ledger_that_was_closed_before_it_had_an_entry_keeps_no_answer(left: str) -> None:
+    """A broker ended while it began it: it is on no list. A bookie may have an entry that was never confirmed."""
+    scene = RecordsScene()
+    cluster, nothing = scene.cluster, 0
+
+    def leave() -> None:
+        cluster.ledger(data_tags(scene.topic), entries=(), ledger_id=nothing)
+
+    if left == "before the plan":
+        leave()
+        scene.scan()
+    (row,) = scene.plan(scene.at(2, 0))
+    assert row["leftovers"] == []
+    if left == "since":
+        leave()
+    scene.apply()
+    scene.delete()
+    cluster.reader.collected[BOOKIE] = set(scene.ids[scene.topic][:2])
+    for patience in (Patience(), Patience(bookies=True)):
+        assert scene.apply(patience, dry_run=True) == [DeleteRecordsResult(scene.at(2, 0))]
+    cluster.reader.payloads[nothing] = [b"never confirmed"]
+    (result,) = scene.apply(Patience(bookies=True), dry_run=True)
+    assert (result.code, result.remaining) == (Lacks.MESSAGE, (Absence(nothing, Presence.Z_NODE, (BOOKIE,)),))
+    cluster.reader.unanswered = {BOOKIE: "it is down"}
+    (result,) = scene.apply(Patience(bookies=True), dry_run=True)
+    assert Absence(nothing, Presence.BOOKIE_UNANSWERED, (BOOKIE,)) in result.remaining
+
+
 class Trimmed:
     """A topic of five ledgers, of which its broker trims some between kept scans; a request cuts off one more."""
 
