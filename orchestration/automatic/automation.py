@@ -30,6 +30,7 @@ from pulsar_lifecycle.inspect.automation import (
     KINDS,
     AutomatedKind,
     after_approval,
+    after_withdrawal,
     approve_plan,
     decision_of,
     settings_of,
@@ -229,7 +230,8 @@ def approve_op(context: dg.OpExecutionContext, config: ApprovalConfig, lifecycle
     else:
         found["approved"] = f"by {done.by}"
         found["until"] = dg.MetadataValue.timestamp(done.until / 1000)
-        found["by itself"] = show.bullets(after_approval(where, config.plan_id))
+    becomes = after_withdrawal if config.withdraw else after_approval
+    found["by itself"] = show.bullets(becomes(where, config.plan_id))
     context.add_output_metadata(found)
 
 

@@ -55,7 +55,7 @@ def approve(
     withdraw: Annotated[bool, typer.Option("--withdraw", help="Take the approval back.")] = False,
 ) -> None:
     """Let a plan be applied by itself, where its kind's mode is `approve`; who and when goes into the journal."""
-    from pulsar_lifecycle.inspect.automation import after_approval, approve_plan
+    from pulsar_lifecycle.inspect.automation import after_approval, after_withdrawal, approve_plan
 
     where = cluster_of(context)
     run_id = f"approve-{where.ids.token(4)}"
@@ -64,5 +64,5 @@ def approve(
         show.text(f"the approval of {plan_id} is withdrawn by {done.by}")
     else:
         show.text(f"{plan_id} is approved by {done.by} until {show.moment(done.until)}")
-        for line in after_approval(where, plan_id):
-            show.text(line)
+    for line in (after_withdrawal if withdraw else after_approval)(where, plan_id):
+        show.text(line)

@@ -385,6 +385,24 @@ def after_approval(where: Cluster, plan_id: str) -> list[str]:
     return said
 
 
+def after_withdrawal(where: Cluster, plan_id: str) -> list[str]:
+    """What becomes of a plan's kinds by themselves without its approval, a sentence each. Raises what the lake raises.
+
+    A run may have begun to apply it, and an older plan with the same ledgers may be approved, too.
+    """
+    said: list[str] = []
+    for kind in (one for one in KINDS if one.kind is kind_of(plan_id)):
+        mine, (first, _) = decision_of(where, kind, plan_id)[0], decision_of(where, kind)
+        (first,) = unless_stopped(where, [first])
+        text = f"{mine.code}: {mine.text}"
+        if mine.code is AutomationCode.TAKEN:
+            text = f"too late: {mine.text}; while it is at it, `pulsar-lifecycle pause` stops it"
+        if first.plan_id != plan_id and first.code in SOON:
+            text += f"; plan {first.plan_id} goes instead ({first.code}: {first.text})"
+        said.append(f"{kind.name}: {text}")
+    return said
+
+
 def _bare(plan: Plan) -> Candidate:
     """A plan as far as its own facts go: enough to say whether it is off, report-only or expired, and no more."""
     return Candidate(plan.plan_id, plan.digest, plan.created_at, plan.actionable, _ledgers(plan), 0, 0)
