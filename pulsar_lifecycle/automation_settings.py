@@ -17,6 +17,8 @@ from pulsar_lifecycle.setting_types import Seconds, SecretRef, Section
 _FIELDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 """Lowest and highest value of minute, hour, day of the month, month, and day of the week (0 and 7: Sunday)."""
 LONGEST_WINDOW = 7 * 86_400.0
+_BEYOND_APPLY = ("offload", "bookkeeper_copies")
+"""Kinds for which the caps of ``[apply]`` do not hold."""
 
 
 class Automation(StrEnum):
@@ -248,3 +250,15 @@ class AutomationSettings(Section):
     """How long an approval holds; its plan may expire before (``orphans.plan_valid_for``)."""
     alert_webhook: SecretRef | None = None
     """``{ env = "..." }`` or ``{ file = "..." }``: the URL to which the sensor ``failed_runs`` posts; unset: none."""
+
+    def check_minimums(self, max_ledgers: int, max_bytes: int) -> None:
+        """Raise ValueError where a minimum is above a cap of ``[apply]``, which holds for all kinds but offloads."""
+        kinds = {name: kind for name, kind in self if isinstance(kind, KindAutomation) and name not in _BEYOND_APPLY}
+        for name, kind in kinds.items():
+            for what, least, most in (
+                ("ledgers", kind.min_ledgers, max_ledgers),
+                ("bytes", kind.min_bytes, max_bytes),
+            ):
+                if least > most:
+                    above = f"automation.{name}.min_{what} ({least}) is above apply.max_{what} ({most})"
+                    raise ValueError(f"{above}: no plan would ever go")

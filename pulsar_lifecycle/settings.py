@@ -285,6 +285,11 @@ class Settings(Section):
     metrics: MetricsSettings = MetricsSettings()
     catalog: CatalogSettings = CatalogSettings()
 
+    @model_validator(mode="after")
+    def _some_plan_fits(self) -> Settings:
+        self.automation.check_minimums(self.apply.max_ledgers, self.apply.max_bytes)
+        return self
+
     def root(self, name: str) -> ZooKeeperSettings:
         """How to reach the metadata store of our own root (empty name) or of a declared one. Raises ConfigError."""
         if not name:

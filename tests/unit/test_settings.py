@@ -219,3 +219,18 @@ def test_a_word_that_weakens_a_safety_rule_says_who_and_why(tmp_path: Path, text
 def test_a_setting_that_can_have_no_effect_is_refused(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load_settings(write(tmp_path, f"{MINIMAL}\n[load]\n{text}\n"))
+
+
+@pytest.mark.parametrize(
+    ("minimum", "cap"), [("min_ledgers = 6", "max_ledgers = 5"), ("min_bytes = 6", "max_bytes = 5")]
+)
+def test_a_minimum_above_a_cap_of_apply_is_refused_by_both_names(tmp_path: Path, minimum: str, cap: str) -> None:
+    """No plan could ever go, in silence; caps of apply do not hold for offloads."""
+    least, most = minimum.partition(" ")[0], cap.partition(" ")[0]
+    for kind in ("retention", "orphans", "offload"):
+        written = write(tmp_path, f"{MINIMAL}\n[apply]\n{cap}\n[automation.{kind}]\n{minimum}\n")
+        if kind == "offload":
+            assert load_settings(written).apply.model_dump()[most] == 5
+        else:
+            with pytest.raises(ConfigError, match=rf"automation\.{kind}\.{least} \(6\) is above apply\.{most} \(5\)"):
+                load_settings(written)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from pulsar_lifecycle.inspect.automation import decision_of
+from pulsar_lifecycle.automation_settings import AutomationSettings
+from pulsar_lifecycle.inspect.automation import KINDS, decision_of
 from pulsar_lifecycle.runs.automation_rule import AutomationCode
 from pulsar_lifecycle.runs.cluster import Cluster
 from tests.kit.automated_cluster import RETENTION, automated, planned
@@ -34,3 +36,12 @@ def test_what_the_job_would_refuse_does_not_go(
         where = Cluster(settings, connect=where.connect, given=where.given)
     decision, _ = decision_of(where, RETENTION)
     assert (decision.code, decision.text.partition(":")[0]) == (AutomationCode.OVER_CAP, "max_ledgers_per_topic")
+
+
+def test_settings_and_kinds_agree_for_which_kinds_the_caps_of_apply_hold() -> None:
+    for kind in KINDS:
+        settings = AutomationSettings.model_validate({kind.name: {"min_ledgers": 6}})
+        with (
+            nullcontext() if kind.action else pytest.raises(ValueError, match=rf"automation\.{kind.name}\.min_ledgers")
+        ):
+            settings.check_minimums(max_ledgers=5, max_bytes=5)
