@@ -146,8 +146,8 @@ def status(context: typer.Context, as_json: AsJson = False) -> None:
 class Status:
     """What the command tells. ``scan``: the newest; ``unfinished_scan``: one begun since, its id and when (ms).
 
-    ``queue``: how many intents are in flight, or why that is not known. ``unwritable``: why the lake cannot be written;
-    empty if it can.
+    ``queue``: how many intents are in flight, or why that is not known. ``lake_exists``: whether anything is there yet;
+    ``unwritable``: why it cannot be written, empty if it can, or if nothing is there.
     """
 
     cluster: str
@@ -169,6 +169,7 @@ class Status:
     broken_plans: list[str]
     queue: int | str
     lake: str
+    lake_exists: bool
     unwritable: str
 
     def to_json(self) -> dict[str, Any]:
@@ -201,7 +202,8 @@ class Status:
             "words": [one.to_json() for one in self.words],
             "broken_plans": self.broken_plans,
             "queue": {"error": self.queue} if isinstance(self.queue, str) else {"pending": self.queue},
-            "lake": {"location": self.lake} | ({"error": self.unwritable} if self.unwritable else {}),
+            "lake": {"location": self.lake, "exists": self.lake_exists}
+            | ({"error": self.unwritable} if self.unwritable else {}),
         }
 
 
@@ -259,9 +261,10 @@ def _status(where: Cluster) -> Status:
     except NotFound:
         begun = "", 0
     queue: int | str
-    unwritable = ""
+    unwritable, exists = "", True
     try:
-        where.journal.check_writable()
+        if exists := lake.exists():  # to look makes none where the path is mistyped
+            where.journal.check_writable()
     except LifecycleError as error:
         unwritable = str(error)
     try:
@@ -289,6 +292,7 @@ def _status(where: Cluster) -> Status:
         broken_plans=[str(error) for error in lake.broken_plans()],
         queue=queue,
         lake=lake.location,
+        lake_exists=exists,
         unwritable=unwritable,
     )
 
@@ -336,10 +340,17 @@ def _print(found: Status, where: Cluster) -> None:
                 "queue",
                 f"UNKNOWN: {waiting}" if isinstance(waiting, str) else f"{show.counted(waiting, 'intent')} in flight",
             ),
-            ("lake", f"UNWRITABLE: {found.unwritable}" if found.unwritable else found.lake),
+            ("lake", _lake(found)),
             ("ZooKeeper", f"answers in {found.zookeeper_latency_ms:.0f} ms"),
         ]
     )
+
+
+def _lake(found: Status) -> str:
+    if found.unwritable:
+        return f"UNWRITABLE: {found.unwritable}"
+    missing = ": NOTHING IS THERE YET, the first scan makes it; if there were scans, lake.path is wrong"
+    return found.lake if found.lake_exists else f"{found.lake}{missing}"
 
 
 def words_in_force(where: Cluster, scans: Sequence[Epoch]) -> list[ShownWord]:

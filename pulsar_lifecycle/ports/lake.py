@@ -32,6 +32,10 @@ class Lake(Protocol):
         """Where it is, for people."""
         ...
 
+    def exists(self) -> bool:
+        """Whether anything is at its location: a first scan makes it, and so does one with a mistyped path."""
+        ...
+
     # ----------------------------------------------------------------------------------------------------------- epochs
 
     def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, counters: StoreCounters | None = None) -> None:

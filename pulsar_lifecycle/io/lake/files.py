@@ -42,6 +42,13 @@ class LakeFiles:
         except (OSError, pa.ArrowException) as error:
             raise ConfigError(f"lake.path: {location} is no absolute folder or URI that answers: {error}") from error
 
+    def exists(self) -> bool:
+        """Whether anything is at its location."""
+        try:
+            return self._filesystem.get_file_info(self._root).type is not pafs.FileType.NotFound
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(f"{self.location}: cannot be looked at: {error}") from error
+
     def epoch_table(self, epoch_id: str, table: str) -> str:
         """Where Spark writes and reads a table of an epoch."""
         location = self.location.replace("s3://", "s3a://", 1) if "://" in self.location else f"file://{self.location}"

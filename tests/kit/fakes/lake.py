@@ -70,6 +70,9 @@ class FakeLake:
         self._written = count()
         self._tables = Tables()
 
+    def exists(self) -> bool:
+        return True
+
     # -------------------------------------------------------------------------------------------------------- epochs
 
     def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, counters: StoreCounters | None = None) -> None:

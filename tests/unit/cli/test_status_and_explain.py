@@ -57,6 +57,7 @@ def test_status_finds_a_lake_that_cannot_be_written(
     cluster = SimulatedCluster()
     probe = Path(load_settings(settings_file).lake.path) / "journal" / PROBE
     run = command_over(stores=lambda *_, **__: cluster.open_store(), admin=lambda: cluster.admin)
+    probe.parent.parent.mkdir(parents=True, exist_ok=True)
     assert run("status", "--json") == 0
     assert "error" not in json.loads(capsys.readouterr().out)["lake"]
     probe.unlink()
@@ -65,6 +66,19 @@ def test_status_finds_a_lake_that_cannot_be_written(
     assert str(probe) in json.loads(capsys.readouterr().out)["lake"]["error"]
     assert run("status") == 1
     assert "UNWRITABLE" in capsys.readouterr().out
+
+
+def test_status_makes_no_lake_where_the_path_is_mistyped(
+    settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, lake = SimulatedCluster(), Path(load_settings(settings_file).lake.path)
+    settings_file.write_text(settings_file.read_text().replace(f'"{lake}"', f'"{lake}e"'))
+    run = command_over(stores=lambda *_, **__: cluster.open_store(), admin=lambda: cluster.admin)
+    assert run("status", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["lake"] == {"location": f"{lake}e", "exists": False}
+    assert run("status") == 0
+    assert "NOTHING IS THERE YET" in capsys.readouterr().out
+    assert not Path(f"{lake}e").exists()
 
 
 def test_status_says_why_every_run_would_refuse(
