@@ -133,6 +133,7 @@ class OffloadWork:
                 self._run, self._ports, self._guard, topic, new, self._cluster.ids.uuid
             )
             begun.extend(opened)
+            record(self._run, self._ports, outcomes)
             return outcomes
 
         self._guarded(topic, begin)
