@@ -6,6 +6,7 @@ Belongs here: the look that costs little. Not here: reading all below (``time_of
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from pulsar_lifecycle.delete_records.times.publish_times import envelope
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, end_of, is_lost
@@ -14,6 +15,21 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, StoreError
 from pulsar_lifecycle.formats.message import Envelope
 from pulsar_lifecycle.model import MessagePosition, Position
 from pulsar_lifecycle.runs.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedMessage:
+    """A message that several entries make up, by the UUID that its producer gave it.
+
+    ``uuid``: None where the producer gave none; all such parts of a topic count as one message.
+    """
+
+    uuid: str | None
+
+    @classmethod
+    def of(cls, uuid: str | None) -> ChunkedMessage:
+        """By what an entry or a plan's row says; "" is no UUID."""
+        return cls(uuid or None)
 
 
 def cut_at_once(cluster: Cluster, questions: Sequence[Question]) -> list[bool]:
@@ -43,8 +59,8 @@ def goes_on_at(question: Question, entries: TopicEntryReader) -> bool:
     return any(part and part.chunk and part.chunk[0] for part in parts)
 
 
-def begun_below(question: Question, entries: TopicEntryReader) -> str | None:
-    """The UUID of a chunked message, if the entry below a position is a part of it, and not its last one.
+def begun_below(question: Question, entries: TopicEntryReader) -> ChunkedMessage | None:
+    """The chunked message that the entry below a position is a part of, and not the last one; None if of none.
 
     Raises as :func:`goes_on_at`.
     """
@@ -52,17 +68,19 @@ def begun_below(question: Question, entries: TopicEntryReader) -> str | None:
     for ledger, _, last in list(runs_between(question.ledgers, question.start, position))[-1:]:
         part = _part(ledger, last, entries)
         if part and part.chunk and part.chunk[0] < part.chunk[1] - 1:
-            return part.uuid or ""
+            return ChunkedMessage.of(part.uuid)
     return None
 
 
-def goes_on(uuids: Collection[str], question: Question, since: MessagePosition, entries: TopicEntryReader) -> bool:
-    """Whether a chunked message has a part at ``since`` or above it. Raises as the port that they are read from.
+def goes_on(
+    messages: Collection[ChunkedMessage], question: Question, since: MessagePosition, entries: TopicEntryReader
+) -> bool:
+    """Whether one of ``messages`` has a part at ``since`` or above it. Raises as the port that they are read from.
 
     CorruptFormat for an entry that is no message.
     """
     return any(
-        found.chunk is not None and (found.uuid or "") in uuids
+        found.chunk is not None and ChunkedMessage.of(found.uuid) in messages
         for ledger, first, last in runs_between(question.ledgers, since, end_of(question.ledgers))
         for found in (envelope(at, data) for at, data in entries.in_pieces(ledger, first, last))
     )

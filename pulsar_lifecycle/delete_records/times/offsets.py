@@ -12,7 +12,13 @@ from dataclasses import replace
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal, cursors_behind
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import Offset, Options, Timestamp, TopicPartition
-from pulsar_lifecycle.delete_records.times.cut_messages import begun_below, cut_at_once, goes_on, goes_on_at
+from pulsar_lifecycle.delete_records.times.cut_messages import (
+    ChunkedMessage,
+    begun_below,
+    cut_at_once,
+    goes_on,
+    goes_on_at,
+)
 from pulsar_lifecycle.delete_records.times.publish_times import Counts
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, TopicEntryReader, readable_ledgers
 from pulsar_lifecycle.delete_records.times.time_offsets import (
@@ -198,9 +204,9 @@ def cut_since(
     try:
         near = question(_beside(view, position))
         begun = begun_below(near, entries)
-        uuids = {*unfinished} if begun is None else {*unfinished, begun}
+        messages = {ChunkedMessage.of(uuid) for uuid in unfinished} | ({begun} if begun else set())
         cut = position == end and (goes_on_at(near, entries) or begun is not None)
-        cut = cut or (bool(uuids) and goes_on(uuids, question(view.info), end, entries))
+        cut = cut or (bool(messages) and goes_on(messages, question(view.info), end, entries))
     except (CorruptFormat, Refused, StoreError) as error:
         return Refusal.of(RecordsError.UNREAD, error)
     if not cut:

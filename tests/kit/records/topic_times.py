@@ -41,7 +41,7 @@ def batch(at: int, messages: int) -> bytes:
     return sent(at, num_messages_in_batch=messages)
 
 
-def part(at: int, number: int, count: int, uuid: str = "u") -> bytes:
+def part(at: int, number: int, count: int, uuid: str | None = "u") -> bytes:
     return sent(at, num_chunks_from_msg=count, chunk_id=number, uuid=uuid)
 
 

@@ -372,18 +372,23 @@ def test_the_end_of_the_plan_is_no_position_once_the_rest_of_a_chunked_message_c
     assert (scene.listed(), dict(scene.properties())) == (before, {})
 
 
-@pytest.mark.parametrize("uuid", ["u", "another"])
-def test_a_position_below_the_end_is_none_once_the_rest_of_a_chunked_message_came(uuid: str) -> None:
+@pytest.mark.parametrize(
+    ("begun", "uuid", "gone_on"),
+    [("u", "u", True), ("u", "another", False), (None, None, True), (None, "", True), (None, "another", False)],
+)
+def test_a_position_below_the_end_is_none_once_the_rest_of_a_chunked_message_came(
+    begun: str | None, uuid: str | None, gone_on: bool
+) -> None:
+    """A producer may give no UUID."""
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
-    scene.cluster.reader.payloads[ids[-1]][-2] = part(HOUR, 0, 2)  # and another producer's message follows
+    scene.cluster.reader.payloads[ids[-1]][-2] = part(HOUR, 0, 2, begun)  # and another producer's message follows
     (row,) = scene.plan(scene.at(4, ENTRIES - 1))
     assert row["error"] is None
     scene.publish(scene.topic, 2)
     scene.cluster.reader.payloads[ids[-1]][-1] = part(HOUR, 1, 2, uuid)
     scene.cluster.wait(1)
     (result,) = scene.apply()
-    gone_on = uuid == "u"
     assert result.error is (RecordsError.NO_SUCH_POSITION if gone_on else RecordsError.TIMEOUT)
     assert scene.listed() == (ids if gone_on else ids[-1:])
 
