@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, TypeAdapter
 
-from pulsar_lifecycle.records.gaps import Gap, GapCode, Gaps, StoredGap
+from pulsar_lifecycle.records.gaps import BrokersGap, Gap, GapCode, Gaps, StoredGap
 from pulsar_lifecycle.records.store_history import UNKNOWN, StoreCounters
 from pulsar_lifecycle.words import WordKind
 
@@ -43,8 +43,8 @@ class Census:
     """Undecodable z-nodes that ``corrupt`` does not name."""
     missing_root: bool = False
     """There is nothing of it: not even its root exists."""
-    broker_error: str = ""
-    """Why the brokers did not say what they have loaded, of ``topics`` alone; empty if they did."""
+    broker_error: BrokersGap = None
+    """Why the brokers did not say what they have loaded, of ``topics`` alone; None if they did."""
 
     @property
     def undecodable(self) -> int:

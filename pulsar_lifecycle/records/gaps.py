@@ -41,6 +41,8 @@ class GapCode(StrEnum):
     """Namespaces, shadow topics or the under-replicated ledgers could not be read."""
     BROKERS_UNANSWERED = "brokers_unanswered"
     """The brokers did not say which topics they have loaded."""
+    BROKERS_DENIED = "brokers_denied"
+    """Our role may not ask the brokers which topics they have loaded."""
     OTHER_ROOT = "other_root"
     """Another cluster's metadata is on our ZooKeeper, and no setting speaks of it."""
     OTHER_ROOT_UNLISTED = "other_root_unlisted"
@@ -69,6 +71,10 @@ class GapCode(StrEnum):
     """Of an offload or retention plan: policies in force could not be read, or the brokers' configurations differ."""
     EARLIER_VERSION = "earlier_version"
     """Another version found it: it kept the sentence alone, or a code that this one does not know."""
+
+
+BROKERS_SILENT = (GapCode.BROKERS_UNANSWERED, GapCode.BROKERS_DENIED)
+"""The scan does not know which topics brokers had loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,18 @@ Gaps = Annotated[tuple[Gap, ...], BeforeValidator(_of_any_version)]
 def _broken_of_any_version(value: Any) -> Any:
     return (Gap(GapCode.HISTORY_BROKEN, "", value) if value else None) if isinstance(value, str) else value
 
+
+def brokers_gap(code: GapCode, error: str) -> Gap:
+    """A code of :data:`BROKERS_SILENT`, with why."""
+    return Gap(code, "", f"the brokers did not say what they have loaded: {error}")
+
+
+def _brokers_of_any_version(value: Any) -> Any:
+    return (brokers_gap(GapCode.BROKERS_UNANSWERED, value) if value else None) if isinstance(value, str) else value
+
+
+BrokersGap = Annotated[Gap | None, BeforeValidator(_brokers_of_any_version)]
+"""That brokers did not say what they have loaded; earlier versions kept why, or ""."""
 
 StoredGap = Annotated[Gap | None, BeforeValidator(_broken_of_any_version)]
 """The gap of a stored scan that is not of a later state of the store; earlier versions kept the sentence, or ""."""

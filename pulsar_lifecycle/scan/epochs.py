@@ -98,9 +98,7 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         found.append(Gap(GapCode.OTHER_CLUSTER, "", what))
     elif began and (gone_back := went_back(counters, began, "the begin of this scan")):
         found.append(replace(gone_back, text=f"{gone_back}; what was read before and after does not fit: scan again"))
-    for error in filter(None, (one.broker_error for one in census)):
-        what = f"the brokers did not say what they have loaded: {error}"
-        found.append(Gap(GapCode.BROKERS_UNANSWERED, "", what))
+    found += [one.broker_error for one in census if one.broker_error]
     undeclared_roots, ignored = _other_roots(cluster, places, now)
     found += undeclared_roots
     relied_on = [(WordKind.ACKNOWLEDGED_ENTRY, entry) for entry in unread_entries.relied_on]

@@ -17,7 +17,9 @@ from pulsar_lifecycle.metastore.reading import TABLES, Reading
 from pulsar_lifecycle.model import COMPACTION_CURSOR
 from pulsar_lifecycle.ports import ClusterPorts, Connect, Ids, Lake
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.epoch import Census
+from pulsar_lifecycle.records.gaps import Gap, GapCode, brokers_gap
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import Problem, stored_name
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -56,7 +58,12 @@ def scan_table(cluster: Cluster, epoch_id: str, table: str, root: str = "") -> C
         cluster.lake.batches(parts, TROUBLE, _NOT_READ),
     )
     brokers = shares[0].brokers
-    return replace(census, broker_error=brokers.unknown.text) if brokers and brokers.unknown else census
+    return replace(census, broker_error=_gap(brokers.unknown)) if brokers and brokers.unknown else census
+
+
+def _gap(unknown: Why) -> Gap:
+    denied = unknown.code is Code.BROKERS_DENIED
+    return brokers_gap(GapCode.BROKERS_DENIED if denied else GapCode.BROKERS_UNANSWERED, unknown.text)
 
 
 _NOT_READ = pc.field("problem").is_valid() & ~pc.field("problem").isin([Problem.GONE, Problem.EMPTY])

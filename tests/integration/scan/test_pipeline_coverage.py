@@ -102,13 +102,20 @@ def admin_api(sandbox: Cluster, answer: Callable[[str], int | None]) -> Iterator
         http.close()
 
 
-@pytest.mark.parametrize(("status", "word"), [(403, "403"), (500, "500"), (0, "Timeout")])
+@pytest.mark.parametrize(
+    ("status", "code", "word"),
+    [
+        (403, GapCode.BROKERS_DENIED, "403"),
+        (500, GapCode.BROKERS_UNANSWERED, "500"),
+        (0, GapCode.BROKERS_UNANSWERED, "Timeout"),
+    ],
+)
 def test_brokers_that_do_not_answer(
-    sandbox: Cluster, pipelines: Callable[..., Pipeline], status: int, word: str
+    sandbox: Cluster, pipelines: Callable[..., Pipeline], status: int, code: GapCode, word: str
 ) -> None:
     with admin_api(sandbox, lambda _: status) as url:
         pipeline = pipelines({"pulsar": {"admin_url": url, "request_timeout": "1s"}})
-        assert_report_only(pipeline, pipeline.scan(), GapCode.BROKERS_UNANSWERED, word)
+        assert_report_only(pipeline, pipeline.scan(), code, word)
 
 
 def test_a_broker_that_says_of_no_topic_what_it_holds_in_memory(

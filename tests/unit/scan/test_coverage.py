@@ -10,7 +10,7 @@ import pytest
 
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.epoch import Census, Epoch
-from pulsar_lifecycle.records.gaps import Gap, GapCode
+from pulsar_lifecycle.records.gaps import Gap, GapCode, brokers_gap
 from pulsar_lifecycle.records.store_history import StoreCounters
 from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan.coverage import broken_history, prove, take_census
@@ -223,7 +223,8 @@ def test_small_listings_may_shrink_and_the_newest_earlier_epoch_counts() -> None
 
 
 def test_an_epoch_survives_json() -> None:
-    epoch = with_census("schemas", unread=(("/x", "why"),), mismatched=("y",))
+    silent = brokers_gap(GapCode.BROKERS_DENIED, "GET /topics: 403")
+    epoch = with_census("schemas", unread=(("/x", "why"),), mismatched=("y",), broker_error=silent)
     epoch = replace(epoch, gaps=(*proof(epoch), A_GAP), shared_with=None, ids_issued=7, lease=(3, 4), broken=A_GAP)
     document = json.loads(json.dumps(epoch.to_json()))
     assert Epoch.from_json(document) == epoch
@@ -231,10 +232,13 @@ def test_an_epoch_survives_json() -> None:
         del document[name]
     document |= {"gaps": ["a sentence"], "coded_gaps": [], "reference_errors": ["a sentence"]}
     document["census"][3]["unread"] = ["/x: why"]
+    document["census"][0]["broker_error"], document["census"][1]["broker_error"] = "", "GET /topics: 403"
     earlier = Epoch.from_json(document)
     assert earlier.counters == StoreCounters("f", 100)
     assert earlier.gaps == (Gap(GapCode.EARLIER_VERSION, "", "a sentence"),)
     assert earlier.census[3].unread == (("", "/x: why"),)
+    assert earlier.census[0].broker_error is None
+    assert earlier.census[1].broker_error == brokers_gap(GapCode.BROKERS_UNANSWERED, "GET /topics: 403")
     document["gaps"] = [{"code": "brokers_unreachable", "where": "b", "text": "silent"}]  # as a code was called
     assert Epoch.from_json(document).gaps == (Gap(GapCode.EARLIER_VERSION, "b", "silent"),)
 

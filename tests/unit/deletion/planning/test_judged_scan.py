@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from pulsar_lifecycle.deletion.planning import judged_scan
-from pulsar_lifecycle.errors import Failed
+from pulsar_lifecycle.errors import AccessDenied, Failed, LifecycleError
 from pulsar_lifecycle.metastore.reading import TABLES
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.gaps import GapCode
@@ -21,14 +21,23 @@ TOPIC = Topic.parse("persistent://acme/orders/placed")
 
 
 @pytest.mark.parametrize("topics", [0, 1])
-def test_brokers_that_do_not_answer_are_a_gap_with_topics_or_without(topics: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Failed("GET /admin/v2/broker-stats/topics: timed out"), GapCode.BROKERS_UNANSWERED),
+        (AccessDenied("GET /admin/v2/broker-stats/topics: 403"), GapCode.BROKERS_DENIED),
+    ],
+)
+def test_brokers_that_do_not_answer_are_a_gap_with_topics_or_without(
+    topics: int, error: LifecycleError, code: GapCode
+) -> None:
     cluster = SimulatedCluster()
     if topics:
         cluster.topic(TOPIC)
     assert scan(cluster).epoch.covered
-    cluster.admin.failure = Failed("GET /admin/v2/broker-stats/topics: timed out")
+    cluster.admin.failure = error
     (gap,) = scan(cluster).epoch.gaps
-    assert gap.code == GapCode.BROKERS_UNANSWERED
+    assert gap.code is code
 
 
 def test_a_scan_lists_bookkeeper_first_and_reads_references_second() -> None:
