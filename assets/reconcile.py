@@ -109,7 +109,7 @@ def _unsubscribed(found: Reconciled) -> dict[str, str]:
 def _how(intent_states: NamespaceIntents, found: Reconciled, of_plan: Collection[str]) -> str:
     """``of_plan``: the namespaces that the plan has rows of."""
     if not found.summary.actionable:
-        return "**Report only.**\n\n" + "\n".join(f"- {gap}" for gap in found.summary.gaps[:50])
+        return "**Report only.**\n\n" + "\n".join(f"- {gap.line}" for gap in found.summary.gaps[:50])
     if intent_states.namespace not in of_plan:
         return "Nothing to send: what is confirmed is in flight." if intent_states.orphans else "Nothing to send."
     if found.applied and not found.applied.problem:
@@ -149,7 +149,7 @@ def reconciled_shown(found: Reconciled) -> Mapping[str, Any]:
         "plan id": plan_id,
         "digest": found.summary.digest,
         "actionable": found.summary.actionable,
-        "missing": show.bullets(found.summary.gaps),
+        "missing": show.bullets([gap.line for gap in found.summary.gaps]),
         "namespaces": dg.MetadataValue.md(show.markdown(headers, lines)),
         "sample": show.table(found.rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
         "whole plan": dg.MetadataValue.md(f"{show.whole_plan(plan_id)}\n\n{show.applied_by(plan_id)}"),

@@ -62,7 +62,7 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
             [(k.code, k.name, k.where, k.treatment, counts[k.code]) for k in KINDS.values()],
         )
         for gap in epoch.gaps:
-            context.log.warning(f"coverage: {gap}")
+            context.log.warning(f"coverage: {gap.line}")
         yield dg.MaterializeResult(
             metadata={
                 **show.stored(where, epoch_id, "references"),
@@ -84,7 +84,11 @@ def coverage_result(epoch: Epoch) -> dg.AssetCheckResult:
         passed=epoch.covered,
         severity=dg.AssetCheckSeverity.ERROR,
         description=_missing(epoch),
-        metadata={"gaps": len(epoch.gaps), "missing": show.bullets(epoch.gaps, 100), EPOCH: epoch.epoch_id},
+        metadata={
+            "gaps": len(epoch.gaps),
+            "missing": show.bullets([gap.line for gap in epoch.gaps], 100),
+            EPOCH: epoch.epoch_id,
+        },
     )
 
 
@@ -122,7 +126,7 @@ def coverage_asset(cluster: str) -> dg.AssetsDefinition:
                 EPOCH: epoch.epoch_id,
                 "dagster/row_count": len(epoch.gaps),
                 "covered": epoch.covered,
-                "missing": show.bullets(epoch.gaps, 100),
+                "missing": show.bullets([gap.line for gap in epoch.gaps], 100),
             },
             data_version=versions.version_of(epoch.covered, sorted(gap.code for gap in epoch.gaps)),
             check_results=[

@@ -275,7 +275,7 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
     how = (
         "\n\n".join([*alone, f"Launch job `offload` with this run configuration:\n\n```json\n{config}\n```"])
         if plan.actionable
-        else "**Report only.**\n\n" + "\n".join(f"- {gap}" for gap in plan.gaps[:50])
+        else "**Report only.**\n\n" + "\n".join(f"- {gap.line}" for gap in plan.gaps[:50])
     )
     if plan.actionable and len(some) < rows.num_rows:
         caps = "`offload.max_ledgers`, `offload.max_bytes`"

@@ -158,7 +158,7 @@ def planned(
     goes by itself.
     """
     if not plan.actionable:
-        gaps = "\n".join(f"- {gap}" for gap in plan.gaps[:SAMPLE])
+        gaps = "\n".join(f"- {gap.line}" for gap in plan.gaps[:SAMPLE])
         how = f"**Report only: this plan cannot be applied.**\n\n{gaps}\n\n{whole_plan(plan.plan_id)}"
     elif not plan.ledgers:
         how = nothing

@@ -161,7 +161,7 @@ def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]], others:
             ("partitions", f"{len(rows)}, {len(rows) - len(going)} with an error"),
             ("frees", show.size(summary.physical_bytes)),
             ("undo", undo_of(rows)),
-            ("gaps", [f"{gap.code}: {gap.text}" for gap in summary.gaps]),
+            ("gaps", [gap.line for gap in summary.gaps]),
         ]
     )
     if going and summary.actionable:

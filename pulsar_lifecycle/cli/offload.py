@@ -102,7 +102,7 @@ def plan(
         where, epoch, namespace or (), everything=not thresholds, topics=topic or (), upto=upto
     )
     if as_json:
-        show.json_document({**found.to_json(), "gaps": [str(gap) for gap in found.gaps], "rows": rows.to_pylist()})
+        show.json_document({**found.to_json(), "rows": rows.to_pylist()})
     else:
         show.facts(
             [
@@ -112,7 +112,7 @@ def plan(
                 ("to release", f"{show.counted(found.released, 'copy', 'copies')}, {show.size(found.released_bytes)}"),
                 ("left to brokers", found.left_to_broker or None),
                 ("warnings", list(found.warnings)),
-                ("report only", [str(gap) for gap in found.gaps]),
+                ("report only", [gap.line for gap in found.gaps]),
                 ("apply with", "job offload, configured with plan_id and digest" if found.actionable else None),
             ]
         )

@@ -279,7 +279,7 @@ def _print_plan(
             ("digest", summary.digest),
             ("journal", ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.items())) or "not applied"),
             ("settled", f"{settled} of its {page.what}s{nothing_left}" if settled else None),
-            ("gaps", [f"{gap.code}: {gap.text}" for gap in summary.gaps[:SAMPLE]]),
+            ("gaps", [gap.line for gap in summary.gaps[:SAMPLE]]),
         ]
     )
     if rows.num_rows:

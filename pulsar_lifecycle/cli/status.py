@@ -309,7 +309,7 @@ def _print(found: Status, where: Cluster) -> None:
         )
         listed = _listed(scan).get("bookkeeper_ledgers", 0)
         lines = [f"{scan.epoch_id}, begun {show.ago(scan.started_at, now)}, {covered}, {listed} ledgers listed"]
-        lines += [f"gap {gap.code}: {gap.text}" for gap in scan.gaps[:5]]
+        lines += [f"gap {gap.line}" for gap in scan.gaps[:5]]
         lines += [f"... {len(scan.gaps) - 5} more gaps; --json has all of them"] if len(scan.gaps) > 5 else []
     if found.unfinished_scan and found.unfinished_scan[0]:
         epoch_id, begun_at = found.unfinished_scan

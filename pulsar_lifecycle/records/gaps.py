@@ -89,10 +89,15 @@ class Gap:
         """The sentence."""
         return self.text
 
+    @property
+    def line(self) -> str:
+        """As pages and commands show it: the code, by which the docs say what to do, and the sentence."""
+        return f"{self.code}: {self.text}"
+
 
 def in_words(gaps: Iterable[Gap]) -> str:
     """Gaps on one line."""
-    return "; ".join(gap.text for gap in gaps)
+    return "; ".join(gap.line for gap in gaps)
 
 
 def _of_any_version(value: Any) -> Any:

@@ -16,7 +16,7 @@ from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.records.plans import deletion_plan as plan_deletion
 from pulsar_lifecycle.runs import control
 from tests.kit.simulated.cluster import another_cluster
-from tests.simulation.faults import fault_codes, injections, queue_faults, states, traps
+from tests.simulation.faults import injections, queue_faults, states, traps
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.laws.laws import Laws
 from tests.simulation.operators import (
@@ -139,8 +139,8 @@ class Steps:
 
     def _act(self) -> str:
         done = acts.happen(self.world, acts.ACTS)
-        self._count(fault_codes.code_of(done))
-        return done
+        self._count(done.fault)
+        return str(done)
 
     # ----------------------------------------------------------------------------------------------------------- steps
 

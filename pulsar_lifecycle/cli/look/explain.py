@@ -242,7 +242,7 @@ def _scan(history: History, now: int) -> list[str]:
         return ["none of this cluster: run the job `scan`"]
     covered = "covered" if epoch.covered else f"NOT COVERED, {show.counted(len(epoch.gaps), 'gap')}"
     lines = [f"{epoch.epoch_id}, begun {show.ago(epoch.started_at, now)}, {covered}"]
-    lines += [f"gap: {gap}" for gap in epoch.gaps[:5]]
+    lines += [f"gap {gap.line}" for gap in epoch.gaps[:5]]
     seen = [f"saw {r['referrer']} refer to it ({KINDS[r['kind']].name})" for r in history.references.to_pylist()]
     lines += dict.fromkeys(seen)  # a broker may hold the same ledger in two places
     if history.finding:

@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
+from pulsar_lifecycle.records.gaps import GapCode
 from sandbox.cluster import Cluster
 from sandbox.planting import plant
 from tests.integration.jobs import Jobs, key
@@ -83,7 +84,7 @@ def test_the_coverage_check_says_what_is_missing_and_the_plan_says_report_only(
     jobs = Jobs(pipelines({"bookkeeper": {"shared_with": None}}), instance)
     check = checks_of(jobs.run("scan"))["coverage"]
     assert not check.passed
-    assert "bookkeeper.shared_with" in (check.description or "")
+    assert f"{GapCode.SHARING_UNDECLARED}: " in (check.description or "")
     page = jobs.page("deletion_plan")
     assert not page["actionable"]
-    assert any("bookkeeper.shared_with" in str(value) for value in page.values())
+    assert any(f"{GapCode.SHARING_UNDECLARED}: " in str(value) for value in page.values())

@@ -15,7 +15,7 @@ from kazoo.client import KazooClient
 
 from orchestration.jobs import ApplyConfig
 from pulsar_lifecycle.deletion import deletion_run
-from pulsar_lifecycle.errors import LifecycleError, Paused, UsageError
+from pulsar_lifecycle.errors import NotFound, Paused, UsageError
 from pulsar_lifecycle.records.plans.deletion_plan import digest
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.refusals import RefusalCode
@@ -167,7 +167,7 @@ def test_a_root_that_was_declared_after_the_scan(
 
 
 def test_a_lake_without_a_scan(pipelines: Callable[..., Pipeline]) -> None:
-    with pytest.raises(LifecycleError, match="no scan"):
+    with pytest.raises(NotFound):
         pipelines().delete_pending()
 
 

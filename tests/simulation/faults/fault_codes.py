@@ -37,20 +37,3 @@ NAMES = {
     "F28": "a shadow topic whose z-node is away while its source is trimmed",
     "F29": "a broker that never says what it has in memory of one topic",
 }
-
-
-def code_of(done: str) -> str:
-    """Which fault an act of the world is, by what it says it did."""
-    if "created again" in done:
-        return "F7"
-    if any(word in done for word in ("loaded", "dies")):
-        return "F6"
-    if any(word in done for word in ("snapshot", "compact", "schema", "cursor", "again", "memory")):
-        return "F8"
-    if "offloads" in done:
-        return "F17"
-    if "a broker deletes" in done:
-        return "F22"
-    if "another system" in done or "other cluster" in done:
-        return "F21"
-    return ""

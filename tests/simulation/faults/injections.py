@@ -11,7 +11,6 @@ from random import Random
 
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, OutcomeUnknown, StoreError, Unavailable
 from pulsar_lifecycle.runs import control
-from tests.simulation.faults.fault_codes import code_of
 from tests.simulation.faults.states import metadata_paths
 from tests.simulation.operators.operator import Operator
 from tests.simulation.world import acts, other_acts
@@ -92,7 +91,7 @@ def _injection(
         finally:
             world.random = was
         interceptor.fired.append(f"meanwhile {done}")
-        count(code_of(done))
+        count(done.fault)
         if world.lagging:
             count("F4")
 
@@ -105,7 +104,7 @@ def _injection(
             world.random = was
         if done:
             interceptor.fired.append(f"meanwhile {done}")
-            count("F8")
+            count(done.fault)
 
     def touch(call: str) -> None:
         was, world.random = world.random, random

@@ -41,9 +41,10 @@ from tests.simulation.world.other_acts import (
     revive,
     shadow,
 )
+from tests.simulation.world.targets import Did
 from tests.simulation.world.world import World
 
-Act = Callable[[World], str | None]
+Act = Callable[[World], Did | None]
 
 
 ACTS: Sequence[tuple[int, Act]] = (
@@ -91,11 +92,11 @@ MEANWHILE: Sequence[tuple[int, Act]] = (
 metadata can exclude it, and no broker does it."""
 
 
-def happen(world: World, acts: Sequence[tuple[int, Act]]) -> str:
+def happen(world: World, acts: Sequence[tuple[int, Act]]) -> Did:
     """One act by its weight; another if it has no target."""
     for _ in range(5):
         act = world.random.choices([a for _, a in acts], [w for w, _ in acts])[0]
         done = act(world)
         if done:
             return done
-    return "nothing happens"
+    return Did("nothing happens")

@@ -14,11 +14,11 @@ from pulsar_lifecycle.model import Topic
 from tests.kit.simulated.cluster import CURSORS
 from tests.kit.simulated.offloaded import CLUSTER, attempt
 from tests.simulation.world.model import COMPACTION, HOUR, MOST_LEDGERS, TOPICS, Cursor, ModelTopic
-from tests.simulation.world.targets import pick
+from tests.simulation.world.targets import Did, pick
 from tests.simulation.world.world import World
 
 
-def create_topic(world: World) -> str | None:
+def create_topic(world: World) -> Did | None:
     free = [t for t in TOPICS if t not in world.model.topics]
     if not free or len(world.model.topics) >= 5:
         return None
@@ -27,10 +27,10 @@ def create_topic(world: World) -> str | None:
     world.store(topic)
     if world.random.random() < 0.6 and not world.full():
         world.load(topic)
-    return f"{topic.name} is created{' and loaded' if topic.loaded else ''}"
+    return Did(f"{topic.name} is created{' and loaded' if topic.loaded else ''}")
 
 
-def plain(world: World) -> str | None:
+def plain(world: World) -> Did | None:
     """A resting topic with a few ledgers and at most one cursor: its oldest may be trimmed."""
     name = Topic.parse("persistent://acme/orders/plain")
     if name in world.model.topics or len(world.model.ledgers) > MOST_LEDGERS - 4:
@@ -47,18 +47,18 @@ def plain(world: World) -> str | None:
     if world.random.random() < 0.5:
         topic.cursors["s"] = Cursor(at=world.random.choice(topic.ledgers[1:]))
         world.store_cursor(topic, "s")
-    return f"{name} rests with {topic.ledgers}, {len(topic.offloaded)} of them offloaded"
+    return Did(f"{name} rests with {topic.ledgers}, {len(topic.offloaded)} of them offloaded")
 
 
-def load(world: World) -> str | None:
+def load(world: World) -> Did | None:
     topic = pick(world, lambda t: not t.loaded)
     if topic is None or world.full():
         return None
     world.load(topic)
-    return f"{topic.name} is loaded"
+    return Did(f"{topic.name} is loaded", "F6")
 
 
-def unload(world: World) -> str | None:
+def unload(world: World) -> Did | None:
     topic = pick(world, lambda t: t.loaded)
     if topic is None:
         return None
@@ -67,12 +67,12 @@ def unload(world: World) -> str | None:
         for one in others:
             if not world.full():
                 world.load(one)
-        return f"the broker of {topic.name} dies, is started again, and loads {len(others)} others"
+        return Did(f"the broker of {topic.name} dies, is started again, and loads {len(others)} others", "F6")
     world.unload(topic)
-    return f"{topic.name} is unloaded"
+    return Did(f"{topic.name} is unloaded", "F6")
 
 
-def roll(world: World) -> str | None:
+def roll(world: World) -> Did | None:
     topic = pick(world, lambda t: t.loaded and not t.terminated and not t.shadow_of)
     if topic is None or world.full():
         return None
@@ -80,18 +80,18 @@ def roll(world: World) -> str | None:
         world.restate(topic.ledgers[-1], LedgerState.CLOSED)
     topic.ledgers.append(world.make("data", topic.name, state=LedgerState.OPEN))
     world.store(topic)
-    return f"{topic.name} rolls over to ledger {topic.ledgers[-1]}"
+    return Did(f"{topic.name} rolls over to ledger {topic.ledgers[-1]}")
 
 
-def trim(world: World) -> str | None:
+def trim(world: World) -> Did | None:
     topic = pick(world, lambda t: t.loaded and len(t.ledgers) > 1)
     if topic is None:
         return None
     gone = world.take_off(topic, world.random.randint(1, len(topic.ledgers) - 1))
-    return f"{topic.name} trims {gone}"
+    return Did(f"{topic.name} trims {gone}")
 
 
-def offload(world: World) -> str | None:
+def offload(world: World) -> Did | None:
     topic = pick(world, lambda t: len(t.ledgers) > 1)
     if topic is None:
         return None
@@ -110,10 +110,10 @@ def offload(world: World) -> str | None:
     world.drop_copy(before, ledger)
     if deleted:
         world.drop(ledger)
-    return f"{topic.name} offloads {ledger}: complete {complete}, BookKeeper copy deleted {deleted}"
+    return Did(f"{topic.name} offloads {ledger}: complete {complete}, BookKeeper copy deleted {deleted}", "F17")
 
 
-def end_offloads(world: World) -> str:
+def end_offloads(world: World) -> Did:
     """Brokers give up what they have begun to offload and not completed."""
     ours, ended = world.opened(), list[int]()
     for topic in world.model.topics.values():
@@ -123,10 +123,10 @@ def end_offloads(world: World) -> str:
                 ended.append(ledger)
                 world.store(topic)
                 world.drop_copy(known, ledger)
-    return f"brokers give up their offloads of {ended}"
+    return Did(f"brokers give up their offloads of {ended}")
 
 
-def remember(world: World) -> str | None:
+def remember(world: World) -> Did | None:
     """A ledger whose compare-and-set into the topic is still pending: only the broker knows it."""
     topic = pick(world, lambda t: t.loaded and not t.memory)
     if topic is None or world.full():
@@ -134,10 +134,10 @@ def remember(world: World) -> str | None:
     kind = world.random.choice(["data", "data", "cursor"])
     ledger = world.make(kind, topic.name, cursor="s" if kind == "cursor" else "")
     topic.memory.add(ledger)
-    return f"the broker of {topic.name} has {ledger} in memory alone"
+    return Did(f"the broker of {topic.name} has {ledger} in memory alone", "F8")
 
 
-def store_memory(world: World) -> str | None:
+def store_memory(world: World) -> Did | None:
     topic = pick(world, lambda t: t.loaded and bool(t.memory))
     if topic is None:
         return None
@@ -147,11 +147,11 @@ def store_memory(world: World) -> str | None:
         topic.ledgers.sort()
         topic.moved = topic.pinned = True  # what no scan has seen named must stay where the next one sees it
         world.store(topic)
-        return f"{topic.name} lists {ledger} at last"
-    return f"the broker of {topic.name} forgets {ledger}"
+        return Did(f"{topic.name} lists {ledger} at last", "F8")
+    return Did(f"the broker of {topic.name} forgets {ledger}", "F8")
 
 
-def move_cursor(world: World) -> str | None:
+def move_cursor(world: World) -> Did | None:
     topic = pick(world, lambda t: bool(t.ledgers)) or pick(world)
     if topic is None:
         return None
@@ -164,7 +164,7 @@ def move_cursor(world: World) -> str | None:
         if cursor.at > stood:  # no broker writes a position twice
             entry = world.position_entry(cursor.compacted if name == COMPACTION else None, cursor.at)
             world.reader.payloads[old].append(entry)
-        return f"cursor {name} of {topic.name} moves on to {cursor.at}"
+        return Did(f"cursor {name} of {topic.name} moves on to {cursor.at}", "F8")
     if world.full() or name == COMPACTION:
         cursor.at = noted
         if is_new:  # without a z-node there is none
@@ -176,28 +176,28 @@ def move_cursor(world: World) -> str | None:
     )
     world.store_cursor(topic, name)
     world.drop(old)
-    return f"cursor {name} of {topic.name} moves to {cursor.ledger}, it stands in {cursor.at}"
+    return Did(f"cursor {name} of {topic.name} moves to {cursor.ledger}, it stands in {cursor.at}", "F8")
 
 
-def close_cursor(world: World) -> str | None:
+def close_cursor(world: World) -> Did | None:
     topic = pick(world, lambda t: bool(t.cursors or t.readers))
     if topic is None:
         return None
     name = world.random.choice(sorted([*topic.cursors, *topic.readers]))
     if name in topic.readers:
-        return f"{name} of {topic.name} is gone, and leaks {sorted(topic.readers.pop(name).values())}"
+        return Did(f"{name} of {topic.name} is gone, and leaks {sorted(topic.readers.pop(name).values())}", "F8")
     cursor = topic.cursors[name]
     if world.random.random() < 0.5:
         old, cursor.at = cursor.ledger, world.stands(cursor)
         cursor.ledger, cursor.noted = -1, cursor.compacted
         world.store_cursor(topic, name)
         world.drop(old)
-        return f"cursor {name} of {topic.name} is closed"
+        return Did(f"cursor {name} of {topic.name} is closed", "F8")
     world.delete_cursor(topic, name)
-    return f"cursor {name} of {topic.name} is deleted"
+    return Did(f"cursor {name} of {topic.name} is deleted", "F8")
 
 
-def start_compaction(world: World) -> str | None:
+def start_compaction(world: World) -> Did | None:
     topic = pick(world, lambda t: t.loaded and t.compacting is None)
     if topic is None or world.full():
         return None
@@ -205,10 +205,10 @@ def start_compaction(world: World) -> str | None:
         topic.cursors[COMPACTION] = Cursor()
         world.store_cursor(topic, COMPACTION)
     topic.compacting = world.make("compacted", topic.name)
-    return f"a compaction of {topic.name} writes {topic.compacting}"
+    return Did(f"a compaction of {topic.name} writes {topic.compacting}", "F8")
 
 
-def end_compaction(world: World) -> str | None:
+def end_compaction(world: World) -> Did | None:
     topic = pick(world, lambda t: t.loaded and t.compacting is not None)
     if topic is None:
         return None
@@ -226,14 +226,14 @@ def end_compaction(world: World) -> str | None:
         cursor.ledger, cursor.noted = -1, new
         world.store_cursor(topic, COMPACTION)
     world.drop(old)
-    return f"the compacted ledger of {topic.name} is {new} now, before it was {old}"
+    return Did(f"the compacted ledger of {topic.name} is {new} now, before it was {old}", "F8")
 
 
 READERS = ("reader", "x+y")
 """Non-durable subscriptions; no durable one has their names."""
 
 
-def snapshot(world: World) -> str | None:
+def snapshot(world: World) -> Did | None:
     topic = pick(world, lambda t: t.loaded and bool(t.ledgers) and not t.shadow_of)
     if topic is None or world.full():
         return None
@@ -250,15 +250,15 @@ def snapshot(world: World) -> str | None:
     ledger = world.make("bucket", topic.name, cursor=name, span=span)
     if how < 0.5:
         cursor.swallowed[span] = ledger
-        return f"the snapshot {ledger} of {name} of {topic.name} is in the broker's memory alone"
+        return Did(f"the snapshot {ledger} of {name} of {topic.name} is in the broker's memory alone", "F8")
     cursor.buckets[span] = ledger
     world.store_cursor(topic, name)
-    return f"snapshot {ledger} of {name} of {topic.name}"
+    return Did(f"snapshot {ledger} of {name} of {topic.name}", "F8")
 
 
 def _snapshot_in_memory(
     world: World, topic: ModelTopic, name: str, span: tuple[int, int], *, listed: bool
-) -> str | None:
+) -> Did | None:
     """Of a non-durable subscription; the tag has its name decoded, though it was never encoded.
 
     Not ``listed``: PersistentSubscription.removeConsumer deletes a cursor by its name a while after its subscription
@@ -270,10 +270,12 @@ def _snapshot_in_memory(
     buckets[span] = ledger = world.make("bucket", topic.name, cursor=unquote_plus(name), span=span)
     if not listed:
         topic.unlisted.add(ledger)
-    return f"snapshot {ledger} of {name} of {topic.name}, which is not durable{'' if listed else ' and not listed'}"
+    return Did(
+        f"snapshot {ledger} of {name} of {topic.name}, which is not durable{'' if listed else ' and not listed'}", "F8"
+    )
 
 
-def merge_snapshots(world: World) -> str | None:
+def merge_snapshots(world: World) -> Did | None:
     topic = pick(world, lambda t: any(c.buckets for c in t.cursors.values()))
     if topic is None:
         return None
@@ -281,10 +283,10 @@ def merge_snapshots(world: World) -> str | None:
     span, ledger = topic.cursors[name].buckets.popitem()
     world.store_cursor(topic, name)
     world.drop(ledger)
-    return f"snapshot {ledger} {span} of {topic.name} is done with"
+    return Did(f"snapshot {ledger} {span} of {topic.name} is done with", "F8")
 
 
-def begin_schema(world: World) -> str | None:
+def begin_schema(world: World) -> Did | None:
     """A schema version: its ledger is there hours or days before the locator names it."""
     topic = pick(world)
     if topic is None or world.full():
@@ -300,10 +302,10 @@ def begin_schema(world: World) -> str | None:
     world.model.pending[ledger] = (schema_id, world.time.now_ms() + after)
     if not after:
         world.wait_ms(0)
-    return f"schema {schema_id} gets ledger {ledger}, named in {after // 60_000} minutes"
+    return Did(f"schema {schema_id} gets ledger {ledger}, named in {after // 60_000} minutes", "F8")
 
 
-def delete_schema(world: World) -> str | None:
+def delete_schema(world: World) -> Did | None:
     ids = sorted(s for s in world.model.schemas if world.zookeeper.stat(f"/schemas/{s}") is not None)
     pending = {sid for sid, _ in world.model.pending.values()}
     ids = [s for s in ids if s not in pending and f"/schemas/{s}" not in world.corrupted]
@@ -313,4 +315,4 @@ def delete_schema(world: World) -> str | None:
     world.remove(f"/schemas/{schema_id}")
     for ledger in world.model.schemas.pop(schema_id):
         world.drop(ledger)
-    return f"schema {schema_id} is deleted"
+    return Did(f"schema {schema_id} is deleted", "F8")

@@ -9,14 +9,14 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from tests.kit.simulated.cluster import CURSORS
 from tests.simulation.world.model import COMPACTION, ELSEWHERE, HOUR, TOPICS, Cursor, ModelTopic
-from tests.simulation.world.targets import is_whole, pick, some_leak, version_of
+from tests.simulation.world.targets import Did, is_whole, pick, some_leak, version_of
 from tests.simulation.world.world import World
 
 WEST = "west"
 """The declared cluster on the same BookKeeper, where there is one."""
 
 
-def delete_topic(world: World) -> str | None:
+def delete_topic(world: World) -> Did | None:
     topic = pick(world)
     if topic is None or (
         topic.pinned and any(t.unscanned and t.shadow_of == str(topic.name) for t in world.model.topics.values())
@@ -25,10 +25,10 @@ def delete_topic(world: World) -> str | None:
     if world.random.random() < 0.4 and not world.full():
         return recreate(world, topic, loads=world.random.random() < 0.6)
     world.delete_topic(topic)
-    return f"{topic.name} is deleted"
+    return Did(f"{topic.name} is deleted")
 
 
-def recreate(world: World, topic: ModelTopic, *, loads: bool) -> str:
+def recreate(world: World, topic: ModelTopic, *, loads: bool) -> Did:
     """Its z-node comes to the version that the old one had, if its ledgers are gone: a broker deletes those first.
 
     Where the model keeps one, because a shadow topic reads it, the versions differ: nothing else tells the two apart.
@@ -45,10 +45,10 @@ def recreate(world: World, topic: ModelTopic, *, loads: bool) -> str:
     elif topic.ledgers:
         for _ in range(version_of(world, fresh), before):
             world.store(fresh)
-    return f"{topic.name} is deleted and created again"
+    return Did(f"{topic.name} is deleted and created again", "F7")
 
 
-def delete_namespace(world: World) -> str | None:
+def delete_namespace(world: World) -> Did | None:
     topic = pick(world)
     if topic is None:
         return None
@@ -61,15 +61,15 @@ def delete_namespace(world: World) -> str | None:
     for path in (f"/admin/policies/{namespace}", f"/managed-ledgers/{namespace}"):
         if world.zookeeper.stat(path) is not None:
             world.remove(path)
-    return f"namespace {namespace} is deleted"
+    return Did(f"namespace {namespace} is deleted")
 
 
-def collect_garbage(world: World) -> str | None:
+def collect_garbage(world: World) -> Did | None:
     gone = world.collect_garbage()
-    return f"bookies collect {gone} ledgers" if gone else None
+    return Did(f"bookies collect {gone} ledgers") if gone else None
 
 
-def shadow(world: World) -> str | None:
+def shadow(world: World) -> Did | None:
     topic = pick(world, lambda t: bool(t.ledgers) and not t.shadow_of)
     if topic is None:
         return None
@@ -80,10 +80,10 @@ def shadow(world: World) -> str | None:
     made.unscanned = True
     world.model.topics[name] = made
     world.store(made)
-    return f"{name} shadows {topic.name}"
+    return Did(f"{name} shadows {topic.name}")
 
 
-def rename(world: World) -> str | None:
+def rename(world: World) -> Did | None:
     """An operator moves a resting topic's z-nodes to another name: the ledgers' tags stay as they were."""
     topic = pick(world, lambda t: not t.loaded and not t.moved and not t.shadow_of and bool(t.ledgers))
     if topic is None or any(t.moved for t in world.model.topics.values()):
@@ -97,10 +97,10 @@ def rename(world: World) -> str | None:
     for cursor in topic.cursors:
         world.store_cursor(topic, cursor)
     world.remove(world.topic_path(old))
-    return f"{old} is called {name} now"
+    return Did(f"{old} is called {name} now")
 
 
-def go_away(world: World) -> str | None:
+def go_away(world: World) -> Did | None:
     """An operator takes a resting topic's z-nodes away and restores them within twenty hours."""
     topic = pick(world, lambda t: not t.loaded and not t.moved and bool(t.ledgers))
     if topic is None or topic.unscanned:
@@ -109,10 +109,10 @@ def go_away(world: World) -> str | None:
     world.vanish(topic)
     after = world.random.choice([HOUR, 5 * HOUR, 20 * HOUR])
     world.model.returns.append((world.time.now_ms() + after, topic.name))
-    return f"{topic.name} is gone for {after // HOUR} hours"
+    return Did(f"{topic.name} is gone for {after // HOUR} hours")
 
 
-def leak(world: World) -> str | None:
+def leak(world: World) -> Did | None:
     """A ledger that nobody ever stored a reference to."""
     if world.full():
         return None
@@ -124,10 +124,10 @@ def leak(world: World) -> str | None:
     owner = topic.partitioned_parent if kind == "schema" else topic
     entries = [world.schema_entry()] if kind == "schema" else [b"x" * 10]
     ledger = world.make(kind, owner, cursor=cursor, span=span, state=state, entries=entries)
-    return f"{kind} ledger {ledger} of {owner} leaks ({state.name})"
+    return Did(f"{kind} ledger {ledger} of {owner} leaks ({state.name})")
 
 
-def foreign(world: World) -> str | None:
+def foreign(world: World) -> Did | None:
     """Another application, or another Pulsar cluster that nobody declared, on the same BookKeeper."""
     if world.full():
         return None
@@ -135,14 +135,14 @@ def foreign(world: World) -> str | None:
         ledger = world.random.choice(sorted(world.model.ledgers))
         topic = world.random.choice([world.model.ledgers[ledger].topic, ELSEWHERE])
         world.attempts_elsewhere.add(world.upload(topic, ledger, "pulsar-two"))
-        return f"another system offloads its own {ledger} of {topic}"
+        return Did(f"another system offloads its own {ledger} of {topic}", "F21")
     kind = world.random.choice(["foreign", "data"])
     ledger = world.make(kind, ELSEWHERE)
     world.model.elsewhere[ledger] = "another system on the same BookKeeper needs it"
-    return f"another system writes {ledger}"
+    return Did(f"another system writes {ledger}", "F21")
 
 
-def declared(world: World) -> str | None:
+def declared(world: World) -> Did | None:
     """A declared cluster on the same BookKeeper, some of its topics named as ours."""
     if world.full() or WEST not in world.roots:
         return None
@@ -153,20 +153,20 @@ def declared(world: World) -> str | None:
     world.model.elsewhere[ledger] = f"{topic} of another cluster"
     other.topic(topic, [*mine, ledger])
     world.declared.add(ledger)
-    return f"{topic} of the other cluster writes {ledger}"
+    return Did(f"{topic} of the other cluster writes {ledger}", "F21")
 
 
-def end_recovery(world: World) -> str | None:
+def end_recovery(world: World) -> Did | None:
     busy = [i for i in sorted(world.model.busy) if world.exists(i)]
     if not busy:
         return None
     ledger = world.random.choice(busy)
     world.model.busy.discard(ledger)
     world.restate(ledger, LedgerState.CLOSED)
-    return f"ledger {ledger} is recovered: it is closed"
+    return Did(f"ledger {ledger} is recovered: it is closed")
 
 
-def recover(world: World) -> str | None:
+def recover(world: World) -> Did | None:
     """Somebody opens a leaked ledger for recovery that nobody has closed: it must be left alone until it is closed.
 
     BookKeeper writes no z-node for one that is closed: to recover that is to read it.
@@ -177,29 +177,29 @@ def recover(world: World) -> str | None:
         return None
     busy.add(ledger)
     world.restate(ledger, LedgerState.IN_RECOVERY)
-    return f"ledger {ledger} is opened for recovery"
+    return Did(f"ledger {ledger} is opened for recovery")
 
 
-def replicate(world: World) -> str | None:
+def replicate(world: World) -> Did | None:
     """Autorecovery gives a leaked ledger another bookie: only the version of its z-node changes."""
     ledger = some_leak(world)
     if ledger is None:
         return None
     world.restate(ledger, world.model.ledgers[ledger].state)
-    return f"the z-node of {ledger} is written again"
+    return Did(f"the z-node of {ledger} is written again")
 
 
-def broker_deletes(world: World) -> str | None:
+def broker_deletes(world: World) -> Did | None:
     """A broker that comes back deletes a leaked ledger itself, as one of another version would."""
     leaks = world.leaks()
     if not leaks:
         return None
     ledger = world.random.choice(leaks)
     world.remove(world.path(ledger))
-    return f"a broker deletes {ledger}"
+    return Did(f"a broker deletes {ledger}", "F22")
 
 
-def revive(world: World) -> str | None:
+def revive(world: World) -> Did | None:
     """An operator re-attaches a leaked ledger to its owner."""
     live = world.live()
     found: list[tuple[int, ModelTopic | None]] = []
@@ -228,7 +228,7 @@ def revive(world: World) -> str | None:
             return None
         world.model.schemas.setdefault(schema_id, []).insert(0, ledger)
         world.schema(schema_id, world.model.schemas[schema_id])
-        return f"schema {schema_id} names {ledger} again"
+        return Did(f"schema {schema_id} names {ledger} again", "F8")
     assert topic is not None
     topic.moved = topic.pinned = True  # what two scans found free is not taken away again before the next one
     if made.topic not in world.model.topics:
@@ -249,4 +249,4 @@ def revive(world: World) -> str | None:
         else:
             cursor.buckets[made.span] = ledger
         world.store_cursor(topic, made.cursor)
-    return f"{made.topic} has {ledger} again"
+    return Did(f"{made.topic} has {ledger} again", "F8")

@@ -1,4 +1,4 @@
-"""Which topic or ledger an act is done to.
+"""Which topic or ledger an act is done to, and what it says it did.
 
 Belongs here: choosing by the world's ``random``. Not here: the acts.
 """
@@ -6,9 +6,21 @@ Belongs here: choosing by the world's ``random``. Not here: the acts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tests.simulation.world.model import ModelTopic
 from tests.simulation.world.world import World
+
+
+class Did(NamedTuple):
+    """What an act did; ``fault``: its code in ``faults/fault_codes.py``, empty where it is none."""
+
+    what: str
+    fault: str = ""
+
+    def __str__(self) -> str:
+        """What it did."""
+        return self.what
 
 
 def pick(world: World, wanted: Callable[[ModelTopic], bool] = lambda topic: True) -> ModelTopic | None:

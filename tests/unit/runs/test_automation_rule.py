@@ -52,7 +52,7 @@ def test_what_keeps_a_plan_from_going(change: dict[str, Any], expected: str) -> 
 @pytest.mark.parametrize(("at", "said"), [(-25 * HOUR, "1500 minutes old"), (HOUR, "3600 s ahead of")])
 def test_a_plan_from_the_future_is_not_called_old(at: int, said: str) -> None:
     found = decide(KindAutomation(mode=Automation.APPLY), replace(PLAN, created_at=NOW + at), NOW, valid_for_ms=HOUR)
-    assert said in found.text
+    assert (found.code, said in found.text) == (AutomationCode.EXPIRED, True)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_a_break_stays_one_however_far_the_store_has_caught_up() -> None:
     broken = broken_history(back, [BEFORE])
     assert proof(back, BEFORE) == (broken,)
     assert broken
-    assert "accept-restore" in broken.text
+    assert (broken.code, "accept-restore" in broken.text) == (GapCode.HISTORY_BROKEN, True)
     back = replace(back, broken=broken, gaps=proof(back, BEFORE))
     later = replace(EPOCH, epoch_id="e3", started_at=3000, finished_at=4000, zxid=500)
     assert proof(later, BEFORE, back) == (broken,)

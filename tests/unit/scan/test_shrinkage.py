@@ -97,6 +97,7 @@ def test_no_share_allows_more_than_the_absolute_limits(limits: tuple[float, int,
     state = now({1, 2, 3, 4, 5}, {4, 5})
     (gap,) = lost(ALL, state, Limits(*limits))
     assert [Limits(*limits).exceeded(loss) for loss in shrinkage.weigh(ALL, state)] == [limit]
+    assert gap.code is GapCode.LOST_REFERENCES
     assert gap.text.endswith(f"if nobody needs them, raise {limit} for one scan")
     assert lost(ALL, state, Limits(1.0, 3, 30)) == []
 

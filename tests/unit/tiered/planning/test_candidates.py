@@ -88,7 +88,7 @@ def test_the_walk_is_a_brokers_without_what_we_never_offload(
     never = {i["ledger_id"] for i in found if not i["size"] or not i["entries"] or i["ledger_id"] == last}
     expected = maybe_offload(found, size, seconds, NOW) - never
     assert {i for i, row in rows.items() if row["action"] == OffloadChoice.OFFLOAD} == expected
-    assert all(row["reason"] for row in rows.values())
+    assert all(row["code"] and row["reason"] for row in rows.values())
 
 
 @given(ledgers)
