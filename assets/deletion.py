@@ -149,8 +149,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             if not why and by_the_switch(context.run) and not where.settings.automation.delete_pending:
                 why = LEFT_ALONE
             if why:
-                end_with_nothing_done(context.instance, context.run, why)
-                context.log.warning(f"nothing was done: {why}")
+                end_with_nothing_done(context, why)
                 return
             with lineage.noted(context, where) as done:
                 metadata = _deleted(context, cluster, where, done)

@@ -38,11 +38,13 @@ def switched_off(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None
     return f"sensor {SWITCH} is switched off" if any(one.name == SWITCH for one in states) else None
 
 
-def end_with_nothing_done(instance: dg.DagsterInstance, run: dg.DagsterRun, why: str) -> None:
-    """Mark a run that may not begin any more: it has done nothing, and is no failed try.
+def end_with_nothing_done(context: dg.OpExecutionContext | dg.AssetExecutionContext, why: str) -> None:
+    """Mark a run that may not begin any more: it has done nothing, and is no failed try. Its log says why.
 
     Raises dagster.Failure for one that Dagster repeats: its first try may have begun, and that is no good end.
     """
+    run = context.run
     if run.parent_run_id is not None:
         raise dg.Failure(f"launched by itself, it may not begin any more: {why}", allow_retries=False)
-    instance.add_run_tags(run.run_id, {NOTHING_DONE: run.run_id})
+    context.instance.add_run_tags(run.run_id, {NOTHING_DONE: run.run_id})
+    context.log.info(f"nothing was done: {why}")

@@ -31,8 +31,7 @@ def may_begin(context: dg.OpExecutionContext, where: Cluster, plan_id: str = "")
     elif not why:
         why = _waits(where, name, plan_id, context.run.run_config)
     if why:
-        end_with_nothing_done(context.instance, context.run, why)
-        context.log.info(f"nothing was done: {why}")
+        end_with_nothing_done(context, why)
         context.add_output_metadata({"nothing was done": why})
     return not why
 

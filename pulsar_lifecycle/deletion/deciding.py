@@ -103,7 +103,7 @@ def _judge(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     passing: dict[int, dict[str, Any]] = {}
     if marked:
         chosen = rows.filter(pc.is_in(rows.column("ledger_id"), pa.array(sorted(marked), pa.int64())))
-        waived = replace(context, grace=0)
+        waived = context.without_grace()
         found |= _found(chosen, run, waived)
         # what the rule says once a replica is copied, the open ledger closed, and whoever recovers this one is through
         closed = pa.array([LedgerState.CLOSED.name] * chosen.num_rows, pa.string())

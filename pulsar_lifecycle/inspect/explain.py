@@ -362,7 +362,7 @@ def _marked(rows: pa.Table, found: OwnersNow, history: History, now: int) -> Led
         return _kept(ExplainCode.IN_LAST_SCAN, f"{TAKEN_OFF}, but in the last scan {_referring(seen)}")
     if context is not None:
         every = pa.concat_tables([found.references, history.references]) if after else found.references
-        waived = replace(context.at(now), grace=0)
+        waived = context.at(now).without_grace()
         judged = orphans.judge(rows, kinds.referenced(every), waived).to_pylist()[0]
         if judged["finding"] not in (Finding.ORPHAN, orphans.PENDING):
             return _kept(orphans.code_of(judged), f"{TAKEN_OFF}, but {judged['reason']}")

@@ -108,6 +108,10 @@ class Context:
         """The same context at another time (ms)."""
         return replace(self, now=now)
 
+    def without_grace(self) -> Context:
+        """The same for ledgers that our first phase took off their topics' lists: they wait for no grace period."""
+        return replace(self, grace=0)
+
     @property
     def held_parents(self) -> frozenset[str]:
         """Partitioned topics of which some partition is on hold: its schemas are the parent's."""
