@@ -65,9 +65,12 @@ def test_a_table_has_no_word_for_what_is_not_known() -> None:
     assert show.markdown(["expired by", "set at"], [("not known", None)]).endswith("| not known |  |")
 
 
-def test_coverage_counts_the_gaps() -> None:
+def test_coverage_counts_the_gaps_and_names_each_by_its_code() -> None:
     found = coverage_result(EPOCH)
     assert (found.passed, found.metadata["gaps"].value) == (False, 1)
+    (gap,) = EPOCH.gaps
+    assert (found.description or "").startswith(f"{gap.code}: ")
+    assert str(found.metadata["missing"].value).startswith(f"- {gap.code}: ")
 
 
 def test_a_read_only_bookie_whose_compaction_is_suspended_fails_both_checks() -> None:
