@@ -12,10 +12,11 @@ from orchestration.trimming import shown
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.trimming.trim_rules import Stays
-from tests.kit.builders import some_why
+from tests.kit.builders import A_GAP, some_why
 from tests.kit.scenes.retention_scene import MB, RetentionScene
 
 
@@ -24,7 +25,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
     return RetentionScene(tmp_path, monkeypatch)
 
 
-def pages(scene: RetentionScene, *gaps: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def pages(scene: RetentionScene, *gaps: Gap) -> tuple[dict[str, Any], dict[str, Any]]:
     epoch = scene.scan(*gaps)
     return plan_shown(*make_retention_plan(scene.cluster, epoch), Automation.PLAN), expired_shown(
         scene.cluster, epoch.epoch_id
@@ -50,9 +51,9 @@ def test_the_pages_say_how_many_how_much_and_why(scene: RetentionScene) -> None:
 
 def test_a_report_only_plan_says_why_and_not_how(scene: RetentionScene) -> None:
     scene.topic("a", 200, 190)
-    plan, _ = pages(scene, "a root was not read")
+    plan, _ = pages(scene, A_GAP)
     assert "Report only" in plan["how to apply"].value
-    assert "- a root was not read" in plan["how to apply"].value
+    assert f"- {A_GAP.code}: {A_GAP}" in plan["how to apply"].value
 
 
 def test_a_plan_without_rows(scene: RetentionScene) -> None:
