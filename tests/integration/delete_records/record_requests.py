@@ -27,6 +27,8 @@ SETTINGS = {
     "trimming": {"loaded_topics": True},
     "pulsar": {"request_timeout": "8s"},
 }
+QUICK = {"zookeeper": {"session_timeout": "8s"}}
+"""The lease of a run that was killed is soon free."""
 CONTENTS = topics.payloads(120)
 """More than two ledgers: the sandbox's brokers begin one every 50 entries."""
 

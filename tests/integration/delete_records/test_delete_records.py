@@ -34,6 +34,7 @@ from tests.integration.delete_records.record_requests import (
     COLLECTED,
     CONTENTS,
     MORE,
+    QUICK,
     SETTINGS,
     Records,
     left,
@@ -97,7 +98,7 @@ def _share_out(cluster: Cluster, admin: Admin, namespace: str) -> None:
 
 @pytest.fixture
 def records(brokers: Cluster, tmp_path: Path) -> Records:
-    pipeline = Pipeline(settings_file(brokers, tmp_path, SETTINGS))
+    pipeline = Pipeline(settings_file(brokers, tmp_path, {**SETTINGS, **QUICK}))
     return Records(brokers, pipeline)
 
 

@@ -18,6 +18,7 @@ from pulsar_lifecycle.records.outcomes import Outcome
 from sandbox.cluster import Cluster
 from tests.integration.delete_records.record_requests import (
     COLLECTED,
+    QUICK,
     SETTINGS,
     Records,
     left,
@@ -32,8 +33,8 @@ from tests.integration.pipeline import Pipeline, drain, existing, new_namespace,
 
 pytestmark = pytest.mark.integration
 
-QUICK = {"zookeeper": {"session_timeout": "15s"}, "bookkeeper": {"flush_interval": "2s"}}
-"""A dead run's lease is soon free, and bookies are soon asked once more."""
+AGAIN = {"bookkeeper": {"flush_interval": "2s"}}
+"""Bookies are soon asked once more."""
 APPLY = (
     Step("journal", "record", after=True, about="asked to close ledger"),
     Step("journal", "record", after=True, about="forbids to undo"),
@@ -56,7 +57,7 @@ FINISH = (
 def test_a_request_that_is_killed_at_each_of_its_steps_answers_the_same(two_bookies: Cluster, tmp_path: Path) -> None:
     sandbox = two_bookies
     drain(sandbox)
-    records = Records(sandbox, Pipeline(settings_file(sandbox, tmp_path, {**SETTINGS, **QUICK})))
+    records = Records(sandbox, Pipeline(settings_file(sandbox, tmp_path, {**SETTINGS, **QUICK, **AGAIN})))
     base = f"persistent://{new_namespace(sandbox, 'finish')}/t"
     topics = [f"{base}{number}" for number in range(3)]
     ledgers = {topic: publish(sandbox, topic) for topic in topics}
