@@ -50,7 +50,7 @@ from sandbox.servers.toolchain import SandboxError
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
-UNLOADED_AFTER = 7.0
+UNLOADED_AFTER = 4.0
 """Seconds: three of the sandbox brokers' statistics intervals, and one."""
 DUE_IN = 120.0
 """Seconds at least until the first delayed message is due: its index is repaired by then."""

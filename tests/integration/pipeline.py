@@ -54,7 +54,7 @@ from tests.kit.local_cluster import local_cluster
 
 NO_CAPS = AS_SET
 """What a launch asks for; the settings file has caps that a small cluster is below."""
-STATS_INTERVAL = 2.0
+STATS_INTERVAL = 1.0
 """Seconds; the sandbox brokers' ``statsUpdateFrequencyInSecs``."""
 PATIENT = {"idle_timeout": "10s"}
 """Settings of ``deletion`` where one run must take every message, however slowly they come on a busy machine."""
