@@ -56,7 +56,7 @@ SHARED = {
     ),
     "offloading": ("test_offload_kills", "test_broker_offloader_schedules", "test_broker_offloader"),
     "three_bookies": ("test_offload_faults", "test_bookkeeper_entries", "test_writer_bookie_lost"),
-    "two_bookies": ("test_undo", "test_collection_faults", "test_finish_kills"),
+    "two_bookies": ("test_undo", "test_finish_kills"),
 }
 """Fixture of the session -> the modules that use it. One worker takes them all, so each cluster is started once."""
 RUNNING = pytest.StashKey[dict[str, ExitStack]]()

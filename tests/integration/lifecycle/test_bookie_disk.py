@@ -1,4 +1,7 @@
-"""A bookie's disk on real servers: what was deleted and not freed is named, and freed by a collection."""
+"""A bookie's disk on real servers: what was deleted and not freed is named, and freed by a collection.
+
+Two brokers do meanwhile by themselves what production's do.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def seldom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster whose bookie collects when it is told to, and not by itself."""
     cluster = Cluster(tmp_path_factory.mktemp("seldom") / "sandbox")
     try:
-        cluster.start(gc_wait=3600)
+        cluster.start(brokers=2, gc_wait=3600, production=True)
         yield cluster
     finally:
         cluster.stop(purge=True)

@@ -1,4 +1,7 @@
-"""A bookie that dies or hangs while it collects: the run stops, names it, and the next one ends the work."""
+"""A bookie that dies or hangs while it collects: the run stops, names it, and the next one ends the work.
+
+Two brokers do meanwhile by themselves what production's do.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,22 @@ pytestmark = pytest.mark.integration
 COLLECTED, LEFT, NOT_STARTED = Outcome.COLLECTED, Outcome.LEFT_AT_IT, Outcome.NOT_STARTED
 
 
+@pytest.fixture(scope="module")
+def seldom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose bookies collect when they are told to, and not by themselves."""
+    cluster = Cluster(tmp_path_factory.mktemp("faults") / "sandbox")
+    try:
+        cluster.start(bookies=2, brokers=2, gc_wait=3600, production=True)
+        yield cluster
+    finally:
+        cluster.stop(purge=True)
+
+
 @pytest.fixture
-def two(two_bookies: Cluster) -> Iterator[Cluster]:
-    yield two_bookies
+def two(seldom: Cluster) -> Iterator[Cluster]:
+    yield seldom
     for name in ("bookie-1", "bookie-2"):
-        two_bookies.kill(name, signal.SIGCONT)
+        seldom.kill(name, signal.SIGCONT)
 
 
 class Struck(HttpBookieAdmin):
