@@ -54,16 +54,20 @@ MINUTE = 61.0
 """Seconds after which what was closed is older than the shortest retention time but none."""
 
 
+QUIET = {"retentionCheckIntervalInSeconds": "3600", "loadBalancerSheddingEnabled": "false"}
+
+
 @pytest.fixture(scope="module")
 def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster whose brokers may be killed.
 
     They look once an hour for what to trim: that would often come between a load and its trim, so that the run has
-    nothing to ask for where it is to die, or its journal is to say so.
+    nothing to ask for where it is to die, or its journal is to say so. And they shed no load: no
+    bundle moves amid a run.
     """
     cluster = Cluster(tmp_path_factory.mktemp("lone") / "sandbox")
     try:
-        cluster.start(brokers=2, production=True, broker_settings={"retentionCheckIntervalInSeconds": "3600"})
+        cluster.start(brokers=2, production=True, broker_settings=QUIET)
         yield cluster
     finally:
         cluster.stop(purge=True)
