@@ -151,6 +151,7 @@ WORDS: Mapping[str, str] = {
     "expired_by": "which limit it is past",
     "expired_bytes": "bytes of these that are past the TTL",
     "expired_subscriptions": "subscriptions that are deleted meanwhile, as they are past their expiration time",
+    "inactive_czxids": "czxids of the z-nodes of these subscriptions",
     "inactive_subscriptions": "subscriptions that are deleted meanwhile, as a plan of inactive ones has them",
     "expiry_minutes": "after how long without use brokers delete a subscription; 0: never",
     "finding": "what the scan found it to be",

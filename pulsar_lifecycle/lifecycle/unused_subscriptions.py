@@ -17,14 +17,16 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.owner_names import holders
-from pulsar_lifecycle.records.plans import inactive_plan
+from pulsar_lifecycle.records.plans import inactive_plan, load_plan
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import Settings
 
 
-def planned_inactive(cluster: Cluster, epoch_id: str) -> dict[str, list[str]]:
-    """Names by topic, of the newest plan of inactive subscriptions of a scan; none of one that is report-only.
+def planned_inactive(cluster: Cluster, epoch_id: str) -> dict[str, dict[str, int]]:
+    """By topic, those of the newest plan of inactive subscriptions of a scan; none of one that is report-only.
+
+    Each by its name, with the czxid of its z-node.
 
     Raises Refused where its files are not those of its digest.
     """
@@ -40,13 +42,13 @@ def planned_inactive(cluster: Cluster, epoch_id: str) -> dict[str, list[str]]:
         return {}
     summary, rows = cluster.lake.inactive_plan(made[-1].plan_id)
     plans.check_digest(summary.plan_id, made[-1].digest, summary.digest, inactive_plan.digest(rows, summary.to_json()))
-    found: dict[str, list[str]] = {}
-    for row in rows.select(["topic", "cursor"]).to_pylist():
-        found.setdefault(row["topic"], []).append(row["cursor"])
+    found: dict[str, dict[str, int]] = {}
+    for row in rows.select(["topic", "cursor", "czxid"]).to_pylist():
+        found.setdefault(row["topic"], {})[row["cursor"]] = row["czxid"]
     return found
 
 
-def chosen(settings: Settings, by_topic: Mapping[str, list[str]]) -> dict[str, list[str]]:
+def chosen(settings: Settings, by_topic: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
     """Those of topics that both `load.inactive_subscriptions` and `inactivity.subscriptions` name."""
     both = settings.load.inactive_subscriptions, settings.inactivity.subscriptions
 
@@ -54,11 +56,11 @@ def chosen(settings: Settings, by_topic: Mapping[str, list[str]]) -> dict[str, l
         own = holders(str(Topic.parse(topic).namespace), topic)
         return not any(frozenset(names).isdisjoint(own) for names in both)
 
-    return {topic: names for topic, names in by_topic.items() if named(topic)}
+    return {topic: some for topic, some in by_topic.items() if named(topic)}
 
 
 def staying_somewhere(
-    rows: Iterable[Mapping[str, Any]], by_topic: Mapping[str, list[str]]
+    rows: Iterable[Mapping[str, Any]], by_topic: Mapping[str, Collection[str]]
 ) -> frozenset[tuple[str, str]]:
     """Subscriptions that go on some partitions, by ``rows`` of a load plan, and not on all of ``by_topic``.
 
@@ -109,6 +111,26 @@ class Together:
             self.stays(topic)
         return {topic: why for topic in topics if topic not in left and (why := self._why(topic))}
 
+    def going(self, topic: Topic) -> Mapping[str, Any]:
+        """The planned row of a topic, without subscriptions that stay on another partition; as it is if all of them do.
+
+        As it is, too, if no other partition has lost any of the rest: this one is left then. What one has lost goes on
+        all, whatever else of it a broker refused to delete.
+        """
+        row, pairs = self.planned[topic], self._pairs(topic)
+        staying = {pair for pair in pairs if pair in self._stays}
+        rest = ((one, name) for owner, name in pairs - staying for one in self._on[owner, name] if one != topic)
+        if not staying or all(self.there(one, name) for one, name in rest):
+            return row
+        names = {name for _, name in staying}
+        some = {name: czxid for name, czxid in load_plan.inactive(row).items() if name not in names}
+        return {**row, "inactive_subscriptions": list(some), "inactive_czxids": list(some.values())}
+
+    def apart(self, topic: Topic) -> dict[str, Why]:
+        """Its planned subscriptions that :meth:`going` is without, and why each stays."""
+        pairs = inactive_pairs(self.planned[topic]) - inactive_pairs(self.going(topic))
+        return {pair[1]: Why(LoadKept.PARTITION_STAYS, f"it stays on {self._stays[pair]}") for pair in pairs}
+
     def names(self, topic: Topic) -> set[str]:
         """The subscriptions of a topic that go on all partitions or on none, and that others have, too."""
         return {name for _, name in self._pairs(topic)}
@@ -126,5 +148,5 @@ class Together:
         return {pair for pair in inactive_pairs(self.planned[topic]) if len(self._on[pair]) > 1}
 
     def _why(self, topic: Topic) -> Why | None:
-        pair = next((pair for pair in sorted(self._pairs(topic)) if pair in self._stays), None)
+        pair = next((pair for pair in sorted(inactive_pairs(self.going(topic))) if pair in self._stays), None)
         return Why(LoadKept.PARTITION_STAYS, f"subscription {pair[1]} stays on {self._stays[pair]}") if pair else None

@@ -29,13 +29,13 @@ from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 
 @dataclass(frozen=True, slots=True)
 class Inactive:
-    """Subscriptions that a plan of inactive ones lets go, and the settings too: names by topic.
+    """Subscriptions that a plan of inactive ones lets go, and the settings too: by topic, the czxids by name.
 
     ``staying``: partitioned topics and names of those that stay on one partition, and so on all. ``planned``: a load
     plan has them, and a topic that is kept for their sake is not loaded without them.
     """
 
-    by_topic: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
+    by_topic: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     staying: frozenset[tuple[str, str]] = frozenset()
     planned: bool = False
 

@@ -158,6 +158,9 @@ def topics_to_load(
         others = _rows(tables, inputs, monitors, choice, now, expired, np.zeros(len(unused), bool))
         without = {row["topic"]: row for row in others if row["kept"] is None}
         found = [without.get(row["topic"], row) if row["kept"] else row for row in found]
+    for row in found:
+        czxids = inactive.by_topic.get(row["topic"], {})
+        row["inactive_czxids"] = [czxids[name] for name in row["inactive_subscriptions"]]
     return pa.Table.from_pylist(found, TOPICS_TO_LOAD)
 
 

@@ -177,7 +177,7 @@ class _LoadRun:
         for topics in self._waves():
             left = self._judge(topics).left
             would = Why(Code.MAY_GO, "nothing keeps it from being loaded")
-            going = {one: tuple(load_plan.leaving(self.planned[one])) for one in topics if one not in left}
+            going = {one: tuple(load_plan.leaving(self._together.going(one))) for one in topics if one not in left}
             said = [LoadedTopic(str(one), Outcome.LEFT, why) for one, why in left.items()]
             said += [LoadedTopic(str(one), Outcome.GOES, would, unsubscribed=some) for one, some in going.items()]
             report(said)
@@ -226,7 +226,7 @@ class _LoadRun:
         return None if differing else monitors_in_force(layers), unanswered
 
     def _visit(self, topic: Topic, judged: _Judged) -> Visit:
-        row = self.planned[topic]
+        row = self._together.going(topic)
         return Visit(
             topic,
             judged.owners[topic],
@@ -240,6 +240,7 @@ class _LoadRun:
             may_be_deleted=topic in judged.may_be_deleted,
             trims=judged.trims.get(topic, ()),
             may_trim=judged.may_trim.get(topic, ()),
+            stays=self._together.apart(topic),
         )
 
     def _left(self, left: Mapping[Topic, Why]) -> list[LoadedTopic]:
@@ -274,13 +275,17 @@ class _LoadRun:
 
     def _judge(self, topics: Sequence[Topic]) -> _Judged:
         """What is left now, with what bundles, brokers and this launch's caps and, last, its budget keep."""
-        judged = self._examine(topics)
-        left = dict(judged.left)
-        left |= self._grown({topic: own for topic, own in judged.weights.items() if topic not in left})
-        left |= self._crowded(topics, left, judged)
-        while apart := self._together.look(topics, left, self._others):
-            left |= apart
-            left |= whole_or_nothing([one for one in topics if one not in judged.left], judged.owners, left)
+        while True:
+            going = list(map(self._together.going, topics))
+            judged = self._examine(topics)
+            left = dict(judged.left)
+            left |= self._grown({topic: own for topic, own in judged.weights.items() if topic not in left})
+            left |= self._crowded(topics, left, judged)
+            while apart := self._together.look(topics, left, self._others):
+                left |= apart
+                left |= whole_or_nothing([one for one in topics if one not in judged.left], judged.owners, left)
+            if going == list(map(self._together.going, topics)):
+                break
         left |= self._budget.spent(topics, left, judged.owners)
         return replace(judged, left=left)
 
@@ -311,7 +316,7 @@ class _LoadRun:
             return open_sizes(self.ports.store, self.ports.reader, self.run.ledgers_root, ids)
 
         tables = fresh.for_loading(policies, self.run.context, brokers, now, opened)
-        named = {str(topic): self.planned[topic]["inactive_subscriptions"] for topic in topics}
+        named = {str(topic): load_plan.inactive(self._together.going(topic)) for topic in topics}
         inactive = Inactive(unused_subscriptions.chosen(self.cluster.settings, named), planned=True)
         rows, later = (_by_topic(topics_to_load(tables, monitors, chosen, at, inactive)) for at in (now, end))
         left: dict[Topic, Why] = dict(silent)
@@ -378,7 +383,7 @@ class _LoadRun:
         differing: Sequence[str],
     ) -> Why | None:
         """``row``: as it is judged now, ``end``: as it will be once its visit is over at the latest."""
-        planned = self.planned[topic]
+        planned = self._together.going(topic)
         if now is None:
             if all(missing(self.ports.store, [topic.managed_ledger])):
                 return Why(Code.TOPIC_GONE, "it does not exist any more")
@@ -396,6 +401,8 @@ class _LoadRun:
         if changed:
             said = ", ".join(f"{name} is {row[name]}, was {planned[name]}" for name in changed)
             return Why(Code.CHANGED_SINCE_PLAN, said)
+        if other := [name for name, czxid in load_plan.inactive(row).items() if now.versions[name][0] != czxid]:
+            return Why(Code.CHANGED_SINCE_PLAN, f"subscription {other[0]} is another one than the plan's")
         if row["kept"]:
             return Why(_code(row["kept"]), f"kept by {row['kept']}")
         if end and load_plan.leaving(end) != load_plan.leaving(row):

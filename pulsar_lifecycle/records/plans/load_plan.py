@@ -36,6 +36,7 @@ TOPICS_TO_LOAD = pa.schema(
         pa.field("expiry_minutes", pa.int64()),
         pa.field("expired_subscriptions", pa.list_(pa.string())),
         pa.field("inactive_subscriptions", pa.list_(pa.string())),
+        pa.field("inactive_czxids", pa.list_(pa.int64())),
         pa.field("durable_cursors", pa.int32()),
         pa.field("slowest_ledger_id", pa.int64()),
         pa.field("slowest_entry_id", pa.int64()),
@@ -52,6 +53,7 @@ later and cannot go by metadata now; ``bytes_at_once``: of these, what the broke
 the rest is past its retention again, had it been loaded when the plan was made; null without a rest.
 ``expired_subscriptions``: those that are deleted meanwhile, as nobody has used them for ``expiry_minutes``, and
 ``inactive_subscriptions``: those that a plan of inactive ones lets go; all of the above is as if none of them existed.
+``inactive_czxids``: of the z-nodes of these, in their order: one that is made again under its name has another.
 These, ``retention_*``, ``ttl_seconds``, ``durable_cursors`` and ``slowest_*``: what must be so still when the plan is
 applied; ``ledger_id`` says that nobody has loaded the topic since the scan. ``kept``: the ``LoadKept``,
 ``RetentionVerdict`` or ``Protection`` by which it is left alone; null for what is loaded. A plan's rows are those with
@@ -86,6 +88,11 @@ def _each(rows: pa.Table, name: str) -> pa.Table:
 def leaving(row: Mapping[str, Any]) -> list[str]:
     """The subscriptions that a visit of a row deletes."""
     return [one for name in SUBSCRIPTIONS for one in row[name]]
+
+
+def inactive(row: Mapping[str, Any]) -> dict[str, int]:
+    """The inactive subscriptions of these by name, with the czxids of their z-nodes."""
+    return dict(zip(row["inactive_subscriptions"], row["inactive_czxids"], strict=True))
 
 
 def weighed(rows: Mapping[Topic, Mapping[str, Any]], weights: Mapping[Topic, Sequence[int]]) -> pa.Table:

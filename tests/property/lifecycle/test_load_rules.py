@@ -17,6 +17,7 @@ from pulsar_lifecycle.lifecycle.load.monitors import Monitors, Replication, Topi
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_TOPICS
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.topics.policies import InForce
 
 NOW = 1_700_000_000_000
@@ -199,7 +200,7 @@ def test_what_goes_with_an_expired_subscription_is_what_goes_without_any(made: l
 @given(st.lists(topics(), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))
 def test_what_goes_with_an_inactive_one_is_what_goes_without_any(made: list[Made], ordered: list[bool]) -> None:
     """And it goes of the topics alone that are named, whether or not that frees anything."""
-    named = {f"persistent://t/{number}/a": ["s"] for number in range(len(made)) if ordered[number]}
+    named = {f"persistent://t/{number}/a": {"s": number} for number in range(len(made)) if ordered[number]}
     rows = judged(made, 0, inactive=Inactive(named))
     without, plain = judged([replace(one, cursor=None) for one in made], 0), judged(made, 0)
     for number, one in enumerate(made):
@@ -208,7 +209,7 @@ def test_what_goes_with_an_inactive_one_is_what_goes_without_any(made: list[Made
             assert row == plain.get(number)
             continue
         assert row
-        assert (row["inactive_subscriptions"], row["expired_subscriptions"]) == (["s"], [])
+        assert (load_plan.inactive(row), row["expired_subscriptions"]) == ({"s": number}, [])
         assert str(LoadNeed.SUBSCRIPTION_INACTIVE) in row["needs"]
         assert (row["kept"] is None) == (one.named and not one.protected)
         if other := without.get(number):

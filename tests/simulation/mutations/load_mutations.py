@@ -126,12 +126,12 @@ def take_all_for_inactive() -> Iterator[None]:
     """A load plan has every subscription of topics that no broker has."""
     real = load_planning.planned_inactive
 
-    def every(cluster: Any, epoch_id: str) -> Mapping[str, list[str]]:
-        found = {topic: list(names) for topic, names in real(cluster, epoch_id).items()}
-        for batch in cluster.lake.batches(cluster.parts(epoch_id, "managed_cursors"), ["topic", "cursor"]):
-            for topic, cursor in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+    def every(cluster: Any, epoch_id: str) -> Mapping[str, Mapping[str, int]]:
+        found = {topic: dict(some) for topic, some in real(cluster, epoch_id).items()}
+        for batch in cluster.lake.batches(cluster.parts(epoch_id, "managed_cursors"), ["topic", "cursor", "czxid"]):
+            for topic, cursor, czxid in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if topic:
-                    found.setdefault(topic, []).append(cursor)
+                    found.setdefault(topic, {})[cursor] = czxid
         return found
 
     with patch.object(load_planning, "planned_inactive", every):

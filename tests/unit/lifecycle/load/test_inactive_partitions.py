@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from pulsar_lifecycle.errors import Failed, StoreError
+from pulsar_lifecycle.errors import Failed, Paused, StoreError
 from pulsar_lifecycle.lifecycle.load import load_run
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
@@ -165,6 +165,43 @@ def test_the_first_deletion_that_fails_ends_it_for_the_rest_of_its_wave(scene: A
     scene.servers.admin.on_unsubscribe = fails
     applied(scene, made)
     assert [there(scene, name) for name in FOUR] == [set(), {"s"}, {"s"}, {"s"}]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_one_that_a_broker_refuses_to_delete_keeps_no_other(scene: ActivityScene, killed: bool) -> None:
+    """Of two, on the first partition: what that one has lost goes on the others, too.
+
+    ``killed``: the run ends after the first partition, and the next launch goes on.
+    """
+    ids = unused(scene, *PARTITIONS)
+    for name in PARTITIONS:
+        scene.at(name, "t", Position(ids[name][0], -1))
+    scene.ready(*PARTITIONS)
+    scene.change(at_once=1)
+    made, _ = plan(scene)
+    unsubscribe = scene.servers.admin.on_unsubscribe
+
+    def refuses(topic: Topic, name: str) -> None:
+        if name == "t":
+            raise Failed("it has consumers")
+        unsubscribe(topic, name)
+
+    scene.servers.admin.on_unsubscribe = refuses
+    order = Order(made.plan_id, made.digest)
+    if killed:
+        with pytest.raises(Paused):
+            load_run.load_topics(scene.cluster, "run", order, dry_run=False, report=stopping)
+        assert there(scene, PARTITIONS[0]) == {"t"}
+        scene.servers.wait(1)
+    done = applied(scene, made)
+    assert said(done)[PARTITIONS[1]] == (Outcome.DONE, LoadStep.IN_METADATA, ("s",))
+    assert f"subscription t stays: it stays on {scene.named(PARTITIONS[0])}" in done[1].why.text
+    assert [there(scene, name) for name in PARTITIONS] == [{"t"}] * 2
+    assert not any(scene.is_loaded(name) for name in PARTITIONS)
+
+
+def stopping(done: Sequence[LoadedTopic]) -> None:
+    raise Paused("test")
 
 
 @pytest.mark.parametrize("at_once", [1, 2])

@@ -147,8 +147,10 @@ def test_the_last_one_stays_where_its_broker_would_then_delete_the_topic(scene: 
 def test_a_topic_that_is_kept_for_its_sake_is_loaded_for_what_else_it_needs(scene: ActivityScene) -> None:
     ids = unused(scene, "a", read=True)["a"]
     scene.configure(brokerDeleteInactiveTopicsEnabled="true")
-    _, (row,) = plan(scene)
+    made, (row,) = plan(scene)
     assert (row["needs"], row["inactive_subscriptions"], row["trims"]) == (["last_ledger_expired"], [], ids)
+    assert said(applied(scene, made)) == {"a": (Outcome.DONE, LoadStep.IN_METADATA, ())}
+    assert there(scene, "a") == {"s"}
 
 
 # --------------------------------------------------------------------------------------------------------- the visit
@@ -255,6 +257,12 @@ def test_one_that_becomes_a_replicated_one_stays_whatever_its_z_node_says(
     assert there(scene, "a") == (set() if end[0] is Outcome.DONE else {"s"})
 
 
+def made_again(scene: ActivityScene) -> None:
+    """Another one has its name, and stands where it did."""
+    scene.servers.remove(scene.cursor_path("a", "s"))
+    scene.at("a", "s", Position(scene.listed("a")[0], -1))
+
+
 def held(scene: ActivityScene) -> None:
     holds = type(scene.settings.orphans)(legal_holds=(NAMESPACE,)).legal_holds
     orphans = scene.settings.orphans.model_copy(update={"legal_holds": holds})
@@ -269,6 +277,7 @@ def held(scene: ActivityScene) -> None:
         (lambda scene: scene.write("a"), LoadKept.NEEDS_NO_BROKER),
         (lambda scene: scene.at("a", "s", Position(scene.listed("a")[0], 0)), Code.CHANGED_SINCE_PLAN),
         (lambda scene: scene.servers.remove(scene.cursor_path("a", "s")), Code.CHANGED_SINCE_PLAN),
+        (made_again, Code.CHANGED_SINCE_PLAN),
         (lambda scene: scene.configure(brokerDeleteInactiveTopicsEnabled="true"), LoadKept.TOPIC_WOULD_BE_DELETED),
         (held, Protection.LEGAL_HOLD),
         (lambda scene: scene.clients("a"), Code.CHANGED_SINCE_PLAN),
