@@ -17,7 +17,6 @@ from sandbox.planting import znodes
 HOUR = 3_600_000
 BUNDLES = 64
 """So many that none of a test's namespace has more topics than the three with which production's brokers split it."""
-ROOTS = ["/managed-ledgers/it", "/pulsar-lifecycle"]
 
 
 def retention(admin: Admin, namespace: str, minutes: int) -> None:

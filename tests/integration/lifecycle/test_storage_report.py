@@ -26,7 +26,6 @@ from sandbox.planting import plant, topics, znodes
 from tests.integration.lifecycle.retention import (
     BUNDLES,
     HOUR,
-    ROOTS,
     backlog,
     close_earlier,
     keep_inactive_topics,
@@ -44,6 +43,8 @@ from tests.integration.pipeline import (
 )
 
 pytestmark = pytest.mark.integration
+
+ROOTS = ["/managed-ledgers/it", "/pulsar-lifecycle"]
 
 
 @pytest.fixture(scope="module")
