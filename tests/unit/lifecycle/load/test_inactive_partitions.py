@@ -200,6 +200,27 @@ def test_one_that_a_broker_refuses_to_delete_keeps_no_other(scene: ActivityScene
     assert not any(scene.is_loaded(name) for name in PARTITIONS)
 
 
+def test_one_whose_client_came_back_keeps_no_other(scene: ActivityScene) -> None:
+    """Of two, on the first partition, as it is loaded."""
+    ids = unused(scene, *PARTITIONS)
+    for name in PARTITIONS:
+        scene.at(name, "t", Position(ids[name][0], -1))
+    scene.ready(*PARTITIONS)
+    scene.change(at_once=1)
+    made, _ = plan(scene)
+    load = scene.servers.admin.on_load
+    scene.servers.admin.on_load = lambda topic: (load(topic), comes(topic))[0]
+
+    def comes(topic: Topic) -> None:
+        if topic.local == PARTITIONS[0]:
+            scene.servers.admin.clients[topic] = TopicConnections(0, {"t": 1}, 0)
+
+    done = said(applied(scene, made))
+    assert done[PARTITIONS[0]] == (Outcome.DONE, LoadStep.LESS_WENT, ("s",))
+    assert done[PARTITIONS[1]] == (Outcome.DONE, LoadStep.IN_METADATA, ("s",))
+    assert [there(scene, name) for name in PARTITIONS] == [{"t"}] * 2
+
+
 def stopping(done: Sequence[LoadedTopic]) -> None:
     raise Paused("test")
 
