@@ -42,11 +42,11 @@ def subscriptions(cluster: Cluster, topic: str) -> set[str]:
 def test_a_visit_deletes_what_nobody_used_and_nothing_else(production: Cluster, spark: None, tmp_path: Path) -> None:
     cluster = production
     namespace, other = new_namespace(cluster, "unused"), new_namespace(cluster, "unordered")
-    gone, killed, used = (f"persistent://{namespace}/{name}" for name in ("gone", "killed", "used"))
+    gone, killed, used, again = (f"persistent://{namespace}/{name}" for name in ("gone", "killed", "used", "again"))
     whole, half = (f"persistent://{namespace}/{name}" for name in ("whole", "half"))
     partitions = [f"{one}-partition-{number}" for one in (whole, half) for number in range(2)]
     unordered = f"persistent://{other}/t"
-    every = [gone, killed, used, *partitions, unordered]
+    every = [gone, killed, used, again, *partitions, unordered]
     with pulsar_client(cluster.service_url) as client, Admin(cluster.admin_url) as admin:
         for one in (namespace, other):
             no_retention(admin, one)
@@ -71,14 +71,17 @@ def test_a_visit_deletes_what_nobody_used_and_nothing_else(production: Cluster, 
         _, (inactive, _) = make_inactive_plans(pipeline.where, epoch, build_activity(pipeline.where, epoch))
         plan, rows = plan_of(pipeline, epoch)
         named = {topic: row["inactive_subscriptions"] for topic, row in rows.items() if not row["kept"]}
-        assert named == {topic: ["s"] for topic in (gone, killed, used, *partitions[:2])}
+        assert named == {topic: ["s"] for topic in (gone, killed, used, again, *partitions[:2])}
         assert rows[partitions[2]]["kept"] == "partition_stays"
         assert unordered not in rows
 
         done = delete_subscriptions(pipeline.where, "loaded", Order(inactive.plan_id, inactive.digest), dry_run=False)
         assert {one.why.code for one in done if one.topic in (gone, unordered)} == {InactiveKept.NOT_LOADED}
         client.subscribe(used, "s").close()
-        admin.unload(used)
+        admin.topic("DELETE", again, "/subscription/s")
+        client.subscribe(again, "s", initial_position=pulsar.InitialPosition.Earliest).close()
+        for topic in (used, again):
+            admin.unload(topic)
         step = Step("admin", "delete_subscription", after=True, about="killed")
         arguments = {"plan_id": plan.plan_id, "digest": plan.digest}
         (struck,) = strike(pipeline.file, "load", {"run_id": "killed", **arguments}, step).struck()
