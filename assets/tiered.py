@@ -94,7 +94,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
             dg.AssetSpec(
                 key(cluster, "offload_plan"),
                 group_name="tiered_storage",
-                description="What would be offloaded, and which copies in BookKeeper released. Making it changes "
+                description="What would be offloaded, and which copies in BookKeeper deleted. Making it changes "
                 "nothing; job `offload` takes its id and digest.",
                 deps=[key(cluster, "offload_candidates")],
                 kinds={"parquet"},
@@ -287,18 +287,18 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
         )
     how += f"\n\n{show.applied_by(plan.plan_id, 'it')}\n\n{show.whole_plan(plan.plan_id)}"
     return {
-        "dagster/row_count": plan.ledgers + plan.released,
+        "dagster/row_count": plan.ledgers + plan.copies,
         "plan id": plan.plan_id,
         "digest": plan.digest,
         "actionable": plan.actionable,
         "ledgers to offload": plan.ledgers,
         "bytes to offload": plan.bytes,
-        "copies in BookKeeper to release": plan.released,
-        "bytes to release": plan.released_bytes,
+        "copies in BookKeeper to delete": plan.copies,
+        "bytes to delete": plan.copies_bytes,
         "of these left to brokers": plan.left_to_broker,
         "bytes left to brokers": plan.left_to_broker_bytes,
-        "not released beside brokers": plan.brokers_release,
-        "bytes not released beside brokers": plan.brokers_release_bytes,
+        "not deleted beside brokers": plan.brokers_delete,
+        "bytes not deleted beside brokers": plan.brokers_delete_bytes,
         "warnings": show.bullets(plan.warnings),
         "how to apply": dg.MetadataValue.md(how),
         "oldest": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
@@ -316,9 +316,9 @@ def share_shown(plan: OffloadPlan, own: pa.Table, settings: Settings) -> dict[st
         "dagster/row_count": own.num_rows,
         "ledgers to offload": counts[OffloadChoice.OFFLOAD],
         "bytes to offload": sizes[OffloadChoice.OFFLOAD],
-        "copies in BookKeeper to release": counts[OffloadChoice.RELEASE],
-        "bytes to release": sizes[OffloadChoice.RELEASE],
-        "ledgers of the whole plan": plan.ledgers + plan.released,
+        "copies in BookKeeper to delete": counts[OffloadChoice.DELETE_COPY],
+        "bytes to delete": sizes[OffloadChoice.DELETE_COPY],
+        "ledgers of the whole plan": plan.ledgers + plan.copies,
         **{name: shown[name] for name in ("plan id", "digest", "actionable", "warnings", "how to apply", "oldest")},
     }
 
@@ -330,7 +330,8 @@ def outcomes_shown(outcomes: Outcomes) -> dict[str, Any]:
         sizes[one.outcome] += one.bytes
     rows = [(outcome, counts[outcome], show.size(sizes[outcome])) for outcome in sorted(counts)]
     first = sorted(
-        outcomes, key=lambda one: (one.outcome in (Outcome.OFFLOADED, Outcome.RELEASED), one.outcome, one.ledger_id)
+        outcomes,
+        key=lambda one: (one.outcome in (Outcome.OFFLOADED, Outcome.BOOKKEEPER_DELETED), one.outcome, one.ledger_id),
     )
     sample = [
         {"ledger": one.ledger_id, "outcome": one.outcome, "topic": one.topic, "bytes": one.bytes, "reason": one.reason}
@@ -339,7 +340,7 @@ def outcomes_shown(outcomes: Outcomes) -> dict[str, Any]:
     columns = {"ledger": "int", "outcome": "string", "topic": "string", "bytes": "int", "reason": "string"}
     return {
         "offloaded": counts[Outcome.OFFLOADED],
-        "released in BookKeeper": counts[Outcome.RELEASED],
+        "deleted in BookKeeper": counts[Outcome.BOOKKEEPER_DELETED],
         "left to brokers": counts[Outcome.LEFT_TO_BROKER],
         "outcomes": dg.MetadataValue.md(show.markdown(["outcome", "ledgers", "bytes"], rows)),
         "ledgers": show.table(sample, columns),
@@ -357,8 +358,8 @@ def counted(outcomes: Outcomes) -> Counter[str]:
 def said(outcomes: Outcomes) -> str:
     """A run's result in one line: what was done, and what was not."""
     counts = counted(outcomes)
-    offloaded, released = counts.pop(Outcome.OFFLOADED, 0), counts.pop(Outcome.RELEASED, 0)
-    done = f"{offloaded} ledgers offloaded, {released} released in BookKeeper"
+    offloaded, deleted = counts.pop(Outcome.OFFLOADED, 0), counts.pop(Outcome.BOOKKEEPER_DELETED, 0)
+    done = f"{offloaded} ledgers offloaded, {deleted} deleted in BookKeeper"
     rest = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     return f"{done}; not done: {rest}" if rest else done
 

@@ -33,7 +33,7 @@ class OffloadRunConfig(dg.Config):
     """Which plan, and how much of it (0: all that the settings' caps allow); the plan's page has it ready.
 
     ``namespaces``: only what is of these tenants, namespaces and full topic names; ``only``: ``offload`` or
-    ``release``; empty: both.
+    ``delete_copy``; empty: both.
     """
 
     plan_id: str
@@ -44,8 +44,8 @@ class OffloadRunConfig(dg.Config):
 
     def order(self) -> OffloadOrder:
         """The library's form of it. Raises UsageError."""
-        if self.only not in ("", OffloadChoice.OFFLOAD, OffloadChoice.RELEASE):
-            raise UsageError(f"only: expected offload or release, found {self.only!r}")
+        if self.only not in ("", OffloadChoice.OFFLOAD, OffloadChoice.DELETE_COPY):
+            raise UsageError(f"only: expected offload or delete_copy, found {self.only!r}")
         only = OffloadChoice(self.only) if self.only else None
         return OffloadOrder(self.plan_id, self.digest, self.limit, tuple(self.namespaces), only)
 
@@ -80,7 +80,7 @@ class RevertConfig(dg.Config):
 
 @refusals_fail()
 def revert(context: dg.OpExecutionContext, config: RevertConfig, lifecycle: LifecycleResource) -> None:
-    """Refused for what BookKeeper does not have whole, or was released there."""
+    """Refused for what BookKeeper does not have whole, or is listed as deleted there."""
     topic, ledgers = topic_of("topic", config.topic), sorted(ledgers_of("ledger_ids", config.ledger_ids))
     where = lifecycle.cluster()
     with lineage.noted(context, where, dry_run=config.dry_run):
@@ -120,7 +120,7 @@ def offload_job(cluster: str) -> dg.JobDefinition:
     op = dg.op(
         name="offload_ledgers",
         description="Copy each planned ledger to the object store, read it back whole, compare every entry, then write "
-        "it into its topic's metadata; release copies in BookKeeper that are due.",
+        "it into its topic's metadata; delete copies in BookKeeper that are due.",
         pool=pool(cluster, "offload"),
     )(offload_ledgers)
 

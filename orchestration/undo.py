@@ -30,10 +30,10 @@ be held by name: list it again where it belongs.
 
 """
 
-WAS_RELEASED = """The topics of these ledgers **list them as offloaded**, with their copies in BookKeeper released:
-they are read from the object store, and no grace period protects the copies that came back. With `offload.release =
-"ours"` the next offload plan releases them again. To keep them, launch `revert_offloads` with topic and ledgers before
-that, or put the topics into `orphans.legal_holds`.
+COPIES_DELETED = """The topics of these ledgers **list them as offloaded**, and their copies in BookKeeper as deleted.
+They are read from the object store, and no grace period protects the copies that came back. With
+`offload.bookkeeper_copies = "ours"` the next offload plan deletes those again. To keep them, launch `revert_offloads`
+with topic and ledgers before that, or put the topics into `orphans.legal_holds`.
 
 """
 
@@ -129,13 +129,15 @@ def undone_shown(result: Result) -> dict[str, Any]:
         for one in ledgers
         if one.outcome in (Outcome.RESTORABLE, Outcome.RECREATED, Outcome.RESTORED, Outcome.UNCONFIRMED)
     ]
-    if unlisted := [one for one in back if not one.released]:
+    if unlisted := [one for one in back if not one.bookkeeper_deleted]:
         topics = Counter(one.topic or "(no topic)" for one in unlisted)
         table = show.markdown(["topic", "ledgers"], topics.most_common(show.SAMPLE))
         shown["what a restored ledger needs"] = dg.MetadataValue.md(NEEDS + table)
-    if released := [(one.topic, one.ledger_id) for one in back if one.released]:
-        table = show.markdown(["topic", "ledger"], released[: show.SAMPLE])
-        shown["what a ledger released by its topic needs"] = dg.MetadataValue.md(WAS_RELEASED + table)
+    if deleted := [(one.topic, one.ledger_id) for one in back if one.bookkeeper_deleted]:
+        table = show.markdown(["topic", "ledger"], deleted[: show.SAMPLE])
+        shown["what a ledger needs whose copy in BookKeeper its topic lists as deleted"] = dg.MetadataValue.md(
+            COPIES_DELETED + table
+        )
     return shown
 
 

@@ -226,7 +226,7 @@ class AutomationSettings(Section):
     """What the cluster's own thresholds want in the object store: job ``offload``. No plan by order goes by itself.
     Its plans hold the copies of ``bookkeeper_copies``, too: they follow scans unless both are ``off``."""
     bookkeeper_copies: KindAutomation = KindAutomation()
-    """Releasing copies in BookKeeper past their deletion lag, where ``offload.release`` is ``"ours"``: job
+    """Deleting copies in BookKeeper past their deletion lag, where ``offload.bookkeeper_copies`` is ``"ours"``: job
     ``offload``."""
     objects: KindAutomation = KindAutomation()
     """Objects that nothing needs: job ``sweep_objects``."""

@@ -159,7 +159,7 @@ class DeletionSettings(Section):
     """The deletion queue and the deletion run. The camel-case names are PIP-186's own."""
 
     topicTwoPhaseDeletionEnabled: bool = True  # noqa: N815 - the PIP's name
-    """PIP-186's switch. ``false`` refuses every deletion, and releases no copy in BookKeeper; what the queue holds
+    """PIP-186's switch. ``false`` refuses every deletion, and deletes no copy in BookKeeper; what the queue holds
     stays there. Offloading, undo and reverting offloads go on."""
     twoPhaseDeletionLedgerDeletionParallelism: int = Field(default=4, gt=0)  # noqa: N815 - the PIP's name
     """Partitions the deletion topic is created with."""
@@ -212,13 +212,13 @@ class OffloadSettings(Section):
     """What the brokers' own ``broker.conf`` says of tiered storage and no API shows: their bucket, region, endpoint and
     block size, by the names that they have there (``s3ManagedLedgerOffloadBucket`` ...)."""
     loaded_topics: StrictBool | tuple[str, ...] = False
-    """As ``trimming.loaded_topics``, for offloading and for releasing copies in BookKeeper."""
-    release: Literal["brokers", "ours"] = "brokers"
-    """Who releases copies in BookKeeper: ``brokers``, by their own deletion lag and without a proof, or ``ours``. With
-    ``ours`` the brokers' lag must be -1: where it is not, nothing is released."""
+    """As ``trimming.loaded_topics``, for offloading and for deleting copies in BookKeeper."""
+    bookkeeper_copies: Literal["brokers", "ours"] = "brokers"
+    """Who deletes copies in BookKeeper: ``brokers``, by their own deletion lag and without a proof, or ``ours``. With
+    ``ours`` the brokers' lag must be -1: where it is not, no copy is deleted."""
     deletion_lag: Seconds = 4 * 3600.0
-    """How long after its offload we release a copy in BookKeeper, with ``release = "ours"``. The default is the
-    brokers' own (``managedLedgerOffloadDeletionLagMs``)."""
+    """How long after its offload we delete a copy in BookKeeper, with ``bookkeeper_copies = "ours"``. The default is
+    the brokers' own (``managedLedgerOffloadDeletionLagMs``)."""
     revert_unproven: StrictBool = False
     """Let a topic read a ledger from BookKeeper again, once its offloaded copy fails a proof and BookKeeper has it
     whole."""
@@ -228,7 +228,7 @@ class OffloadSettings(Section):
     """Bytes read from the bookies per second, over all executors together. A deletion run that compares copies has as
     much for both of them."""
     max_ledgers: int = Field(default=10_000, gt=0)
-    """Ledgers that one run offloads; and again as many may be released."""
+    """Ledgers that one run offloads; and as many copies in BookKeeper that it deletes."""
     max_bytes: int = Field(default=1 << 44, gt=0)
     """The same in bytes of entries."""
     waive_read_check: bool = False

@@ -167,7 +167,7 @@ def begin_afresh(cluster: Cluster, say: Callable[[str], None]) -> None:
 
 
 def _tier(jobs: Jobs, lake: Lake, settings: Settings) -> None:
-    """Offload the archive's closed ledgers, release their copies in BookKeeper, and delete those through the queue."""
+    """Offload the archive's closed ledgers, and delete their copies in BookKeeper through the queue."""
     ops = {"sandbox_offload_plan": {"config": {"namespaces": [tiered.NAMESPACE], "everything": True}}}
     jobs.run("plan_offload", "offload plan: which closed ledgers go to the bucket", ops)
     jobs.offload(lake.offload_plans()[-1], "offloading: copy, read back whole, compare every entry, commit")
@@ -175,8 +175,8 @@ def _tier(jobs: Jobs, lake: Lake, settings: Settings) -> None:
     jobs.run("scan", "scan: what is offloaded now")
     jobs.run("plan_offload", "offload plan: which copies in BookKeeper are due to go", ops)
     plan = lake.offload_plans()[-1]
-    if plan.released:
-        jobs.offload(plan, "releasing the copies in BookKeeper: their objects are read back whole once more")
+    if plan.copies:
+        jobs.offload(plan, "deleting the copies in BookKeeper: their objects are read back whole once more")
     found = jobs.run("inventory_objects", "inventory of the bucket: what nothing names any more")
     (made,) = (
         event.materialization
@@ -186,7 +186,7 @@ def _tier(jobs: Jobs, lake: Lake, settings: Settings) -> None:
     leaked, _ = lake.object_plan(str(made.metadata["plan id"].value))
     if leaked.ledgers:
         jobs.launch("sweep_objects", bucket_runs.run_config(leaked), "applying it: one message per leaked copy")
-    if plan.released or leaked.ledgers:
+    if plan.copies or leaked.ledgers:
         time.sleep(settings.deletion.deliver_after + 1)
         jobs.run("delete_pending", "deletion run: the copies in BookKeeper go, and the leaked one in the bucket")
 

@@ -193,7 +193,7 @@ def outcomes(effects: Iterable[Effect]) -> str:
 
 
 def _by_namespace(effects: Iterable[Effect], cluster: str) -> list[dg.AssetMaterialization | dg.AssetObservation]:
-    """The namespaces whose ledgers a run was to offload, release or revert have pages of their own.
+    """The namespaces whose ledgers a run was to offload or revert, or to delete in BookKeeper, have pages of their own.
 
     Only where one was offloaded is the namespace materialized: nothing else is to look like that.
     """

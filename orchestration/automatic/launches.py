@@ -73,7 +73,7 @@ LAUNCHES = {
     "orphans": Launch("apply_plan", "send_intents", _capped),
     "retention": Launch("apply_retention", "trim_expired", _for_good),
     "offload": Launch("offload", "offload_ledgers", _only("offload")),
-    "bookkeeper_copies": Launch("offload", "offload_ledgers", _only("release")),
+    "bookkeeper_copies": Launch("offload", "offload_ledgers", _only("delete_copy")),
     "objects": Launch("sweep_objects", "sweep", _for_good),
     "delayed_index": Launch("repair_delayed_index", "repair", _for_good),
     "consumed_records": Launch("delete_records", "delete_before", _for_good),

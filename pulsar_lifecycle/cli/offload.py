@@ -109,7 +109,7 @@ def plan(
                 ("plan", found.plan_id),
                 ("digest", found.digest),
                 ("to offload", f"{show.counted(found.ledgers, 'ledger')}, {show.size(found.bytes)}"),
-                ("to release", f"{show.counted(found.released, 'copy', 'copies')}, {show.size(found.released_bytes)}"),
+                ("to delete", f"{show.counted(found.copies, 'copy', 'copies')}, {show.size(found.copies_bytes)}"),
                 ("left to brokers", found.left_to_broker or None),
                 ("warnings", list(found.warnings)),
                 ("report only", [gap.line for gap in found.gaps]),

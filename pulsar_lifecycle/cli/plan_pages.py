@@ -256,7 +256,7 @@ class RepairPlans(Deletes):
 
 
 class OffloadPlans:
-    """Plans of ledgers to offload, and of copies in BookKeeper to release. A run does what its caps allow of one."""
+    """Plans of ledgers to offload, and of copies in BookKeeper to delete. A run does what its caps allow of one."""
 
     what = "ledger"
     measure = "bytes"
@@ -265,8 +265,8 @@ class OffloadPlans:
     columns = ("ledger", "action", "outlook", "topic", "entries", "bytes", "because")
 
     def brief(self, summary: OffloadPlan) -> tuple[str, str | None, str | None]:
-        """Both together; what is released is freed."""
-        return show.counted(summary.rows, self.what), None, show.size(summary.released_bytes)
+        """Both together; copies in BookKeeper are freed."""
+        return show.counted(summary.rows, self.what), None, show.size(summary.copies_bytes)
 
     def run_config(self, summary: OffloadPlan) -> dict[str, Any]:
         """Of ``offload``."""
@@ -282,10 +282,10 @@ class OffloadPlans:
         refuse_old_evidence(newest, now, int(settings.orphans.plan_valid_for * 1000))
 
     def facts(self, summary: OffloadPlan, rows: pa.Table) -> list[tuple[str, str]]:
-        """What is offloaded, what released, and what of it a run would leave to brokers now."""
+        """What is offloaded, which copies are deleted, and what of it a run would leave to brokers now."""
         found = [
             ("offloads", f"{show.counted(summary.ledgers, self.what)}, {show.size(summary.bytes)}"),
-            ("releases", f"{show.counted(summary.released, self.what)}, {show.size(summary.released_bytes)}"),
+            ("copies to delete", f"{show.counted(summary.copies, self.what)}, {show.size(summary.copies_bytes)}"),
         ]
         if summary.left_to_broker:
             size = show.size(summary.left_to_broker_bytes)

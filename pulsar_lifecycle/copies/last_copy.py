@@ -226,7 +226,7 @@ def _not_in_bookkeeper(
     for one, node in zip(other_copies, nodes, strict=True):
         why = listed_ledgers.copy_of(one.ledger_id, rows.get(one.ledger_id), one.topic).problem
         if one.item and one.item.offload and one.item.offload.bookkeeper_deleted:
-            why = Why(Code.LAST_COPY, "its copy in BookKeeper was released")
+            why = Why(Code.LAST_COPY, "its copy in BookKeeper is listed as deleted")
         elif isinstance(node, Unread):
             why = Why(Code.LAST_COPY, f"its z-node in BookKeeper could not be read: {node.reason}")
         elif isinstance(node, Node) and not why:

@@ -1,4 +1,4 @@
-"""Whether two copies of a ledger are the same, every entry of both read: before one of them may be released.
+"""Whether two copies of a ledger are the same, every entry of both read: before one of them may be deleted.
 
 Belongs here: reading a copy whole, wherever it is, and comparing it with another one that is read at the same time.
 Not here: which copies these are, and the cheap looks that come first (``copies/last_copy.py``).

@@ -201,9 +201,9 @@ def _confirm(
     for path, node in zip(doomed, ports.store.read(list(doomed)), strict=True):
         d, said = doomed[path], outcomes.get(path, NodeDeletion.DELETED)
         if node is None and said is NodeDeletion.DELETED:
-            if d.released:
-                why = "its topic released its copy in BookKeeper, and its offloaded one is whole"
-                d.decide(Outcome.DELETED, Code.COPY_RELEASED, why)
+            if d.copy_deletion:
+                why = "its topic lists its copy in BookKeeper as deleted, and its offloaded one is whole"
+                d.decide(Outcome.DELETED, Code.OFFLOADED_WHOLE, why)
             else:
                 d.decide(Outcome.DELETED, Code.UNREFERENCED, "nothing refers to it")
         elif node is None:

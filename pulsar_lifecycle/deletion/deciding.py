@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.deletion import offloaded_copies
+from pulsar_lifecycle.deletion.copy_deletions import look_at_copies
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.deletion.owner_check import in_use, look_at_owners
 from pulsar_lifecycle.deletion.planning import orphans
-from pulsar_lifecycle.deletion.released import look_at_copies
 from pulsar_lifecycle.deletion.run_evidence import NO_EARLIER_SCAN
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
@@ -120,8 +120,8 @@ def _judge(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
             d.wait(Waiting.NO_SCAN, "no covered scan has started since it left its topic")
         elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
             in_use(run, ports, d, "something refers to it", marked_at or 0)
-        elif finding["finding"] == Finding.OFFLOAD_LEFTOVER and _released(run, d, row):
-            if rule := orphans.released_rule(row, context):  # its owner has the next word
+        elif finding["finding"] == Finding.OFFLOAD_LEFTOVER and _copy_deletion(run, d, row):
+            if rule := orphans.copy_deletion_rule(row, context):  # its owner has the next word
                 outcome, why = rule
                 d.decide(outcome, why.code, why.text)
         elif finding["finding"] not in MAY_GO:
@@ -135,12 +135,12 @@ def _judge(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
             d.decide(Outcome.KEPT, Code.NOT_CONFIRMED, why.text)
 
 
-def _released(run: Run, d: Decision, row: Mapping[str, Any]) -> bool:
-    """Whether our own run proved its offloaded copy and released exactly this one; the last looks then ask again."""
-    released = run.evidence.offloads.released.get(d.info.ledger_id)
-    if released is None or (released.czxid, released.topic) != (row["czxid"], d.info.topic_name):
+def _copy_deletion(run: Run, d: Decision, row: Mapping[str, Any]) -> bool:
+    """Whether our own run proved its offloaded copy and began to delete exactly this one: the last looks ask again."""
+    deletion = run.evidence.offloads.copy_deletions.get(d.info.ledger_id)
+    if deletion is None or (deletion.czxid, deletion.topic) != (row["czxid"], d.info.topic_name):
         return False
-    d.released = released
+    d.copy_deletion = deletion
     return True
 
 

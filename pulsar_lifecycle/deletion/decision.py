@@ -17,7 +17,7 @@ from pulsar_lifecycle.ports import (
     Received,
 )
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import OffloadLocation, Released
+from pulsar_lifecycle.records.copies import CopyDeletion, OffloadLocation
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 
 
@@ -81,10 +81,10 @@ class Decision:
     """How often it was tried, once its copy is in the retry topic; None: as its message says."""
     waiting_since: int = 0
     """When (ms) it began to wait, if it was sent back."""
-    released: Released | None = None
-    """Our own run's release of this copy in BookKeeper, if that is why it may go."""
+    copy_deletion: CopyDeletion | None = None
+    """Our own run's deletion of this copy in BookKeeper, if that is why it may go."""
     site: OffloadLocation | None = None
-    """Where the offloaded copy of a released ledger is, by its topic."""
+    """Where the offloaded copy of a ledger whose copy in BookKeeper goes is, by its topic."""
     cursor_exists: bool = False
     """Whether the cursor that its message names has a z-node."""
     bucket: str = ""

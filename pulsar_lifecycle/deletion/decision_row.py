@@ -63,7 +63,7 @@ def journal_row(
             uuid=(copy_of(info) if info else "") or None,
             bucket=d.bucket or None,
             objects=d.objects or None,
-            offloaded=_Offloaded(str(d.released.uuid), d.released.bucket) if d.released else None,
+            offloaded=_Offloaded(str(d.copy_deletion.uuid), d.copy_deletion.bucket) if d.copy_deletion else None,
             raw=d.message.raw[:RAW_LIMIT].hex() if refused else None,
             properties=_bounded(d.message.properties) if refused else None,
         ),

@@ -21,7 +21,7 @@ from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
-from pulsar_lifecycle.journal.offloads import released_ledgers
+from pulsar_lifecycle.journal.offloads import copy_deletions
 from pulsar_lifecycle.journal.operator_words import note_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.journal.queries import ordered_by, sent_ledgers, unsent
@@ -255,7 +255,7 @@ def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], no
         earlier=NamedByAny(tuple(cluster.lake.named_uuids(e.epoch_id) for e in asked)),
         undecoded=sum(c.undecodable for c in topics),
         marked=valid_marks(cluster, epoch, marked_offloads(cluster.journal_reader, cluster.settings.cluster)),
-        released=released_ledgers(cluster.journal_reader, cluster.settings.cluster),
+        copy_deletions=copy_deletions(cluster.journal_reader, cluster.settings.cluster),
         failed_locations=failed_locations(cluster.journal_reader, cluster.settings.cluster, epoch.fingerprint, now),
     )
 

@@ -27,7 +27,7 @@ from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topi
 from pulsar_lifecycle.ports import MetadataStore, Node, TopicInternals, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import OffloadLocation, Released
+from pulsar_lifecycle.records.copies import CopyDeletion, OffloadLocation
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
@@ -71,14 +71,14 @@ def in_use(run: Run, ports: Ports, d: Decision, why: str, since: int = 0) -> Non
 
 
 def read_instead(
-    store: MetadataStore, info: ManagedLedgerInfo, ledger_id: int, released: Released, topic: Topic
+    store: MetadataStore, info: ManagedLedgerInfo, ledger_id: int, deletion: CopyDeletion, topic: Topic
 ) -> OffloadLocation | Why:
-    """Where brokers read a ledger whose copy in BookKeeper was released; or why they may still read that copy."""
+    """Where brokers read a ledger whose copy in BookKeeper is listed as deleted, or why they may still read that."""
     listed = {item.ledger_id: item for item in info.ledgers}
     if ledger_id not in listed:
         return Why(Code.DELISTED, "its topic does not list it any more: the next scan decides")
     item = listed[ledger_id]
-    if why := still_used(store, item, max(listed), released, topic):
+    if why := still_used(store, item, max(listed), deletion, topic):
         return why
     copy = OffloadedCopy.of_item(item, 0)
     if copy is None:
@@ -87,12 +87,14 @@ def read_instead(
     return location_of(copy)
 
 
-def still_used(store: MetadataStore, item: LedgerInfo, last: int, released: Released, topic: Topic) -> Why | None:
-    """Why a listed ledger is in use though its copy in BookKeeper was released; None if that holds still."""
+def still_used(store: MetadataStore, item: LedgerInfo, last: int, deletion: CopyDeletion, topic: Topic) -> Why | None:
+    """Why a listed ledger is in use though its copy in BookKeeper is listed as deleted; None if that holds still."""
     offload = item.offload
     if offload is None or not offload.complete or not offload.bookkeeper_deleted:
-        return Why(Code.FROM_BOOKKEEPER, "its topic's z-node lists it, and does not release its copy in BookKeeper")
-    if offload.uuid != released.uuid or offload.driver_metadata.get("bucket") != released.bucket:
+        return Why(
+            Code.FROM_BOOKKEEPER, "its topic's z-node lists it, and does not list its copy in BookKeeper as deleted"
+        )
+    if offload.uuid != deletion.uuid or offload.driver_metadata.get("bucket") != deletion.bucket:
         return Why(Code.OTHER_COPY, f"its topic's z-node names another offload, {offload.uuid}")
     if item.ledger_id == last:
         return Why(Code.LAST_LEDGER, "it is the last ledger of its topic: a broker that loads it forgets its offload")
@@ -124,8 +126,8 @@ def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, grou
     memory = memory_of(run, ports, topic, node, info)
     pending: list[Decision] = []
     for d in group:
-        if d.released:
-            where = read_instead(ports.store, info, d.info.ledger_id, d.released, topic)
+        if d.copy_deletion:
+            where = read_instead(ports.store, info, d.info.ledger_id, d.copy_deletion, topic)
             if not isinstance(where, Why):
                 d.site = where
             elif where.code is Code.DELISTED:

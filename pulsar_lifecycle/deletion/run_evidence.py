@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.records import findings
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Asked, OffloadLocation, Released
+from pulsar_lifecycle.records.copies import Asked, CopyDeletion, OffloadLocation
 from pulsar_lifecycle.records.offload_uuids import NamedUuids, OffloadUuids
 from pulsar_lifecycle.records.referenced import Referenced
 
@@ -19,15 +19,16 @@ class OffloadEvidence:
 
     ``undecoded`` counts topic z-nodes of either epoch that could not be decoded: they may name anything. ``marked`` is
     what our own journal says we took out of a topic's metadata, as long as its offloaded copy is not settled: (ledger
-    id, which copy) -> when (ms). ``released``: what it says of ledgers that their topics still list, as long as they
-    are not settled. ``failed_locations``: those that, when the run began, a broker could not read, and none has since.
+    id, which copy) -> when (ms). ``copy_deletions``: what it says of ledgers that their topics still list, as long as
+    they are not settled. ``failed_locations``: those that, when the run began, a broker could not read, and none has
+    since.
     """
 
     now: NamedUuids = field(default_factory=OffloadUuids)
     earlier: NamedUuids = field(default_factory=OffloadUuids)
     undecoded: int = 0
     marked: Mapping[tuple[int, Asked], int] = field(default_factory=dict[tuple[int, Asked], int])
-    released: Mapping[int, Released] = field(default_factory=dict[int, Released])
+    copy_deletions: Mapping[int, CopyDeletion] = field(default_factory=dict[int, CopyDeletion])
     failed_locations: frozenset[OffloadLocation] = frozenset()
 
     def marked_at(self, ledger_id: int, topic: str, uuid: UUID, bucket: str) -> int | None:

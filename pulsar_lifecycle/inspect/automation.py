@@ -104,8 +104,8 @@ KINDS = (
         "offload", PlanKind.OFFLOAD, action=OffloadChoice.OFFLOAD, effects=frozenset({Action.OFFLOAD})
     ),
     AutomatedKind(
-        "bookkeeper_copies", PlanKind.OFFLOAD, action=OffloadChoice.RELEASE,
-        effects=frozenset({Action.RELEASE, Action.DELETE_LEDGER}),
+        "bookkeeper_copies", PlanKind.OFFLOAD, action=OffloadChoice.DELETE_COPY,
+        effects=frozenset({Action.COPY_DELETION, Action.DELETE_LEDGER}),
     ),
     AutomatedKind("objects", PlanKind.OBJECTS),
     AutomatedKind("delayed_index", PlanKind.DELAYED_INDEX),
@@ -410,7 +410,7 @@ def _bare(plan: Plan) -> Candidate:
 
 def _ledgers(plan: Plan, action: OffloadChoice | None = None) -> int:
     if isinstance(plan, OffloadPlan):
-        counts = {OffloadChoice.OFFLOAD: plan.ledgers, OffloadChoice.RELEASE: plan.released}
+        counts = {OffloadChoice.OFFLOAD: plan.ledgers, OffloadChoice.DELETE_COPY: plan.copies}
         return counts[action] if action else sum(counts.values())
     return plan.ledgers
 

@@ -173,7 +173,7 @@ WORDS: Mapping[str, str] = {
     "key": "key of the object; of a copy, of its data object",
     "kind": "kind of reference, R1 to R16, or of object",
     "known": "whether the cursor's position could be read; if not, it is that of the scan before",
-    "lag_ms": "deletion lag of whoever releases its copy in BookKeeper",
+    "lag_ms": "deletion lag of whoever deletes its copy in BookKeeper",
     "last_active": "when the cursor was active last, by its z-node (ms)",
     "last_client": "when a client was connected last (ms)",
     "last_due": "when its last message is due (ms)",

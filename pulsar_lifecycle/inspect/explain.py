@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
+from pulsar_lifecycle.deletion.copy_deletions import NO_OBJECT_STORE, holds_of
 from pulsar_lifecycle.deletion.owner_check import read_instead
 from pulsar_lifecycle.deletion.planning import orphans
-from pulsar_lifecycle.deletion.released import NO_OBJECT_STORE, holds_of
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_SCHEMA
@@ -51,8 +51,8 @@ class OwnersNow:
     """What owners say now: rows of ``tables.REFERENCES`` for one ledger, the z-nodes asked, what was not readable.
 
     ``offloads``: its copies in tiered storage, in words. ``copies``: the keys of those that topics name as complete.
-    ``written``: when the newest of the topics' z-nodes was (ms). ``release_kept``: why a deletion run would not delete
-    a released copy in BookKeeper now.
+    ``written``: when the newest of the topics' z-nodes was (ms). ``copy_kept``: why a deletion run would not delete
+    a copy in BookKeeper that is listed as deleted.
     """
 
     references: pa.Table
@@ -61,7 +61,7 @@ class OwnersNow:
     offloads: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
     written: int = 0
-    release_kept: Why | None = None
+    copy_kept: Why | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ def explain(
     topic = owner_in(ledger)[1] if ledger else ""
     owners, schemas = _owners(ledger, history)
     found = look(store, reader, ledger_id, owners, schemas, ledgers_root)
-    if history.releases(ledger) and not found.trouble:
-        found = replace(found, release_kept=_release_kept(store, ledger_id, history))
+    if history.deletes_copy(ledger) and not found.trouble:
+        found = replace(found, copy_kept=_copy_kept(store, ledger_id, history))
     if isinstance(node, Unread):
         answer = _kept(Code.UNREAD, f"its z-node cannot be read: {node.reason}")
     elif ledger is None:
@@ -178,28 +178,28 @@ def _offloads(store: MetadataStore, ledger_id: int, topics: Iterable[Row]) -> It
         for item in row["ledgers"]:
             if item["ledger_id"] == ledger_id and item["offload_uuid"]:
                 copy = f"{item['offload_uuid']}-ledger-{ledger_id}, as {row['path']} says"
-                released = "; its copy in BookKeeper is released" if item["bookkeeper_deleted"] else ""
+                deleted = "; its topic lists its copy in BookKeeper as deleted" if item["bookkeeper_deleted"] else ""
                 complete = item["offload_complete"]
-                yield f"offloaded as {copy}{released}" if complete else f"offload under way, or broken off: {copy}"
+                yield f"offloaded as {copy}{deleted}" if complete else f"offload under way, or broken off: {copy}"
     for attempt in attempts.of_ledgers(store, [ledger_id]).values():
         said = f"under {attempt.uuid}" if isinstance(attempt, Attempt) else f"that cannot be read: {attempt.why}"
         yield f"an offload attempt of ours is open: {attempts.path_of(ledger_id)}, {said}"
 
 
-def _release_kept(store: MetadataStore, ledger_id: int, history: History) -> Why | None:
-    """What a deletion run asks before it deletes a released copy, but for the objects and brokers."""
-    released, evidence = history.released, history.evidence
-    if released is None or evidence is None:
+def _copy_kept(store: MetadataStore, ledger_id: int, history: History) -> Why | None:
+    """What a deletion run asks about a copy in BookKeeper that is listed as deleted, but for objects and brokers."""
+    deletion, evidence = history.copy_deletion, history.evidence
+    if deletion is None or evidence is None:
         return None
-    topic = Topic.parse(released.topic)
-    node = readable(store.read([f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"])[0], released.topic)
-    where = read_instead(store, managed_ledger.decode(node.data if node else b""), ledger_id, released, topic)
+    topic = Topic.parse(deletion.topic)
+    node = readable(store.read([f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"])[0], deletion.topic)
+    where = read_instead(store, managed_ledger.decode(node.data if node else b""), ledger_id, deletion, topic)
     if isinstance(where, Why):
         return where
     if not history.buckets:
         return Why(Waiting.NO_OBJECT_STORE, NO_OBJECT_STORE)
-    if released.bucket not in history.buckets:
-        return Why(Waiting.OBJECT_STORE_DENIES, f"{released.bucket} is not one of object_store.buckets")
+    if deletion.bucket not in history.buckets:
+        return Why(Waiting.OBJECT_STORE_DENIES, f"{deletion.bucket} is not one of object_store.buckets")
     return holds_of(store, {ledger_id: where}, evidence.offloads).get(ledger_id)
 
 
@@ -251,7 +251,7 @@ def _absent(found: OwnersNow, history: History, now: int) -> LedgerVerdict:
             return LedgerVerdict(Verdict.DELETED, Why(ExplainCode.READ_OFFLOADED, text), run_id)
         return LedgerVerdict(Verdict.DELETED, Why(Verdict.DELETED, f"run {run_id} deleted it: {reason}"), run_id)
     if found.references.num_rows:
-        return _gone(Code.RELEASED, "its topic says that it was offloaded and its BookKeeper copy deleted")
+        return _gone(Code.BOOKKEEPER_DELETED, "its topic says that it was offloaded and its BookKeeper copy deleted")
     for row in reversed(history.journal):
         marked = (row["action"], row["phase"]) == (Action.DELETE_LEDGER, Phase.MARK)
         if marked and row["code"] in (Code.TOPIC_DELETED, Code.BROKER_DELETED):
@@ -314,8 +314,8 @@ def _present(ledger_id: int, rows: pa.Table, found: OwnersNow, history: History,
             )
             return _kept(ExplainCode.WRITTEN_SINCE, text)
     why = Why(orphans.code_of(judged), judged["reason"])
-    if judged["finding"] == Finding.OFFLOAD_LEFTOVER and history.releases(ledger):
-        return _released(ledger, found, history, context.at(now))
+    if judged["finding"] == Finding.OFFLOAD_LEFTOVER and history.deletes_copy(ledger):
+        return _copy_deletion(ledger, found, history, context.at(now))
     if judged["finding"] != Finding.ORPHAN:
         young = judged["finding"] == Finding.TOO_YOUNG
         return LedgerVerdict(Verdict.KEPT, why, again=ledger["ctime"] + context.grace if young else None)
@@ -332,25 +332,27 @@ def _kept(code: StrEnum, text: str) -> LedgerVerdict:
     return LedgerVerdict(Verdict.KEPT, Why(code, text))
 
 
-WAS_RELEASED = "offloaded, and a run of ours released its copy in BookKeeper"
+COPY_DELETION = "offloaded, and a run of ours began to delete its copy in BookKeeper"
 TAKEN_OFF = "our first phase took it off its topic's list"
 
 
-def _released(ledger: Row, found: OwnersNow, history: History, context: Context) -> LedgerVerdict:
-    """A deletion run waives for it that its topic lists it, as long as the release's own message is there."""
+def _copy_deletion(ledger: Row, found: OwnersNow, history: History, context: Context) -> LedgerVerdict:
+    """A deletion run waives for it that its topic lists it, as long as the copy deletion's own message is there."""
     intent = history.intent()
-    if rule := orphans.released_rule(ledger, context):
-        return _kept(rule[1].code, f"{WAS_RELEASED}, but {rule[1]}")
+    if rule := orphans.copy_deletion_rule(ledger, context):
+        return _kept(rule[1].code, f"{COPY_DELETION}, but {rule[1]}")
     if intent == IntentState.DEAD_LETTER:
-        text = f"{WAS_RELEASED}; its intent is a dead letter: the job redrive_dead_letters sends it again"
+        text = f"{COPY_DELETION}; its intent is a dead letter: the job redrive_dead_letters sends it again"
         return _kept(ExplainCode.DEAD_LETTER, text)
     if intent != IntentState.IN_FLIGHT:
         last = f"its last intent was {intent}" if intent else "our journal has no intent"
-        text = f"{WAS_RELEASED}; {last}: the next offload plan proves its offloaded copy anew"
+        text = f"{COPY_DELETION}; {last}: the next offload plan proves its offloaded copy anew"
         return _kept(ExplainCode.NO_INTENT, text)
-    if kept := found.release_kept:
-        return _kept(kept.code, f"{WAS_RELEASED}, but {kept}")
-    return LedgerVerdict(Verdict.MAY_GO, Why(Code.RELEASED, f"{WAS_RELEASED}: the next deletion run deletes that copy"))
+    if kept := found.copy_kept:
+        return _kept(kept.code, f"{COPY_DELETION}, but {kept}")
+    return LedgerVerdict(
+        Verdict.MAY_GO, Why(Code.BOOKKEEPER_DELETED, f"{COPY_DELETION}: the next deletion run deletes that copy")
+    )
 
 
 def _marked(rows: pa.Table, found: OwnersNow, history: History, now: int) -> LedgerVerdict:
@@ -401,7 +403,7 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, found: OwnersNow,
         other = "; not the one that its topic names" if found.copies and not _lost_of(found, [row]) else ""
         notes.append(f"run {row['run_id']} {done}, which no undo brings back{other}: {why}")
     if verdict is Verdict.MAY_GO:
-        ours = history.marks(ledger) or history.releases(ledger)
+        ours = history.marks(ledger) or history.deletes_copy(ledger)
         if not ours and not history.sent_lately() and not history.applicable():
             notes.append("no actionable plan has it: a second scan, orphans.confirm_after later, must agree first")
         notes.append("before it is deleted its owner is asked again, its broker's memory too")

@@ -20,11 +20,11 @@ from pulsar_lifecycle.inspect.settled import PlanEnd, ended_plans
 from pulsar_lifecycle.journal.archive import archived_nodes
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers
 from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, IntentState, intent_states
-from pulsar_lifecycle.journal.offloads import released_ledgers
+from pulsar_lifecycle.journal.offloads import copy_deletions
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.copies import Released
+from pulsar_lifecycle.records.copies import CopyDeletion
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
@@ -44,10 +44,11 @@ class History:
     ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
     rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` are of scans
     that count and hold the ledger, newest first; of those in ``ended`` nothing is left to apply. ``journal`` and
-    ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first phase's mark that stands; ``released``
-    what a release of ours left in BookKeeper and no deletion run settled. ``gaps``: why the epoch does not count any
-    more, as the settings are now. ``evidence``: what a deletion run would go by, None without a scan. ``valid_since``:
-    when (ms) the oldest plan may have been made that is valid still. ``buckets``: those that the settings declare.
+    ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first phase's mark that stands;
+    ``copy_deletion`` what a copy deletion of ours left in BookKeeper and no deletion run settled. ``gaps``: why the
+    epoch does not count any more, as the settings are now. ``evidence``: what a deletion run would go by, None without
+    a scan. ``valid_since``: when (ms) the oldest plan may have been made that is valid still. ``buckets``: those that
+    the settings declare.
     """
 
     epoch: Epoch | None = None
@@ -59,7 +60,7 @@ class History:
     journal: tuple[Row, ...] = ()
     archived: tuple[Row, ...] = ()
     marked: tuple[int, int] | None = None
-    released: Released | None = None
+    copy_deletion: CopyDeletion | None = None
     gaps: tuple[Gap, ...] = ()
     evidence: Evidence | None = None
     valid_since: int = 0
@@ -106,11 +107,11 @@ class History:
         """Whether our first phase took this very ledger off its topic's list, and no deletion run settled it yet."""
         return ledger is not None and self.marked is not None and self.marked[0] == ledger["czxid"]
 
-    def releases(self, ledger: Mapping[str, Any] | None) -> bool:
-        """Whether a release of ours left this very copy in BookKeeper, and no deletion run settled it yet."""
-        if ledger is None or self.released is None:
+    def deletes_copy(self, ledger: Mapping[str, Any] | None) -> bool:
+        """Whether a copy deletion of ours left this very copy in BookKeeper, and no deletion run settled it yet."""
+        if ledger is None or self.copy_deletion is None:
             return False
-        return (self.released.czxid, self.released.topic) == (ledger["czxid"], owner_in(ledger)[1])
+        return (self.copy_deletion.czxid, self.copy_deletion.topic) == (ledger["czxid"], owner_in(ledger)[1])
 
 
 def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> History:
@@ -127,7 +128,7 @@ def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> 
     history = History(
         journal=ours(journal_rows(journal, ledger_id=ledger_id)),
         archived=ours(archived_nodes(journal, ledger_id=ledger_id)),
-        released=released_ledgers(journal, settings.cluster).get(ledger_id),
+        copy_deletion=copy_deletions(journal, settings.cluster).get(ledger_id),
         buckets=settings.object_store.buckets if settings.object_store else (),
     )
     epochs = lake.epochs(fingerprint)

@@ -134,8 +134,8 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
     Of a load plan topics that were loaded and are unloaded again, need no load any more, or are gone, of a retention
     plan ledgers that left their topics' lists, of plans of inactive topics and subscriptions those that are gone, of a
     plan to delete records partitions whose low watermark was raised, of plans of repairs subscriptions that were
-    repaired, of an offload plan ledgers that were offloaded, or released, of a plan of objects copies and uploads that
-    are gone or were kept, of any other ledgers that a deletion run deleted, found gone, kept or refused.
+    repaired, of an offload plan ledgers that were offloaded, or copies deleted, of a plan of objects copies and uploads
+    that are gone or were kept, of any other ledgers that a deletion run deleted, found gone, kept or refused.
     """
     match kind_of(plan_id):
         case PlanKind.LOAD:
@@ -174,7 +174,8 @@ _GONE = pc.field("outcome").isin([Outcome.DONE, Outcome.NOTHING])
 _ENDED = (pc.field("phase") == Phase.DELETE) & pc.field("outcome").isin(sorted(FINAL))
 _WAS = {
     OffloadChoice.OFFLOAD: (pc.field("action") == Action.OFFLOAD) & (pc.field("outcome") == Outcome.OFFLOADED),
-    OffloadChoice.RELEASE: (pc.field("action") == Action.RELEASE) & (pc.field("outcome") == Outcome.RELEASED),
+    OffloadChoice.DELETE_COPY: (pc.field("action") == Action.COPY_DELETION)
+    & (pc.field("outcome") == Outcome.BOOKKEEPER_DELETED),
 }
 """By what a row of an offload plan asks for, the journal's rows of it that end it."""
 

@@ -90,7 +90,7 @@ def applied_plans(
     """Those of the plans by which something was done, or begun, at ``since`` (ms) or later: to how many ledgers.
 
     Or to how many topics, where it is about no ledgers. ``only``: these actions; empty: all that change something. A
-    proof of an offloaded copy changes nothing: an offload has other rows as well, and releasing a copy proves it, too.
+    proof of an offloaded copy changes nothing: an offload has other rows as well, and a copy deletion proves it, too.
     """
     if not plan_ids:
         return {}

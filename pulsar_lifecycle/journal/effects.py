@@ -44,7 +44,7 @@ _BY_PHASE: Mapping[Phase, Changed] = {
 }
 _BY_ACTION: Mapping[Action, Changed] = {
     Action.OFFLOAD: Changed.OFFLOADED,
-    Action.RELEASE: Changed.OFFLOADED,
+    Action.COPY_DELETION: Changed.OFFLOADED,
     Action.READ_CHECK: Changed.OFFLOADED,
     Action.ABORT_UPLOAD: Changed.OBJECTS,
     Action.COLLECT_BOOKIE: Changed.BOOKIES,

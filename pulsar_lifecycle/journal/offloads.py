@@ -1,4 +1,4 @@
-"""What the journal says of offloaded copies: begun, proven, unproven, released in BookKeeper, deleted."""
+"""What the journal says of offloaded copies: begun, proven, unproven, deleted in BookKeeper, deleted themselves."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pulsar_lifecycle.journal.first_phase_marks import asked_of, open_marks, wit
 from pulsar_lifecycle.journal.in_doubt import lost_copies
 from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, rows_of_outcome
 from pulsar_lifecycle.ports import JournalReader, JournalRow
-from pulsar_lifecycle.records.copies import BegunAttempt, Released, Verified
+from pulsar_lifecycle.records.copies import BegunAttempt, CopyDeletion, Verified
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import details_of
 
 
-def released_of(topic: str, detail: str) -> Released | None:
+def copy_deletion_of(topic: str, detail: str) -> CopyDeletion | None:
     """What a ``marked`` row of ours says was proven; None of a row that we did not write."""
     copy, proof = details_of(_CopyAt, detail), details_of(Verified, detail)
-    return Released(topic, copy.uuid, copy.bucket, copy.czxid, proof) if copy and proof else None
+    return CopyDeletion(topic, copy.uuid, copy.bucket, copy.czxid, proof) if copy and proof else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True)
 class _CopyAt:
-    """The copy that details of a release name, and the z-node of the ledger in BookKeeper."""
+    """The copy that details of a copy deletion name, and the z-node of the ledger in BookKeeper."""
 
     uuid: UUID
     bucket: str
@@ -104,13 +104,13 @@ def attempts_in(rows: pa.Table) -> Iterator[tuple[UUID, dict[str, Any]]]:
             yield copy.uuid, row
 
 
-def released_ledgers(journal: JournalReader, cluster: str) -> dict[int, Released]:
-    """Ledgers whose copies in BookKeeper we released, and what their objects were then, until they are deleted.
+def copy_deletions(journal: JournalReader, cluster: str) -> dict[int, CopyDeletion]:
+    """Ledgers whose copies in BookKeeper we began to delete, and what their objects were then, until they are deleted.
 
     Or until a later proof of those objects failed.
     """
     mine = pc.field("cluster") == cluster
-    marked = rows_of_outcome(journal, Outcome.MARKED, 0, mine & (pc.field("action") == Action.RELEASE))
+    marked = rows_of_outcome(journal, Outcome.MARKED, 0, mine & (pc.field("action") == Action.COPY_DELETION))
     if not marked.num_rows:
         return {}
     ended = mine & (
@@ -119,11 +119,11 @@ def released_ledgers(journal: JournalReader, cluster: str) -> dict[int, Released
             & ~OFFLOADED_COPIES
             & pc.field("outcome").isin((Outcome.DELETED, Outcome.GONE))
         )
-        | ((pc.field("action") == Action.RELEASE) & (pc.field("outcome") == Outcome.PROOF_FAILED))
+        | ((pc.field("action") == Action.COPY_DELETION) & (pc.field("outcome") == Outcome.PROOF_FAILED))
     )
     rows = open_marks(marked, journal.find(ended, ["ledger_id", "at"])).to_pylist()
-    found = {row["ledger_id"]: released_of(row["topic"], row["detail"]) for row in rows}
-    return {ledger_id: released for ledger_id, released in found.items() if released}
+    found = {row["ledger_id"]: copy_deletion_of(row["topic"], row["detail"]) for row in rows}
+    return {ledger_id: deletion for ledger_id, deletion in found.items() if deletion}
 
 
 def verified_copies(
@@ -147,7 +147,7 @@ def failed_proofs(journal: JournalReader, cluster: str) -> dict[tuple[int, UUID]
     mine = pc.field("cluster") == cluster
     found: dict[tuple[int, UUID], JournalRow] = {}
     for row in (
-        rows_of_outcome(journal, Outcome.PROOF_FAILED, 0, mine & (pc.field("action") == Action.RELEASE))
+        rows_of_outcome(journal, Outcome.PROOF_FAILED, 0, mine & (pc.field("action") == Action.COPY_DELETION))
         .sort_by("at")
         .to_pylist()
     ):

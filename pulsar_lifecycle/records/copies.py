@@ -1,4 +1,4 @@
-"""What is known of offloaded copies: where brokers read them, which are asked for, released, begun and proven."""
+"""What is known of offloaded copies: where brokers read them, which are asked for, begun and proven."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ OffloadLocation = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """An offloaded ledger whose copy in BookKeeper our own run released, and what its objects were then.
+class CopyDeletion:
+    """An offloaded ledger whose copy in BookKeeper our own run began to delete, and what its objects were then.
 
     ``czxid`` is of its z-node in BookKeeper.
     """

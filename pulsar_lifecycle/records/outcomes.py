@@ -20,8 +20,8 @@ class Action(StrEnum):
     """Deleting the offloaded copy of a ledger."""
     OFFLOAD = "offload"
     """Copying a ledger to the object store."""
-    RELEASE = "release-bookkeeper-copy"
-    """Releasing the copy in BookKeeper of an offloaded ledger."""
+    COPY_DELETION = "bookkeeper-copy-deletion"
+    """Deleting the copy in BookKeeper of an offloaded ledger."""
     READ_CHECK = "read-check"
     """Having a broker read an offloaded ledger; ``detail`` has where it is."""
     ABORT_UPLOAD = "abort-upload"
@@ -73,8 +73,8 @@ class Phase(StrEnum):
     """A deletion is undone."""
     OFFLOAD = "offload"
     """The only one of action ``offload``."""
-    RELEASE = "release"
-    """The only one of action ``release-bookkeeper-copy``, but for its message's."""
+    COPY_DELETION = "bookkeeper-copy-deletion"
+    """The only one of action ``bookkeeper-copy-deletion``, but for its message's."""
     READ_CHECK = "read-check"
     """The only one of its action."""
     ABORT_UPLOAD = "abort-upload"
@@ -152,7 +152,8 @@ class Outcome(StrEnum):
     MARKED = "marked"
     """Phase ``mark``: a ledger is about to leave its topic's metadata, by our own compare-and-set, or with its topic,
     which its broker is asked to delete next. With code ``outcome_unknown`` the broker did not answer, and may delete
-    the topic still. Phase ``release``: its copy in BookKeeper is about to be released."""
+    the topic still. Phase ``bookkeeper-copy-deletion``: its topic is about to list its copy in BookKeeper as
+    deleted."""
     LEFT = "left"
     """Phase ``mark``: it stayed in its topic's metadata. Offload, action ``load-topic``: this run did nothing about it,
     the reason says why."""
@@ -183,10 +184,11 @@ class Outcome(StrEnum):
     LEFT_TO_BROKER = "left-to-broker"
     """Its topic is loaded, and our settings (``loaded_topics``) or a pending unload do not let us write its z-node."""
 
-    RELEASED = "released"
-    """Action ``release-bookkeeper-copy``: its topic's metadata says that its copy in BookKeeper is released."""
+    BOOKKEEPER_DELETED = "bookkeeper-deleted"
+    """Action ``bookkeeper-copy-deletion``: its topic's metadata says so (``bookkeeperDeleted``); a deletion run
+    deletes the copy."""
     PROOF_FAILED = "proof-failed"
-    """Action ``release-bookkeeper-copy``: the offloaded copy that its topic reads is damaged, missing or another one.
+    """Action ``bookkeeper-copy-deletion``: the offloaded copy that its topic reads is damaged, missing or another one.
     That stands until the same ledger and UUID are ``verified`` or ``reverted``."""
 
     CHECK_PASSED = "read-passed"

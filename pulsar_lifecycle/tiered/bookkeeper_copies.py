@@ -1,13 +1,13 @@
-"""Releasing the copy in BookKeeper of an offloaded ledger, once its objects are proven whole and its lag has passed.
+"""Deleting the copy in BookKeeper of an offloaded ledger, once its objects are proven whole and its lag has passed.
 
-Belongs here: both ends of it. Before: what may be released as its topic is now, its message, and one compare-and-set of
+Belongs here: both ends of it. Before: what may be deleted as its topic is now, its message, and one compare-and-set of
 ``bookkeeperDeleted`` with its unload. After: what the deletion run asks before it deletes a ledger that its topic still
 lists (``deletion/batch.py`` has the order, ``deletion/owner_check.py`` calls). Not here: the proof
 (``tiered/proof.py``), copies that were offloaded just now (``tiered/commit.py``).
 
-Order: prove, send the message, journal ``marked`` with the proof, compare-and-set, journal ``released``. Killed
-anywhere, it repeats harmlessly: without the compare-and-set the message finds its ledger in use; after it the ledger is
-an offload leftover, which the next plan releases again. Source: ManagedLedgerImpl.internalTrimLedgers (4.0.7).
+Order: prove, send the message, journal ``marked`` with the proof, compare-and-set, journal ``bookkeeper-deleted``.
+Killed anywhere, it repeats harmlessly: without the compare-and-set the message finds its ledger in use; after it the
+ledger is an offload leftover, which the next plan has again. Source: ManagedLedgerImpl.internalTrimLedgers (4.0.7).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Due:
     region: str
 
 
-def release_topic(
+def begin_deletions(
     run: TopicRun,
     ports: Ports,
     guard: RunGuard,
@@ -61,9 +61,9 @@ def release_topic(
     lag_ms: int | None,
     read_check: ReadCheck,
 ) -> list[OffloadOutcome]:
-    """Send a ``Ledger`` message for each ledger that may go, and mark its copy in BookKeeper as released.
+    """Send a ``Ledger`` message for each ledger that may go, and list its copy in BookKeeper as deleted.
 
-    With a lag of None or below 0 only what its topic has released already may go. What nothing else speaks against its
+    With a lag of None or below 0 only what its topic lists as deleted may go. What nothing else speaks against its
     broker reads first, unless it has read its location in this run; a topic that was loaded for that alone, and by
     nobody since, is then written whatever the policy says of loaded ones, and unloaded. Raises Paused, LeaseLost,
     Refused where the topic cannot be read, and what the stores raise.
@@ -71,9 +71,9 @@ def release_topic(
     view = _look(run, ports, guard, topic, due, lag_ms, read_check)
     outcomes, going = dict(view.outcomes), view.going
     telling = [one for one in outcomes.values() if one.outcome in (Outcome.LEFT_TO_BROKER, Outcome.FOREIGN_ATTEMPT)]
-    record(run, ports, telling, action=Action.RELEASE, phase=Phase.RELEASE)
+    record(run, ports, telling, action=Action.COPY_DELETION, phase=Phase.COPY_DELETION)
     unread = _unread(run, ports, guard, topic, [(one, view.items[one.ledger_id]) for one in going], read_check)
-    record(run, ports, list(unread.values()), action=Action.RELEASE, phase=Phase.RELEASE)
+    record(run, ports, list(unread.values()), action=Action.COPY_DELETION, phase=Phase.COPY_DELETION)
     outcomes |= unread
     going = [one for one in going if one.ledger_id not in unread]
     messages = [_message(topic, one, view.rows, ports.clock.now_ms()) for one in going]
@@ -87,12 +87,12 @@ def release_topic(
     if not going:
         return [outcomes[i] for i in sorted(outcomes)]
     czxids = {i: row["czxid"] for i, row in view.rows.items() if row}
-    about_to = Why(Code.ABOUT_TO, "its copy in BookKeeper is about to be released")
+    about_to = Why(Code.ABOUT_TO, "its copy in BookKeeper is about to be deleted")
     about = [OffloadOutcome(str(topic), one.ledger_id, Outcome.MARKED, about_to) for one in going]
     failed_proofs.let_go(ports.store, [one.ledger_id for one in going])
     _record(run, ports, about, going, czxids)
     policy = policy_for(ports, topic, read_check)
-    said = edit_topic(run, ports, guard, topic, _releasing({d.ledger_id: d for d in going}, view.lag), policy)
+    said = edit_topic(run, ports, guard, topic, _deleting_copies({d.ledger_id: d for d in going}, view.lag), policy)
     done = [OffloadOutcome(str(topic), i, one.outcome, one.why, lengths[i]) for i, one in sorted(said.items())]
     _record(run, ports, done, going, czxids)
     outcomes |= {one.ledger_id: one for one in done}
@@ -115,10 +115,10 @@ def read_first(
     lag_ms: int | None,
     read_check: ReadCheck,
 ) -> None:
-    """Have a topic's broker read what could be released of it, unless it has read its location in this run.
+    """Have a topic's broker read what could be deleted of it, unless it has read its location in this run.
 
-    To be done with a topic of every broker before anything is released: one that fails speaks against the others.
-    Raises as :func:`release_topic`.
+    To be done with a topic of every broker before any copy is deleted: one that fails speaks against the others.
+    Raises as :func:`begin_deletions`.
     """
     view = _look(run, ports, guard, topic, due, lag_ms, read_check)
     _unread(run, ports, guard, topic, [(one, view.items[one.ledger_id]) for one in view.going], read_check)
@@ -126,7 +126,7 @@ def read_first(
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A topic at one moment: what may be released (``going``), and what becomes of the other ledgers that are due."""
+    """A topic at one moment: what may be deleted (``going``), and what becomes of the other ledgers that are due."""
 
     going: list[Due]
     outcomes: Mapping[int, OffloadOutcome]
@@ -170,7 +170,7 @@ def _look(
             outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, Outcome.REFUSED, why)
         elif foreign:
             outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, Outcome.FOREIGN_ATTEMPT, foreign)
-        elif stays and not may_write and not _is_released(item):
+        elif stays and not may_write and not _bookkeeper_deleted(item):
             outcomes[one.ledger_id] = OffloadOutcome(
                 str(topic), one.ledger_id, Outcome.LEFT_TO_BROKER, Why(Code.TOPIC_LOADED, stays)
             )
@@ -235,7 +235,7 @@ def record_failed_proofs(
     """Journal that copies which a topic reads are not what they should be; its copies in BookKeeper stay.
 
     What the topic does not read, or not there, is ``refused``: of its own nothing was shown. Raises as
-    :func:`release_topic`.
+    :func:`begin_deletions`.
     """
     ports.store.sync("/")
     _, info = snapshot.topic_node(ports.store, topic)
@@ -256,12 +256,12 @@ def record_failed_proofs(
         for one in told:  # a deletion run that is under way has read the journal already
             failed_proofs.hold(ports.store, one.ledger_id)
     finally:
-        record(run, ports, told, where, action=Action.RELEASE, phase=Phase.RELEASE)
+        record(run, ports, told, where, action=Action.COPY_DELETION, phase=Phase.COPY_DELETION)
     return found
 
 
 def has_gone(run: TopicRun, ports: Ports, topic: Topic, ledger_id: int) -> bool:
-    """Whether a topic has released a ledger, and BookKeeper does not have it any more: there is nothing left to do."""
+    """Whether a topic lists a copy in BookKeeper as deleted, and BookKeeper has it no more: nothing is left to do."""
     ports.store.sync("/")
     if snapshot.ledger_rows(ports.store, [ledger_id], run.ledgers_root)[ledger_id] is not None:
         return False
@@ -269,16 +269,16 @@ def has_gone(run: TopicRun, ports: Ports, topic: Topic, ledger_id: int) -> bool:
         _, info = snapshot.topic_node(ports.store, topic)
     except Refused:
         return False
-    return _is_released(next((item for item in info.ledgers if item.ledger_id == ledger_id), None))
+    return _bookkeeper_deleted(next((item for item in info.ledgers if item.ledger_id == ledger_id), None))
 
 
 def before_revert(ports: Ports, topic: Topic, ledger_ids: Sequence[int]) -> tuple[Why | None, list[int]]:
-    """A broker's open attempt, which comes first, and which of the ledgers their topic has released in BookKeeper.
+    """A broker's open attempt, which comes first, and which of the ledgers their topic lists as deleted in BookKeeper.
 
     Raises Refused if the topic cannot be read.
     """
     _, info = snapshot.topic_node(ports.store, topic)
-    gone = sorted(i.ledger_id for i in info.ledgers if i.ledger_id in ledger_ids and _is_released(i))
+    gone = sorted(i.ledger_id for i in info.ledgers if i.ledger_id in ledger_ids and _bookkeeper_deleted(i))
     return listed_ledgers.open_attempt(info), gone
 
 
@@ -298,12 +298,12 @@ class _Lag:
         return Why(Code.LAG, f"its deletion lag of {self.lag_ms // 1000} s has not passed")
 
 
-def _is_released(item: LedgerInfo | None) -> bool:
+def _bookkeeper_deleted(item: LedgerInfo | None) -> bool:
     return item is not None and item.offload is not None and item.offload.bookkeeper_deleted
 
 
 def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> Why | None:
-    """Why a topic's own metadata speaks against releasing the copy in BookKeeper; None if it does not."""
+    """Why a topic's own metadata speaks against deleting the copy in BookKeeper; None if it does not."""
     if why := _another(item, due):
         return why
     assert item is not None
@@ -368,11 +368,11 @@ def _message(
     )
 
 
-def _releasing(due: Mapping[int, Due], lag: _Lag) -> Change:
+def _deleting_copies(due: Mapping[int, Due], lag: _Lag) -> Change:
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
         delisted = EditOutcome(Outcome.LEFT, Why(Code.DELISTED, "its topic does not list it any more"))
         said = dict.fromkeys(due, delisted)
-        released = Why(Code.COMMITTED, "its topic releases its copy in BookKeeper")
+        deleted = Why(Code.COMMITTED, "its topic lists its copy in BookKeeper as deleted")
         last = max((item.ledger_id for item in info.ledgers), default=-1)
         foreign = listed_ledgers.open_attempt(info)
         ledgers: list[LedgerInfo] = []
@@ -384,11 +384,11 @@ def _releasing(due: Mapping[int, Due], lag: _Lag) -> Change:
                     said[item.ledger_id] = EditOutcome(Outcome.LEFT, why)
                 elif foreign:
                     said[item.ledger_id] = EditOutcome(Outcome.FOREIGN_ATTEMPT, foreign)
-                elif _is_released(item):
-                    said[item.ledger_id] = EditOutcome(Outcome.RELEASED, released)
+                elif _bookkeeper_deleted(item):
+                    said[item.ledger_id] = EditOutcome(Outcome.BOOKKEEPER_DELETED, deleted)
                 else:
                     assert item.offload is not None  # _obstacle: it is complete
-                    said[item.ledger_id] = EditOutcome(Outcome.RELEASED, released, changes=True)
+                    said[item.ledger_id] = EditOutcome(Outcome.BOOKKEEPER_DELETED, deleted, changes=True)
                     item = replace(item, offload=replace(item.offload, bookkeeper_deleted=True))
             ledgers.append(item)
         return replace(info, ledgers=tuple(ledgers)), said
@@ -398,7 +398,7 @@ def _releasing(due: Mapping[int, Due], lag: _Lag) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class CopyAt:
-    """Details of a release: the bucket of the offloaded copy, the z-node of the ledger in BookKeeper."""
+    """Details of a copy deletion: the bucket of the offloaded copy, the z-node of the ledger in BookKeeper."""
 
     bucket: str
     czxid: int | None = None
@@ -414,6 +414,6 @@ def _record(
         ports,
         [replace(one, uuid=uuids[one.ledger_id]) for one in outcomes],
         proof,
-        action=Action.RELEASE,
-        phase=Phase.RELEASE,
+        action=Action.COPY_DELETION,
+        phase=Phase.COPY_DELETION,
     )

@@ -169,7 +169,7 @@ def of_context(item: LedgerInfo) -> Why | None:
     if offload and offload.complete:
         return Why(Code.OFFLOADED_ALREADY, f"offloaded already, as {offload.uuid}")
     if offload and offload.bookkeeper_deleted:
-        why = "its topic's metadata releases its copy in BookKeeper without a complete offload: it needs repair"
+        why = "its topic's metadata lists its copy in BookKeeper as deleted without a complete offload: it needs repair"
         return Why(Code.NEEDS_REPAIR, why)
     if offload and offload.segments:
         return Why(Code.STREAMING, "streaming offload: which of its objects are whole is not known")
@@ -341,7 +341,7 @@ def unread_by_broker(
         untold = f"; the journal does not say so: {failure}"
     uuids = {one.attempt.ledger_id: one.attempt.uuid for one in committed}
     try:
-        said = edit_topic(run, ports, guard, topic, reverted_info(run, ports, topic, uuids, released=False), "")
+        said = edit_topic(run, ports, guard, topic, reverted_info(run, ports, topic, uuids, even_if_deleted=False), "")
     except STOPPING as stop:
         if read_check.unheld:
             raise Unheld(f"{read_check.unheld}; {stop}") from stop

@@ -62,7 +62,7 @@ class OffloadOrder:
     """A plan, and how much of it: ``limit`` ledgers (0: all that the settings' caps allow).
 
     ``namespaces``: only of these tenants, namespaces and full topic names; ``only``: only what is offloaded, or only
-    what is released.
+    which copies in BookKeeper are deleted.
     """
 
     plan_id: str
@@ -80,10 +80,10 @@ class OffloadOrder:
 def offload_now(
     cluster: Cluster, run_id: str, order: OffloadOrder, progress: Callable[[str], None]
 ) -> list[OffloadOutcome]:
-    """Release and offload what a plan names. Raises Refused, NotFound, Paused, LeaseLost; a rerun goes on.
+    """Delete copies and offload what a plan names. Raises Refused, NotFound, Paused, LeaseLost; a rerun goes on.
 
     In this order: a topic that was just written counts as loaded, so one that offloads in every run would never
-    release. What waits for that is offloaded by a run in which nothing is due to go.
+    delete a copy. What waits for that is offloaded by a run in which nothing is due to go.
     """
     with _begun(cluster, run_id, order) as (work, rows, planned):
         carry_out(work, rows, planned, progress)
@@ -97,11 +97,11 @@ def carry_out(work: OffloadWork, rows: Sequence[Row], planned: pa.Table, progres
     """
     try:
         work.finish_attempts(planned, progress)
-        leaving = [row for row in rows if row["action"] == OffloadChoice.RELEASE]
+        leaving = [row for row in rows if row["action"] == OffloadChoice.DELETE_COPY]
         work.read_first(leaving, progress)
         some = list(waves(leaving))
         for wave in random.sample(some, len(some)):
-            work.release(wave, progress)
+            work.begin_deletions(wave, progress)
         for wave in waves([row for row in rows if row["action"] == OffloadChoice.OFFLOAD], work.unread):
             work.offload(wave, progress)
     except ReadCheckFailed as failed:
@@ -153,7 +153,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             ports.store.sync("/")
             now_in_force = policies_now(cluster, rows.column("topic").unique().to_pylist())
             in_use = {name: one for name, one in now_in_force.items() if not isinstance(one, Why)}
-            agreed, against = in_agreement(rows, now_in_force, release=releases(settings))
+            agreed, against = in_agreement(rows, now_in_force, ours=deletes_copies(settings))
             waiting = SetAside(run, ports.store, lambda: guard.check(ports.store))
             unread = failed_locations(
                 cluster.journal_reader,
@@ -171,21 +171,24 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
                 passed_locations(cluster.journal_reader, run.cluster, fingerprint, ports.clock.now_ms()),
                 fingerprint,
             )
-            competing = {name for name, policy in in_use.items() if policy.brokers_release}
+            competing = {name for name, policy in in_use.items() if policy.brokers_delete}
             work = OffloadWork(cluster, run, ports, guard, lease, read_check, ownership, competing, unread)
             work.outcomes += against
-            for action, name in ((OffloadChoice.OFFLOAD, Action.OFFLOAD), (OffloadChoice.RELEASE, Action.RELEASE)):
+            for action, name in (
+                (OffloadChoice.OFFLOAD, Action.OFFLOAD),
+                (OffloadChoice.DELETE_COPY, Action.COPY_DELETION),
+            ):
                 left = waiting.outcomes(action)
-                if action == OffloadChoice.RELEASE:
+                if action == OffloadChoice.DELETE_COPY:
                     left += held_back(agreed, some, waiting.rows, unread)
                 record_topics(run, ports, left, name)
                 work.outcomes += left
             yield work, some, rows
 
 
-def releases(settings: Settings) -> bool:
-    """Whether a run releases copies in BookKeeper: they are ours to release, and deletion is not switched off."""
-    return settings.offload.release == "ours" and settings.deletion.topicTwoPhaseDeletionEnabled
+def deletes_copies(settings: Settings) -> bool:
+    """Whether a run deletes copies in BookKeeper: they are ours to delete, and deletion is not switched off."""
+    return settings.offload.bookkeeper_copies == "ours" and settings.deletion.topicTwoPhaseDeletionEnabled
 
 
 @contextmanager

@@ -49,14 +49,14 @@ READ_BACK = Why(Code.READ_BACK, "read back whole, every entry agrees")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One ledger for a task: its attempt, or the copy that is to be proven again before it is released.
+    """One ledger for a task: its attempt, or the copy that is to be proven again before BookKeeper's goes.
 
     ``known``: what our journal says of an earlier proof of it.
     """
 
     attempt: Attempt
     again: bool
-    release: bool
+    copy_deletion: bool
     known: Verified | None = None
 
     @property
@@ -116,8 +116,8 @@ class Task:
                 try:
                     yield TaskResult(item, self._one(item, ports, pace), READ_BACK)
                 except LifecycleError as error:  # of a run that may go on no more, the driver finds out by itself
-                    why = why_failed(error, Code.OBJECTS_UNREAD if item.release else Code.NOT_COPIED)
-                    disproved = item.release and disproves(error)
+                    why = why_failed(error, Code.OBJECTS_UNREAD if item.copy_deletion else Code.NOT_COPIED)
+                    disproved = item.copy_deletion and disproves(error)
                     yield TaskResult(item, None, why, disproved=disproved, refused=isinstance(error, RefusedBy))
 
     def _one(self, item: Item, ports: ClusterPorts, pace: Callable[[int], None]) -> Verified:
@@ -130,7 +130,7 @@ class Task:
         target = Target(item.location, cluster, name, attempt.block_size)
         origin = Origin(cluster, name)
         verified: Verified | None = None
-        if item.release:
+        if item.copy_deletion:
             verified = verify(objects, item.location, source, known=item.known, reader=reader, origin=origin, pace=pace)
         elif item.again and not find_copy(objects, item.location, source, origin):
             with suppress(CorruptFormat, NotFound, Conflict):  # no metadata names it: it is made anew, over it
@@ -138,7 +138,7 @@ class Task:
         if verified is None:
             copied = copy_ledger(reader, objects, source, target, pace=pace)
             verified = verify(objects, item.location, source, copied=copied, origin=origin)
-        if not item.release:  # a try that was killed, or the answer to whose beginning got lost, leaves an upload
+        if not item.copy_deletion:  # a try that was killed, or the answer to whose beginning got lost, leaves an upload
             drop_uploads(objects, attempt)
         said = replace(outcome_of(attempt, Outcome.VERIFIED, READ_BACK), bytes=verified.length)
         row = journal_row(self.writer, said, (verified,), ports.clock.now_ms())

@@ -45,7 +45,7 @@ from pulsar_lifecycle.topics.write import STOPPING, TopicRun
 class OffloadWork:
     """The driver's side of a run; ``outcomes`` has what became of every ledger so far.
 
-    ``competing``: topics whose brokers may release copies by themselves. ``unread``: locations that brokers could not
+    ``competing``: topics whose brokers may delete copies by themselves. ``unread``: locations that brokers could not
     read before it began.
     """
 
@@ -142,7 +142,7 @@ class OffloadWork:
     def read_first(self, rows: Sequence[Row], progress: Callable[[str], None]) -> None:
         """Have every broker that owns topics of these read at each location, before any copy in BookKeeper goes.
 
-        Through ledgers that are proven just before. Where one cannot, nothing is released at its location.
+        Through ledgers that are proven just before. Where one cannot, no copy is deleted at its location.
         """
         if self._read_check.waived:
             return
@@ -174,8 +174,8 @@ class OffloadWork:
         """Our own deletion lag; None where brokers have one, too: they prove nothing."""
         return None if str(topic) in self._competing else int(self._cluster.settings.offload.deletion_lag * 1000)
 
-    def release(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
-        """Read the offloaded copies back whole once more; then release those in BookKeeper, in any order.
+    def begin_deletions(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
+        """Read the offloaded copies back whole once more; then begin to delete those in BookKeeper, in any order.
 
         Else a few topics that cannot be read would be the ones asked for their location in every run.
         """
@@ -184,7 +184,7 @@ class OffloadWork:
             topic = Topic.parse(name)
             self._guarded(
                 topic,
-                lambda topic=topic, some=whole[name]: bookkeeper_copies.release_topic(
+                lambda topic=topic, some=whole[name]: bookkeeper_copies.begin_deletions(
                     self._run, self._ports, self._guard, topic, some, self._lag_ms(topic), self._read_check
                 ),
             )
@@ -211,7 +211,7 @@ class OffloadWork:
                 wrong.setdefault(attempt.topic, []).append(disproved)
             else:
                 unproven = outcome_of(attempt, *self._unproven(answer))
-                record(self._run, self._ports, [unproven], action=Action.RELEASE, phase=Phase.RELEASE)
+                record(self._run, self._ports, [unproven], action=Action.COPY_DELETION, phase=Phase.COPY_DELETION)
                 self.outcomes.append(unproven)
         for name, some in wrong.items():
             self._guarded(
@@ -223,7 +223,9 @@ class OffloadWork:
         """What becomes of one of which nothing was shown, as it could not be read."""
         topic, ledger_id = Topic.parse(answer.item.attempt.topic), answer.item.attempt.ledger_id
         if bookkeeper_copies.has_gone(self._run, self._ports, topic, ledger_id):
-            return Outcome.REFUSED, Why(Code.RELEASED, "its topic has released it, and it has gone from BookKeeper")
+            return Outcome.REFUSED, Why(
+                Code.BOOKKEEPER_DELETED, "its topic lists its copy in BookKeeper as deleted, and it has gone"
+            )
         why = f"its copy in BookKeeper stays: its offloaded copy could not be proven: {answer.why}"
         return Outcome.FAILED, answer.why.put(why)
 
@@ -240,7 +242,7 @@ class OffloadWork:
     def _revert(self, topic: Topic, ledgers: Sequence[int]) -> list[OffloadOutcome]:
         """Let a topic read these from BookKeeper again, where it has them whole.
 
-        What the topic has released there already, a deletion run may be deleting: for those its lease is taken.
+        What the topic lists as deleted there, a deletion run may be deleting: for those its lease is taken.
         """
         run, ports, guard = self._run, self._ports, self._guard
         foreign, gone = bookkeeper_copies.before_revert(ports, topic, ledgers)
@@ -251,7 +253,7 @@ class OffloadWork:
         policy = bookkeeper_copies.policy_for(ports, topic, self._read_check)
         outcomes: list[OffloadOutcome] = []
         if there := [one for one in ledgers if one not in gone]:
-            outcomes += revert.revert_topic(run, ports, guard, topic, there, released=False, policy=policy)
+            outcomes += revert.revert_topic(run, ports, guard, topic, there, even_if_deleted=False, policy=policy)
         if gone:
             what = f"reverting offloads in run {run.run_id}"
             with control.held_lease(self._cluster.settings, ports.store, ports.clock, what):

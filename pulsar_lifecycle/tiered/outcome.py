@@ -86,7 +86,7 @@ def record(
 def record_topics(run: TopicRun, ports: Ports, outcomes: Sequence[OffloadOutcome], action: Action) -> None:
     """One journal row per topic, of so many of its ledgers together."""
     now, writer = ports.clock.now_ms(), writer_of(run)
-    phase = Phase.OFFLOAD if action is Action.OFFLOAD else Phase.RELEASE
+    phase = Phase.OFFLOAD if action is Action.OFFLOAD else Phase.COPY_DELETION
     rows = [journal_row(writer, one, (Several(one.ledgers),), now, action=action, phase=phase) for one in outcomes]
     ports.journal.record(rows)
 

@@ -1,13 +1,13 @@
 """Whether brokers can read what was offloaded: one of them reads a ledger, and that stands for a run.
 
 Belongs here: when such a read shows anything, and of what; what was shown in this run and, by the journal, before it.
-Not here: committing and reverting (``tiered/commit.py``), releasing BookKeeper's copies
+Not here: committing and reverting (``tiered/commit.py``), deleting BookKeeper's copies
 (``tiered/bookkeeper_copies.py``).
 
 A broker shows nothing of the bucket while it may read the ledger in BookKeeper: where it reads BookKeeper first, where
 it has the topic as it was before it was written, or a handle of BookKeeper's copy still open, and where the topic's
 metadata does not name this very offload. Before a commit one read stands for a namespace and location. Before copies in
-BookKeeper are released, one stands for a location and the broker that made it; one that fails speaks against the
+BookKeeper are deleted, one stands for a location and the broker that made it; one that fails speaks against the
 location whatever the namespace, in the rest of its run, and until a later one works there.
 
 A read loads its topic. The topic is unloaded right after it, whatever came out; a run that is killed leaves it pending.
@@ -288,7 +288,7 @@ def why_unread(
 
     If it has not, it reads this ledger, and its topic is loaded for that. Of a few topics at most: a broker may not
     answer. Once one could not read, none is asked there any more in this run. The caller has looked at its topic:
-    whatever else speaks against a release comes first. Raises Paused, LeaseLost, Unheld, and InconclusiveRead where
+    whatever else speaks against the deletion comes first. Raises Paused, LeaseLost, Unheld, and InconclusiveRead where
     another ledger of its topic may be asked for.
     """
     where = location_of(copy)

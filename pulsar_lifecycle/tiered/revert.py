@@ -38,13 +38,13 @@ def revert_topic(
     topic: Topic,
     ledger_ids: Collection[int],
     *,
-    released: bool = True,
+    even_if_deleted: bool = True,
     policy: str = POLICY,
 ) -> list[OffloadOutcome]:
     """Let a topic read offloaded ledgers from BookKeeper again, where it has them whole: for objects that are damaged.
 
-    The objects stay; nothing names them any more. A ledger may then be offloaded anew. ``released``: even where its
-    topic released BookKeeper's copy, which may be there still; then the caller holds the deletion lease,
+    The objects stay; nothing names them any more. A ledger may then be offloaded anew. ``even_if_deleted``: even where
+    its topic lists BookKeeper's copy as deleted, which may be there still; then the caller holds the deletion lease,
     too. ``policy`` and what is raised as ``edit_topic``.
     """
     guard.check(ports.store)
@@ -58,7 +58,7 @@ def revert_topic(
             ports,
             [replace(one, outcome=Outcome.REVERTING, why=about) for one in planned if one.ledger_id in going],
         )
-        change = reverted_info(run, ports, topic, going, released=released, alone_matters=False)
+        change = reverted_info(run, ports, topic, going, even_if_deleted=even_if_deleted, alone_matters=False)
         said = edit_topic(run, ports, guard, topic, change, policy)
         done = [
             OffloadOutcome(str(topic), i, one.outcome, one.why, uuid=str(going[i])) for i, one in sorted(said.items())
@@ -95,7 +95,7 @@ def plan_revert(
                 Outcome.REFUSED,
                 Why(Code.ATTEMPT_OPEN, f"an attempt of ours is open: {attempts.path_of(ledger_id)}"),
             )
-        elif late := _released_of_late(run, node, item):
+        elif late := _deleted_of_late(run, node, item):
             outcome, why = Outcome.REFUSED, late
         elif problem := not_whole_in_bookkeeper(run, ports, topic, item, guard):
             outcome, why = Outcome.REFUSED, problem
@@ -146,12 +146,12 @@ def not_whole_in_bookkeeper(
 
 
 BROKER_DELETES_FOR = 300_000
-"""How long (ms) after it gave a ledger up a broker may try again to delete it: three times a minute apart, whatever
+"""How long (ms) a broker may try to delete a copy after it listed it as deleted: three times a minute apart, whatever
 the topic's metadata says by then (ManagedLedgerImpl.asyncDeleteLedger)."""
 
 
-def _released_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> Why | None:
-    """Why a broker may still be deleting the copy in BookKeeper that its topic has released; None if none is.
+def _deleted_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> Why | None:
+    """Why a broker may still be deleting the copy in BookKeeper that its topic lists as deleted; None if none is.
 
     By the run's time, which is never ahead of the metadata store's.
     """
@@ -160,14 +160,20 @@ def _released_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> Why | None
     left = node.stat.mtime + BROKER_DELETES_FOR - run.now
     if left <= 0:
         return None
-    text = f"it may have been released just now, and its broker be deleting it: again in {left // 1000 + 1} s"
-    return Why(Code.RELEASED, text)
+    text = f"it may be listed as deleted only just now, and its broker be deleting it: again in {left // 1000 + 1} s"
+    return Why(Code.BOOKKEEPER_DELETED, text)
 
 
 def reverted_info(
-    run: TopicRun, ports: Ports, topic: Topic, uuids: Mapping[int, UUID], *, released: bool, alone_matters: bool = True
+    run: TopicRun,
+    ports: Ports,
+    topic: Topic,
+    uuids: Mapping[int, UUID],
+    *,
+    even_if_deleted: bool,
+    alone_matters: bool = True,
 ) -> Change:
-    """Offloads by ledger id that its topic's metadata is to forget; ``released``: even where it gave BookKeeper up.
+    """Offloads by ledger id that its topic's metadata is to forget; ``even_if_deleted``: those, too.
 
     ``alone_matters``: even beside an attempt of its broker, which that ends: what no broker can read is worse.
     """
@@ -180,11 +186,12 @@ def reverted_info(
             return EditOutcome(
                 Outcome.FAILED, Why(Code.OTHER_COPY, f"its topic names another offload by now, {offload.uuid}")
             )
-        if offload.bookkeeper_deleted and not released:
+        if offload.bookkeeper_deleted and not even_if_deleted:
             return EditOutcome(
-                Outcome.FAILED, Why(Code.RELEASED, "its copy in BookKeeper is released: it stays offloaded")
+                Outcome.FAILED,
+                Why(Code.BOOKKEEPER_DELETED, "its copy in BookKeeper is listed as deleted: it stays offloaded"),
             )
-        if why := _released_of_late(run, node, item):
+        if why := _deleted_of_late(run, node, item):
             return EditOutcome(Outcome.REFUSED, why)
         if problem := without_bookkeeper(run, ports, topic, item.ledger_id):
             return EditOutcome(Outcome.FAILED, problem.put(f"it stays offloaded: {problem}"))

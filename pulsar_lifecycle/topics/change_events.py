@@ -205,7 +205,9 @@ def _entries(
 
 def _check_there(path: str, info: LedgerInfo) -> None:
     if info.offload and info.offload.complete and info.offload.bookkeeper_deleted:
-        raise _Offloaded(f"{path}: ledger {info.ledger_id} was offloaded, and its copy in BookKeeper released")
+        raise _Offloaded(
+            f"{path}: ledger {info.ledger_id} was offloaded, and its copy in BookKeeper is listed as deleted"
+        )
 
 
 def _compaction(store: MetadataStore, reader: LedgerReader, path: str, root: str) -> tuple[int | None, Position]:

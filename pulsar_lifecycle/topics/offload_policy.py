@@ -109,8 +109,8 @@ class OffloadPolicy:
         return self.deletion_lag_ms is None or self.deletion_lag_ms < 0
 
     @property
-    def brokers_release(self) -> bool:
-        """Whether brokers may release copies of loaded topics by themselves; they prove nothing first.
+    def brokers_delete(self) -> bool:
+        """Whether brokers may delete copies of loaded topics by themselves; they prove nothing first.
 
         Where nobody says their lag, they may.
         """
@@ -202,15 +202,16 @@ _BELOW = "the threshold must be below the retention, or ledgers are deleted befo
 
 
 def competing(policy: OffloadPolicy) -> Why | None:
-    """Why we release nothing by this policy: brokers would beside us, and without a proof. None if they do not."""
-    if not policy.brokers_release:
+    """Why we delete no copy by this policy: brokers would beside us, and without a proof. None if they do not."""
+    if not policy.brokers_delete:
         return None
     said = "nobody says" if policy.deletion_lag_ms is None else f"is {policy.deletion_lag_ms}"
     text = (
-        f"brokers release copies in BookKeeper by themselves, unproven ({DELETION_LAG} {said}): with offload.release "
+        f"brokers delete copies in BookKeeper by themselves, unproven ({DELETION_LAG} {said}): with "
+        "offload.bookkeeper_copies "
         '= "ours" it must be -1, and offload.deletion_lag counts'
     )
-    return Why(Code.BROKERS_RELEASE, text)
+    return Why(Code.BROKERS_DELETE, text)
 
 
 def warning(policy: OffloadPolicy, retention: RetentionPolicy) -> str | None:

@@ -124,7 +124,7 @@ class TopicReading:
 
 
 def _last_ones(info: ManagedLedgerInfo) -> set[int]:
-    """The last ledger, and the last one that the topic has not released in BookKeeper."""
+    """The last ledger, and the last one that the topic does not list as deleted in BookKeeper."""
     kept = [i.ledger_id for i in info.ledgers if not (i.offload and i.offload.bookkeeper_deleted)]
     return {max(ids) for ids in ([i.ledger_id for i in info.ledgers], kept) if ids}
 

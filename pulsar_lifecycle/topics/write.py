@@ -181,8 +181,9 @@ def checked_path(store: MetadataStore, root: str, topic: Topic, node: Node, info
     """The z-node of a ledger that goes when the topic is deleted; a write of the topic demands that it is still there.
 
     A topic that was deleted and created again meanwhile may have come to the same version, but its deletion took this
-    ledger with it. It is the last of those that BookKeeper has and that the topic, read as ``node``, has not released
-    there: a broker leaves those behind. Raises Refused where there is none, or another topic of the name by now.
+    ledger with it. It is the last of those that BookKeeper has and that the topic, read as ``node``, does not list as
+    deleted there: a broker leaves those behind. Raises Refused where there is none, or another topic of the name by
+    now.
     """
     ids = sorted((i.ledger_id for i in info.ledgers if not (i.offload and i.offload.bookkeeper_deleted)), reverse=True)
     paths = [ledger_path.ledger_path(one, root) for one in ids]

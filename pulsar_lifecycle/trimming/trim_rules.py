@@ -123,8 +123,8 @@ def data_messages(
 ) -> list[PendingDeleteLedgerInfo]:
     """The messages for a data ledger: one per copy there is, in BookKeeper and in tiered storage.
 
-    Where its topic released the one in BookKeeper, that one may be there still. No message says so if a deletion run
-    would keep it: then it is the orphan scan's.
+    Where its topic lists the one in BookKeeper as deleted, that one may be there still. No message says so if a
+    deletion run would keep it: then it is the orphan scan's.
     """
     offload = item.offload
     whole = offload if offload and offload.complete and offload.uuid and offload.driver_name else None

@@ -64,17 +64,20 @@ def test_offloaded_copies_that_the_run_deleted_fail_the_job() -> None:
     assert "objects of offloaded copies" in undone_shown(found)["outcomes"].value
 
 
-def test_ledgers_that_their_topics_released_have_words_of_their_own() -> None:
-    unlisted, released = "what a restored ledger needs", "what a ledger released by its topic needs"
+def test_ledgers_that_their_topics_list_as_deleted_have_words_of_their_own() -> None:
+    unlisted, deleted = (
+        "what a restored ledger needs",
+        "what a ledger needs whose copy in BookKeeper its topic lists as deleted",
+    )
     found = result(Outcome.RESTORED, Outcome.RESTORED)
     found.ledgers[1].topic = "persistent://acme/orders/placed"
-    assert released not in undone_shown(found)
-    found.ledgers[1].released = True
+    assert deleted not in undone_shown(found)
+    found.ledgers[1].bookkeeper_deleted = True
     shown = undone_shown(found)
     assert "| (no topic) | 1 |" in shown[unlisted].value
     assert "placed" not in shown[unlisted].value
-    assert "revert_offloads" in shown[released].value
-    assert "| persistent://acme/orders/placed | 1 |" in shown[released].value
+    assert "revert_offloads" in shown[deleted].value
+    assert "| persistent://acme/orders/placed | 1 |" in shown[deleted].value
     assert unlisted not in undone_shown(Result(found.ledgers[1:], ()))
 
 

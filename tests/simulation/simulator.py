@@ -252,7 +252,7 @@ class _Schedule(Steps):
         one.all_comes()
 
     def _storm_of_offloads(self) -> None:
-        """Offload, release and delete, now that a scan covers the cluster; then once more without faults."""
+        """Offload and delete, now that a scan covers the cluster; then once more without faults."""
         self.say(f"storm: {self._heal(Random(0))}")
         random = Random(self.begins + 7)
         self.world.random = self.operator.random = random
@@ -261,7 +261,7 @@ class _Schedule(Steps):
                 self.say(f"storm: {self._world(random)}")
             self.say(f"storm: {self._tier(random, what, 0.6)}")
         self.say(f"storm: {self._heal(Random(0))}")
-        for _ in range(3):  # a launch releases few ledgers while a location is unread, and their objects may be lost
+        for _ in range(3):  # a launch deletes few copies while a location is unread, and their objects may be lost
             for what in tiering.ROUTINE:
                 if what in tiering.WAITS:
                     self.world.wait_ms(tiering.WAITS[what])

@@ -33,7 +33,7 @@ def test_every_invariant_holds_in_every_schedule() -> None:
         assert sum(r.facts[what] for r in results) > SCHEDULES / 4, f"next to nothing was {what}"
     for what in (
         "offloaded",
-        "released",
+        "listed as deleted",
         "reverted",
         "copies deleted",
         "swept",

@@ -161,8 +161,8 @@ def _held(memory: str) -> _Verdict:
     return _Verdict(Finding.KEPT, memory, KEPT_BECAUSE[Memory(memory)])
 
 
-def released_rule(row: Mapping[str, Any], context: Context) -> tuple[Outcome, Why] | None:
-    """Why a copy in BookKeeper stays that our own run released: (outcome of its message, why), or None.
+def copy_deletion_rule(row: Mapping[str, Any], context: Context) -> tuple[Outcome, Why] | None:
+    """Why a copy in BookKeeper stays that our own run began to delete: (outcome of its message, why), or None.
 
     ``row`` is of ``tables.BOOKKEEPER_LEDGERS``. These are the rules of an orphan that hold for a ledger that its topic
     lists, too.

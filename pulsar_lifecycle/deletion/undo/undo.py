@@ -200,7 +200,7 @@ def _is_same(data: bytes, archived: LedgerMetadata | None) -> bool:
 
 
 def _look_at_topics(ports: UndoPorts, ledgers: Sequence[Undone]) -> None:
-    """Which of them their topics list as offloaded, with the copy in BookKeeper released."""
+    """Which of them their topics list as offloaded, with the copy in BookKeeper listed as deleted."""
     by_topic: dict[str, dict[int, Undone]] = {}
     for one in ledgers:
         by_topic.setdefault(one.topic, {})[one.ledger_id] = one
@@ -211,7 +211,7 @@ def _look_at_topics(ports: UndoPorts, ledgers: Sequence[Undone]) -> None:
         with contextlib.suppress(CorruptFormat):  # what it lists is not known
             for item in managed_ledger.decode(node.data).ledgers:
                 if item.ledger_id in group and item.offload:
-                    group[item.ledger_id].released = item.offload.complete and item.offload.bookkeeper_deleted
+                    group[item.ledger_id].bookkeeper_deleted = item.offload.complete and item.offload.bookkeeper_deleted
 
 
 def _first_check(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> None:

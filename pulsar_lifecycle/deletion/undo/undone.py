@@ -64,14 +64,14 @@ class UndoPorts:
 class Undone:
     """One archived ledger and what became of it; ``node`` is its z-node once it is back.
 
-    ``released``: its topic lists it as offloaded, with its copy in BookKeeper released.
+    ``bookkeeper_deleted``: its topic lists it as offloaded, with its copy in BookKeeper listed as deleted.
     """
 
     archived: Archived
     metadata: LedgerMetadata | None = None
     component: str = ""
     topic: str = ""
-    released: bool = False
+    bookkeeper_deleted: bool = False
     outcome: Outcome | None = None
     why: Why | None = None
     check: ReplicaCheck | None = None

@@ -118,7 +118,7 @@ class DecodedTopic:
 
     @property
     def unread(self) -> bool:
-        """Whether any of it could not be read; a copy in BookKeeper that was released may be gone."""
+        """Whether any of it could not be read; a copy in BookKeeper that is listed as deleted may be gone."""
         versions = () if self.schema is None else self.schema.versions
         if isinstance(versions, LifecycleError) or any(isinstance(one.info, LifecycleError) for one in versions):
             return True

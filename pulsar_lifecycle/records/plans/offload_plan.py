@@ -19,10 +19,10 @@ class OffloadChoice(StrEnum):
 
     OFFLOAD = "offload"
     """Copy the ledger to the object store."""
-    RELEASE = "release"
-    """Release its copy in BookKeeper."""
-    BROKERS_RELEASE = "brokers_release"
-    """Its copy in BookKeeper is due to go, but brokers release such copies by themselves: set their deletion lag to -1.
+    DELETE_COPY = "delete_copy"
+    """Delete its copy in BookKeeper."""
+    BROKERS_DELETE = "brokers_delete"
+    """Its copy in BookKeeper is due to go, but brokers delete such copies by themselves: set their deletion lag to -1.
     """
     DONE = "done"
     """It is offloaded, and nothing more is to be done now."""
@@ -62,9 +62,9 @@ class OffloadCode(StrEnum):
     EMPTY = "empty"
     """It has no entries."""
     NEEDS_REPAIR = "needs_repair"
-    """Its topic releases its copy in BookKeeper without a complete offload."""
-    RELEASED = "released"
-    """It is offloaded, and its copy in BookKeeper was released."""
+    """Its topic lists its copy in BookKeeper as deleted without a complete offload."""
+    BOOKKEEPER_DELETED = "bookkeeper_deleted"
+    """It is offloaded, and its copy in BookKeeper is listed as deleted."""
     NO_UUID = "no_uuid"
     """It is offloaded, and its topic does not name the attempt."""
     NO_LAG = "no_lag"
@@ -74,9 +74,9 @@ class OffloadCode(StrEnum):
     LAG_PASSED = "lag_passed"
     """It is offloaded for longer than its deletion lag."""
     LEFTOVER = "leftover"
-    """Its topic released its copy in BookKeeper, which is there still."""
-    BROKERS_RELEASE = "brokers_release"
-    """It is offloaded, and its copy in BookKeeper is its brokers' to release."""
+    """Its topic lists its copy in BookKeeper as deleted, and it is there still."""
+    BROKERS_DELETE = "brokers_delete"
+    """It is offloaded, and its copy in BookKeeper is its brokers' to delete."""
     NO_BUCKET = "no_bucket"
     """It is offloaded to a bucket that its topic does not name, or that is not one of object_store.buckets."""
 
@@ -106,18 +106,18 @@ CANDIDATES = pa.schema(
 """One row per ledger of a topic with an offload policy, oldest first. ``code`` says why: an :class:`OffloadCode`, or
 what protects its topic; ``reason`` is the sentence. ``uuid``: of the attempt that its topic names.
 ``bucket``: where an offloaded ledger lies, as far as its topic says; else its policy's. ``closed_at`` ms, sizes bytes;
-``block_size`` null: the settings' own; ``lag_ms`` is the deletion lag of whoever releases; ``outlook`` is empty, or
-``left-to-broker`` where a run would leave it now."""
+``block_size`` null: the settings' own; ``lag_ms`` is the deletion lag of whoever deletes the copy; ``outlook`` is
+empty, or ``left-to-broker`` where a run would leave it now."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadPlan:
     """What is stored beside a plan's rows; ``digest`` covers the rows and the facts.
 
-    The rows are those of :data:`CANDIDATES` that are to be offloaded or released. ``actionable`` is false for a
-    report-only plan; ``gaps`` then says what was missing. ``warnings`` stop nothing. ``left_to_broker`` of the rows are
-    left if their topics stay loaded; ``brokers_release`` ledgers are not among the rows. ``ordered``: an operator asked
-    for it, whatever the thresholds.
+    The rows are those of :data:`CANDIDATES` that are to be offloaded, or whose copies in BookKeeper are to be deleted.
+    ``actionable`` is false for a report-only plan; ``gaps`` then says what was missing. ``warnings`` stop nothing.
+    ``left_to_broker`` of the rows are left if their topics stay loaded; ``brokers_delete`` ledgers are not among the
+    rows. ``ordered``: an operator asked for it, whatever the thresholds.
     """
 
     plan_id: str
@@ -130,19 +130,19 @@ class OffloadPlan:
     warnings: tuple[str, ...]
     ledgers: int
     bytes: int
-    released: int
-    released_bytes: int
+    copies: int
+    copies_bytes: int
     left_to_broker: int
     left_to_broker_bytes: int
-    brokers_release: int
-    brokers_release_bytes: int
+    brokers_delete: int
+    brokers_delete_bytes: int
     digest: str
     ordered: bool = False
 
     @property
     def rows(self) -> int:
-        """How many rows it has: ledgers to offload, and copies to release."""
-        return self.ledgers + self.released
+        """How many rows it has: ledgers to offload, and copies to delete."""
+        return self.ledgers + self.copies
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON document."""

@@ -43,7 +43,7 @@ class PlanKind(StrEnum):
     DELAYED_INDEX = "repair"
     """Delayed indexes to repair."""
     OFFLOAD = "offload"
-    """Ledgers to offload, and copies in BookKeeper to release."""
+    """Ledgers to offload, and copies in BookKeeper to delete."""
     OBJECTS = "objects"
     """Objects and uploads that nothing needs in the buckets."""
 

@@ -60,9 +60,9 @@ def judge(
     """A row of :data:`CANDIDATES` per ledger of a topic, by id.
 
     ``ours``: ledger id -> UUID of our own open attempts. ``leftovers``: offloaded ledgers that BookKeeper
-    still has though their topics released them. ``everything`` leaves the thresholds out: an operator asked
+    still has though their topics list them as deleted. ``everything`` leaves the thresholds out: an operator asked
     for all that is eligible; from ledger ``upto`` on nothing is done (``asyncOffloadPrefix``). ``our_lag_ms``: after
-    how long we release copies in BookKeeper; None: brokers do it. ``buckets`` are those of object_store. The last
+    how long we delete copies in BookKeeper; None: brokers do it. ``buckets`` are those of object_store. The last
     ledger is never offloaded: a broker that loads the topic forgets its offload.
     """
     ledgers = sorted(state.ledgers, key=lambda item: item["ledger_id"])
@@ -76,8 +76,8 @@ def judge(
         said = _of_ledger(state, item, policy, now, lag_ms, whole, last=place == 0)
         if item["offload_complete"] and item["bookkeeper_deleted"] and item["ledger_id"] in leftovers:
             said = _of_leftover(state, item, policy)
-        if said and said.choice is OffloadChoice.RELEASE:
-            said = _of_release(said, item, policy, our_lag_ms, buckets)
+        if said and said.choice is OffloadChoice.DELETE_COPY:
+            said = _of_copy_deletion(said, item, policy, our_lag_ms, buckets)
         if said is None and everything:
             said = _Verdict(OffloadChoice.OFFLOAD, OffloadCode.ASKED_FOR, "asked for")
         said = said or _by_threshold(item, policy, beyond, now)
@@ -87,7 +87,7 @@ def judge(
     return found[::-1]
 
 
-_DOING = (OffloadChoice.OFFLOAD, OffloadChoice.RELEASE, OffloadChoice.BROKERS_RELEASE)
+_DOING = (OffloadChoice.OFFLOAD, OffloadChoice.DELETE_COPY, OffloadChoice.BROKERS_DELETE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def _of_ledger(
     if not item["size"] or not item["entries"]:
         return keep(OffloadCode.EMPTY, "empty")
     if item["bookkeeper_deleted"]:
-        text = "its topic releases its copy in BookKeeper without a complete offload: it needs repair"
+        text = "its topic lists its copy in BookKeeper as deleted without a complete offload: it needs repair"
         return keep(OffloadCode.NEEDS_REPAIR, text)
     return None
 
@@ -159,14 +159,14 @@ def _of_offloaded(
 ) -> _Verdict:
     done = partial(_Verdict, OffloadChoice.DONE)
     if item["bookkeeper_deleted"]:
-        return done(OffloadCode.RELEASED, "offloaded; its copy in BookKeeper was released")
+        return done(OffloadCode.BOOKKEEPER_DELETED, "offloaded; its copy in BookKeeper is listed as deleted")
     if state.rule:
         return done(state.rule.code, f"offloaded; its copy in BookKeeper stays: {state.rule}")
     since = item["offloaded_at"]
     if not item["offload_uuid"]:
         return done(OffloadCode.NO_UUID, _NAMELESS)
     if not policy.tiered_first:
-        text = f"offloaded; its copy in BookKeeper is not released by us: {BOOKKEEPER_FIRST}"
+        text = f"offloaded; its copy in BookKeeper is not deleted by us: {BOOKKEEPER_FIRST}"
         return done(OffloadCode.BOOKKEEPER_FIRST, text)
     if not policy.acts or lag is None or lag < 0:
         text = "offloaded; its copy in BookKeeper stays until retention: no deletion lag is set"
@@ -175,14 +175,14 @@ def _of_offloaded(
         text = f"offloaded; its copy in BookKeeper stays until the deletion lag of {lag // 1000} s has passed"
         return done(OffloadCode.LAG, text)
     text = f"offloaded for longer than the deletion lag of {lag // 1000} s"
-    return _Verdict(OffloadChoice.RELEASE, OffloadCode.LAG_PASSED, text)
+    return _Verdict(OffloadChoice.DELETE_COPY, OffloadCode.LAG_PASSED, text)
 
 
 _NAMELESS = "offloaded, and its topic does not name the attempt: its copy in BookKeeper stays"
 
 
 def _of_leftover(state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy) -> _Verdict:
-    """Its topic released its copy in BookKeeper, which is there still."""
+    """Its topic lists its copy in BookKeeper as deleted, and it is there still."""
     done = partial(_Verdict, OffloadChoice.DONE)
     if state.rule:
         return done(state.rule.code, state.rule.text)
@@ -190,24 +190,24 @@ def _of_leftover(state: TopicState, item: Mapping[str, Any], policy: OffloadPoli
         return done(OffloadCode.NO_UUID, _NAMELESS)
     if not policy.acts:
         driver = policy.driver or "none"
-        text = f"released, and still in BookKeeper: its driver is {driver}, which does not act"
+        text = f"listed as deleted, and still in BookKeeper: its driver is {driver}, which does not act"
         return done(OffloadCode.OTHER_DRIVER if policy.driver else OffloadCode.NO_DRIVER, text)
     if not policy.tiered_first:
-        text = f"released, and still in BookKeeper, where we leave it: {BOOKKEEPER_FIRST}"
+        text = f"listed as deleted, and still in BookKeeper, where we leave it: {BOOKKEEPER_FIRST}"
         return done(OffloadCode.BOOKKEEPER_FIRST, text)
-    return _Verdict(OffloadChoice.RELEASE, OffloadCode.LEFTOVER, "released, and still in BookKeeper")
+    return _Verdict(OffloadChoice.DELETE_COPY, OffloadCode.LEFTOVER, "listed as deleted, and still in BookKeeper")
 
 
-def _of_release(
+def _of_copy_deletion(
     said: _Verdict, item: Mapping[str, Any], policy: OffloadPolicy, our_lag_ms: int | None, buckets: Container[str]
 ) -> _Verdict:
-    """What is due to be released, if that is not ours to do, or cannot be done."""
+    """What is due to be deleted, if that is not ours to do, or cannot be done."""
     if our_lag_ms is None:
-        text = f"{said.text}; its copy in BookKeeper is its brokers' to release (offload.release)"
-        return _Verdict(OffloadChoice.DONE, OffloadCode.BROKERS_RELEASE, text)
+        text = f"{said.text}; its copy in BookKeeper is its brokers' to delete (offload.bookkeeper_copies)"
+        return _Verdict(OffloadChoice.DONE, OffloadCode.BROKERS_DELETE, text)
     if why := competing(policy):
-        text = f"{said.text}; its copy in BookKeeper is not released by us: {why}"
-        return _Verdict(OffloadChoice.BROKERS_RELEASE, OffloadCode.BROKERS_RELEASE, text)
+        text = f"{said.text}; its copy in BookKeeper is not deleted by us: {why}"
+        return _Verdict(OffloadChoice.BROKERS_DELETE, OffloadCode.BROKERS_DELETE, text)
     bucket = item["offload_bucket"]
     if bucket and bucket in buckets:
         return said
@@ -244,8 +244,8 @@ def _row(
     lag_ms: int | None,
 ) -> dict[str, Any]:
     action = said.choice
-    released = action is OffloadChoice.RELEASE and item["bookkeeper_deleted"]  # nothing is written
-    left = state.left_to_broker and action in (OffloadChoice.OFFLOAD, OffloadChoice.RELEASE) and not released
+    deleted = action is OffloadChoice.DELETE_COPY and item["bookkeeper_deleted"]  # nothing is written
+    left = state.left_to_broker and action in (OffloadChoice.OFFLOAD, OffloadChoice.DELETE_COPY) and not deleted
     return {
         "ledger_id": item["ledger_id"],
         "action": action.value,

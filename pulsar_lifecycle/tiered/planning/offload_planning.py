@@ -20,7 +20,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import pending
 from pulsar_lifecycle.errors import NotFound, RefusedBy, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
 from pulsar_lifecycle.journal.intents import IntentState
-from pulsar_lifecycle.journal.offloads import released_ledgers
+from pulsar_lifecycle.journal.offloads import copy_deletions
 from pulsar_lifecycle.journal.queries import deleted_ids, read_intent_states, waiting_ledgers
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.namespaces import RESTORE, policy_documents
@@ -148,21 +148,21 @@ def make_offload_plan(
         leftovers(cluster, epoch, now),
         now,
         everything,
-        int(settings.offload.deletion_lag * 1000) if settings.offload.release == "ours" else None,
+        int(settings.offload.deletion_lag * 1000) if settings.offload.bookkeeper_copies == "ours" else None,
         settings.object_store.buckets if settings.object_store else (),
         settings.offload.loaded_topics,
         ordered,
     )
     cluster.store(epoch.epoch_id, TABLE, CANDIDATES, judging.rows, cluster.parts(epoch.epoch_id, "managed_ledgers"))
-    todo = pc.field("action").isin([OffloadChoice.OFFLOAD, OffloadChoice.RELEASE])
+    todo = pc.field("action").isin([OffloadChoice.OFFLOAD, OffloadChoice.DELETE_COPY])
     batches = list(cluster.lake.batches(cluster.parts(epoch.epoch_id, TABLE), CANDIDATES.names, todo))
     rows = pa.Table.from_batches(batches, CANDIDATES).sort_by("ledger_id")
     named = rows.filter(pc.not_equal(rows.column("warning"), "")).select(["namespace", "warning"])
     warned = sorted({f"{row['namespace']}: {row['warning']}" for row in named.to_pylist()})
     kept = cluster.lake.batches(
-        cluster.parts(epoch.epoch_id, TABLE), ["bytes", "action"], pc.field("action") == OffloadChoice.BROKERS_RELEASE
+        cluster.parts(epoch.epoch_id, TABLE), ["bytes", "action"], pc.field("action") == OffloadChoice.BROKERS_DELETE
     )
-    brokers_release = pa.Table.from_batches(
+    brokers_delete = pa.Table.from_batches(
         list(kept), pa.schema([CANDIDATES.field("bytes"), CANDIDATES.field("action")])
     )
     plan = OffloadPlan(
@@ -176,7 +176,7 @@ def make_offload_plan(
         warnings=(*policies.warnings, *warned),
         digest="",
         ordered=everything,
-        **totals(rows, brokers_release),
+        **totals(rows, brokers_delete),
     )
     plan = replace(plan, digest=offload_plan.digest(rows, plan.to_json()))
     cluster.lake.store_offload_plan(plan, rows)
@@ -188,12 +188,12 @@ def run_config(plan: OffloadPlan) -> dict[str, Any]:
     return {"ops": {"offload_ledgers": {"config": {"plan_id": plan.plan_id, "digest": plan.digest}}}}
 
 
-def totals(rows: pa.Table, brokers_release: pa.Table) -> dict[str, int]:
-    """Ledgers and bytes of a plan's rows, by what is to be done, and of those that brokers would release."""
+def totals(rows: pa.Table, brokers_delete: pa.Table) -> dict[str, int]:
+    """Ledgers and bytes of a plan's rows, by what is to be done, and of those that brokers would delete."""
     going = rows.filter(pc.equal(rows.column("action"), OffloadChoice.OFFLOAD))
-    leaving = rows.filter(pc.equal(rows.column("action"), OffloadChoice.RELEASE))
+    leaving = rows.filter(pc.equal(rows.column("action"), OffloadChoice.DELETE_COPY))
     waiting = rows.filter(pc.equal(rows.column("outlook"), Outcome.LEFT_TO_BROKER))
-    counted = {"": going, "released": leaving, "left_to_broker": waiting, "brokers_release": brokers_release}
+    counted = {"": going, "copies": leaving, "left_to_broker": waiting, "brokers_delete": brokers_delete}
     found: dict[str, int] = {}
     for name, some in counted.items():
         found[name or "ledgers"] = some.num_rows
@@ -230,7 +230,7 @@ def leftovers(cluster: Cluster, epoch: Epoch, now: int) -> BitMap64:
 
 
 def in_flight(journal: JournalReader, cluster: str, ledger_ids: BitMap64, since: int, now: int) -> BitMap64:
-    """Ledgers that we released, and whose message was sent at ``since`` (ms) or later and not decided, by the journal.
+    """Ledgers whose copy in BookKeeper we began to delete, by a message of ``since`` (ms) or later that is undecided.
 
     An older one may be lost: sending another is harmless. Without those that wait for a read at their location: an
     offload run makes that read through a ledger of its plan, and there may be no other.
@@ -245,7 +245,7 @@ def in_flight(journal: JournalReader, cluster: str, ledger_ids: BitMap64, since:
     waits = pc.and_(waits, pc.greater_equal(intents.column("sent_at"), since))
     sent = ledger_ids & BitMap64(intents.filter(waits).column("ledger_id").to_pylist())
     unread = waiting_ledgers(journal, cluster, sent, Waiting.UNREAD_LOCATION, now)
-    return (sent & BitMap64(released_ledgers(journal, cluster))) - BitMap64(unread)
+    return (sent & BitMap64(copy_deletions(journal, cluster))) - BitMap64(unread)
 
 
 def queued(admin: BrokerAdmin) -> bool:
@@ -355,7 +355,7 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> O
     left_out |= {name: Why(OffloadCode.LEFT_OUT, str(error)) for name, error in bad.items()}
     said += [f"{name} is left out: {error}. {RESTORE}" for name, error in bad.items()]
     said += [f"{name} is left out: {why}" for name, why in unknown.items()]
-    said += unproven(in_use) + (competing_brokers(in_use) if settings.offload.release == "ours" else [])
+    said += unproven(in_use) + (competing_brokers(in_use) if settings.offload.bookkeeper_copies == "ours" else [])
     retention = layers.in_force(RETENTION_POLICIES, retention_policy.in_force)
     return OffloadPolicies(offloading, retention, left_out, tuple(problems), tuple(said), unknown)
 
@@ -385,8 +385,8 @@ def unproven(policies: Mapping[str, OffloadPolicy]) -> list[str]:
 
 
 def competing_brokers(policies: Mapping[str, OffloadPolicy]) -> list[str]:
-    """Where brokers release copies beside us, so that we release none; ``policies`` by namespace or topic."""
-    return [f"{name}: nothing is released: {why}" for name, policy in policies.items() if (why := competing(policy))]
+    """Where brokers delete copies beside us, so that we delete none; ``policies`` by namespace or topic."""
+    return [f"{name}: no copy is deleted: {why}" for name, policy in policies.items() if (why := competing(policy))]
 
 
 def unlike_object_store(policies: Mapping[str, OffloadPolicy], store: ObjectStoreSettings | None) -> dict[str, Why]:

@@ -44,22 +44,23 @@ T = TypeVar("T")
 class SetAside:
     """What a run sets aside before it reads or copies anything: rows of topics that it may not write now.
 
-    ``rows`` are those met so far. A ledger whose copy in BookKeeper its topic released never waits: nothing is written.
+    ``rows`` are those met so far. A ledger whose copy in BookKeeper its topic lists as deleted never waits: nothing is
+    written.
     """
 
     def __init__(self, run: TopicRun, store: MetadataStore, check: Callable[[], None]) -> None:
         self.rows: list[Row] = []
         self._run, self._store, self._check = run, store, check
         self._seen: dict[str, tuple[Why | None, frozenset[int]]] = {}
-        """Topic -> why it may not be written (None: it may), and the ledgers that it released in BookKeeper."""
+        """Topic -> why it may not be written (None: it may), and the ledgers that it lists as deleted in BookKeeper."""
 
     def without(self, rows: Sequence[Row]) -> list[Row]:
         """The rows that need not wait. ``check`` is called before each look; raises what it and the store raise."""
         self._look([name for name in dict.fromkeys(row["topic"] for row in rows) if name not in self._seen])
         going: list[Row] = []
         for row in rows:
-            why, released = self._seen[row["topic"]]
-            (self.rows if why and row["ledger_id"] not in released else going).append(row)
+            why, deleted = self._seen[row["topic"]]
+            (self.rows if why and row["ledger_id"] not in deleted else going).append(row)
         return going
 
     def outcomes(self, action: OffloadChoice) -> list[OffloadOutcome]:
@@ -115,15 +116,15 @@ def _readable(node: object) -> tuple[Node, ManagedLedgerInfo] | None:
 
 
 def in_agreement(
-    rows: pa.Table, policies: Mapping[str, OffloadPolicy | Why], *, release: bool
+    rows: pa.Table, policies: Mapping[str, OffloadPolicy | Why], *, ours: bool
 ) -> tuple[pa.Table, list[OffloadOutcome]]:
     """The rows that nothing in force now speaks against, and one outcome for each topic and reason of the others.
 
-    ``policies``: topic -> its policy as it is now, or why it is not to be touched. ``release``: whether copies in
-    BookKeeper are ours to release.
+    ``policies``: topic -> its policy as it is now, or why it is not to be touched. ``ours``: whether copies in
+    BookKeeper are ours to delete.
     """
     parts = (rows.column(name).to_pylist() for name in ("topic", "action", "driver", "bucket", "region", "endpoint"))
-    against = [_against(policies.get(topic), release, *place) for topic, *place in zip(*parts, strict=True)]
+    against = [_against(policies.get(topic), ours, *place) for topic, *place in zip(*parts, strict=True)]
     counts = Counter(zip(rows.column("topic").to_pylist(), against, strict=True))
     outcomes = [
         OffloadOutcome(
@@ -137,7 +138,7 @@ def in_agreement(
 
 def _against(
     policy: OffloadPolicy | Why | None,
-    release: bool,
+    ours: bool,
     action: str,
     driver: str,
     bucket: str,
@@ -156,18 +157,18 @@ def _against(
     ):
         text = "its offload policy names another location than when the plan was made: plan again"
         return Why(Code.CHANGED_SINCE_PLAN, text)
-    if action == OffloadChoice.RELEASE and not release:
+    if action == OffloadChoice.DELETE_COPY and not ours:
         return Why(
-            Code.BROKERS_RELEASE,
-            "copies in BookKeeper are the brokers' to release (offload.release), or deletion is switched off "
+            Code.BROKERS_DELETE,
+            "copies in BookKeeper are the brokers' to delete (offload.bookkeeper_copies), or deletion is switched off "
             "(deletion.topicTwoPhaseDeletionEnabled)",
         )
-    if action == OffloadChoice.RELEASE and (why := competing(policy)):
+    if action == OffloadChoice.DELETE_COPY and (why := competing(policy)):
         return why
-    if action == OffloadChoice.RELEASE and (driver, region, end) != (policy.driver, policy.region, policy.endpoint):
+    if action == OffloadChoice.DELETE_COPY and (driver, region, end) != (policy.driver, policy.region, policy.endpoint):
         text = "its brokers read another location by now than when the plan was made: plan again"
         return Why(Code.CHANGED_SINCE_PLAN, text)
-    if action == OffloadChoice.RELEASE and not policy.tiered_first:
+    if action == OffloadChoice.DELETE_COPY and not policy.tiered_first:
         return Why(Code.BOOKKEEPER_FIRST, BOOKKEEPER_FIRST)
     return None
 
@@ -191,14 +192,14 @@ def location_of(row: Row) -> OffloadLocation:
 
 def _is_late(row: Row) -> bool:
     """Whether a copy in BookKeeper is of a location that brokers could not read."""
-    return bool(row.get("unread")) and row["action"] == OffloadChoice.RELEASE
+    return bool(row.get("unread")) and row["action"] == OffloadChoice.DELETE_COPY
 
 
 def _few(rows: Iterable[Row], without: Callable[[Sequence[Row]], Sequence[Row]]) -> frozenset[int]:
-    """A ledger to be released of each of a few topics of each location, others in each run: some may be in trouble."""
+    """A copy to be deleted of each of a few topics of each location, others in each run: some may be in trouble."""
     by_location: dict[OffloadLocation, dict[str, list[Row]]] = {}
     for row in rows:
-        if row["action"] == OffloadChoice.RELEASE:
+        if row["action"] == OffloadChoice.DELETE_COPY:
             by_location.setdefault(location_of(row), {}).setdefault(row["topic"], []).append(row)
     found: list[int] = []
     for topics in by_location.values():
@@ -222,7 +223,7 @@ def chosen(
     """
     found: list[Row] = []
     asking: frozenset[int] = frozenset()
-    room = dict.fromkeys((OffloadChoice.OFFLOAD, OffloadChoice.RELEASE), (max_ledgers, max_bytes))
+    room = dict.fromkeys((OffloadChoice.OFFLOAD, OffloadChoice.DELETE_COPY), (max_ledgers, max_bytes))
     order = ["ledger_id"]
     if unread:
         columns = ["ledger_id", "topic", "driver", "bucket", "region", "endpoint", "action", "bytes"]
@@ -263,7 +264,7 @@ def held_back(
     named = rows.select(["ledger_id", "topic", "driver", "bucket", "region", "endpoint", "action", "bytes"]).to_pylist()
     held: dict[str, list[Row]] = {}
     for row in named:
-        if row["action"] == OffloadChoice.RELEASE and row["ledger_id"] not in told and location_of(row) in unread:
+        if row["action"] == OffloadChoice.DELETE_COPY and row["ledger_id"] not in told and location_of(row) in unread:
             held.setdefault(row["topic"], []).append(row)
     return [
         OffloadOutcome(
@@ -273,7 +274,7 @@ def held_back(
             Why(
                 Code.LOCATION_UNREAD,
                 f"{len(some)} of its ledgers wait: brokers could not read bucket {some[0]['bucket']} when last asked, "
-                "so a few ledgers are released first; launch again once those are",
+                "so a few copies are deleted first; launch again once those are",
             ),
             sum(row["bytes"] or 0 for row in some),
             ledgers=len(some),

@@ -388,7 +388,7 @@ def test_an_effect_of_a_scans_plan_names_the_scan() -> None:
     assert queue.metadata[EPOCH].value == "20261124T101112000-abc123"
 
 
-@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.PREPARED, Outcome.REVERTED, Outcome.RELEASED])
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.PREPARED, Outcome.REVERTED, Outcome.BOOKKEEPER_DELETED])
 def test_a_namespace_is_materialized_only_by_what_was_offloaded(outcome: Outcome) -> None:
     """A run that ended before is an observation: a materialization looks like a success."""
     names = ("persistent://acme/orders/a", "persistent://acme/other/b")

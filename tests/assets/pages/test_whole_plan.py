@@ -172,7 +172,7 @@ ENDED = {
 @pytest.mark.parametrize("kind", ENDED)
 def test_rows_of_offloads_and_objects_are_settled_one_by_one(lake: FileLake, kind: PlanKind) -> None:
     one = row_of(kind.schema)
-    rows = [one | {"action": "offload"}, one | {"action": "release", "ledger_id": 8}]
+    rows = [one | {"action": "offload"}, one | {"action": "delete_copy", "ledger_id": 8}]
     if kind is PlanKind.OBJECTS:
         rows = [one | {"uuid": str(UUID(int=1)), "upload_id": ""}, one | {"uuid": str(UUID(int=2)), "upload_id": "up"}]
     plan_id, journal = f"{kind}-e1-0a", FileJournal(lake.location)

@@ -404,7 +404,9 @@ def test_an_offloaded_prefix_goes_from_the_bucket_and_from_bookkeeper(brokers: C
     namespace = new_namespace(brokers, "tiered")
     topic = f"persistent://{namespace}/a b+é"
     ledgers = publish(brokers, topic)
-    pipeline = Pipeline(settings_file(brokers, tmp_path, {**SETTINGS, **with_bucket(brokers, release="brokers")}))
+    pipeline = Pipeline(
+        settings_file(brokers, tmp_path, {**SETTINGS, **with_bucket(brokers, bookkeeper_copies="brokers")})
+    )
     records = Records(brokers, pipeline)
     _unload(brokers, topic)
     plan, _ = planned(pipeline, namespace)

@@ -195,7 +195,7 @@ def test_copies_in_bookkeeper_go_by_themselves_once_a_scan_has_seen_what_was_off
     assert offloaded
     deployment.switch_on(CLUSTER, schedules=["hourly_scan"], sensors=["after_scan", "automation"])
     launched = deployment.until(
-        "a run that releases copies", lambda: deployment.runs(lifecycle__automation="bookkeeper_copies")
+        "a run that deletes copies", lambda: deployment.runs(lifecycle__automation="bookkeeper_copies")
     )
     deployment.switch_off(CLUSTER, "hourly_scan", "after_scan")
     assert deployment.ended(launched[-1]["runId"]) == "SUCCESS"

@@ -37,7 +37,7 @@ def with_offloader(sandbox: Cluster, **offload: Any) -> dict[str, dict[str, Any]
 
 
 def set_policy(sandbox: Cluster, namespace: str, lag_ms: int, **more: Any) -> None:
-    """A namespace's own offload policy; brokers release BookKeeper's copy ``lag_ms`` after they offloaded."""
+    """A namespace's own offload policy; brokers delete BookKeeper's copy ``lag_ms`` after they offloaded."""
     body = {
         "managedLedgerOffloadDriver": "aws-s3",
         "managedLedgerOffloadDeletionLagInMillis": lag_ms,
@@ -86,7 +86,7 @@ def offloaded_by_broker(sandbox: Cluster, topic: str, ledgers: list[int]) -> Non
 
 
 def trim(sandbox: Cluster, topic: str) -> None:
-    """Have the topic's broker look now for what to trim or to release, as it does every two minutes."""
+    """Have the topic's broker look now for what to trim or to delete in BookKeeper, as it does every two minutes."""
     with Admin(sandbox.admin_url) as admin:
         admin.topic("POST", topic, "/trim")
 

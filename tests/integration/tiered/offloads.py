@@ -51,7 +51,13 @@ def with_bucket(sandbox: Cluster, **offload: Any) -> dict[str, dict[str, Any]]:
     """Sections of settings: the sandbox's bucket, and ``offload`` beside what offloading needs there."""
     return {
         "object_store": {**object_store(sandbox), "sign_payload": False},
-        "offload": {"brokers": BROKERS, "release": "ours", "deletion_lag": 0, "waive_read_check": True, **offload},
+        "offload": {
+            "brokers": BROKERS,
+            "bookkeeper_copies": "ours",
+            "deletion_lag": 0,
+            "waive_read_check": True,
+            **offload,
+        },
     }
 
 

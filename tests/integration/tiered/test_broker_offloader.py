@@ -1,4 +1,4 @@
-"""The stand-in for a broker's offloader is one: brokers write, read, release and delete as 4.0.7 does with its own."""
+"""The stand-in for a broker's offloader is one: brokers write, read and delete as 4.0.7 does with its own."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def operator(offloading: Cluster, tmp_path_factory: pytest.TempPathFactory) -> C
     return make
 
 
-def test_a_broker_offloads_reads_releases_and_deletes(
+def test_a_broker_offloads_reads_and_deletes(
     offloading: Cluster, operator: Callable[..., Pipeline], bucket: Any
 ) -> None:
     namespace = new_namespace(offloading, "brokers-own")
@@ -64,7 +64,7 @@ def test_a_broker_offloads_reads_releases_and_deletes(
     assert existing(offloading, going) == set(going)
     set_policy(offloading, namespace, 0)
     trim(offloading, topic)
-    wait_for("the broker to release BookKeeper's copies", lambda: not existing(offloading, going))
+    wait_for("the broker to delete BookKeeper's copies", lambda: not existing(offloading, going))
     assert all(contexts(offloading, topic)[ledger].bookkeeper_deleted for ledger in going)
     with Admin(offloading.admin_url) as admin:
         admin.unload(topic)
@@ -92,7 +92,7 @@ def test_a_broker_reads_what_we_offload(offloading: Cluster, operator: Callable[
     set_policy(offloading, namespace, 0)
     assert read_by_broker(offloading, topic, len(payloads)) == before
     trim(offloading, topic)
-    wait_for("the broker to release BookKeeper's copies", lambda: not existing(offloading, going))
+    wait_for("the broker to delete BookKeeper's copies", lambda: not existing(offloading, going))
     with Admin(offloading.admin_url) as admin:
         admin.unload(topic)
     assert read_by_broker(offloading, topic, len(payloads)) == before
@@ -102,13 +102,13 @@ def test_it_misbehaves_on_demand(offloading: Cluster, bucket: Any) -> None:
     topic = f"persistent://{new_namespace(offloading, 'told')}/t"
     payloads = topics.payloads(60)
     ledgers = published(offloading, topic, payloads)
-    with misbehaving(offloading, "hold-offloads") as release:
+    with misbehaving(offloading, "hold-offloads") as resume:
         begin_offload(offloading, topic, ledgers[-1])
         wait_for("the data object", lambda: len(keys(bucket, ledgers[0])) == 1)
         assert offload_status(offloading, topic) == "RUNNING"
         attempt = contexts(offloading, topic)[ledgers[0]]
         assert not attempt.complete
-        release()
+        resume()
         wait_for("the offload", lambda: offload_status(offloading, topic) == "SUCCESS")
     assert contexts(offloading, topic)[ledgers[0]].uuid == attempt.uuid
     with misbehaving(offloading, "fail-reads"), Admin(offloading.admin_url) as admin:

@@ -38,7 +38,7 @@ from tests.integration.tiered.offloads import contexts, flip, keys, object_file,
 pytestmark = pytest.mark.integration
 
 KEEP = -1
-"""The brokers' lag: they give nothing up, which is what ``release = "ours"`` is for."""
+"""The brokers' lag: they delete no copy, which is what ``bookkeeper_copies = "ours"`` is for."""
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def bucket(offloading: Cluster) -> Iterator[Any]:
 
 @pytest.fixture
 def operator(offloading: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pipeline]:
-    """Pipelines that release copies at once; ``lake`` is another one's, to go on where it ended."""
+    """Pipelines that delete copies at once; ``lake`` is another one's, to go on where it ended."""
 
     def make(lake: str = "", **more: Any) -> Pipeline:
-        made = with_offloader(offloading, **{"release": "ours", "deletion_lag": 0, **more})
+        made = with_offloader(offloading, **{"bookkeeper_copies": "ours", "deletion_lag": 0, **more})
         made["trimming"] = {"loaded_topics": True}
         if lake:
             made["lake"] = {"path": lake}
@@ -74,8 +74,8 @@ def is_loaded(sandbox: Cluster, topic: str) -> bool:
     return ledger_metadata.decode(found[0]).state is LedgerState.OPEN
 
 
-def released_copies(sandbox: Cluster, topic: str) -> set[int]:
-    """The ledgers whose copy in BookKeeper a topic releases."""
+def listed_as_deleted(sandbox: Cluster, topic: str) -> set[int]:
+    """The ledgers whose copy in BookKeeper a topic lists as deleted."""
     return {
         ledger for ledger, offloaded in contexts(sandbox, topic).items() if offloaded and offloaded.bookkeeper_deleted
     }
@@ -84,7 +84,7 @@ def released_copies(sandbox: Cluster, topic: str) -> set[int]:
 # ------------------------------------------------------------------------- 9: a copy that is refused must not go anyway
 
 
-def test_a_copy_that_we_refuse_to_release_is_released_by_no_broker(
+def test_a_copy_that_we_refuse_to_delete_is_deleted_by_no_broker(
     offloading: Cluster, operator: Callable[..., Pipeline], bucket: Any
 ) -> None:
     namespace = new_namespace(offloading, "damaged")
@@ -99,28 +99,28 @@ def test_a_copy_that_we_refuse_to_release_is_released_by_no_broker(
     flip(file, file.read_bytes().index(payloads[20]))
     unload(offloading, topic)
 
-    # brokers release copies by their lag: who reads a topic through them to release another one lets them do it
+    # brokers delete copies by their lag: who reads a topic through them to delete the copy of another lets them do it
     set_policy(offloading, namespace, 0)
     before = written(offloading, topic)
     pipeline = operator()
     plan, rows = planned(pipeline, namespace)
-    said = offload(pipeline, plan, "brokers-release") if rows else {}
+    said = offload(pipeline, plan, "brokers-delete") if rows else {}
     assert not is_loaded(offloading, topic), said
     assert written(offloading, topic) == before, said
     assert existing(offloading, [damaged, sound]) == {damaged, sound}
-    assert [row for row in rows if row["action"] == "release"] == []
-    assert plan.brokers_release == 2
+    assert [row for row in rows if row["action"] == "delete_copy"] == []
+    assert plan.brokers_delete == 2
     assert any(namespace in warned for warned in plan.warnings), plan.warnings
 
-    # with brokers that give nothing up the sound one goes, and the damaged one stays, whatever comes out
+    # with brokers that delete no copy the sound one goes, and the damaged one stays, whatever comes out
     set_policy(offloading, namespace, KEEP)
     plan, rows = planned(pipeline, namespace)
-    assert {row["ledger_id"] for row in rows if row["action"] == "release"} == {damaged, sound}
-    said = offload(pipeline, plan, "release")
+    assert {row["ledger_id"] for row in rows if row["action"] == "delete_copy"} == {damaged, sound}
+    said = offload(pipeline, plan, "delete-copies")
     assert said[damaged].outcome == "proof-failed", said
     assert said[damaged].why.code is Code.NOT_PROVEN
-    assert said[sound].outcome == "released", said
-    assert released_copies(offloading, topic) == {sound}
+    assert said[sound].outcome == "bookkeeper-deleted", said
+    assert listed_as_deleted(offloading, topic) == {sound}
     assert not is_loaded(offloading, topic)
     back = operator(pipeline.lake, loaded_topics=True)
     outcomes = revert_offloads(back.where, "back", Topic.parse(topic), [damaged], dry_run=False)
@@ -131,7 +131,7 @@ def test_a_copy_that_we_refuse_to_release_is_released_by_no_broker(
 # ------------------------------------------------------------------------ 10: a location that one broker could not read
 
 
-def test_nothing_is_released_at_a_location_that_a_broker_cannot_read(
+def test_no_copy_is_deleted_at_a_location_that_a_broker_cannot_read(
     offloading: Cluster, operator: Callable[..., Pipeline]
 ) -> None:
     """It could a moment ago; the endpoint in its configuration is wrong since its restart."""
@@ -144,14 +144,14 @@ def test_nothing_is_released_at_a_location_that_a_broker_cannot_read(
     epoch = pipeline.scan()
     first = operator(pipeline.lake, loaded_topics=True, max_ledgers=1)
     offload(first, planned(first, namespaces[0], epoch=epoch)[0], "first")
-    assert len(released_copies(offloading, passed)) == 1
-    before = {topic: released_copies(offloading, topic) for topic in (passed, failing)}
+    assert len(listed_as_deleted(offloading, passed)) == 1
+    before = {topic: listed_as_deleted(offloading, topic) for topic in (passed, failing)}
     offloading.restart("broker-1", {"s3ManagedLedgerOffloadServiceEndpoint": "http://127.0.0.1:9"})
     try:
         plan, rows = planned(pipeline, *namespaces)
         assert {row["topic"] for row in rows} == {passed, failing}
         said = offload(pipeline, plan, "broken")
-        assert {topic: released_copies(offloading, topic) for topic in (passed, failing)} == before, said
+        assert {topic: listed_as_deleted(offloading, topic) for topic in (passed, failing)} == before, said
         asked = [
             row
             for row in journal_rows(FileJournal(pipeline.lake), run_id="broken").to_pylist()
@@ -161,7 +161,7 @@ def test_nothing_is_released_at_a_location_that_a_broker_cannot_read(
     finally:
         offloading.restart("broker-1", {})
     said = offload(pipeline, planned(pipeline, *namespaces)[0], "mended")
-    assert released_copies(offloading, failing), said
+    assert listed_as_deleted(offloading, failing), said
 
 
 def test_a_deletion_run_that_is_under_way_deletes_nothing_where_a_broker_cannot_read_since(
@@ -175,8 +175,8 @@ def test_a_deletion_run_that_is_under_way_deletes_nothing_where_a_broker_cannot_
     unload(offloading, given, failing)
     pipeline = operator(loaded_topics=True)
     offload(pipeline, planned(pipeline, namespaces[0])[0], "first")
-    released = released_copies(offloading, given)
-    assert released
+    deleted = listed_as_deleted(offloading, given)
+    assert deleted
     plan, _ = planned(pipeline, namespaces[1])
     delete = deletion_run.delete_from_queue
 
@@ -191,21 +191,21 @@ def test_a_deletion_run_that_is_under_way_deletes_nothing_where_a_broker_cannot_
         monkeypatch.setattr(deletion_run, "delete_from_queue", fail_first)
         pipeline.delete_pending()
         monkeypatch.undo()
-        assert existing(offloading, released) == released
-        last = [pipeline.journal(ledger)[-1] for ledger in released]
+        assert existing(offloading, deleted) == deleted
+        last = [pipeline.journal(ledger)[-1] for ledger in deleted]
         assert {row["outcome"] for row in last} == {"waiting"}
         assert all("unread-location" in row["detail"] for row in last), last
     finally:
         offloading.restart("broker-1", {})
     offload(pipeline, planned(pipeline, *namespaces)[0], "mended")
-    runs = pipeline.delete_until(lambda: not existing(offloading, released))
-    assert not existing(offloading, released), runs
+    runs = pipeline.delete_until(lambda: not existing(offloading, deleted))
+    assert not existing(offloading, deleted), runs
 
 
 # ------------------------------------------------------------------------------------- 11: a broker's offload that runs
 
 
-@pytest.mark.parametrize("what", ["trim", "offload", "release"])
+@pytest.mark.parametrize("what", ["trim", "offload", "copy deletion"])
 def test_a_topic_with_a_running_offload_is_left_alone_whole(
     offloading: Cluster, operator: Callable[..., Pipeline], bucket: Any, what: str
 ) -> None:
@@ -216,7 +216,7 @@ def test_a_topic_with_a_running_offload_is_left_alone_whole(
     ledgers = published(offloading, topic, topics.payloads(170))
     first, second, third, last = sorted(set(ledgers))
     offloaded_by_broker(offloading, topic, [first, second])
-    pipeline = operator(loaded_topics=True, release="ours" if what == "release" else "brokers")
+    pipeline = operator(loaded_topics=True, bookkeeper_copies="ours" if what == "copy deletion" else "brokers")
     plan, rows = planned(pipeline, namespace)  # the attempt begins after it
     assert {row["ledger_id"] for row in rows} >= {second, third}
     with misbehaving(offloading, "hold-offloads") as go_on:

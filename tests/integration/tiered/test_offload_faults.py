@@ -294,13 +294,13 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
     offloads.flip(file, file.stat().st_size // 2)
     drain(cluster)
     plan, rows = planned(pipeline, scene.topic.removeprefix("persistent://").rpartition("/")[0])
-    assert {row["ledger_id"]: row["action"] for row in rows} == {bad: "release", good: "release"}
-    said = offloads.offload(pipeline, plan, "release")
+    assert {row["ledger_id"]: row["action"] for row in rows} == {bad: "delete_copy", good: "delete_copy"}
+    said = offloads.offload(pipeline, plan, "delete-copies")
     assert said[bad].outcome == Outcome.PROOF_FAILED
     assert said[bad].why.code is Code.NOT_PROVEN
     assert "revert_offloads" in said[bad].reason
     assert keys(s3, bad)[0] in said[bad].reason
-    assert said[good].outcome == Outcome.RELEASED
+    assert said[good].outcome == Outcome.BOOKKEEPER_DELETED
     made = contexts(cluster, scene.topic)
     assert [made[ledger].bookkeeper_deleted for ledger in (bad, good)] == [False, True]
     epoch = pipeline.scan()

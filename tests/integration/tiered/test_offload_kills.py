@@ -45,10 +45,10 @@ OFFLOAD = {
 AN_EXECUTOR = "an executor"
 THREE_BLOCKS = ("in the middle of the upload", AN_EXECUTOR)
 """Where the first ledger has so many; all others have one."""
-RELEASE = {
+DELETION = {
     "after the message": Step("queue", "send", after=True),
     "after the mark": Step("journal", "record", after=True, about="marked"),
-    "after the release": Step("store", "write", after=True, about="/managed-ledgers/"),
+    "after the write": Step("store", "write", after=True, about="/managed-ledgers/"),
 }
 
 LEAVES = {
@@ -62,7 +62,7 @@ LEAVES = {
     "before the attempt is forgotten": {"attempt", "both objects", "offloaded"},
     "after the message": {"message"},
     "after the mark": {"message"},
-    "after the release": {"message", "pending unload", "released"},
+    "after the write": {"message", "pending unload", "listed as deleted"},
 }
 """What a run that was killed at a step leaves behind, beside what it may have done for the other ledger."""
 
@@ -131,7 +131,7 @@ class Stage:
             "both objects": 2 in objects,
             "pending unload": scene.topic in unloads,
             "offloaded": any(one and one.complete for one in made),
-            "released": any(one and one.bookkeeper_deleted for one in made),
+            "listed as deleted": any(one and one.bookkeeper_deleted for one in made),
             "message": waiting(self.sandbox) > 0,
         }
         return {name for name, there in found.items() if there}
@@ -156,7 +156,7 @@ def stage(sandbox: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     pipeline = Pipeline(settings_of(sandbox, folder, str(folder / "lake")))
     with pulsar_client(sandbox.service_url) as client, offloads.s3_client(sandbox) as s3:
         scenes: dict[str, Scene] = {}
-        for name in (*OFFLOAD, AN_EXECUTOR, *RELEASE):
+        for name in (*OFFLOAD, AN_EXECUTOR, *DELETION):
             topic = f"persistent://{new_namespace(sandbox, 'offload-kills')}/t"
             texts = topics.payloads(110, name)
             payloads = [
@@ -165,9 +165,9 @@ def stage(sandbox: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             ledgers = list(dict.fromkeys(topics.publish(client, topic, payloads)))
             scenes[name] = Scene(client, topic, ledgers[:2], payloads[:100])
         namespaces = {name: scene.topic[len("persistent://") : -len("/t")] for name, scene in scenes.items()}
-        first, _ = planned(pipeline, *(namespaces[name] for name in RELEASE))
+        first, _ = planned(pipeline, *(namespaces[name] for name in DELETION))
         said = offloads.offload(pipeline, first)
-        assert {said[ledger].outcome for name in RELEASE for ledger in scenes[name].ledgers} == {Outcome.OFFLOADED}, (
+        assert {said[ledger].outcome for name in DELETION for ledger in scenes[name].ledgers} == {Outcome.OFFLOADED}, (
             said
         )
         epoch = pipeline.scan()
@@ -204,19 +204,19 @@ def test_an_executor_that_is_killed_costs_nothing(stage: Stage, tmp_path: Path) 
     scene.check_live(60)
 
 
-def test_a_release_that_is_killed_is_finished_by_the_next_run(stage: Stage, tmp_path: Path) -> None:
-    for step, place in RELEASE.items():
+def test_a_copy_deletion_that_is_killed_is_finished_by_the_next_run(stage: Stage, tmp_path: Path) -> None:
+    for step, place in DELETION.items():
         scene = stage.scenes[step]
         scene.check_live(3)
         stage.killed(step, tmp_path / step, place)
         said = stage.offload(step)
-        assert {said[ledger].outcome for ledger in scene.ledgers} == {Outcome.RELEASED}, said
+        assert {said[ledger].outcome for ledger in scene.ledgers} == {Outcome.BOOKKEEPER_DELETED}, said
         check_finished(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)
         scene.check_live(60)
-    released = {ledger for step in RELEASE for ledger in stage.scenes[step].ledgers}
-    assert existing(stage.sandbox, released) == released
+    deleted = {ledger for step in DELETION for ledger in stage.scenes[step].ledgers}
+    assert existing(stage.sandbox, deleted) == deleted
     stage.pipeline.scan()
-    runs = stage.pipeline.delete_until(lambda: not existing(stage.sandbox, released))
-    assert existing(stage.sandbox, released) == set(), runs
-    for step in RELEASE:
+    runs = stage.pipeline.delete_until(lambda: not existing(stage.sandbox, deleted))
+    assert existing(stage.sandbox, deleted) == set(), runs
+    for step in DELETION:
         assert messages(stage.pipeline, stage.scenes[step].topic) == stage.scenes[step].payloads

@@ -1,4 +1,4 @@
-"""Offloading on a real cluster: planned, copied, proven, committed, released, and read back from the bucket alone."""
+"""Offloading on a real cluster: planned, copied, proven, committed, and read back from the bucket alone."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ def test_a_topic_goes_to_the_bucket_and_leaves_bookkeeper(
     drain(sandbox)
     unloaded(sandbox, topic)
     plan, rows = planned(pipeline, namespace)
-    assert {row["action"] for row in rows} == {"release"}
-    said = offload(pipeline, plan, "release")
-    assert {ledger: said[ledger].outcome for ledger in going} == dict.fromkeys(going, Outcome.RELEASED)
+    assert {row["action"] for row in rows} == {"delete_copy"}
+    said = offload(pipeline, plan, "delete-copies")
+    assert {ledger: said[ledger].outcome for ledger in going} == dict.fromkeys(going, Outcome.BOOKKEEPER_DELETED)
     assert all(contexts(sandbox, topic)[ledger].bookkeeper_deleted for ledger in going)
     assert existing(sandbox, going) == set(going)
     unloaded(sandbox, topic)
@@ -286,7 +286,7 @@ def test_a_copy_that_is_gone_is_reverted_and_made_anew(
     namespace = new_namespace(sandbox, "damaged")
     topic, payloads, _ = published(sandbox, namespace, "t", 60)
     unloaded(sandbox, topic)
-    pipeline = operator(release="brokers")
+    pipeline = operator(bookkeeper_copies="brokers")
     plan, rows = planned(pipeline, namespace)
     (ledger,) = [row["ledger_id"] for row in rows if row["topic"] == topic]
     offload(pipeline, plan)

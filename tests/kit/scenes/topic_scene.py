@@ -1,7 +1,7 @@
 """One topic on the simulated cluster, its broker, and a run that may write it: what scenes of single topics build on.
 
 Belongs here: what is there, what others do to it, the values of a run. Not here: what one capability does with it
-(``offload_scene.py``, ``release_scene.py``), what must come out.
+(``offload_scene.py``, ``copy_deletion_scene.py``), what must come out.
 """
 
 from __future__ import annotations

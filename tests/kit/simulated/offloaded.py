@@ -31,7 +31,7 @@ from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.copies import Asked, OffloadLocation, Released
+from pulsar_lifecycle.records.copies import Asked, CopyDeletion, OffloadLocation
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.simulated.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
 from tests.kit.simulated.pipeline import Policy, Scan, begun, scan
@@ -134,7 +134,7 @@ class Offloading:
     policy: Policy = field(default_factory=Policy)
     offload: DeclaredBuckets | None = POLICY
     marked: dict[tuple[int, Asked], int] = field(default_factory=dict)
-    released: Mapping[int, Released] = field(default_factory=dict[int, Released])
+    copy_deletions: Mapping[int, CopyDeletion] = field(default_factory=dict[int, CopyDeletion])
     failed_locations: frozenset[OffloadLocation] = frozenset()
     undecoded: int = 0
     batch: int = 0
@@ -204,7 +204,7 @@ class Offloading:
         assert self.now is not None
         assert self.before is not None
         evidence = OffloadEvidence(self.now.offload_uuids, self.before.offload_uuids, self.undecoded, self.marked)
-        evidence = replace(evidence, released=self.released, failed_locations=self.failed_locations)
+        evidence = replace(evidence, copy_deletions=self.copy_deletions, failed_locations=self.failed_locations)
         with begun(self.cluster, self.now, self.before, self.policy, run_id or "delete-run") as (run, ports):
             run = replace(run, offload=self.offload, evidence=replace(run.evidence, offloads=evidence))
             run = replace(run, batch=self.batch or run.batch)

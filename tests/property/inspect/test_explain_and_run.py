@@ -45,7 +45,7 @@ from pulsar_lifecycle.scan.snapshot_memory import Memory
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
-from tests.kit.scenes.tiered.release_scene import SITE, ReleaseScene
+from tests.kit.scenes.tiered.copy_deletion_scene import SITE, CopyDeletionScene
 from tests.kit.scenes.topic_scene import TOPIC
 from tests.kit.simulated.cluster import SimulatedCluster, cursor_tags, data_tags
 from tests.kit.simulated.connections import where_of
@@ -72,7 +72,7 @@ BY_BROKERS = {Code.NOT_KNOWN_YET, Code.STILL_IN_USE, Code.COMPACTION_POSSIBLE, C
 class World:
     """Every kind of ledger, and what becomes of some before and after the newest scan."""
 
-    scene: ReleaseScene
+    scene: CopyDeletionScene
     policy: Policy
     buckets: tuple[str, ...] | None = (BUCKET,)
     """Those that the settings declare; None: they have no object store."""
@@ -176,31 +176,42 @@ def check(world: World) -> None:
 
 
 AFTER = ("nothing", "listed", "cursor", "unread", "open", "new id", "reloaded")
-RELEASE = ("nothing", "no release", "disproved", "location", "unload", "other copy", "delisted", "last", "open", "dead")
+DELETION = (
+    "nothing",
+    "no deletion",
+    "disproved",
+    "location",
+    "unload",
+    "other copy",
+    "delisted",
+    "last",
+    "open",
+    "dead",
+)
 
 
 @settings(max_examples=25, deadline=None)
 @given(
     drawn=clusters(),
     policy=st.sampled_from(POLICIES),
-    release=st.sampled_from(RELEASE),
+    deletion=st.sampled_from(DELETION),
     after=st.sampled_from(AFTER),
     buckets=st.sampled_from([(BUCKET,), (BUCKET,), (BUCKET,), None]),
     trim=st.sampled_from(["before the scan", "before the scan", "after it", "no"]),
     data=st.data(),
 )
 def test_a_ledger_may_go_exactly_where_a_run_deletes_it(
-    drawn: Drawn, policy: Policy, release: str, after: str, buckets: tuple[str, ...] | None, trim: str, data: Any
+    drawn: Drawn, policy: Policy, deletion: str, after: str, buckets: tuple[str, ...] | None, trim: str, data: Any
 ) -> None:
     cluster = drawn.cluster
     ids = [cluster.ledger(data_tags(TRIMMED)) for _ in range(4)]
     cluster.topic(TRIMMED, ids)
-    world = World(ReleaseScene(cluster=cluster), policy, buckets)
+    world = World(CopyDeletionScene(cluster=cluster), policy, buckets)
     for topic in data.draw(st.lists(st.sampled_from(TOPICS), max_size=2)):  # younger than the earlier scan
         cluster.ledger(data_tags(topic))
     judged_scan.scan(world.where, "scan")
-    if release != "no release":
-        world.scene.release()
+    if deletion != "no deletion":
+        world.scene.begin_deletions()
     if trim == "before the scan":
         trim_run.trim(world.where, "trim", [TrimOrder(TRIMMED, up_to=ids[1])], dry_run=False)
     sent = sorted(cluster.ledger_ids() - set(world.scene.ids) - set(ids[:2] if trim != "no" else []))
@@ -212,14 +223,14 @@ def test_a_ledger_may_go_exactly_where_a_run_deletes_it(
     judged_scan.scan(world.where, "scan")
     if trim == "after it":
         trim_run.trim(world.where, "trim", [TrimOrder(TRIMMED, up_to=ids[1])], dry_run=False)
-    changed_release(world, release)
+    changed_since(world, deletion)
     changed(world, after, data.draw(st.sampled_from(sent)), data.draw(st.sampled_from(TOPICS)))
     cluster.wait(1)
     check(world)
 
 
 KEPT_BY = {
-    "nothing": Code.RELEASED,
+    "nothing": Code.BOOKKEEPER_DELETED,
     "disproved": Code.NOT_PROVEN,
     "location": Waiting.UNREAD_LOCATION,
     "unload": Code.UNLOAD_PENDING,
@@ -232,22 +243,24 @@ KEPT_BY = {
 
 
 @pytest.mark.parametrize("how", KEPT_BY)
-def test_what_keeps_a_released_copy_keeps_it_by_both(how: str) -> None:
-    world = World(ReleaseScene(cluster=SimulatedCluster()), Policy())
-    world.scene.release()
+def test_what_keeps_a_copy_that_is_listed_as_deleted_keeps_it_by_both(how: str) -> None:
+    world = World(CopyDeletionScene(cluster=SimulatedCluster()), Policy())
+    world.scene.begin_deletions()
     world.cluster.wait(1)
     judged_scan.scan(world.where, "scan")
-    changed_release(world, how)
+    changed_since(world, how)
     world.cluster.wait(1)
     assert world.explained()[world.scene.due[0]].code == KEPT_BY[how]
     check(world)
 
 
 @pytest.mark.parametrize("buckets", [None, ("another",)])
-def test_a_released_copy_is_kept_by_both_where_its_bucket_is_not_declared(buckets: tuple[str, ...] | None) -> None:
-    world = World(ReleaseScene(cluster=SimulatedCluster()), Policy(), buckets)
+def test_a_copy_that_is_listed_as_deleted_is_kept_by_both_where_its_bucket_is_not_declared(
+    buckets: tuple[str, ...] | None,
+) -> None:
+    world = World(CopyDeletionScene(cluster=SimulatedCluster()), Policy(), buckets)
     world.scene.off.store.allowed = list(buckets or ())
-    world.scene.release()
+    world.scene.begin_deletions()
     world.cluster.wait(1)
     judged_scan.scan(world.where, "scan")
     code = Waiting.OBJECT_STORE_DENIES if buckets else Waiting.NO_OBJECT_STORE
@@ -255,8 +268,8 @@ def test_a_released_copy_is_kept_by_both_where_its_bucket_is_not_declared(bucket
     check(world)
 
 
-def changed_release(world: World, how: str) -> None:
-    """What happens to a copy in BookKeeper between its release and its deletion."""
+def changed_since(world: World, how: str) -> None:
+    """What happens to a copy in BookKeeper between the two phases of its deletion."""
     scene, cluster = world.scene, world.cluster
     first = scene.due[0]
     store = cluster.open_store()

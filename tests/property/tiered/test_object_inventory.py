@@ -36,12 +36,12 @@ def contexts(draw: Any) -> dict[int, OffloadContext]:
             segment = OffloadSegment(uuid, draw(st.booleans()), None, None, None, None, {})
             found[ledger] = OffloadContext(None, False, False, None, None, {}, (segment,))
         else:
-            complete, released_copies, bucket = (
+            complete, bookkeeper_deleted, bucket = (
                 draw(st.booleans()),
                 draw(st.booleans()),
                 draw(st.sampled_from([*BUCKETS, ""])),
             )
-            found[ledger] = attempt(uuid, complete=complete, bookkeeper_deleted=released_copies, bucket=bucket)
+            found[ledger] = attempt(uuid, complete=complete, bookkeeper_deleted=bookkeeper_deleted, bucket=bucket)
     return found
 
 

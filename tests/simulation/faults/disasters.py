@@ -73,11 +73,11 @@ def weight(world: World, lost: list[ModelTopic]) -> int:
     for topic in world.model.topics.values():
         if topic not in lost and not topic.away:
             elsewhere.update(topic.ledgers)
-    needed = {i for topic in lost for i in topic.ledgers if not _is_released(topic, i)}
+    needed = {i for topic in lost for i in topic.ledgers if not _bookkeeper_deleted(topic, i)}
     return len({i for i in needed - elsewhere if world.exists(i)})
 
 
-def _is_released(topic: ModelTopic, ledger: int) -> bool:
+def _bookkeeper_deleted(topic: ModelTopic, ledger: int) -> bool:
     context = topic.offloaded.get(ledger)
     return bool(context and context.complete and context.bookkeeper_deleted)
 

@@ -219,7 +219,7 @@ class Laws(DeletionLaws):
             self._forget_what_ended(row)
             if why := self.tiered.told(row):
                 raise Violation(why)
-            if row.phase == "release" and row.outcome == "marked":
+            if row.phase == "bookkeeper-copy-deletion" and row.outcome == "marked":
                 self.marked.add((row.ledger_id, json.loads(row.detail).get("czxid")))
             if row.phase == "mark" and row.outcome == "marked":
                 self.marked.add((row.ledger_id, json.loads(row.detail).get("czxid", -1)))

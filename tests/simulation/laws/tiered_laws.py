@@ -38,7 +38,7 @@ class TieredLaws:
         self.begun: set[UUID] = set()
         self.verified: set[UUID] = set()
         self.marked: dict[int, tuple[str, UUID]] = {}
-        """Ledger -> the run that said it gives its copy in BookKeeper up, and the offload that it had proven."""
+        """Ledger -> the run that began to delete its copy in BookKeeper, and the offload that it had proven."""
         self.messages: set[int] = set()
 
     # -------------------------------------------------------------------------------------------------- topics' z-nodes
@@ -85,7 +85,7 @@ class TieredLaws:
                 return "I2: it is committed, and no broker has read what was committed before it in this run"
             trace.unread.add(namespace)
             return self._committed(topic, ledger, now)
-        return self._released(topic, ledger, was, now, trace)
+        return self._deleted_in_bookkeeper(topic, ledger, was, now, trace)
 
     def _committed(self, topic: ModelTopic, ledger: int, now: OffloadContext) -> str:
         assert now.uuid is not None
@@ -94,29 +94,31 @@ class TieredLaws:
         if self.world.attempts[now.uuid] != (topic.name, ledger):
             return f"{now.uuid} is committed, an attempt on {self.world.attempts[now.uuid]}"
         if now.bookkeeper_deleted:
-            return "it is committed and released in BookKeeper at once"
+            return "it is committed and listed as deleted in BookKeeper at once"
         self.completed[now.uuid] = self.world.time.now_ms()
         self.counts["offloaded"] += 1
         return ""
 
-    def _released(self, topic: ModelTopic, ledger: int, was: OffloadContext, now: OffloadContext, trace: Trace) -> str:
+    def _deleted_in_bookkeeper(
+        self, topic: ModelTopic, ledger: int, was: OffloadContext, now: OffloadContext, trace: Trace
+    ) -> str:
         if (was.uuid, was.driver_metadata, True) != (now.uuid, now.driver_metadata, now.bookkeeper_deleted):
             return f"{was} becomes {now}"
         assert now.uuid is not None
         since = self.completed.get(now.uuid, was.timestamp or 0)
         if self.world.time.now_ms() - since < self.lag_ms:
-            return f"I2: its copy in BookKeeper is released {self.world.time.now_ms() - since} ms after its offload"
+            return f"I2: BookKeeper's copy is listed as deleted {self.world.time.now_ms() - since} ms after its offload"
         if not trace.read_well:
             return (
-                "I2: its copy in BookKeeper is released, and no broker read its location in this run, or one could not"
+                "I2: BookKeeper's copy is listed as deleted; no broker read its location in this run, or one could not"
             )
         if self.marked.get(ledger) != (trace.run_id, now.uuid):
-            return "its copy in BookKeeper is released before the journal says so"
+            return "its copy in BookKeeper is listed as deleted before the journal says so"
         if ledger not in self.messages:
-            return "its copy in BookKeeper is released before its message is sent"
+            return "its copy in BookKeeper is listed as deleted before its message is sent"
         if now.uuid in self.world.opened():
-            return "I2: its copy in BookKeeper is released while its attempt is open"
-        self.counts["released"] += 1
+            return "I2: its copy in BookKeeper is listed as deleted while its attempt is open"
+        self.counts["listed as deleted"] += 1
         return ""
 
     # ------------------------------------------------------------------------------------------------------- BookKeeper
@@ -128,7 +130,7 @@ class TieredLaws:
         if not read:
             return ""
         if self.marked.get(ledger, ("", None))[1] not in read:  # an operator may have attached it to two topics
-            return f"I2: topics read {sorted(map(str, read))}, and no release of ours had proven one of them"
+            return f"I2: topics read {sorted(map(str, read))}, and no copy deletion of ours had proven one of them"
         if self.world.held():
             return "I2: a broker could not read its location, and none has since"
         self.counts["copies deleted"] += 1
@@ -164,7 +166,7 @@ class TieredLaws:
     def told(self, row: JournalRow) -> str:
         """The journal is told something of an offload."""
         detail: Mapping[str, str] = (
-            json.loads(row.detail) if row.action in ("offload", "release-bookkeeper-copy") else {}
+            json.loads(row.detail) if row.action in ("offload", "bookkeeper-copy-deletion") else {}
         )
         if "uuid" not in detail or not detail["uuid"]:
             return ""
@@ -174,7 +176,7 @@ class TieredLaws:
             known = row.ledger_id in self.world.model.ledgers  # a restore amid the run takes back that there is one
             if known and not self.world.whole(uuid, row.ledger_id):
                 return f"I2: the journal says that {uuid} of {row.ledger_id} is proven, and it is not what was written"
-        if (row.action, row.outcome) == ("release-bookkeeper-copy", "marked"):
+        if (row.action, row.outcome) == ("bookkeeper-copy-deletion", "marked"):
             self.marked[row.ledger_id] = row.run_id, uuid
         if row.outcome == "attempt-aborted" and data_key(uuid, row.ledger_id) in self.world.buckets.objects[BUCKET]:
             return f"the journal says that the objects of {uuid} are gone, and they are there"

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from pulsar_lifecycle.copies import attempts, unread_locations
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.deletion import deletion_run, released
+from pulsar_lifecycle.deletion import copy_deletions, deletion_run
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.ports import ObjectStore, Sent
 from pulsar_lifecycle.records.codes import Code, Why
@@ -54,7 +54,7 @@ def prove_once() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def release_before_the_lag() -> Iterator[None]:
+def delete_copies_before_the_lag() -> Iterator[None]:
     """No copy in BookKeeper stays for any lag."""
     rows = offload_planning._Judging.rows
 
@@ -89,7 +89,7 @@ def sweep_at_first_sight() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def release_unread() -> Iterator[None]:
+def delete_copies_unread() -> Iterator[None]:
     """Copies in BookKeeper go whether or not a broker can read the others."""
     with (
         patch.object(bookkeeper_copies, "_unread", lambda *_: {}),
@@ -103,13 +103,13 @@ def go_on_unread() -> AbstractContextManager[Any]:
     return patch.object(commit, "unread_by_broker", lambda *_, **__: [])
 
 
-def release_unsaid() -> AbstractContextManager[Any]:
-    """The journal does not say what was proven before a copy in BookKeeper is released."""
+def delete_copies_unsaid() -> AbstractContextManager[Any]:
+    """The journal does not say what was proven before a copy in BookKeeper is listed as deleted."""
     return patch.object(bookkeeper_copies, "_record", lambda *_: None)
 
 
-def release_unsent() -> AbstractContextManager[Any]:
-    """A copy in BookKeeper is released, and its message is for later."""
+def delete_copies_unsent() -> AbstractContextManager[Any]:
+    """A copy in BookKeeper is listed as deleted, and its message is for later."""
 
     def send(run: Any, ports: Any, messages: Sequence[Any], lengths: Mapping[int, int]) -> list[Sent]:
         return [Sent(message, b"", None) for message in messages]
@@ -169,7 +169,7 @@ def delete_whatever_brokers_read() -> Iterator[None]:
 
 def delete_whatever_the_objects() -> AbstractContextManager[Any]:
     """What was proven once is there when the copy in BookKeeper goes."""
-    return patch.object(released, "are_whole", lambda store, copies: [None] * len(copies))
+    return patch.object(copy_deletions, "are_whole", lambda store, copies: [None] * len(copies))
 
 
 def attempts_unnoted() -> AbstractContextManager[Any]:
@@ -180,14 +180,14 @@ def attempts_unnoted() -> AbstractContextManager[Any]:
 TIERED: Mapping[str, Mutation] = {
     "skip the proof of an offloaded copy": skip_the_proof,
     "prove an offloaded copy once and for all": prove_once,
-    "release before the lag": release_before_the_lag,
+    "delete copies before the lag": delete_copies_before_the_lag,
     "abort a committed attempt": abort_a_committed_attempt,
     "remove the objects of an attempt without aborting it": remove_without_aborting,
     "sweep without the second scan": sweep_at_first_sight,
-    "release what no broker has read": release_unread,
+    "delete copies that no broker has read": delete_copies_unread,
     "go on after a broker could not read": go_on_unread,
-    "forget a release's journal": release_unsaid,
-    "release before the message is sent": release_unsent,
+    "forget a copy deletion's journal": delete_copies_unsaid,
+    "delete copies before the message is sent": delete_copies_unsent,
     "revert while a deletion run is at it": revert_beside_a_deletion_run,
     "revert without asking BookKeeper": revert_without_asking,
     "count a partial listing as whole": partial_listing_is_whole,

@@ -75,4 +75,4 @@ def _by_a_broker_of_then(found: Explanation) -> bool:
 def _asked_others(found: Explanation) -> bool:
     """Whether a run asks a broker or a bucket, too, before this one goes."""
     ledger = found.ledger
-    return ledger is None or ledger["component"] in NEEDS_OWNER or found.history.releases(ledger)
+    return ledger is None or ledger["component"] in NEEDS_OWNER or found.history.deletes_copy(ledger)

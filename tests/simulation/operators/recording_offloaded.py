@@ -25,7 +25,7 @@ def has(seed: int) -> bool:
 
 
 class RecordingOfOffloaded(Recording):
-    """Brokers have offloaded ledgers of each partition, and given some up in BookKeeper; the bucket may fail."""
+    """Brokers have offloaded ledgers of each partition, and deleted some in BookKeeper; the bucket may fail."""
 
     NAMESPACE = "acme/recorded"  # nobody writes policies of its topics, which would have to be read
     STEPS = ("grow", "scan", "days", "scan", "request", "trim", "answer_records", "request")
@@ -65,7 +65,7 @@ class RecordingOfOffloaded(Recording):
         return f"{topic.name} trims {self.world.take_off(topic, topic.ledgers.index(ledger) + 1)}"
 
     def _offload(self, topic: ModelTopic, ledgers: Sequence[int]) -> str:
-        """A broker offloads ledgers, and gives some of them up in BookKeeper."""
+        """A broker offloads ledgers, and deletes some of them in BookKeeper."""
         world, given_up = self.world, list[int]()
         for ledger in ledgers if not topic.away and not topic.loaded else ():
             deleted = self.operator.random.random() < 0.5

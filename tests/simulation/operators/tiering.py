@@ -61,7 +61,7 @@ EXTRAS = {
     "attempt": 3,
 }
 """Beside the routine: what an operator, the bucket and the brokers do."""
-OF_A_PLAN = frozenset({Action.OFFLOAD, Action.RELEASE})
+OF_A_PLAN = frozenset({Action.OFFLOAD, Action.COPY_DELETION})
 """What an offload plan orders."""
 RUNS = frozenset({"offload", "plan_offload", "revert", "inventory", "sweep"})
 BESIDES = frozenset({"damage", "blind", "attempt", "leave", "harm"})
@@ -74,11 +74,11 @@ def has(seed: int) -> bool:
 
 
 def settings_for(settings: Settings, random: Random) -> Settings:
-    """Copies in BookKeeper are ours to release."""
+    """Copies in BookKeeper are ours to delete."""
     changed: dict[str, Any] = {
         "object_store": {"buckets": [BUCKET], "pulsar_cluster": CLUSTER, "exclusive": random.random() < 0.8},
         "offload": {
-            "release": "ours",
+            "bookkeeper_copies": "ours",
             "deletion_lag": LAG / 1000,
             "loaded_topics": random.random() < 0.7,
             "revert_unproven": random.random() < 0.5,
@@ -155,14 +155,14 @@ class Tiering:
             raise Violation(f"rows of an offload run do not name its plan: {nameless}")
         return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
-    def revert(self, *, released: bool = False) -> str:
-        """Let a topic read some of its ledgers from BookKeeper again; ``released``: what deletion runs may be at."""
+    def revert(self, *, even_if_deleted: bool = False) -> str:
+        """Let a topic read some of its ledgers from BookKeeper again; ``even_if_deleted``: those, too."""
         operator, world = self.operator, self.world
         found = [t for t in world.model.topics.values() if any(c.complete for c in t.offloaded.values()) and not t.away]
         if not found:
             return "nothing to revert"
         gone = [t for t in found if any(c.bookkeeper_deleted and world.exists(i) for i, c in t.offloaded.items())]
-        topic = operator.random.choice(sorted(gone if released and gone else found, key=lambda t: str(t.name)))
+        topic = operator.random.choice(sorted(gone if even_if_deleted and gone else found, key=lambda t: str(t.name)))
         ledgers = sorted(i for i, c in topic.offloaded.items() if c.complete)
         some = operator.random.sample(ledgers, operator.random.randint(1, len(ledgers)))
         run_id = operator._run_id("take-back")
@@ -356,7 +356,7 @@ def reverts_amid(tiering: Tiering, random: Random, count: Callable[[str], None])
         world = tiering.world
         trace, world.trace = world.trace, None
         try:
-            done = tiering.revert(released=True)
+            done = tiering.revert(even_if_deleted=True)
         except LifecycleError as refused:
             done = f"{type(refused).__name__}: {refused}"
         finally:

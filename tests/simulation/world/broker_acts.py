@@ -99,7 +99,7 @@ def offload(world: World) -> Did | None:
     if (known := topic.offloaded.get(ledger)) and known.complete:
         return None
     complete = world.random.random() < 0.7
-    deleted = complete and world.random.random() < 0.6 and not world.tiered  # then it is ours to release
+    deleted = complete and world.random.random() < 0.6 and not world.tiered  # then it is ours to delete
     uuid = world.upload(topic.name, ledger, CLUSTER, index=complete or world.random.random() < 0.5)
     before = topic.offloaded.get(ledger)
     topic.offloaded[ledger] = attempt(uuid, complete=complete, bookkeeper_deleted=deleted)

@@ -175,7 +175,7 @@ class World(Brokers):
     def damage(self) -> str | None:
         """An object of a ledger that BookKeeper has whole is not what it was: one byte, or it is gone.
 
-        Once BookKeeper's copy is released, nobody reads all of it again: then another ETag shows it.
+        Once BookKeeper's copy is listed as deleted, nobody reads all of it again: then another ETag shows it.
         """
         found = [
             (context.uuid, ledger)

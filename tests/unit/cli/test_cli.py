@@ -220,13 +220,13 @@ def test_a_ledger_without_metadata_says_what_is_wrong_and_ends_with_1(
     assert shown["error"] in capsys.readouterr().out
 
 
-def test_a_ledger_may_be_absent_only_where_its_copy_was_released(
+def test_a_ledger_may_be_absent_only_where_its_copy_is_listed_as_deleted(
     settings_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = SimulatedCluster()
     run = looked_at(cluster)
-    for released_copies, code in ((True, 0), (False, 1)):
-        offload = OffloadContext(UUID(int=1), True, released_copies, 1, "aws-s3", {"bucket": "b"})
+    for bookkeeper_deleted, code in ((True, 0), (False, 1)):
+        offload = OffloadContext(UUID(int=1), True, bookkeeper_deleted, 1, "aws-s3", {"bucket": "b"})
         cluster.topic(Topic.parse(TOPIC), [900], offloaded={900: offload})
         assert run("inspect", "topic", TOPIC) == code
 

@@ -13,7 +13,8 @@ from pulsar_lifecycle.words import WordKind
 
 ALIKE = {
     "bookkeeper_first": "that its brokers read BookKeeper first",
-    "brokers_release": "that brokers release copies in BookKeeper",
+    "brokers_delete": "that brokers delete copies in BookKeeper",
+    "bookkeeper_deleted": "that its topic lists its copy in BookKeeper as deleted",
     "bundle_shared": "that who takes its bundle loads other topics",
     "changed_since_plan": "that it is not as it was",
     "empty": "that it has no entries",
@@ -28,7 +29,6 @@ ALIKE = {
     "other_cluster": "that it is of another cluster",
     "other_driver": "that its offload driver is none of ours",
     "partition_stays": "that it stays on another partition",
-    "released": "that its copy in BookKeeper was released",
     "terminated": "that its topic is terminated",
     "unanswered": "that a question got no answer",
     "undecodable": "that what was read could not be decoded",

@@ -267,23 +267,23 @@ def test_only_named_namespaces_go(scene: RetentionScene, monkeypatch: pytest.Mon
 OFFLOAD = {kind.name: kind for kind in KINDS if kind.kind is PlanKind.OFFLOAD}
 
 
-def offload_planned(scene: RetentionScene, offloaded: int, released: int, *, ordered: bool = False) -> OffloadPlan:
+def offload_planned(scene: RetentionScene, offloaded: int, deleted: int, *, ordered: bool = False) -> OffloadPlan:
     """A stored plan of so many ledgers, of a scan that listed a thousand."""
-    actions = [OffloadChoice.OFFLOAD] * offloaded + [OffloadChoice.RELEASE] * released
+    actions = [OffloadChoice.OFFLOAD] * offloaded + [OffloadChoice.DELETE_COPY] * deleted
     rows = pa.Table.from_pylist(
         [{"ledger_id": number, "action": action.value, "bytes": 1} for number, action in enumerate(actions)], CANDIDATES
     )
     epoch = scene.scan()
     plan = OffloadPlan(
         f"offload-{epoch.epoch_id}-{int(ordered)}", epoch.cluster, epoch.fingerprint, epoch.epoch_id,
-        scene.servers.clock.now_ms(), True, (), (), offloaded, offloaded, released, released, 0, 0, 0, 0, "d", ordered,
+        scene.servers.clock.now_ms(), True, (), (), offloaded, offloaded, deleted, deleted, 0, 0, 0, 0, "d", ordered,
     )  # fmt: skip
     scene.lake.store_offload_plan(plan, rows)
     return plan
 
 
 @pytest.mark.parametrize(("share", "code"), [(0.019, AutomationCode.OVER_CAP), (0.02, AutomationCode.GOES)])
-def test_offloads_and_releases_are_held_to_their_share_of_the_clusters_ledgers(
+def test_offloads_and_copy_deletions_are_held_to_their_share_of_the_clusters_ledgers(
     scene: RetentionScene, share: float, code: AutomationCode
 ) -> None:
     offload_planned(scene, 20, 20)
@@ -315,7 +315,7 @@ def test_a_plan_by_order_is_applied_by_its_job_alone(scene: RetentionScene) -> N
     assert (decision.code, decision.plan_id) == (AutomationCode.GOES, wanted.plan_id)
 
 
-def test_what_a_plan_offloads_and_what_it_releases_grow_apart(scene: RetentionScene) -> None:
+def test_what_a_plan_offloads_and_what_it_deletes_grow_apart(scene: RetentionScene) -> None:
     plan = offload_planned(scene, 3, 2)
     assert {name: growth_of(scene.cluster, name, plan).ledgers for name in OFFLOAD} == {
         "offload": 3,
@@ -428,14 +428,14 @@ def test_growth_is_measured_by_what_was_applied(scene: RetentionScene, monkeypat
     ("rows", "taken"),
     [
         ([(Action.OFFLOAD, Outcome.PREPARED), (Action.OFFLOAD, Outcome.VERIFIED)], "offload"),
-        ([(Action.OFFLOAD, Outcome.VERIFIED), (Action.RELEASE, Outcome.MARKED)], "bookkeeper_copies"),
-        ([(Action.OFFLOAD, Outcome.VERIFIED), (Action.RELEASE, Outcome.PROOF_FAILED)], "bookkeeper_copies"),
+        ([(Action.OFFLOAD, Outcome.VERIFIED), (Action.COPY_DELETION, Outcome.MARKED)], "bookkeeper_copies"),
+        ([(Action.OFFLOAD, Outcome.VERIFIED), (Action.COPY_DELETION, Outcome.PROOF_FAILED)], "bookkeeper_copies"),
     ],
 )
-def test_offload_and_release_by_the_same_plan_do_not_take_each_other_for_done(
+def test_offload_and_copy_deletion_by_the_same_plan_do_not_take_each_other_for_done(
     scene: RetentionScene, rows: list[tuple[Action, Outcome]], taken: str
 ) -> None:
-    """Releasing a copy proves it first, with the row that an offload has, too."""
+    """A copy deletion proves it first, with the row that an offload has, too."""
     where, about = scene.cluster, Subject(7, "", "persistent://acme/orders/a", details=())
     writer, why = Writer("run", "test", "offload-1"), Why(Code.MAY_GO, "so")
     said = [writer.row(Step(action, Phase.OFFLOAD), about, outcome, why, scene.now) for action, outcome in rows]

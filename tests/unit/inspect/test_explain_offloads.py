@@ -1,4 +1,4 @@
-"""What ``explain`` says of a ledger with an offloaded copy, open attempt, or released copy in BookKeeper."""
+"""What ``explain`` says of a ledger with an offloaded copy, open attempt, or BookKeeper-copy deletion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, OffloadContext
 from pulsar_lifecycle.inspect.explain_codes import ExplainCode, Verdict
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import Released, Verified
+from pulsar_lifecycle.records.copies import CopyDeletion, Verified
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import Action
 from pulsar_lifecycle.records.referenced import Referenced
@@ -30,11 +30,13 @@ def world() -> World:
     return World()
 
 
-@pytest.mark.parametrize(("released_copies", "word"), [(False, "says"), (True, "its copy in BookKeeper is released")])
-def test_where_the_offloaded_copy_of_a_ledger_is(world: World, released_copies: bool, word: str) -> None:
+@pytest.mark.parametrize(
+    ("bookkeeper_deleted", "word"), [(False, "says"), (True, "its topic lists its copy in BookKeeper as deleted")]
+)
+def test_where_the_offloaded_copy_of_a_ledger_is(world: World, bookkeeper_deleted: bool, word: str) -> None:
     uuid = UUID(int=5)
     world.ledger(7, DATA)
-    world.topic(LedgerInfo(7, offload=OffloadContext(uuid, True, released_copies, 1, "aws-s3", {"bucket": "b"})))
+    world.topic(LedgerInfo(7, offload=OffloadContext(uuid, True, bookkeeper_deleted, 1, "aws-s3", {"bucket": "b"})))
     (note,) = [note for note in world.explain(7).notes if str(uuid) in note]
     assert note.startswith(f"offloaded as {uuid}-ledger-7, as {TOPIC_PATH} says")
     assert word in note
@@ -56,22 +58,22 @@ def test_an_offload_leftover_is_named_although_its_topic_lists_it(world: World) 
 SENT = journalled("sent") | {"phase": "send"}
 
 
-def release(world: World, *said: dict[str, object], state: LedgerState = LedgerState.CLOSED) -> None:
-    """A release of ours gave ledger 7 up and sent a message, of which the journal ``said`` this since."""
+def begun(world: World, *said: dict[str, object], state: LedgerState = LedgerState.CLOSED) -> None:
+    """A run of ours lists ledger 7's copy as deleted and sent a message, of which the journal ``said`` this since."""
     world.ledger(7, DATA, state)
     world.topic(LedgerInfo(7, offload=OffloadContext(None, True, True, 1, "aws-s3", {})))
     stat = world.zookeeper.stat(ledger_path(7, ROOT))
     assert stat is not None
-    released = Released(
+    deletion = CopyDeletion(
         "persistent://shop/orders/placed", UUID(int=1), "b", stat.czxid, Verified(1, "", 1, "", 1, 1, "")
     )
-    world.history = replace(world.history, released=released, journal=(SENT, *said))
+    world.history = replace(world.history, copy_deletion=deletion, journal=(SENT, *said))
 
 
-def test_an_offload_leftover_that_was_released_goes_with_the_next_run(world: World) -> None:
-    release(world)
+def test_an_offload_leftover_that_we_began_to_delete_goes_with_the_next_run(world: World) -> None:
+    begun(world)
     found = world.explain(7)
-    assert said(found) == (Verdict.MAY_GO, Code.RELEASED)
+    assert said(found) == (Verdict.MAY_GO, Code.BOOKKEEPER_DELETED)
     assert not any("second scan" in note for note in found.notes)
 
 
@@ -84,21 +86,21 @@ def test_an_offload_leftover_that_was_released_goes_with_the_next_run(world: Wor
         ({"under_replicated": BitMap64([7])}, Code.UNDER_REPLICATED),
     ],
 )
-def test_what_was_released_is_kept_by_the_rules_of_a_deletion_run(
+def test_what_we_began_to_delete_is_kept_by_the_rules_of_a_deletion_run(
     world: World, context: dict[str, Any], code: str
 ) -> None:
-    release(world)
+    begun(world)
     world.history = replace(world.history, context=replace(world.context(), **context))
     assert said(world.explain(7)) == (Verdict.KEPT, code)
 
 
-def test_what_was_released_and_never_closed_is_kept(world: World) -> None:
-    release(world, state=LedgerState.OPEN)
+def test_what_we_began_to_delete_and_never_closed_is_kept(world: World) -> None:
+    begun(world, state=LedgerState.OPEN)
     assert said(world.explain(7)) == (Verdict.KEPT, Code.NEVER_CLOSED)
 
 
-def test_what_was_released_is_kept_where_its_topic_cannot_be_read(world: World) -> None:
-    release(world)
+def test_what_we_began_to_delete_is_kept_where_its_topic_cannot_be_read(world: World) -> None:
+    begun(world)
     world.writer.write(TOPIC_PATH, b"no managed ledger", 0)
     evidence = Evidence(Referenced(), 0, Referenced(), None, 0, world.context())
     world.history = replace(world.history, evidence=evidence)
@@ -112,17 +114,17 @@ def test_what_was_released_is_kept_where_its_topic_cannot_be_read(world: World) 
         (journalled("dead-lettered", 5), ExplainCode.DEAD_LETTER),
     ],
 )
-def test_what_was_released_does_not_go_without_its_intent(
+def test_what_we_began_to_delete_does_not_go_without_its_intent(
     world: World, row: dict[str, object], code: ExplainCode
 ) -> None:
-    release(world, row)
+    begun(world, row)
     assert said(world.explain(7)) == (Verdict.KEPT, code)
 
 
-def test_another_ledger_with_the_id_of_a_released_one_is_a_leftover(world: World) -> None:
-    release(world)
-    assert world.history.released is not None
-    world.history = replace(world.history, released=replace(world.history.released, czxid=-1))
+def test_another_ledger_with_the_id_of_one_that_goes_is_a_leftover(world: World) -> None:
+    begun(world)
+    assert world.history.copy_deletion is not None
+    world.history = replace(world.history, copy_deletion=replace(world.history.copy_deletion, czxid=-1))
     assert said(world.explain(7)) == (Verdict.KEPT, Finding.OFFLOAD_LEFTOVER)
 
 

@@ -108,10 +108,10 @@ def test_a_pair_that_cannot_be_seen_is_not_aborted(scene: Scene) -> None:
     assert (found.outcome, len(scene.keys), scene.open_attempts) == (Outcome.FAILED, 2, scene.ids[:1])
 
 
-@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize("bookkeeper_deleted", [False, True])
 @pytest.mark.parametrize("theirs_is", ["half", "empty", "zeros", "another", "whole"])
 def test_a_pair_is_kept_while_the_one_that_its_topic_names_is_not_there(
-    scene: Scene, theirs_is: str, released: bool
+    scene: Scene, theirs_is: str, bookkeeper_deleted: bool
 ) -> None:
     """Missing its index object, cut short, whole by its size alone, or with another entry."""
     there = theirs_is == "whole"
@@ -130,7 +130,7 @@ def test_a_pair_is_kept_while_the_one_that_its_topic_names_is_not_there(
         "whole": objects_of([b"x" * ENTRY_BYTES]),
     }[theirs_is]
     scene.law = lambda: None  # type: ignore[method-assign]
-    theirs = context(complete=True, bookkeeper_deleted=released)
+    theirs = context(complete=True, bookkeeper_deleted=bookkeeper_deleted)
     assert theirs.uuid
     scene.write(scene.ids[0], theirs)
     version = {FORMAT_VERSION: "1"}

@@ -13,14 +13,14 @@ from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.tiered.interrupted import Ownership
 from pulsar_lifecycle.tiered.offload_work import OffloadWork
-from tests.kit.scenes.tiered.release_scene import ReleaseScene
+from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene
 from tests.kit.scenes.topic_scene import TOPIC
 from tests.kit.simulated.offloaded import BUCKET
 
 
 def test_a_plan_whose_ledgers_were_offloaded_meanwhile_is_taken_once_a_run_has_refused_them() -> None:
     """Its scan saw them before another run offloaded them; no row said that a run was over, and it was to go still."""
-    scene = ReleaseScene()
+    scene = CopyDeletionScene()
     run, ports, guard = scene.begin()
     cluster: Any = SimpleNamespace(settings=SimpleNamespace(offload=OffloadSettings()), ids=SimpleNamespace(uuid=None))
     lease: Any = SimpleNamespace(guard=guard)

@@ -1,4 +1,4 @@
-"""What one task does with a copy that is to be released: read back whole, whoever wrote it, and journalled."""
+"""What one task does with a copy that is to be the only one: read back whole, whoever wrote it, and journalled."""
 
 import pickle
 from dataclasses import replace
@@ -135,16 +135,16 @@ def test_objects_must_be_of_the_cluster_as_its_brokers_call_it(settings, named, 
 
 
 @pytest.mark.parametrize(
-    ("block_size", "release", "code"),
+    ("block_size", "copy_deletion", "code"),
     [(141, False, Code.BLOCKS_TOO_SMALL), (5 << 20, False, Code.NOT_COPIED), (5 << 20, True, Code.OBJECTS_UNREAD)],
 )
-def test_a_failure_has_the_code_of_what_refused_it_also_from_an_executor(settings, block_size, release, code):
+def test_a_failure_has_the_code_of_what_refused_it_also_from_an_executor(settings, block_size, copy_deletion, code):
     scene = Scene(settings)
     scene.cluster.reader.failures[scene.ledger] = Unavailable("bookie b1: timed out")
     attempt = replace(
-        scene.item.attempt, block_size=block_size, uuid=uuid4() if not release else scene.item.attempt.uuid
+        scene.item.attempt, block_size=block_size, uuid=uuid4() if not copy_deletion else scene.item.attempt.uuid
     )
-    (answer,) = scene.new_task().work([Item(attempt, False, release)])
+    (answer,) = scene.new_task().work([Item(attempt, False, copy_deletion)])
     answer = pickle.loads(pickle.dumps(answer))
     assert (answer.verified, answer.why.code, answer.refused) == (None, code, code is Code.BLOCKS_TOO_SMALL)
 

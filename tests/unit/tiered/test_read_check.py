@@ -40,7 +40,7 @@ from tests.kit.scenes.tiered.commit_cases import (
     begun,
     fill,
     interrupted_after_the_commit,
-    released,
+    listed_as_deleted,
     unreadable_bookkeeper,
     words,
 )
@@ -140,7 +140,7 @@ def test_a_ledger_that_rest_cannot_show_is_checked_by_another_of_its_place(scene
 
 @pytest.mark.parametrize("error", [Unavailable("503"), AccessDenied("403: no superuser")])
 def test_a_broker_that_does_not_answer_has_not_said_that_it_cannot_read(scene: Scene, error: LifecycleError) -> None:
-    """It ends what was seen before; what is released already may go all the same."""
+    """It ends what was seen before; what is listed as deleted may go all the same."""
     session, proven = begun(scene, scene.ids[:1])
     scene.cluster.admin.on_read = raising(error)
     with pytest.raises(ReadCheckFailed):
@@ -231,7 +231,7 @@ def test_once_brokers_can_read_the_next_run_goes_on_under_the_same_uuids() -> No
     [
         (lambda scene: scene.cluster.remove(scene.cluster.path(scene.ids[0])), Code.NOT_IN_BOOKKEEPER),
         (unreadable_bookkeeper, Code.NOT_IN_BOOKKEEPER),
-        (released, Code.RELEASED),
+        (listed_as_deleted, Code.BOOKKEEPER_DELETED),
     ],
 )
 def test_what_bookkeeper_may_not_have_any_more_is_not_reverted(act: Callable[[Scene], None], code: Code) -> None:

@@ -163,7 +163,7 @@ def offloaded_without_a_read_check(scene: Scene) -> None:
     scene.cluster.wait(1)
 
 
-def test_before_the_first_release_a_broker_reads_what_it_is_to_live_on(scene: Scene) -> None:
+def test_before_the_first_copy_deletion_a_broker_reads_what_it_is_to_live_on(scene: Scene) -> None:
     offloaded_without_a_read_check(scene)
     session = scene.session_again()
     assert unread(scene, session) is None
@@ -195,7 +195,7 @@ def test_a_read_of_what_a_topic_reads_from_bookkeeper_shows_nothing(scene: Scene
     assert unread_code(scene, scene.session_again()) is Code.BOOKKEEPER_FIRST
 
 
-def test_what_no_broker_can_read_is_not_released(scene: Scene) -> None:
+def test_what_no_broker_can_read_is_not_deleted(scene: Scene) -> None:
     offloaded_without_a_read_check(scene)
     scene.broker.reads = False
     session = scene.session_again()
@@ -385,7 +385,7 @@ def test_a_revert_waits_for_a_broker_that_deletes_whatever_our_clock_says(scene:
     ports = replace(session.ports, clock=Off(scene, ahead))
     (said,) = revert.revert_topic(session.run, ports, session.guard, TOPIC, [first])
     assert said.outcome == Outcome.REFUSED
-    assert said.why.code is Code.RELEASED
+    assert said.why.code is Code.BOOKKEEPER_DELETED
 
 
 def test_a_revert_is_in_the_journal_before_it_is_made(scene: Scene) -> None:

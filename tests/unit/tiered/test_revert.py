@@ -81,13 +81,13 @@ def test_what_bookkeeper_may_not_have_whole_is_not_reverted(scene: Scene) -> Non
     scene.cluster.wait(1)
     first, second, third = scene.wanted
     offloads = {item.ledger_id: item.offload for item in scene.info.ledgers}
-    for released in (first, second):
-        scene.write(released, replace(offloads[released], bookkeeper_deleted=True))  # type: ignore[type-var]
+    for deleted in (first, second):
+        scene.write(deleted, replace(offloads[deleted], bookkeeper_deleted=True))  # type: ignore[type-var]
     scene.cluster.remove(scene.cluster.path(second))
     before = scene.info
     for dry_run in (True, False):
         (found,) = [one for one in reverted(scene, dry_run=dry_run) if one.ledger_id == first]
-        assert (found.outcome, found.why.code) == (Outcome.REFUSED, Code.RELEASED)
+        assert (found.outcome, found.why.code) == (Outcome.REFUSED, Code.BOOKKEEPER_DELETED)
     scene.write(third, offloads[third])
     scene.cluster.wait(1)
     before = scene.info

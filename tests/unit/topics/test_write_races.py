@@ -265,7 +265,7 @@ def test_a_topic_that_is_created_again_at_any_moment_is_left_alone_though_a_ledg
     assert not made or scene.info.ledgers == made[0]
 
 
-def test_what_is_released_in_bookkeeper_backs_no_topic() -> None:
+def test_what_is_listed_as_deleted_in_bookkeeper_backs_no_topic() -> None:
     """A broker that deletes the topic leaves it behind."""
     scene = Scene(loaded=True)
     first, last = scene.info.ledgers

@@ -170,7 +170,9 @@ def test_both_copies_get_a_message_and_a_deleted_one_none(scene: Scene) -> None:
     assert [(mark["uuid"], mark["bucket"]) for mark in marks] == [(str(uuid), "b"), (str(uuid), "b"), ("", "")]
 
 
-def test_a_copy_in_bookkeeper_that_was_released_and_is_there_gets_a_message_and_goes_at_once(scene: Scene) -> None:
+def test_a_copy_in_bookkeeper_that_is_listed_as_deleted_and_is_there_gets_a_message_and_goes_at_once(
+    scene: Scene,
+) -> None:
     offload = OffloadContext(UUID(int=9), True, True, 1, "aws-s3", {"bucket": "b"})
     first = scene.ids[0]
     scene.cluster.topic(TOPIC, scene.ids, offloaded={first: offload})
@@ -206,9 +208,9 @@ def test_a_mark_waives_nothing_for_a_ledger_in_bookkeeper_that_got_no_message(
     scene: Scene, foreign: bool, whole: bool
 ) -> None:
     """Its id was issued again for another topic's, or its z-node cannot be read: only the copy is asked for."""
-    released_copies = OffloadContext(UUID(int=9), True, True, 1, "aws-s3", {"bucket": "b"})
+    bookkeeper_deleted = OffloadContext(UUID(int=9), True, True, 1, "aws-s3", {"bucket": "b"})
     first = scene.ids[0]
-    scene.cluster.topic(TOPIC, scene.ids, offloaded={first: released_copies})
+    scene.cluster.topic(TOPIC, scene.ids, offloaded={first: bookkeeper_deleted})
     scene.cluster.admin.topics[TOPIC] = {}
     if foreign:
         scene.cluster.remove(scene.cluster.path(first))

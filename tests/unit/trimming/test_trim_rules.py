@@ -310,10 +310,10 @@ def test_one_message_per_copy() -> None:
     assert kinds(None, row(1)) == [LedgerType.LEDGER]
     assert kinds(context_of(complete=False), row(1)) == [LedgerType.LEDGER]
     assert kinds(context_of(), row(1)) == [LedgerType.LEDGER, LedgerType.OFFLOAD_LEDGER]
-    released_copies = context_of(bookkeeper_deleted=True)
-    assert kinds(released_copies, row(1)) == [LedgerType.LEDGER, LedgerType.OFFLOAD_LEDGER]
+    bookkeeper_deleted = context_of(bookkeeper_deleted=True)
+    assert kinds(bookkeeper_deleted, row(1)) == [LedgerType.LEDGER, LedgerType.OFFLOAD_LEDGER]
     for bad in (None, row(1, state="OPEN"), row(1, component="schema"), row(1, managed_ledger="a/b/persistent/c")):
-        assert kinds(released_copies, bad) == [LedgerType.OFFLOAD_LEDGER]
+        assert kinds(bookkeeper_deleted, bad) == [LedgerType.OFFLOAD_LEDGER]
 
 
 def test_a_message_carries_what_the_second_phase_compares() -> None:

@@ -54,7 +54,7 @@ def unreadable_bookkeeper(scene: Scene) -> None:
     scene.cluster.zookeeper.unreadable.add(scene.cluster.path(scene.ids[0]))
 
 
-def released(scene: Scene) -> None:
+def listed_as_deleted(scene: Scene) -> None:
     offload = scene.items[scene.ids[0]].offload
     assert offload
     scene.write(scene.ids[0], replace(offload, bookkeeper_deleted=True))

@@ -1,4 +1,4 @@
-"""Topics with ledgers to offload or release, and the verdicts on them."""
+"""Topics with ledgers to offload, or copies in BookKeeper to delete, and the verdicts on them."""
 
 from __future__ import annotations
 

@@ -65,12 +65,12 @@ def test_the_parents_that_bookkeeper_took_away_come_back_too(scene: Scene) -> No
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_a_ledger_that_its_topic_lists_as_released_is_told_from_the_others(scene: Scene, dry_run: bool) -> None:
-    released, kept, unlisted = scene.ids
-    copies = {i: attempt(UUID(int=i), bookkeeper_deleted=i == released) for i in (released, kept)}
-    scene.cluster.topic(TOPIC, [released, kept], offloaded=copies)
+def test_a_ledger_that_its_topic_lists_as_deleted_is_told_from_the_others(scene: Scene, dry_run: bool) -> None:
+    deleted, kept, unlisted = scene.ids
+    copies = {i: attempt(UUID(int=i), bookkeeper_deleted=i == deleted) for i in (deleted, kept)}
+    scene.cluster.topic(TOPIC, [deleted, kept], offloaded=copies)
     done = scene.preview() if dry_run else scene.undo()
-    assert {i: done[i].released for i in scene.ids} == {released: True, kept: False, unlisted: False}
+    assert {i: done[i].bookkeeper_deleted for i in scene.ids} == {deleted: True, kept: False, unlisted: False}
 
 
 def test_a_topic_that_cannot_be_decoded_stops_no_undo(scene: Scene) -> None:

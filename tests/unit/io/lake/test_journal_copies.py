@@ -1,4 +1,4 @@
-"""What the journal says of copies: marks, offloaded copies and their proofs, releases, attempts."""
+"""What the journal says of copies: marks, offloaded copies and their proofs, copy deletions, attempts."""
 
 import json
 from dataclasses import replace
@@ -9,14 +9,14 @@ import pytest
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.journal.offloads import (
     begun_attempts,
+    copy_deletions,
     deleted_copies,
     failed_proofs,
-    released_ledgers,
     sent_copies,
     verified_copies,
 )
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import Asked, BegunAttempt, Released, Verified
+from pulsar_lifecycle.records.copies import Asked, BegunAttempt, CopyDeletion, Verified
 from pulsar_lifecycle.records.outcomes import Action, Outcome
 from tests.kit.builders import NODE, NOON, PROOF, ROW
 
@@ -216,31 +216,41 @@ def test_the_newest_proof_of_each_copy_is_found(journal) -> None:
     }
 
 
-def test_a_released_ledger_is_one_until_it_is_deleted(journal) -> None:
+def test_a_copy_deletion_is_one_until_it_is_deleted(journal) -> None:
     detail = {**PROOF, "uuid": str(UUIDS[0]), "bucket": "b", "czxid": 9}
-    row = replace(ROW, action=Action.RELEASE, phase="release", outcome=Outcome.MARKED, detail=json.dumps(detail))
+    row = replace(
+        ROW,
+        action=Action.COPY_DELETION,
+        phase="bookkeeper-copy-deletion",
+        outcome=Outcome.MARKED,
+        detail=json.dumps(detail),
+    )
     journal.record([row, replace(row, ledger_id=2, detail="{}"), replace(row, ledger_id=3)])
-    found = released_ledgers(journal, "sandbox")
-    assert found == {i: Released(ROW.topic, UUIDS[0], "b", 9, Verified(**PROOF)) for i in (ROW.ledger_id, 3)}
+    found = copy_deletions(journal, "sandbox")
+    assert found == {i: CopyDeletion(ROW.topic, UUIDS[0], "b", 9, Verified(**PROOF)) for i in (ROW.ledger_id, 3)}
     journal.record(
         [replace(ROW, ledger_id=3, action=Action.DELETE_LEDGER, phase="delete", outcome=Outcome.DELETED, at=ROW.at + 1)]
     )
-    assert set(released_ledgers(journal, "sandbox")) == {ROW.ledger_id}
-    assert released_ledgers(journal, "another") == {}
+    assert set(copy_deletions(journal, "sandbox")) == {ROW.ledger_id}
+    assert copy_deletions(journal, "another") == {}
 
 
-def test_a_release_of_what_failed_a_later_proof_is_none_any_more(journal) -> None:
+def test_a_copy_deletion_of_what_failed_a_later_proof_is_none_any_more(journal) -> None:
     detail = json.dumps({**PROOF, "uuid": str(UUIDS[0]), "bucket": "b", "czxid": 9})
-    row = replace(ROW, action=Action.RELEASE, phase="release", outcome=Outcome.MARKED, detail=detail)
+    row = replace(
+        ROW, action=Action.COPY_DELETION, phase="bookkeeper-copy-deletion", outcome=Outcome.MARKED, detail=detail
+    )
     journal.record([replace(row, outcome=Outcome.PROOF_FAILED, at=row.at - 1), row])
-    assert set(released_ledgers(journal, "sandbox")) == {ROW.ledger_id}
+    assert set(copy_deletions(journal, "sandbox")) == {ROW.ledger_id}
     journal.record([replace(row, outcome=Outcome.PROOF_FAILED, at=row.at + 1)])
-    assert released_ledgers(journal, "sandbox") == {}
+    assert copy_deletions(journal, "sandbox") == {}
 
 
 def test_a_failed_proof_stands_until_the_same_copy_is_proven_or_reverted(journal) -> None:
     detail = json.dumps({"uuid": str(UUIDS[0]), "bucket": "b"})
-    row = replace(ROW, action=Action.RELEASE, phase="release", outcome=Outcome.PROOF_FAILED, detail=detail)
+    row = replace(
+        ROW, action=Action.COPY_DELETION, phase="bookkeeper-copy-deletion", outcome=Outcome.PROOF_FAILED, detail=detail
+    )
     journal.record([row, replace(row, ledger_id=2), replace(row, ledger_id=3, detail="{}")])
     journal.record(
         [replace(row, ledger_id=2, action=Action.OFFLOAD, outcome=Outcome.VERIFIED, at=row.at + 1, run_id="later")]

@@ -1,4 +1,4 @@
-"""Releasing copies in BookKeeper: what brokers can read, the whole way, what goes wrong meanwhile."""
+"""Deleting copies in BookKeeper: what brokers can read, the whole way, what goes wrong meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.formats import managed_ledger
-from pulsar_lifecycle.journal.offloads import released_ledgers
+from pulsar_lifecycle.journal.offloads import copy_deletions
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
@@ -30,8 +30,8 @@ from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck
 from tests.kit.builders import CHUNK
 from tests.kit.crash import raising
-from tests.kit.scenes.tiered.release_scene import SITE, finished, outcomes_and_codes
-from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.tiered.copy_deletion_scene import SITE, finished, outcomes_and_codes
+from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene as Scene
 from tests.kit.scenes.topic_scene import TOPIC, outcomes
 from tests.kit.simulated.offloaded import BUCKET, DATA
 
@@ -54,19 +54,19 @@ def test_what_no_broker_can_read_stays_in_bookkeeper() -> None:
 
     scene.cluster.admin.on_read = read
     scene.read_check = ReadCheck(False, [str(TOPIC)])
-    said = scene.release()
+    said = scene.begin_deletions()
     assert {one.why.code for one in said.values()} == {Code.READ_CHECK_FAILED}
-    assert (asked, scene.released_ids, scene.waiting) == (scene.due[:1], [], 0)
-    assert [outcome for _, phase, outcome in scene.rows if phase == "release"] == ["failed", "failed"]
+    assert (asked, scene.deleted_ids, scene.waiting) == (scene.due[:1], [], 0)
+    assert [outcome for _, phase, outcome in scene.rows if phase == "bookkeeper-copy-deletion"] == ["failed", "failed"]
 
 
-def test_a_topic_that_is_loaded_to_be_read_is_released_by_the_same_run() -> None:
+def test_a_topic_that_is_loaded_to_be_read_is_written_by_the_same_run() -> None:
     """The next one may come when what its broker has shown does not count any more."""
     scene = Scene()
     scene.cluster.admin.on_read = lambda topic, position: scene.broker.load() if not scene.broker.memory else None
     scene.read_check = ReadCheck(False, [str(TOPIC)])
-    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
-    assert (scene.released_ids, scene.broker.memory, scene.left_pending) == (scene.due, None, [])
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.BOOKKEEPER_DELETED}
+    assert (scene.deleted_ids, scene.broker.memory, scene.left_pending) == (scene.due, None, [])
 
 
 @pytest.mark.parametrize("changed", [{"serviceEndpoint": "https://old"}, {"serviceEndpoint": "", "region": "old"}])
@@ -76,14 +76,14 @@ def test_what_was_proven_is_where_brokers_read(scene: Scene, changed: dict[str, 
         metadata = scene.contexts[ledger_id].driver_metadata
         scene.change(ledger_id, driver_metadata={**metadata, **changed})
     scene.cluster.wait(1)
-    said = scene.release()
+    said = scene.begin_deletions()
     assert set(outcomes(said).values()) == {Outcome.REFUSED}
     assert {one.why.code for one in said.values()} == {Code.OTHER_COPY}
-    assert scene.released_ids == []
+    assert scene.deleted_ids == []
 
 
 def test_what_brokers_could_not_read_when_last_asked_stays_in_bookkeeper(scene: Scene) -> None:
-    scene.released()
+    scene.begin_and_scan()
     scene.off.failed_locations = frozenset({SITE})
     for n in range(20):  # it is no message's fault: none becomes a dead letter, however long it lasts
         found = scene.delete(run_id=f"run-{n}")
@@ -107,7 +107,7 @@ def test_another_ledger_of_the_topic_is_asked_for_where_rest_cannot_show_the_fir
     scene.cluster.admin.on_read = read
     scene.read_check = ReadCheck(False, [str(TOPIC)])
     scene.cluster.reader.payloads[scene.due[0]] = [CHUNK]
-    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.BOOKKEEPER_DELETED}
     assert asked == scene.due[1:]
 
 
@@ -115,7 +115,7 @@ def test_what_rest_cannot_show_at_all_stays(scene: Scene) -> None:
     scene.read_check = ReadCheck(False, [str(TOPIC)])
     for ledger_id in scene.due:
         scene.cluster.reader.payloads[ledger_id] = [CHUNK]
-    said = scene.release()
+    said = scene.begin_deletions()
     assert set(outcomes(said).values()) == {"failed"}
     assert {one.why.code for one in said.values()} == {Code.LOCATION_UNREAD}
 
@@ -129,14 +129,14 @@ def test_other_ledgers_are_asked_for_in_the_next_run() -> None:
     begin = scene.cluster.clock.now_ms() % len(scene.due)
     scene.cluster.clock.sleep((len(scene.due) - begin) / 1000)  # the next run begins with the first of them
     scene.read_check = ReadCheck(False, [str(TOPIC)])
-    said = scene.release()
+    said = scene.begin_deletions()
     assert set(outcomes(said).values()) == {"failed"}
     assert said[scene.due[-1]].why.code is Code.LOCATION_UNREAD
     assert f"of ledger {scene.due[ASKED - 1]}" in said[scene.due[-1]].reason
 
     scene.cluster.clock.sleep(0.001)
     scene.read_check = ReadCheck(False, [str(TOPIC)])
-    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.BOOKKEEPER_DELETED}
 
 
 @pytest.mark.parametrize("spoil", ["reverted", "offloaded anew", "the last"])
@@ -160,8 +160,8 @@ def test_a_ledger_that_its_broker_may_read_in_bookkeeper_is_not_asked_for(spoil:
     asked: list[int] = []
     scene.cluster.admin.on_read = lambda topic, position: asked.append(position.ledger_id)
     scene.read_check = ReadCheck(False, [str(TOPIC)])
-    assert set(outcomes(scene.release(*proven)).values()) == {Outcome.REFUSED}
-    assert (asked, scene.read_check.reads(SITE, ""), scene.released_ids) == ([], False, [])
+    assert set(outcomes(scene.begin_deletions(*proven)).values()) == {Outcome.REFUSED}
+    assert (asked, scene.read_check.reads(SITE, ""), scene.deleted_ids) == ([], False, [])
 
 
 # -------------------------------------------------------------------------------------------------------- the whole way
@@ -171,28 +171,28 @@ def test_a_ledger_that_its_broker_may_read_in_bookkeeper_is_not_asked_for(spoil:
 def test_what_was_proven_leaves_bookkeeper_and_nothing_else(loaded: bool) -> None:
     scene = Scene(loaded=loaded)
     before, keys = scene.cluster.ledger_ids(), scene.off.buckets.keys(BUCKET)
-    scene.released()
-    assert scene.released_ids == scene.due
+    scene.begin_and_scan()
+    assert scene.deleted_ids == scene.due
     assert (scene.broker.memory, scene.left_pending) == (None, [])
-    assert outcomes_and_codes(scene.delete()) == {(Outcome.DELETED, Code.COPY_RELEASED)}
+    assert outcomes_and_codes(scene.delete()) == {(Outcome.DELETED, Code.OFFLOADED_WHOLE)}
     assert before - scene.cluster.ledger_ids() == set(scene.due)
     assert scene.off.buckets.keys(BUCKET) == keys
     assert {n.ledger_id for n in scene.cluster.journal.nodes} == set(scene.due)
-    assert (scene.waiting, released_ledgers(scene.cluster.journal, "simulated")) == (0, {})
+    assert (scene.waiting, copy_deletions(scene.cluster.journal, "simulated")) == (0, {})
 
 
 def test_the_journal_proves_it(scene: Scene) -> None:
-    scene.released()
+    scene.begin_and_scan()
     scene.delete()
     first = scene.due[0]
     said = [(phase, outcome) for i, phase, outcome in scene.rows if i == first]
     assert said == [
         ("send", "sent"),
-        ("release", Outcome.MARKED),
-        ("release", Outcome.RELEASED),
+        ("bookkeeper-copy-deletion", Outcome.MARKED),
+        ("bookkeeper-copy-deletion", Outcome.BOOKKEEPER_DELETED),
         ("delete", Outcome.DELETED),
     ]
-    # a released ledger stays listed
+    # its topic lists the ledger still
     assert {row.code for row in scene.cluster.journal.rows if row.phase == "send"} == {Code.PLANNED}
     marked, deleted = (
         next(row for row in scene.cluster.journal.rows if (row.ledger_id, row.outcome) == (first, outcome))
@@ -204,22 +204,22 @@ def test_the_journal_proves_it(scene: Scene) -> None:
 
 
 def test_a_second_run_is_harmless(scene: Scene) -> None:
-    scene.release()
+    scene.begin_deletions()
     before = scene.cluster.zookeeper.stat(scene.path)
-    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.BOOKKEEPER_DELETED}
     assert scene.cluster.zookeeper.stat(scene.path) == before
     scene.scan()
     assert sorted(d.outcome for d in scene.delete()) == [Outcome.DELETED, Outcome.DELETED, Outcome.GONE, Outcome.GONE]
 
 
-# -------------------------------------------------------------------------------------- what goes wrong while releasing
+# ------------------------------------------------------------------------------------------- what goes wrong meanwhile
 
 
 def test_a_message_that_is_not_acknowledged_leaves_its_ledger_and_no_other(scene: Scene) -> None:
     scene.refused = {scene.due[0]}
-    said = scene.release()
-    assert outcomes(said) == {scene.due[0]: Outcome.LEFT, scene.due[1]: Outcome.RELEASED}
-    assert scene.released_ids == scene.due[1:]
+    said = scene.begin_deletions()
+    assert outcomes(said) == {scene.due[0]: Outcome.LEFT, scene.due[1]: Outcome.BOOKKEEPER_DELETED}
+    assert scene.deleted_ids == scene.due[1:]
     scene.scan()
     scene.delete()
     assert scene.left == scene.due[:1]
@@ -227,8 +227,8 @@ def test_a_message_that_is_not_acknowledged_leaves_its_ledger_and_no_other(scene
 
 def test_without_any_acknowledgement_nothing_is_written(scene: Scene) -> None:
     scene.refused = set(scene.due)
-    assert outcomes(scene.release()) == dict.fromkeys(scene.due, Outcome.LEFT)
-    assert (scene.released_ids, [phase for _, phase, _ in scene.rows]) == ([], ["send", "send"])
+    assert outcomes(scene.begin_deletions()) == dict.fromkeys(scene.due, Outcome.LEFT)
+    assert (scene.deleted_ids, [phase for _, phase, _ in scene.rows]) == ([], ["send", "send"])
 
 
 @pytest.mark.parametrize("error", [Paused, LeaseLost, StoreError, Unavailable, AccessDenied])
@@ -245,7 +245,7 @@ def test_an_error_at_any_step_deletes_nothing_and_the_next_run_finishes(error: t
 
         scene.tick = tick
         with contextlib.suppress(LifecycleError):
-            scene.release()
+            scene.begin_deletions()
         scene.tick = lambda name: None
         finished(scene)
 
@@ -255,8 +255,8 @@ def test_an_error_at_any_step_deletes_nothing_and_the_next_run_finishes(error: t
 def test_a_write_without_answer_is_judged_by_what_is_there(when: str, loaded: bool) -> None:
     scene = Scene(loaded=loaded)
     scene.on_write(raising(OutcomeUnknown("no answer")), when)
-    assert outcomes(scene.release()) == dict.fromkeys(scene.due, Outcome.RELEASED)
-    assert (scene.released_ids, scene.broker.memory, scene.left_pending) == (scene.due, None, [])
+    assert outcomes(scene.begin_deletions()) == dict.fromkeys(scene.due, Outcome.BOOKKEEPER_DELETED)
+    assert (scene.deleted_ids, scene.broker.memory, scene.left_pending) == (scene.due, None, [])
 
 
 def test_a_broker_that_gave_it_up_itself_is_left_to_it(scene: Scene) -> None:
@@ -265,7 +265,7 @@ def test_a_broker_that_gave_it_up_itself_is_left_to_it(scene: Scene) -> None:
             scene.change(i, bookkeeper_deleted=True)
 
     scene.on_write(act)
-    assert outcomes(scene.release()) == dict.fromkeys(scene.due, Outcome.RELEASED)
+    assert outcomes(scene.begin_deletions()) == dict.fromkeys(scene.due, Outcome.BOOKKEEPER_DELETED)
     scene.cluster.remove(scene.cluster.path(scene.due[0]))  # and deletes it
     scene.scan()
     assert sorted(d.outcome for d in scene.delete()) == [Outcome.DELETED, Outcome.GONE]
@@ -283,7 +283,7 @@ def test_a_broker_that_gave_it_up_itself_is_left_to_it(scene: Scene) -> None:
 )
 def test_a_topic_that_changes_between_look_and_write(scene: Scene, act: Callable[[Scene], object], code: Code) -> None:
     scene.on_write(lambda: act(scene))
-    said = scene.release()
+    said = scene.begin_deletions()
     assert outcomes(said) == dict.fromkeys(scene.due, Outcome.LEFT)
     assert {one.why.code for one in said.values()} == {code}
     scene.scan()
@@ -294,26 +294,26 @@ def test_a_topic_that_changes_between_look_and_write(scene: Scene, act: Callable
 def test_a_ledger_that_becomes_the_last_between_look_and_write(scene: Scene) -> None:
     scene.loaded_topics = True
     scene.on_write(lambda: scene.list_only(scene.due))
-    assert outcomes(scene.release()) == {scene.due[0]: Outcome.RELEASED, scene.due[1]: Outcome.LEFT}
+    assert outcomes(scene.begin_deletions()) == {scene.due[0]: Outcome.BOOKKEEPER_DELETED, scene.due[1]: Outcome.LEFT}
 
 
 def test_a_topic_that_is_loaded_between_look_and_write_is_read_again(scene: Scene) -> None:
     scene.on_write(scene.broker.load)
-    assert outcomes(scene.release()) == dict.fromkeys(scene.due, Outcome.LEFT_TO_BROKER)
-    assert scene.released_ids == []
+    assert outcomes(scene.begin_deletions()) == dict.fromkeys(scene.due, Outcome.LEFT_TO_BROKER)
+    assert scene.deleted_ids == []
 
 
 def test_an_unload_that_fails_keeps_the_copies_until_it_is_done() -> None:
     scene = Scene(loaded=True)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
-    said = scene.release()
+    said = scene.begin_deletions()
     assert {one.why.code for one in said.values()} == {Code.COMMITTED}
-    assert (scene.released_ids, scene.left_pending) == (scene.due, [True])
+    assert (scene.deleted_ids, scene.left_pending) == (scene.due, [True])
     scene.scan()
     assert {d.outcome for d in scene.delete()} == {Outcome.RETRYING}
     assert scene.left == scene.due
     scene.cluster.admin.on_unload = scene.broker.unload
-    scene.release()
+    scene.begin_deletions()
     scene.scan()
     scene.delete()
     assert scene.left == []
@@ -332,7 +332,7 @@ def test_an_unload_that_another_run_finishes_before_our_write_is_pending_all_the
 
     scene.on_write(finish, when)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
-    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
-    assert (scene.released_ids, scene.left_pending) == (scene.due, [True])
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.BOOKKEEPER_DELETED}
+    assert (scene.deleted_ids, scene.left_pending) == (scene.due, [True])
     scene.scan()
     assert {d.outcome for d in scene.delete()} == {Outcome.RETRYING}

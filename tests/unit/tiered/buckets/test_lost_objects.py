@@ -60,7 +60,7 @@ def test_a_copy_that_failed_its_last_proof_is_not_complete(scene: Scene) -> None
     assert scene.said(scene.live_uuid, scene.live)[0] == ObjectKind.COMPLETE
 
 
-def test_what_a_topic_released_since_the_scan_is_not_missed(scene: Scene) -> None:
+def test_what_a_topic_lists_as_deleted_since_the_scan_is_not_missed(scene: Scene) -> None:
     scene.buckets.objects[BUCKET].pop(index_key(scene.live_uuid, scene.live))
     scene.cluster.topic(TOPIC, [scene.last])
     found = scene.look()[data_key(scene.live_uuid, scene.live)]

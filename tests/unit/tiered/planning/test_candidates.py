@@ -108,7 +108,11 @@ def test_by_size_the_oldest_go_and_equality_stays() -> None:
 
 def test_what_is_offloaded_already_still_counts() -> None:
     rows = judged(state(ledger(1), complete(2, size=1000), ledger(3), LAST), replace(POLICY, threshold_bytes=50))
-    assert [rows[i]["action"] for i in (1, 2, 3)] == [OffloadChoice.OFFLOAD, OffloadChoice.RELEASE, OffloadChoice.KEEP]
+    assert [rows[i]["action"] for i in (1, 2, 3)] == [
+        OffloadChoice.OFFLOAD,
+        OffloadChoice.DELETE_COPY,
+        OffloadChoice.KEEP,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -184,8 +188,8 @@ def test_a_topic_with_an_attempt_of_its_brokers_is_left_alone_whole(
     attempt: UUID | None, ours: dict[int, UUID], alone: bool, everything: bool
 ) -> None:
     item = ledger(1, offload_uuid=str(attempt) if attempt else None)
-    released = complete(5, bookkeeper_deleted=True)
-    rows = judged(state(ledger(0), item, complete(3), released, LAST), ours=ours, everything=everything, leftovers={5})
+    deleted = complete(5, bookkeeper_deleted=True)
+    rows = judged(state(ledger(0), item, complete(3), deleted, LAST), ours=ours, everything=everything, leftovers={5})
     found = {i: rows[i]["action"] for i in (0, 1, 3, 5)}
     if alone:
         assert found == {0: OffloadChoice.KEEP, 1: OffloadChoice.KEEP, 3: OffloadChoice.DONE, 5: OffloadChoice.DONE}
@@ -195,8 +199,8 @@ def test_a_topic_with_an_attempt_of_its_brokers_is_left_alone_whole(
         assert found == {
             0: OffloadChoice.OFFLOAD,
             1: OffloadChoice.OFFLOAD,
-            3: OffloadChoice.RELEASE,
-            5: OffloadChoice.RELEASE,
+            3: OffloadChoice.DELETE_COPY,
+            5: OffloadChoice.DELETE_COPY,
         }
 
 
@@ -231,5 +235,5 @@ def test_a_topic_that_is_not_touched() -> None:
     assert one(ledger(1), rule=HOLD) == (OffloadChoice.KEEP, Protection.LEGAL_HOLD)
     assert one(ledger(1), rule=HOLD, everything=True) == (OffloadChoice.KEEP, Protection.LEGAL_HOLD)
     assert one(complete(1), rule=HOLD) == (OffloadChoice.DONE, Protection.LEGAL_HOLD)
-    released = complete(1, bookkeeper_deleted=True)
-    assert one(released, rule=HOLD, leftovers={1}) == (OffloadChoice.DONE, Protection.LEGAL_HOLD)
+    deleted = complete(1, bookkeeper_deleted=True)
+    assert one(deleted, rule=HOLD, leftovers={1}) == (OffloadChoice.DONE, Protection.LEGAL_HOLD)

@@ -66,12 +66,12 @@ def test_namespaces_where_reading_proves_nothing_are_named() -> None:
 
 
 def test_a_plan_counts_what_a_run_would_leave_to_brokers() -> None:
-    rows = [("offload", 1, ""), ("offload", 2, "left-to-broker"), ("release", 4, "left-to-broker")]
+    rows = [("offload", 1, ""), ("offload", 2, "left-to-broker"), ("delete_copy", 4, "left-to-broker")]
     table = pa.Table.from_pylist([{"action": a, "bytes": b, "outlook": o} for a, b, o in rows])
     found = totals(table, pa.table({"bytes": [8]}))
-    assert (found["ledgers"], found["bytes"], found["released"], found["released_bytes"]) == (2, 3, 1, 4)
+    assert (found["ledgers"], found["bytes"], found["copies"], found["copies_bytes"]) == (2, 3, 1, 4)
     assert (found["left_to_broker"], found["left_to_broker_bytes"]) == (2, 6)
-    assert (found["brokers_release"], found["brokers_release_bytes"]) == (1, 8)
+    assert (found["brokers_delete"], found["brokers_delete_bytes"]) == (1, 8)
 
 
 # ------------------------------------------------------------------------------------------- what the brokers read from
@@ -125,7 +125,9 @@ def test_topics_whose_policies_are_not_known_are_left_out() -> None:
 
 AT = ROW.at
 DETAIL = json.dumps({**PROOF, "uuid": str(UUID(int=1)), "bucket": "b", "czxid": 9})
-RELEASED = replace(ROW, action=Action.RELEASE, phase="release", outcome=Outcome.MARKED, detail=DETAIL)
+DELETION = replace(
+    ROW, action=Action.COPY_DELETION, phase="bookkeeper-copy-deletion", outcome=Outcome.MARKED, detail=DETAIL
+)
 MESSAGE = replace(ROW, action=Action.DELETE_LEDGER, phase="send", outcome=Outcome.SENT)
 ONE = BitMap64([ROW.ledger_id])
 NOW = AT + 90 * 86_400_000
@@ -133,11 +135,11 @@ NOW = AT + 90 * 86_400_000
 
 @pytest.fixture
 def lake(tmp_path: Path) -> str:
-    FileJournal(str(tmp_path)).record([RELEASED, MESSAGE])
+    FileJournal(str(tmp_path)).record([DELETION, MESSAGE])
     return str(tmp_path)
 
 
-def test_a_ledger_that_was_released_and_whose_message_waits_is_in_flight(lake: str) -> None:
+def test_a_ledger_whose_copy_we_began_to_delete_and_whose_message_waits_is_in_flight(lake: str) -> None:
     assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == ONE
     assert in_flight(FileJournal(lake), ROW.cluster, BitMap64([ROW.ledger_id + 1]), AT, NOW) == BitMap64()
     assert in_flight(FileJournal(lake), ROW.cluster, BitMap64(), AT, NOW) == BitMap64()
@@ -161,7 +163,7 @@ def test_what_a_deletion_run_said_of_it_counts(lake: str, outcome: str, waits: b
 def test_a_message_that_waits_for_a_read_leaves_its_ledger_to_the_plan(
     lake: str, waiting: Waiting, counts: bool
 ) -> None:
-    """The read that frees its location is made by a run that has a ledger there to release."""
+    """The read that frees its location is made by a run that has a copy of a ledger there to delete."""
     decided = replace(
         MESSAGE, phase="delete", outcome=Outcome.WAITING, detail=json.dumps({"waiting": waiting}), at=AT + 1
     )
@@ -180,7 +182,7 @@ def test_a_message_is_as_old_as_its_sending_however_often_it_was_decided_since(l
     assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT + 5, NOW) == ONE
 
 
-def test_a_message_about_a_ledger_that_nobody_released_is_another(tmp_path: Path) -> None:
+def test_a_message_about_a_ledger_whose_copy_nobody_deletes_is_another(tmp_path: Path) -> None:
     FileJournal(str(tmp_path)).record([MESSAGE])
     assert in_flight(FileJournal(str(tmp_path)), ROW.cluster, ONE, AT, NOW) == BitMap64()
 

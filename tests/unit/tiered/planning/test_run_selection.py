@@ -1,4 +1,4 @@
-"""Which rows of a plan a run works on: caps of each action, topics that may not be written now, releases first."""
+"""Which rows of a plan a run works on: caps of each action, topics that may not be written now, what comes first."""
 
 from __future__ import annotations
 
@@ -68,13 +68,17 @@ def test_the_oldest_ledgers_of_each_action_as_many_as_the_caps_allow(
     limit: int, max_ledgers: int, max_bytes: int, expected: list[int]
 ) -> None:
     rows = table(
-        row(4), row(5), row(3, OffloadChoice.RELEASE), row(2, OffloadChoice.RELEASE), row(1, OffloadChoice.RELEASE)
+        row(4),
+        row(5),
+        row(3, OffloadChoice.DELETE_COPY),
+        row(2, OffloadChoice.DELETE_COPY),
+        row(1, OffloadChoice.DELETE_COPY),
     )
     assert ids(chosen(rows, limit, max_ledgers, max_bytes)) == expected
 
 
 def test_one_that_does_not_fit_ends_its_action() -> None:
-    rows = table(row(1, size=10), row(2, size=100), row(3, size=1), row(4, OffloadChoice.RELEASE, size=50))
+    rows = table(row(1, size=10), row(2, size=100), row(3, size=1), row(4, OffloadChoice.DELETE_COPY, size=50))
     assert ids(chosen(rows, 0, MANY, 50)) == [1, 4]
 
 
@@ -88,9 +92,9 @@ def test_what_is_set_aside_uses_up_no_cap() -> None:
 
 
 def test_what_brokers_could_not_read_comes_last() -> None:
-    elsewhere = planned(3, OffloadChoice.RELEASE) | {"topic": "persistent://acme/else/t"}
+    elsewhere = planned(3, OffloadChoice.DELETE_COPY) | {"topic": "persistent://acme/else/t"}
     rows = [
-        planned(1, OffloadChoice.RELEASE),
+        planned(1, OffloadChoice.DELETE_COPY),
         planned(2, OffloadChoice.OFFLOAD),
         elsewhere,
         planned(4, OffloadChoice.OFFLOAD) | {"topic": elsewhere["topic"]},
@@ -101,7 +105,7 @@ def test_what_brokers_could_not_read_comes_last() -> None:
     here = ("s3", "b", "", "")
     assert ids(chosen(table(*rows), 0, 1, HUGE)) == [1, 2]
     assert ids(chosen(table(*rows), 0, 1, HUGE, unread={here})) == [3, 4]
-    several = [planned(n, OffloadChoice.RELEASE) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
+    several = [planned(n, OffloadChoice.DELETE_COPY) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
     first, *few = ids(chosen(table(*several, elsewhere | {"ledger_id": 12}), 0, MANY, HUGE, unread={here}))
     assert first == 12
     assert len({n % 4 for n in few}) == len(few) == 3
@@ -121,16 +125,16 @@ def test_what_waits_at_a_location_that_could_not_be_read_is_told_with_its_bytes(
         met.extend(some)
         return some
 
-    chosen(table(planned(1, OffloadChoice.RELEASE)), 0, MANY, HUGE, without, {("s3", "b", "", "")})
+    chosen(table(planned(1, OffloadChoice.DELETE_COPY)), 0, MANY, HUGE, without, {("s3", "b", "", "")})
     assert [one["bytes"] for one in met] == [10, 10]
 
 
 def test_what_stays_as_its_location_could_not_be_read_is_told() -> None:
     here, elsewhere = ("s3", "b", "", ""), "persistent://acme/else/t"
-    several = [planned(n, OffloadChoice.RELEASE) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
+    several = [planned(n, OffloadChoice.DELETE_COPY) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
     rows = table(
         *several,
-        planned(12, OffloadChoice.RELEASE) | {"topic": elsewhere, "bucket": "c"},
+        planned(12, OffloadChoice.DELETE_COPY) | {"topic": elsewhere, "bucket": "c"},
         planned(13, OffloadChoice.OFFLOAD),
     )
     taken = chosen(rows, 0, MANY, HUGE, unread={here})
@@ -152,14 +156,14 @@ def planned(ledger_id: int, action: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "release", "stay", "code"),
+    ("policy", "ours", "stay", "code"),
     [
         (POLICY, True, [1, 2], None),
-        (POLICY, False, [1], Code.BROKERS_RELEASE),
+        (POLICY, False, [1], Code.BROKERS_DELETE),
         (Why(OffloadCode.LEFT_OUT, "its bucket"), True, [], OffloadCode.LEFT_OUT),
         (replace(POLICY, tiered_first=False), True, [1], Code.BOOKKEEPER_FIRST),
-        (replace(POLICY, deletion_lag_ms=0), True, [1], Code.BROKERS_RELEASE),
-        (replace(POLICY, deletion_lag_ms=None), True, [1], Code.BROKERS_RELEASE),
+        (replace(POLICY, deletion_lag_ms=0), True, [1], Code.BROKERS_DELETE),
+        (replace(POLICY, deletion_lag_ms=None), True, [1], Code.BROKERS_DELETE),
         (replace(POLICY, bucket="c"), True, [2], Code.CHANGED_SINCE_PLAN),
         (replace(POLICY, driver="filesystem"), True, [], Code.CHANGED_SINCE_PLAN),
         (replace(POLICY, endpoint="https://elsewhere"), True, [], Code.CHANGED_SINCE_PLAN),
@@ -167,10 +171,10 @@ def planned(ledger_id: int, action: str) -> dict[str, Any]:
     ],
 )
 def test_what_changed_since_the_plan_was_made_is_left_alone(
-    policy: OffloadPolicy | Why | None, release: bool, stay: list[int], code: Code | OffloadCode | None
+    policy: OffloadPolicy | Why | None, ours: bool, stay: list[int], code: Code | OffloadCode | None
 ) -> None:
-    rows = table(planned(1, OffloadChoice.OFFLOAD), planned(2, OffloadChoice.RELEASE))
-    found, outcomes = in_agreement(rows, {str(TOPIC): policy} if policy else {}, release=release)
+    rows = table(planned(1, OffloadChoice.OFFLOAD), planned(2, OffloadChoice.DELETE_COPY))
+    found, outcomes = in_agreement(rows, {str(TOPIC): policy} if policy else {}, ours=ours)
     assert found.column("ledger_id").to_pylist() == stay
     assert {one.why.code for one in outcomes} == ({code} if code else set())
     assert all(one.outcome == Outcome.REFUSED for one in outcomes)
@@ -184,7 +188,7 @@ def waiting(scene: Scene) -> SetAside:
     return SetAside(session.run, scene.store, lambda: session.guard.check(scene.store))
 
 
-@pytest.mark.parametrize("action", [OffloadChoice.OFFLOAD, OffloadChoice.RELEASE])
+@pytest.mark.parametrize("action", [OffloadChoice.OFFLOAD, OffloadChoice.DELETE_COPY])
 def test_rows_of_a_loaded_topic_that_the_policy_does_not_name_wait(action: str) -> None:
     scene = Scene(loaded=True)
     scene.loaded_topics = False
@@ -195,7 +199,7 @@ def test_rows_of_a_loaded_topic_that_the_policy_does_not_name_wait(action: str) 
     assert ids(aside.without(rows)) == [99]
     assert ids(aside.rows) == scene.wanted
     (said,) = aside.outcomes(action)
-    assert aside.outcomes(OffloadChoice.RELEASE if action == OffloadChoice.OFFLOAD else OffloadChoice.OFFLOAD) == []
+    assert aside.outcomes(OffloadChoice.DELETE_COPY if action == OffloadChoice.OFFLOAD else OffloadChoice.OFFLOAD) == []
     assert (said.topic, said.ledger_id, said.outcome) == (str(TOPIC), -1, Outcome.LEFT_TO_BROKER)
     assert (said.ledgers, said.bytes) == (3, 30)
     assert said.why.code is Code.TOPIC_LOADED
@@ -217,11 +221,11 @@ def test_rows_of_a_loaded_topic_that_the_policy_names_do_not_wait() -> None:
     assert (aside.rows, aside.outcomes(OffloadChoice.OFFLOAD)) == ([], [])
 
 
-def test_a_copy_that_is_released_already_goes_whoever_has_the_topic() -> None:
+def test_a_copy_that_is_listed_as_deleted_goes_whoever_has_the_topic() -> None:
     scene = Scene(loaded=True)
     scene.loaded_topics = False
     scene.write(scene.ids[0], context(uuid4(), complete=True, bookkeeper_deleted=True))
-    assert ids(waiting(scene).without([row(i, OffloadChoice.RELEASE) for i in scene.wanted])) == scene.ids[:1]
+    assert ids(waiting(scene).without([row(i, OffloadChoice.DELETE_COPY) for i in scene.wanted])) == scene.ids[:1]
 
 
 @pytest.mark.parametrize("data", [None, b"\xff\xff"])
@@ -245,8 +249,8 @@ def test_a_pause_stops_the_look() -> None:
 # ------------------------------------------------------------------------------------------------------------ the order
 
 
-def test_copies_are_released_before_others_are_made() -> None:
-    """A commit makes the z-node too young to be written again: what every run offloads, no run would release."""
+def test_copies_are_deleted_before_others_are_made() -> None:
+    """A commit makes the z-node too young to be written again: what every run offloads, no run would delete."""
     done: list[tuple[str, list[int]]] = []
 
     class Work:
@@ -262,19 +266,19 @@ def test_copies_are_released_before_others_are_made() -> None:
         def read_first(self, rows: Sequence[Row], _: object) -> None:
             done.append(("read first", ids(rows)))
 
-        def release(self, rows: Sequence[Row], _: object) -> None:
-            done.append((OffloadChoice.RELEASE, ids(rows)))
+        def begin_deletions(self, rows: Sequence[Row], _: object) -> None:
+            done.append((OffloadChoice.DELETE_COPY, ids(rows)))
 
         def finish(self) -> None:
             done.append(("finish", []))
 
     work: Any = Work()
-    some = [row(1), row(2, OffloadChoice.RELEASE), row(3)]
+    some = [row(1), row(2, OffloadChoice.DELETE_COPY), row(3)]
     carry_out(work, some, table(*some, row(4)), print)
     assert done == [
         ("finish", [1, 2, 3, 4]),
         ("read first", [2]),
-        (OffloadChoice.RELEASE, [2]),
+        (OffloadChoice.DELETE_COPY, [2]),
         (OffloadChoice.OFFLOAD, [1, 3]),
         ("finish", []),
     ]

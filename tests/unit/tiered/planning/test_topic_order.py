@@ -48,7 +48,7 @@ class Offloading:
         epoch = judged_scan.scan(self.cluster, "run")
         self.epoch_id = epoch.epoch_id
         plan, rows = make_offload_plan(self.cluster, epoch, **order)
-        assert rows.num_rows == plan.ledgers + plan.released
+        assert rows.num_rows == plan.ledgers + plan.copies
         assert plan.ordered == bool(order.get("topics") or order.get("everything"))
         return [row["ledger_id"] for row in rows.to_pylist() if row["action"] == OffloadChoice.OFFLOAD]
 
@@ -121,7 +121,7 @@ def test_what_is_no_order_is_refused_by_name(offloading: Offloading, order: dict
 def test_a_cluster_where_no_namespace_has_an_offload_policy_has_an_empty_plan(scene: RetentionScene) -> None:
     scene.topic("a", 9, 8)
     plan, rows = make_offload_plan(scene.cluster, judged_scan.scan(scene.cluster, "run"))
-    assert (rows.num_rows, plan.ledgers, plan.released) == (0, 0, 0)
+    assert (rows.num_rows, plan.ledgers, plan.copies) == (0, 0, 0)
 
 
 def test_policies_that_cannot_be_decoded_leave_out_their_own_namespace_alone(offloading: Offloading) -> None:
@@ -178,6 +178,6 @@ def test_nothing_is_done_from_the_position_on_and_all_before_it_as_without(
     items = [(complete if done else ledger)(n, size=size) for n, (done, size) in enumerate(found)]
     whole = judged(state(*items, LAST), everything=True)
     asked = judged(state(*items, LAST), everything=True, upto=upto)
-    doing = (OffloadChoice.OFFLOAD, OffloadChoice.RELEASE, OffloadChoice.BROKERS_RELEASE)
+    doing = (OffloadChoice.OFFLOAD, OffloadChoice.DELETE_COPY, OffloadChoice.BROKERS_DELETE)
     assert {i: row for i, row in asked.items() if i < upto} == {i: row for i, row in whole.items() if i < upto}
     assert not [i for i, row in asked.items() if i >= upto and row["action"] in doing]

@@ -1,4 +1,4 @@
-"""Releasing copies in BookKeeper beside a deletion run that is under way."""
+"""Deleting copies in BookKeeper beside a deletion run that is under way."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld, location_before, record_failed, record_passed
 from tests.kit.crash import Crash, Watched
 from tests.kit.fakes.metadata_store import Operation
-from tests.kit.scenes.tiered.release_scene import FAR, NO, SITE, beside, copy_of, reading
-from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.tiered.copy_deletion_scene import FAR, NO, SITE, beside, copy_of, reading
+from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene as Scene
 from tests.kit.scenes.topic_scene import TOPIC, outcomes
 
 
@@ -47,7 +47,7 @@ def read_once(scene: Scene, *, works: bool, run_id: str = "another", read_check:
 def test_what_brokers_cannot_read_since_a_deletion_run_began_stays_in_bookkeeper() -> None:
     """It read the journal when it began, goes on for hours, and has deleted one copy when a read fails elsewhere."""
     scene = Scene(due=3)
-    scene.released()
+    scene.begin_and_scan()
     scene.off.batch = 1
     left: list[list[int]] = []
 
@@ -75,7 +75,7 @@ def test_what_brokers_cannot_read_since_a_deletion_run_began_stays_in_bookkeeper
 
 def test_a_copy_at_another_location_is_deleted_meanwhile() -> None:
     scene = Scene()
-    scene.released()
+    scene.begin_and_scan()
     store = scene.cluster.open_store()
     for where in ((SITE[0], "another", *SITE[2:]), (*SITE[:2], "r", ""), (*SITE[:3], "http://s3")):
         unread_locations.hold(store, where, "run", "500")
@@ -98,7 +98,7 @@ def test_the_failing_read_is_held_before_anything_else_is_done(outcome: str) -> 
 
     scene.tick = die
     with pytest.raises(Crash):
-        scene.release()
+        scene.begin_deletions()
     assert seen == [outcome == Outcome.CHECK_FAILED]
     assert held(scene) == (outcome == Outcome.CHECK_FAILED)
 
@@ -115,8 +115,8 @@ def test_killed_after_a_failing_read_its_location_is_held(at: str) -> None:
 
     scene.tick = die
     with pytest.raises(Crash):
-        scene.release()
-    assert (held(scene), scene.released_ids) == (True, [])
+        scene.begin_deletions()
+    assert (held(scene), scene.deleted_ids) == (True, [])
 
 
 @pytest.mark.parametrize("nth", range(3))
@@ -133,7 +133,7 @@ def test_a_failing_read_counts_though_its_topic_cannot_be_looked_at_afterwards(n
                 raise Unavailable("connection loss")
 
     scene.tick = look_away
-    assert set(outcomes(scene.release()).values()) == {"failed"}
+    assert set(outcomes(scene.begin_deletions()).values()) == {"failed"}
     assert (len(asked), any(cut), held(scene), list(scene.read_check.blocked)) == (1, True, True, [SITE])
     words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-check"]
     assert words == [Outcome.CHECK_FAILED]
@@ -150,7 +150,7 @@ def test_a_failing_read_of_another_offload_by_now_says_nothing() -> None:
         raise Failed("500: no such object")
 
     scene.cluster.admin.on_read = renamed
-    scene.release()
+    scene.begin_deletions()
     assert (len(asked), held(scene), scene.read_check.blocked) == (1, False, {})
     words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-check"]
     assert words == []
@@ -170,7 +170,7 @@ def test_a_failing_read_of_a_topic_that_is_gone_by_now_says_nothing() -> None:
         raise NotFound("404: Topic not found")
 
     scene.cluster.admin.on_read = deleted
-    scene.release()
+    scene.begin_deletions()
     assert (len(asked), held(scene), scene.read_check.blocked) == (1, False, {})
 
 
@@ -187,7 +187,7 @@ def test_a_failure_that_says_nothing_leaves_an_earlier_one_at_its_location() -> 
 
     scene.cluster.admin.on_read = renamed
     before = unread_locations.all_held(scene.cluster.open_store())
-    scene.release()
+    scene.begin_deletions()
     after = unread_locations.all_held(scene.cluster.open_store())
     assert [(one.run_id, one.said) for one in after] == [(one.run_id, one.said) for one in before]
 
@@ -202,7 +202,7 @@ def test_a_failing_read_is_recorded_however_slow_zookeeper_is_then() -> None:
 
     scene.tick = slow
     with pytest.raises(Unheld):
-        scene.release()
+        scene.begin_deletions()
     scene.tick = lambda name: None
     words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-check"]
     assert words == [Outcome.CHECK_FAILED]
@@ -211,7 +211,7 @@ def test_a_failing_read_is_recorded_however_slow_zookeeper_is_then() -> None:
 def test_a_failing_read_that_a_clock_ahead_has_dated_is_forgotten_after_one_that_works() -> None:
     """Which was first the z-node's versions tell."""
     scene = Scene()
-    scene.released()
+    scene.begin_and_scan()
     run, ports = beside(scene)
 
     class Ahead:
@@ -247,8 +247,8 @@ def test_a_first_failure_at_a_location_is_seen_by_the_read_that_it_overtakes() -
         read(topic, position)
 
     scene.cluster.admin.on_read = overtaken
-    assert set(outcomes(scene.release()).values()) == {"failed"}
-    assert (asked != [], held(scene), scene.released_ids) == (True, True, [])
+    assert set(outcomes(scene.begin_deletions()).values()) == {"failed"}
+    assert (asked != [], held(scene), scene.deleted_ids) == (True, True, [])
 
 
 @pytest.mark.parametrize("at", ["before record", "after record", "before write", "after write"])
@@ -289,7 +289,7 @@ def test_a_read_lets_a_location_go_in_a_later_run_alone() -> None:
 
 
 def test_a_read_that_fails_while_another_works_stays_the_last_word() -> None:
-    """The one that works began before it: it does not erase what came after, nor is anything released by it."""
+    """The one that works began before it: it does not erase what came after, nor is any copy deleted by it."""
     scene = Scene()
     asked = reading(scene)
     read_once(scene, works=False)
@@ -301,12 +301,12 @@ def test_a_read_that_fails_while_another_works_stays_the_last_word() -> None:
         read(topic, position)
 
     scene.cluster.admin.on_read = overtaken
-    assert set(outcomes(scene.release()).values()) == {"failed"}
+    assert set(outcomes(scene.begin_deletions()).values()) == {"failed"}
     assert asked
-    assert (held(scene), scene.released_ids) == (True, [])
+    assert (held(scene), scene.deleted_ids) == (True, [])
     reading(scene)
     scene.cluster.wait(1)
-    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.BOOKKEEPER_DELETED}
     assert not held(scene)
 
 
@@ -336,25 +336,25 @@ def test_a_failing_read_that_cannot_be_held_stops_its_run(error: Exception, full
 
     scene.begin = denied  # type: ignore[method-assign]
     with pytest.raises(Unheld, match="could not be told.*no space left" if full else "could not be told"):
-        scene.release()
-    assert (scene.released_ids, scene.broker.memory, scene.read_check.unheld != "") == ([], None, True)
+        scene.begin_deletions()
+    assert (scene.deleted_ids, scene.broker.memory, scene.read_check.unheld != "") == ([], None, True)
     words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-check"]
     assert words == ([] if full else [Outcome.CHECK_FAILED])  # deletion runs that begin later know
 
 
-def test_a_location_that_cannot_be_asked_for_is_neither_read_nor_released() -> None:
+def test_a_location_that_cannot_be_asked_for_is_neither_read_nor_deleted() -> None:
     scene = Scene()
     asked = reading(scene)
     read_once(scene, works=False)
     scene.cluster.zookeeper.unreadable.add(unread_locations.path_of(SITE))
-    said = scene.release()
+    said = scene.begin_deletions()
     assert set(outcomes(said).values()) == {"failed"}
-    assert (asked, scene.released_ids, held(scene)) == ([], [], True)
+    assert (asked, scene.deleted_ids, held(scene)) == ([], [], True)
 
 
 def test_a_z_node_that_cannot_be_read_keeps() -> None:
     scene = Scene()
-    scene.released()
+    scene.begin_and_scan()
     store, path = scene.cluster.open_store(), unread_locations.path_of(SITE)
     unread_locations.hold(store, SITE, "run", "500")
     unread_locations.let_go(store, SITE, unread_locations.look(store, SITE))
@@ -365,15 +365,15 @@ def test_a_z_node_that_cannot_be_read_keeps() -> None:
     assert {d.outcome for d in scene.delete(run_id="again")} == {Outcome.DELETED}
 
 
-def test_released_ledgers_that_wait_for_a_read_are_what_is_read() -> None:
+def test_ledgers_listed_as_deleted_that_wait_for_a_read_are_what_is_read() -> None:
     """Nothing else is offloaded there: planned once more, they free their location."""
     scene = Scene()
-    scene.released()
+    scene.begin_and_scan()
     read_once(scene, works=False)
     assert {d.outcome for d in scene.delete(run_id="waits")} == {Outcome.WAITING}
     scene.cluster.wait(1)
     asked = reading(scene)
-    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.BOOKKEEPER_DELETED}
     assert (bool(asked), held(scene)) == (True, False)
     scene.scan()
     assert {d.outcome for d in scene.delete(run_id="ends")} <= {Outcome.DELETED, "gone"}
@@ -383,7 +383,7 @@ def test_released_ledgers_that_wait_for_a_read_are_what_is_read() -> None:
 def test_a_z_node_that_outlives_its_cause_keeps_nothing_that_was_reverted() -> None:
     """Where nothing is offloaded any more, nobody reads again: its messages end all the same."""
     scene = Scene()
-    scene.released()
+    scene.begin_and_scan()
     read_once(scene, works=False)
     assert {d.outcome for d in scene.delete(run_id="waits")} == {Outcome.WAITING}
     scene.cluster.wait(1)

@@ -1,4 +1,4 @@
-"""What must be known before a copy in BookKeeper is released: each broker's read, damage, a broker's attempt."""
+"""What must be known before a copy in BookKeeper is deleted: each broker's read, damage, a broker's attempt."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from pulsar_lifecycle.tiered.bookkeeper_copies import FailedProof
 from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.unloads import finish_unloads
 from tests.kit.crash import Crash
-from tests.kit.scenes.tiered.release_scene import FAR, NO, SITE, copy_of, own, reading, theirs
-from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.tiered.copy_deletion_scene import FAR, NO, SITE, copy_of, own, reading, theirs
+from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene as Scene
 from tests.kit.scenes.topic_scene import TOPIC, outcomes
 from tests.kit.simulated.cluster import SimulatedCluster
 from tests.kit.simulated.offloaded import BUCKET
@@ -42,13 +42,13 @@ def test_a_read_that_fails_in_another_namespace_blocks_its_location_in_that_run(
     copy = copy_of(scene, scene.due[0])
     scene.read_check.passed_before[namespace_location(TOPIC, copy)] = scene.cluster.clock.now_ms()
     scene.read_check.failed(FAR, copy, NO)
-    said = scene.release()
+    said = scene.begin_deletions()
     assert set(outcomes(said).values()) == {"failed"}
     assert {one.why.code for one in said.values()} == {Code.LOCATION_UNREAD}
     assert all(str(FAR) in one.reason for one in said.values())
-    assert (asked, scene.released_ids, scene.waiting) == ([], [], 0)
+    assert (asked, scene.deleted_ids, scene.waiting) == ([], [], 0)
     reading(scene)
-    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.BOOKKEEPER_DELETED}
 
 
 def test_a_failure_elsewhere_blocks_nothing_here() -> None:
@@ -56,7 +56,7 @@ def test_a_failure_elsewhere_blocks_nothing_here() -> None:
     reading(scene)
     elsewhere = replace(copy_of(scene, scene.due[0]), metadata=(("bucket", "another"),))
     scene.read_check.failed(FAR, elsewhere, NO)
-    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.BOOKKEEPER_DELETED}
 
 
 def test_what_was_read_in_an_earlier_run_is_read_again() -> None:
@@ -64,7 +64,7 @@ def test_what_was_read_in_an_earlier_run_is_read_again() -> None:
     asked = reading(scene)
     copy = copy_of(scene, scene.due[0])
     scene.read_check.passed_before[namespace_location(TOPIC, copy)] = scene.cluster.clock.now_ms()
-    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.BOOKKEEPER_DELETED}
     assert asked
 
 
@@ -77,7 +77,7 @@ def test_each_broker_that_owns_such_topics_reads_for_itself() -> None:
     asked = reading(scene)
     copy = copy_of(scene, scene.due[0])
     scene.read_check.passed(FAR, copy, proves=True, broker="broker-2:8080")
-    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.BOOKKEEPER_DELETED}
     assert asked
     (told,) = [json.loads(row.detail) for row in scene.cluster.journal.rows if row.outcome == "read-passed"]
     assert told["broker"] == "broker-1:8080"
@@ -89,7 +89,7 @@ def test_a_broker_reads_once_in_a_run() -> None:
     own(scene.cluster, TOPIC, "broker-1:8080")
     asked = reading(scene)
     scene.read_check.passed(FAR, copy_of(scene, scene.due[0]), proves=True, broker="broker-1:8080")
-    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.BOOKKEEPER_DELETED}
     assert asked == []
 
 
@@ -129,11 +129,11 @@ def test_a_topic_that_was_loaded_to_be_read_is_unloaded_whatever_came_out(writes
     scene.tick = look
     if isinstance(fail, RuntimeError):
         with pytest.raises(RuntimeError):
-            scene.release()
+            scene.begin_deletions()
     else:
-        scene.release()
+        scene.begin_deletions()
     assert not any(left)  # at the end of the step, and not of the run
-    assert (scene.broker.memory, scene.released_ids) == (None, [] if fail else scene.due)
+    assert (scene.broker.memory, scene.deleted_ids) == (None, [] if fail else scene.due)
     assert scene.left_pending in ([], [False])
 
 
@@ -141,7 +141,7 @@ def test_a_topic_is_unloaded_though_the_run_was_paused_meanwhile() -> None:
     scene = Scene()
     reading(scene, Paused("paused"))
     with pytest.raises(Paused):
-        scene.release()
+        scene.begin_deletions()
     assert scene.broker.memory is None
 
 
@@ -156,16 +156,16 @@ def test_a_topic_that_a_killed_run_has_loaded_is_unloaded_by_the_next(at: str) -
 
     scene.tick = die
     with pytest.raises(Crash):
-        scene.release()
+        scene.begin_deletions()
     assert scene.left_pending == [True]
     scene.tick = lambda name: None
     _, ports, guard = scene.begin()
     assert finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False) == {}
-    assert (scene.broker.memory, scene.left_pending, scene.released_ids) == (None, [], [])
+    assert (scene.broker.memory, scene.left_pending, scene.deleted_ids) == (None, [], [])
 
 
 def test_a_topic_that_was_read_and_then_loaded_for_its_clients_is_left_to_its_broker() -> None:
-    """Hours may pass between the read and the release: the policy on loaded topics counts again."""
+    """Hours may pass between the read and the write: the policy on loaded topics counts again."""
     scene = Scene()
     reading(scene)
     run, ports, guard = scene.begin()
@@ -174,9 +174,9 @@ def test_a_topic_that_was_read_and_then_loaded_for_its_clients_is_left_to_its_br
     assert scene.broker.memory is None
     scene.cluster.wait(3)
     scene.broker.load()
-    said = bookkeeper_copies.release_topic(run, ports, guard, TOPIC, due, 0, scene.read_check)
+    said = bookkeeper_copies.begin_deletions(run, ports, guard, TOPIC, due, 0, scene.read_check)
     assert {one.outcome for one in said} == {Outcome.LEFT_TO_BROKER}
-    assert (scene.broker.memory is None, scene.released_ids, scene.waiting) == (False, [], 0)
+    assert (scene.broker.memory is None, scene.deleted_ids, scene.waiting) == (False, [], 0)
 
 
 def test_an_unload_that_fails_after_a_read_stays_pending() -> None:
@@ -220,9 +220,13 @@ def test_a_copy_that_fails_its_proof_is_told_and_nothing_is_written() -> None:
     assert said.outcome == Outcome.PROOF_FAILED
     assert said.why.code is Code.NOT_PROVEN
     (row,) = scene.cluster.journal.rows
-    assert (row.action, row.phase, row.outcome) == ("release-bookkeeper-copy", "release", Outcome.PROOF_FAILED)
+    assert (row.action, row.phase, row.outcome) == (
+        "bookkeeper-copy-deletion",
+        "bookkeeper-copy-deletion",
+        Outcome.PROOF_FAILED,
+    )
     assert json.loads(row.detail) == {"bucket": BUCKET, "uuid": str(scene.uuids[scene.due[0]])}
-    assert (scene.cluster.zookeeper.stat(scene.path), scene.released_ids) == (before, [])
+    assert (scene.cluster.zookeeper.stat(scene.path), scene.deleted_ids) == (before, [])
 
 
 def test_what_its_topic_does_not_read_disproves_nothing() -> None:
@@ -235,10 +239,10 @@ def test_what_its_topic_does_not_read_disproves_nothing() -> None:
     assert scene.cluster.journal.rows == []
 
 
-def test_what_fails_its_proof_after_it_was_released_is_not_deleted_in_bookkeeper() -> None:
+def test_what_fails_its_proof_after_it_was_listed_as_deleted_is_not_deleted_in_bookkeeper() -> None:
     """Its message is under way, and the bucket says of the object what it said when it was proven."""
     scene = Scene()
-    scene.released()
+    scene.begin_and_scan()
     scene.cluster.wait(0.1)
     unproven(scene)
     scene.scan()
@@ -250,7 +254,7 @@ def test_what_fails_its_proof_after_it_was_released_is_not_deleted_in_bookkeeper
 def test_what_fails_its_proof_while_a_deletion_run_is_under_way_stays_in_bookkeeper() -> None:
     """The run has read the journal when it began, and the bucket says of the object what it said when it was proven."""
     scene = Scene()
-    scene.released()
+    scene.begin_and_scan()
     due = scene.proven(scene.due[0], scene.uuids[scene.due[0]])
     damaged = FailedProof(
         due.ledger_id, due.location, Why(Code.UNLIKE_BOOKKEEPER, "one byte is another"), due.endpoint, due.region
@@ -269,7 +273,7 @@ def test_what_fails_its_proof_while_a_deletion_run_is_under_way_stays_in_bookkee
     assert scene.left == scene.due[:1]
     bookkeeper_copies.record_failed_proofs(beside, run, TOPIC, [damaged])  # again: it is held already
     assert failed_proofs.held(scene.store, scene.due) == {scene.due[0]}
-    assert scene.release(due)[scene.due[0]].outcome == Outcome.RELEASED  # it was put back, and proven
+    assert scene.begin_deletions(due)[scene.due[0]].outcome == Outcome.BOOKKEEPER_DELETED  # it was put back, and proven
     assert failed_proofs.held(scene.store, scene.due) == set()
 
 
@@ -277,16 +281,16 @@ def test_what_fails_its_proof_while_a_deletion_run_is_under_way_stays_in_bookkee
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_nothing_is_released_beside_an_attempt_of_its_broker(loaded: bool) -> None:
+def test_no_copy_is_deleted_beside_an_attempt_of_its_broker(loaded: bool) -> None:
     scene = Scene(loaded=loaded)
     asked = reading(scene)
     scene.write(scene.ids[2], theirs())
     scene.cluster.wait(1)
     before = scene.cluster.zookeeper.stat(scene.path)
-    said = scene.release()
+    said = scene.begin_deletions()
     assert set(outcomes(said).values()) == {Outcome.FOREIGN_ATTEMPT}
     assert {one.why.code for one in said.values()} == {Code.BROKERS_ATTEMPT}
-    assert (asked, scene.released_ids, scene.waiting) == ([], [], 0)
+    assert (asked, scene.deleted_ids, scene.waiting) == ([], [], 0)
     assert scene.cluster.zookeeper.stat(scene.path) == before
     assert [row.outcome for row in scene.cluster.journal.rows] == [Outcome.FOREIGN_ATTEMPT] * 2
 
@@ -294,5 +298,5 @@ def test_nothing_is_released_beside_an_attempt_of_its_broker(loaded: bool) -> No
 def test_an_attempt_that_its_broker_begins_between_look_and_write() -> None:
     scene = Scene()
     scene.on_write(lambda: scene.write(scene.ids[2], theirs()))
-    assert set(outcomes(scene.release()).values()) == {Outcome.FOREIGN_ATTEMPT}
-    assert scene.released_ids == []
+    assert set(outcomes(scene.begin_deletions()).values()) == {Outcome.FOREIGN_ATTEMPT}
+    assert scene.deleted_ids == []

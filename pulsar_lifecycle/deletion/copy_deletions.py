@@ -1,4 +1,4 @@
-"""A deletion run's last look at the objects of ledgers whose copy in BookKeeper was released."""
+"""A deletion run's last look at the objects of ledgers whose copy in BookKeeper is listed as deleted."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pulsar_lifecycle.runs import control
 
 
 def look_at_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
-    """The last look before a released ledger is deleted: its objects are as they were proven, and brokers read there.
+    """The last look before a copy in BookKeeper is deleted: the objects are as they were proven, brokers read there.
 
     A proof that failed since, or a read at its location, keeps it. Of both this very moment's z-nodes are asked. The
     journal as it was when the run began counts too: z-nodes cannot be written while the store denies, and older
     versions wrote none.
     """
-    live = [d for d in live if d.released]
+    live = [d for d in live if d.copy_deletion]
     if not live:
         return
     if ports.objects is None:
@@ -57,7 +57,7 @@ def look_at_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
 
 
 def holds_of(store: MetadataStore, sites: Mapping[int, OffloadLocation], evidence: OffloadEvidence) -> dict[int, Why]:
-    """Why released copies stay: of those ledgers (id -> where brokers read it) that a failed proof or read holds."""
+    """Why such copies stay: of those ledgers (id -> where brokers read it) that a failed proof or read holds."""
     disproved = failed_proofs.held(store, sites)
     unread = unread_locations.held(store, set(sites.values()))
     found: dict[int, Why] = {}
@@ -81,6 +81,6 @@ UNREAD_OF_LATE = (
 
 
 def _proven(d: Decision) -> tuple[Location, Verified]:
-    released = d.released
-    assert released is not None
-    return Location(released.bucket, released.uuid, d.info.ledger_id), released.proof
+    deletion = d.copy_deletion
+    assert deletion is not None
+    return Location(deletion.bucket, deletion.uuid, d.info.ledger_id), deletion.proof

@@ -1,4 +1,4 @@
-"""The driver's side of releasing: brokers read before anything goes, a copy that fails its proof, what is left."""
+"""The driver's side of copy deletions: brokers read before anything goes, a copy that fails its proof, what is left."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
 from tests.kit.builders import some_why
 from tests.kit.crash import raising
 from tests.kit.fakes.metadata_store import FakeStore, Operation
-from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
-from tests.kit.scenes.tiered.release_scene import disown, own, theirs
+from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene as Scene
+from tests.kit.scenes.tiered.copy_deletion_scene import disown, own, theirs
 from tests.kit.scenes.topic_scene import TOPIC
 from tests.kit.simulated.cluster import data_tags
 from tests.kit.simulated.offloaded import BUCKET, attempt
@@ -71,15 +71,15 @@ class Driver(OffloadWork):
             "region": "",
             "endpoint": "",
             "bytes": 1,
-            "action": OffloadChoice.RELEASE,
+            "action": OffloadChoice.DELETE_COPY,
         }
         return [
             {"topic": str(name), "ledger_id": one.ledger_id, **place} for name, some in self.due.items() for one in some
         ]
 
-    def release_all(self) -> dict[int, str]:
+    def begin_all(self) -> dict[int, str]:
         self.read_first(self.rows(), print)
-        self.release(self.rows(), print)
+        self.begin_deletions(self.rows(), print)
         return {one.ledger_id: one.outcome for one in self.outcomes}
 
 
@@ -111,10 +111,10 @@ def test_one_broker_that_cannot_read_keeps_everything_at_its_location(wrong: Top
             raise Failed("500: no such bucket")
 
     scene.cluster.admin.on_read = read
-    found = Driver(scene, due).release_all()
+    found = Driver(scene, due).begin_all()
     assert set(found.values()) == {"failed"}
     assert wrong in asked
-    assert (scene.released_ids, scene.waiting) == ([], 0)
+    assert (scene.deleted_ids, scene.waiting) == ([], 0)
 
 
 def test_a_failing_read_that_cannot_be_held_stops_the_run() -> None:
@@ -132,7 +132,7 @@ def test_a_failing_read_that_cannot_be_held_stops_the_run() -> None:
     carry_out(driver, driver.rows(), CANDIDATES.empty_table(), print)
     found = driver.outcomes
     assert (found[0].outcome, found[0].why.code) == (Outcome.FAILED, Code.UNTOLD)
-    assert (scene.released_ids, scene.waiting) == ([], 0)
+    assert (scene.deleted_ids, scene.waiting) == ([], 0)
 
 
 def test_a_run_that_could_not_hold_a_location_while_it_finished_stops_there() -> None:
@@ -159,8 +159,8 @@ def test_each_broker_reads_and_then_all_goes() -> None:
             scene.broker.load()
 
     scene.cluster.admin.on_read = read
-    found = Driver(scene, due).release_all()
-    assert set(found.values()) == {Outcome.RELEASED}, "a topic counts as loaded once it was read"
+    found = Driver(scene, due).begin_all()
+    assert set(found.values()) == {Outcome.BOOKKEEPER_DELETED}, "a topic counts as loaded once it was read"
     assert scene.broker.memory is None
     assert {topic for topic, _ in asked} == {TOPIC, SECOND}
     assert {waiting for _, waiting in asked} == {0}  # before anything was sent
@@ -172,7 +172,7 @@ def test_no_broker_has_to_take_a_bundle_where_another_has_read_the_location() ->
     disown(scene.cluster, TOPIC)
     asked: list[Topic] = []
     scene.cluster.admin.on_read = lambda topic, position: asked.append(topic)
-    assert set(Driver(scene, due).release_all().values()) == {Outcome.RELEASED}
+    assert set(Driver(scene, due).begin_all().values()) == {Outcome.BOOKKEEPER_DELETED}
     assert set(asked) == {SECOND}
 
 
@@ -180,7 +180,7 @@ def test_nothing_is_read_where_brokers_need_not_be_asked() -> None:
     scene = Scene()
     due = two_topics(scene)
     scene.read_check = ReadCheck(True)
-    assert set(Driver(scene, due).release_all().values()) == {Outcome.RELEASED}
+    assert set(Driver(scene, due).begin_all().values()) == {Outcome.BOOKKEEPER_DELETED}
     assert scene.cluster.admin.touched == []
 
 
@@ -202,10 +202,10 @@ def test_a_copy_that_fails_its_proof_stays_named_unless_the_settings_say_otherwi
     assert (one.outcome, scene.contexts[scene.due[0]].complete) == (Outcome.PROOF_FAILED, True)
 
 
-@pytest.mark.parametrize("released_ids", [False, True])
-def test_it_is_reverted_where_bookkeeper_has_it_whole(released_ids: bool) -> None:
+@pytest.mark.parametrize("deleted_ids", [False, True])
+def test_it_is_reverted_where_bookkeeper_has_it_whole(deleted_ids: bool) -> None:
     scene = Scene()
-    if released_ids:
+    if deleted_ids:
         scene.change(scene.due[0], bookkeeper_deleted=True)
         scene.cluster.wait(1)
     driver = Driver(scene, {}, revert_unproven=True)
@@ -242,9 +242,9 @@ def test_a_competing_broker_leaves_no_lag_of_ours() -> None:
     scene.read_check = ReadCheck(True)
     driver = Driver(scene, due)
     driver._competing = {str(TOPIC)}
-    found = driver.release_all()
+    found = driver.begin_all()
     assert [found[i] for i in scene.due] == ["refused", "refused"]
-    assert scene.released_ids == []
+    assert scene.deleted_ids == []
 
 
 # ------------------------------------------------------------------------------------------------------ what a run says
@@ -258,7 +258,7 @@ OUTCOMES = [
 
 def test_a_run_says_how_many_ledgers_were_left_to_brokers() -> None:
     assert counted(OUTCOMES) == {Outcome.OFFLOADED: 1, Outcome.LEFT_TO_BROKER: 19}
-    assert said(OUTCOMES) == "1 ledgers offloaded, 0 released in BookKeeper; not done: 19 left-to-broker"
+    assert said(OUTCOMES) == "1 ledgers offloaded, 0 deleted in BookKeeper; not done: 19 left-to-broker"
     shown = outcomes_shown(OUTCOMES)
     assert (shown["offloaded"], shown["left to brokers"]) == (1, 19)
     check_done(OUTCOMES, {})
@@ -350,23 +350,24 @@ def test_what_could_not_be_told_is_said_however_the_run_ends() -> None:
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_what_was_released_and_has_gone_since_the_plan_is_no_failure(*, gone: bool) -> None:
-    """Another plan has released it, and a deletion run was there."""
+def test_what_is_listed_as_deleted_and_has_gone_since_the_plan_is_no_failure(*, gone: bool) -> None:
+    """Another plan had it listed as deleted, and a deletion run was there."""
     scene = Scene(due=1)
     driver, (ledger,) = Driver(scene, {}), scene.due
     scene.change(ledger, bookkeeper_deleted=True)
     if gone:
         scene.store.delete(ledger_path.ledger_path(ledger, driver._run.ledgers_root), -1)
     unread = Why(Code.OBJECTS_UNREAD, "BookKeeper does not have it any more, or it cannot be read")
-    item = Item(Attempt(ledger, str(TOPIC), scene.uuids[ledger], "aws-s3", (), 1, "r", 0), again=True, release=True)
+    attempt = Attempt(ledger, str(TOPIC), scene.uuids[ledger], "aws-s3", (), 1, "r", 0)
+    item = Item(attempt, again=True, copy_deletion=True)
     outcome, why = driver._unproven(TaskResult(item, None, unread))
     assert outcome == (Outcome.REFUSED if gone else Outcome.FAILED)
     assert ("stays" in why.text) != gone
 
 
-def test_what_has_gone_and_no_topic_released_is_a_failure() -> None:
+def test_what_has_gone_and_no_topic_lists_as_deleted_is_a_failure() -> None:
     scene = Scene(due=1)
     driver = Driver(scene, {})
-    lost = Item(Attempt(999_999, str(TOPIC), uuid4(), "aws-s3", (), 1, "r", 0), again=True, release=True)
+    lost = Item(Attempt(999_999, str(TOPIC), uuid4(), "aws-s3", (), 1, "r", 0), again=True, copy_deletion=True)
     why = Why(Code.OBJECTS_UNREAD, "BookKeeper does not have it any more, or it cannot be read")
     assert driver._unproven(TaskResult(lost, None, why))[0] == Outcome.FAILED

@@ -1,4 +1,4 @@
-"""Between the release of a copy in BookKeeper and its deletion: what keeps it, and runs killed at every call."""
+"""Between the two phases of a BookKeeper-copy deletion: what keeps it, and runs killed at every call."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.crash import Crash, Tell, before_calls, killed_at_every_step, raising
-from tests.kit.scenes.tiered.release_scene import BROKEN, finished, outcomes_and_codes
-from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.tiered.copy_deletion_scene import BROKEN, finished, outcomes_and_codes
+from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene as Scene
 from tests.kit.scenes.topic_scene import OTHER, TOPIC
 from tests.kit.simulated.cluster import data_tags
 from tests.kit.simulated.offloaded import BUCKET, DATA, INDEX
@@ -45,7 +45,7 @@ def scene() -> Scene:
     return Scene()
 
 
-# ---------------------------------------------------------------------------- what happens between release and deletion
+# --------------------------------------------------------------------------- what happens between the two phases
 
 
 def kept(scene: Scene, *outcome: str) -> set[str | None]:
@@ -62,7 +62,7 @@ OBJECTS = [data_key, index_key]
 
 @pytest.mark.parametrize("key", OBJECTS)
 def test_an_object_that_is_lost(scene: Scene, key: Callable[[UUID, int], str]) -> None:
-    scene.released()
+    scene.begin_and_scan()
     for i in scene.due:
         scene.lose(i, key)
     assert kept(scene, Outcome.KEPT) == {Code.NOT_PROVEN}
@@ -72,19 +72,19 @@ def test_an_object_that_is_lost(scene: Scene, key: Callable[[UUID, int], str]) -
 @pytest.mark.parametrize("key", OBJECTS)
 @pytest.mark.parametrize("data", [b"", b"D" * len(DATA), b"I" * len(INDEX)])
 def test_an_object_that_is_replaced(scene: Scene, key: Callable[[UUID, int], str], data: bytes) -> None:
-    scene.released()
+    scene.begin_and_scan()
     for i in scene.due:
         scene.off.buckets.put(BUCKET, key(scene.uuids[i], i), data)
     assert kept(scene, Outcome.KEPT) == {Code.NOT_PROVEN}
 
 
-def test_a_copy_that_is_put_back_as_it_was_is_released_by_the_next_run(scene: Scene) -> None:
-    scene.released()
+def test_a_copy_that_is_put_back_as_it_was_is_proven_by_the_next_run(scene: Scene) -> None:
+    scene.begin_and_scan()
     scene.lose(scene.due[0])
     scene.delete()
     assert scene.left == scene.due[:1]
     scene.off.put(scene.uuids[scene.due[0]], scene.due[0], TOPIC)
-    scene.release()
+    scene.begin_deletions()
     scene.scan()
     scene.delete()
     assert scene.left == []
@@ -99,7 +99,7 @@ def test_a_copy_that_is_put_back_as_it_was_is_released_by_the_next_run(scene: Sc
     ],
 )
 def test_a_bucket_that_does_not_answer(scene: Scene, error: LifecycleError, outcome: str) -> None:
-    scene.released()
+    scene.begin_and_scan()
 
     def fail(*_: object) -> None:
         raise error
@@ -110,20 +110,20 @@ def test_a_bucket_that_does_not_answer(scene: Scene, error: LifecycleError, outc
 
 
 def test_a_bucket_that_is_not_configured_any_more(scene: Scene) -> None:
-    scene.released()
+    scene.begin_and_scan()
     scene.off.store.allowed = ["empty"]
     kept(scene, Outcome.WAITING)
 
 
 def test_without_an_object_store_it_waits(scene: Scene) -> None:
-    scene.released()
+    scene.begin_and_scan()
     decisions = scene.delete(lambda ports: replace(ports, objects=None))
     assert outcomes_and_codes(decisions) == {(Outcome.WAITING, Waiting.NO_OBJECT_STORE)}
     assert scene.left == scene.due
 
 
 def test_a_lease_that_is_lost_while_objects_are_looked_at(scene: Scene) -> None:
-    scene.released()
+    scene.begin_and_scan()
 
     def dead(name: str) -> None:
         if name == "before head_many":
@@ -141,7 +141,7 @@ CHANGES: dict[str, Callable[[Scene, int], object]] = {
     "no bucket": lambda scene, i: scene.change(i, driver_metadata={}),
     "its context is cleared": lambda scene, i: scene.write(i, None),
     "not complete": lambda scene, i: scene.change(i, complete=False),
-    "not released": lambda scene, i: scene.change(i, bookkeeper_deleted=False),
+    "not listed as deleted": lambda scene, i: scene.change(i, bookkeeper_deleted=False),
     "the last": lambda scene, i: scene.list_only(scene.due[:1] if i == scene.due[0] else [i]),
     "an unload is pending": lambda scene, i: control.note_unload(
         scene.store, PendingUnload(TOPIC, True, 1, control.LEASE)
@@ -173,7 +173,7 @@ def test_what_its_topic_says_by_then(scene: Scene, change: str, when: str) -> No
         then("amid the run")
         return ports
 
-    scene.release()
+    scene.begin_deletions()
     then("before the scan")
     scene.scan()
     then("before the run")
@@ -182,14 +182,14 @@ def test_what_its_topic_says_by_then(scene: Scene, change: str, when: str) -> No
 
 
 def test_its_topic_is_deleted_and_made_anew(scene: Scene) -> None:
-    scene.released()
+    scene.begin_and_scan()
     scene.cluster.remove(scene.path)
     scene.cluster.topic(TOPIC, [scene.cluster.ledger(data_tags(TOPIC))])
     assert kept(scene, Outcome.RETRYING) == {Code.DELISTED}
 
 
 def test_another_topic_lists_it_by_the_newest_scan(scene: Scene) -> None:
-    scene.release()
+    scene.begin_deletions()
     scene.cluster.topic(OTHER, scene.due)
     scene.scan()
     assert kept(scene, Outcome.RETRYING) == {Code.STILL_IN_USE}
@@ -197,27 +197,27 @@ def test_another_topic_lists_it_by_the_newest_scan(scene: Scene) -> None:
 
 @pytest.mark.parametrize("policy", [Policy(holds=frozenset({"acme/orders"})), Policy(holds=frozenset({str(TOPIC)}))])
 def test_a_hold_that_is_new(scene: Scene, policy: Policy) -> None:
-    scene.released()
+    scene.begin_and_scan()
     scene.off.policy = policy
     assert kept(scene, Outcome.KEPT) == {Protection.LEGAL_HOLD}
 
 
 def test_a_namespace_that_is_foreign_by_then(scene: Scene) -> None:
-    scene.released()
+    scene.begin_and_scan()
     assert scene.off.now
     scene.off.now = replace(scene.off.now, context=replace(scene.off.now.context, namespaces=frozenset()))
     assert kept(scene, Outcome.KEPT) == {Protection.UNKNOWN_NAMESPACE}
 
 
 def test_a_shadow_topic_that_is_new(scene: Scene) -> None:
-    scene.release()
+    scene.begin_deletions()
     scene.cluster.topic(OTHER, [scene.cluster.ledger(data_tags(OTHER))], shadow_of=str(TOPIC))
     scene.scan()
     assert kept(scene, Outcome.KEPT) == {Protection.SHADOW_SOURCE}
 
 
 def test_an_under_replicated_ledger_is_retried(scene: Scene) -> None:
-    scene.released()
+    scene.begin_and_scan()
     assert scene.off.now
     scene.off.now = replace(scene.off.now, context=replace(scene.off.now.context, under_replicated=BitMap64(scene.due)))
     assert kept(scene, Outcome.RETRYING) == {Code.UNDER_REPLICATED}
@@ -225,7 +225,7 @@ def test_an_under_replicated_ledger_is_retried(scene: Scene) -> None:
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 def test_a_ledger_that_is_open_again(scene: Scene, state: LedgerState) -> None:
-    scene.released()
+    scene.begin_and_scan()
     for i in scene.due:
         newest = scene.cluster._last_id
         scene.cluster.ledger(data_tags(TOPIC), state=state, ledger_id=i)
@@ -242,7 +242,7 @@ def issued_again(scene: Scene, ledger_id: int) -> None:
 
 
 def test_an_id_that_was_issued_again(scene: Scene) -> None:
-    scene.released()
+    scene.begin_and_scan()
     for i in scene.due:
         issued_again(scene, i)
     assert kept(scene, Outcome.REFUSED) == {Code.MISMATCH}
@@ -255,7 +255,7 @@ def forged(ledger_id: int, topic: str = str(TOPIC)) -> PendingDeleteLedgerInfo:
     return PendingDeleteLedgerInfo(topic_name=topic, component=LedgerComponent.MANAGED_LEDGER, ledger_id=ledger_id)
 
 
-def test_a_forged_message_about_what_we_never_released(scene: Scene) -> None:
+def test_a_forged_message_about_what_we_never_began_to_delete(scene: Scene) -> None:
     for i in scene.due:
         scene.change(i, bookkeeper_deleted=True)
     scene.cluster.wait(1)
@@ -263,8 +263,8 @@ def test_a_forged_message_about_what_we_never_released(scene: Scene) -> None:
     assert kept(scene, Outcome.KEPT) == {Finding.OFFLOAD_LEFTOVER}
 
 
-def test_a_forged_message_about_what_is_about_to_be_released(scene: Scene) -> None:
-    """Marked, and never released: the process died between the two."""
+def test_a_forged_message_about_what_is_about_to_be_deleted(scene: Scene) -> None:
+    """Marked, and never written: the process died between the two."""
 
     def die(name: str) -> None:
         if name == "before write" and any(outcome == Outcome.MARKED for _, _, outcome in scene.rows):
@@ -272,7 +272,7 @@ def test_a_forged_message_about_what_is_about_to_be_released(scene: Scene) -> No
 
     scene.tick = die
     with pytest.raises(Crash):
-        scene.release()
+        scene.begin_deletions()
     scene.tick = lambda name: None
     scene.cluster.wait(2)
     scene.off.send(*(forged(i) for i in scene.due))
@@ -280,7 +280,7 @@ def test_a_forged_message_about_what_is_about_to_be_released(scene: Scene) -> No
 
 
 def test_a_forged_message_that_names_another_topic(scene: Scene) -> None:
-    scene.release()
+    scene.begin_deletions()
     scene.cluster.deletion_topics.waiting.clear()
     scene.cluster.topic(OTHER, [scene.cluster.ledger(data_tags(OTHER))])
     scene.off.send(*(forged(i, str(OTHER)) for i in scene.due))
@@ -288,21 +288,21 @@ def test_a_forged_message_that_names_another_topic(scene: Scene) -> None:
 
 
 def test_a_rows_of_ours_that_cannot_be_read_proves_nothing(scene: Scene) -> None:
-    scene.released()
+    scene.begin_and_scan()
     rows = scene.cluster.journal.rows
     rows[:] = [replace(row, detail="{}") if row.outcome == Outcome.MARKED else row for row in rows]
     assert kept(scene, Outcome.KEPT) == {Finding.OFFLOAD_LEFTOVER}
 
 
-def test_a_release_of_another_cluster_proves_nothing(scene: Scene) -> None:
-    scene.released()
+def test_a_copy_deletion_of_another_cluster_proves_nothing(scene: Scene) -> None:
+    scene.begin_and_scan()
     rows = scene.cluster.journal.rows
     rows[:] = [replace(row, cluster="another") for row in rows]
     assert kept(scene, Outcome.KEPT) == {Finding.OFFLOAD_LEFTOVER}
 
 
 def test_a_deletion_that_was_undone_needs_another_proof(scene: Scene) -> None:
-    scene.released()
+    scene.begin_and_scan()
     scene.delete()
     for node in scene.cluster.journal.nodes:
         scene.cluster.put(node.path, node.data)
@@ -310,7 +310,7 @@ def test_a_deletion_that_was_undone_needs_another_proof(scene: Scene) -> None:
     scene.off.send(*(forged(i) for i in scene.due))
     assert kept(scene, Outcome.KEPT) == {Finding.OFFLOAD_LEFTOVER}
     scene.lose(scene.due[0])
-    scene.release(scene.proven(scene.due[1]))
+    scene.begin_deletions(scene.proven(scene.due[1]))
     scene.scan()
     scene.delete()
     assert scene.left == scene.due[:1]
@@ -318,9 +318,9 @@ def test_a_deletion_that_was_undone_needs_another_proof(scene: Scene) -> None:
 
 def test_a_scan_from_before_the_message_lets_it_wait(scene: Scene) -> None:
     scene.off.rescan()
-    scene.release()
+    scene.begin_deletions()
     scene.scan()
-    scene.release()
+    scene.begin_deletions()
     assert {d.outcome for d in scene.delete()} == {Outcome.DELETED, Outcome.WAITING}
 
 
@@ -342,9 +342,9 @@ def crashes(act: Callable[[Scene], object], make: Callable[[], Scene]) -> Iterat
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_release_that_is_killed_anywhere_is_finished_by_the_next_runs(loaded: bool) -> None:
+def test_a_copy_deletion_that_is_killed_anywhere_is_finished_by_the_next_runs(loaded: bool) -> None:
     count = 0
-    for scene in crashes(Scene.release, lambda: Scene(loaded=loaded)):
+    for scene in crashes(Scene.begin_deletions, lambda: Scene(loaded=loaded)):
         count += 1
         finished(scene)
     assert count > 25
@@ -354,7 +354,7 @@ def test_a_release_that_is_killed_anywhere_is_finished_by_the_next_runs(loaded: 
 def test_a_deletion_that_is_killed_anywhere_is_finished_by_the_next_runs(loaded: bool) -> None:
     def make() -> Scene:
         scene = Scene(loaded=loaded)
-        scene.released()
+        scene.begin_and_scan()
         return scene
 
     count = 0
@@ -369,7 +369,7 @@ def test_objects_that_are_lost_at_any_moment_before_the_last_look(key: Callable[
     """After the last look nothing could tell: an object store has no transaction with ZooKeeper."""
     for at in range(1_000):
         scene = Scene()
-        scene.released()
+        scene.begin_and_scan()
         calls: list[str] = []
 
         def tick(name: str, scene: Scene = scene, calls: list[str] = calls, at: int = at) -> None:
@@ -392,7 +392,7 @@ def test_objects_that_are_lost_at_any_moment_before_the_last_look(key: Callable[
 
 def test_the_law_bites_where_copies_are_not_looked_at(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deciding, "look_at_copies", lambda run, ports, live: None)
-    scene.released()
+    scene.begin_and_scan()
     scene.lose(scene.due[0])
     with pytest.raises(AssertionError):
         scene.delete()
@@ -400,7 +400,7 @@ def test_the_law_bites_where_copies_are_not_looked_at(scene: Scene, monkeypatch:
 
 def test_the_law_bites_where_the_topic_is_not_asked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner_check, "still_used", lambda *given: None)
-    scene.released()
+    scene.begin_and_scan()
     scene.change(scene.due[0], bookkeeper_deleted=False)
     with pytest.raises(AssertionError):
         scene.delete()
@@ -409,7 +409,7 @@ def test_the_law_bites_where_the_topic_is_not_asked(scene: Scene, monkeypatch: p
 def test_the_law_bites_where_a_pending_unload_is_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(loaded=True)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
-    scene.release()
+    scene.begin_deletions()
     scene.scan()
     monkeypatch.setattr(control, "has_pending_unload", lambda *given: False)
     with pytest.raises(AssertionError):

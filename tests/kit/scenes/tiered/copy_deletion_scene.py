@@ -1,4 +1,4 @@
-"""Releasing one topic's copies in BookKeeper over the fakes: what is offloaded, a broker that reads, runs of each kind.
+"""Deleting one topic's copies in BookKeeper over the fakes: what is offloaded, a broker that reads, runs of each kind.
 
 Belongs here: the scene and its runs. Not here: what must come out (``tests/unit/tiered/bookkeeper_copies/``).
 """
@@ -18,7 +18,7 @@ from pulsar_lifecycle.deletion.decision import Decision
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
-from pulsar_lifecycle.journal.offloads import released_ledgers
+from pulsar_lifecycle.journal.offloads import copy_deletions
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
@@ -42,8 +42,8 @@ SITE = ("aws-s3", BUCKET, "", "")
 BROKEN = b"\xff\xff"
 
 
-class ReleaseBroker(TopicBroker):
-    """It reads in BookKeeper what is not released there."""
+class CopyDeletionBroker(TopicBroker):
+    """It reads in BookKeeper what is not listed as deleted there."""
 
     def check(self) -> None:
         """It can read everything that it serves."""
@@ -52,7 +52,7 @@ class ReleaseBroker(TopicBroker):
                 assert self.scene.cluster.exists(item.ledger_id)
 
 
-class ReleaseScene(TopicScene):
+class CopyDeletionScene(TopicScene):
     """A topic of ``due`` ledgers offloaded nine days ago and scanned a day ago, and two more."""
 
     def __init__(self, *, loaded: bool = False, due: int = 2, cluster: SimulatedCluster | None = None) -> None:
@@ -67,7 +67,7 @@ class ReleaseScene(TopicScene):
             self.off.put(uuid, i, TOPIC)
         self.cluster.topic(TOPIC, self.ids, offloaded=contexts)
         self.cluster.admin.topics[TOPIC] = {}
-        self.broker = ReleaseBroker(self)
+        self.broker = CopyDeletionBroker(self)
         self.cluster.admin.on_unload = self.broker.unload
         self.loaded_topics = loaded
         if loaded:
@@ -84,7 +84,7 @@ class ReleaseScene(TopicScene):
         return {item.ledger_id: item.offload for item in self.info.ledgers if item.offload}
 
     @property
-    def released_ids(self) -> list[int]:
+    def deleted_ids(self) -> list[int]:
         return sorted(i for i, context in self.contexts.items() if context.bookkeeper_deleted)
 
     @property
@@ -108,7 +108,7 @@ class ReleaseScene(TopicScene):
         return found == [DATA, INDEX]
 
     def law(self) -> None:
-        """What the topic lists is in BookKeeper, or complete, released, and whole in the bucket; brokers can read."""
+        """What the topic lists is in BookKeeper, or complete, listed as deleted, whole in the bucket, and read."""
         if self.path in self.cluster.zookeeper._nodes and self.cluster.zookeeper.data(self.path) != BROKEN:
             for item in self.info.ledgers:
                 if not self.cluster.exists(item.ledger_id):
@@ -171,7 +171,7 @@ class ReleaseScene(TopicScene):
 
         self.cluster.open_store = opened  # type: ignore[method-assign]
 
-    def release(self, *due: Due, lag: int | None = LAG, **changes: Any) -> dict[int, OffloadOutcome]:
+    def begin_deletions(self, *due: Due, lag: int | None = LAG, **changes: Any) -> dict[int, OffloadOutcome]:
         """One whole run: of what was proven (``due``), or of every ledger that is offloaded, proven anew."""
         try:
             run, ports, guard = self.begin()
@@ -179,7 +179,7 @@ class ReleaseScene(TopicScene):
             found = list(due) or [
                 self.proven(i, context.uuid) for i, context in self.contexts.items() if i in self.left
             ]
-            said = bookkeeper_copies.release_topic(
+            said = bookkeeper_copies.begin_deletions(
                 replace(run, **changes), ports, guard, TOPIC, found, lag, self.read_check
             )
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=True)
@@ -193,17 +193,17 @@ class ReleaseScene(TopicScene):
 
     def delete(self, wrap: Callable[[Ports], Ports] = lambda ports: ports, run_id: str = "") -> list[Decision]:
         """A deletion run over everything that waits, with the newest scan."""
-        self.off.released = released_ledgers(self.cluster.journal, "simulated")
+        self.off.copy_deletions = copy_deletions(self.cluster.journal, "simulated")
         return self.off.delete(lambda ports: wrap(self.watched(ports)), run_id)
 
-    def released(self) -> None:
-        """A release run, and a scan after it."""
-        said = self.release()
-        assert {one.outcome for one in said.values()} == {Outcome.RELEASED}
+    def begin_and_scan(self) -> None:
+        """A run that deletes copies, and a scan after it."""
+        said = self.begin_deletions()
+        assert {one.outcome for one in said.values()} == {Outcome.BOOKKEEPER_DELETED}
         self.scan()
 
 
-def reading(scene: ReleaseScene, fail: Exception | None = None) -> list[Position]:
+def reading(scene: CopyDeletionScene, fail: Exception | None = None) -> list[Position]:
     """The topic's broker reads, or fails so, once it has loaded it; what it was asked for."""
     asked: list[Position] = []
 
@@ -243,18 +243,18 @@ def outcomes_and_codes(decisions: Sequence[Decision]) -> set[tuple[str | None, s
     return {(d.outcome, d.code) for d in decisions}
 
 
-def finished(scene: ReleaseScene) -> None:
+def finished(scene: CopyDeletionScene) -> None:
     """Whatever came before: runs of the usual kinds end it."""
     scene.scan()
     scene.delete()
     scene.law()
     for _ in range(3):
         if scene.left:
-            scene.release()
+            scene.begin_deletions()
         scene.scan()
         scene.delete()
     assert scene.left == []
-    assert scene.released_ids == scene.due
+    assert scene.deleted_ids == scene.due
     assert (scene.waiting, scene.left_pending) == (0, [])
     scene.law()
 
@@ -263,14 +263,14 @@ FAR = Topic.parse("persistent://acme/else/t")
 NO = EditOutcome(Outcome.CHECK_FAILED, Why(Code.READ_CHECK_FAILED, "its broker cannot read it"))
 
 
-def copy_of(scene: ReleaseScene, ledger_id: int) -> OffloadedCopy:
+def copy_of(scene: CopyDeletionScene, ledger_id: int) -> OffloadedCopy:
     item = next(item for item in scene.info.ledgers if item.ledger_id == ledger_id)
     copy = OffloadedCopy.of_item(item, 1)
     assert copy
     return copy
 
 
-def beside(scene: ReleaseScene) -> tuple[TopicRun, Ports]:
+def beside(scene: CopyDeletionScene) -> tuple[TopicRun, Ports]:
     """An offload run in another process, and so with a session and a journal of its own."""
     run, ports, _ = scene.begin()
     return run, replace(ports, store=scene.cluster.open_store(), journal=scene.cluster.journal)

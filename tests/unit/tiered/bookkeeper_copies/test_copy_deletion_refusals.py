@@ -1,4 +1,4 @@
-"""Which copies in BookKeeper are not released, and by which code."""
+"""Which copies in BookKeeper are not deleted, and by which code."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.refused import refused_by
-from tests.kit.scenes.tiered.release_scene import BROKEN, CONTEXT, LAG
-from tests.kit.scenes.tiered.release_scene import ReleaseScene as Scene
+from tests.kit.scenes.tiered.copy_deletion_scene import BROKEN, CONTEXT, LAG
+from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene as Scene
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
 from tests.kit.simulated.cluster import cursor_tags, data_tags
 from tests.kit.simulated.offloaded import BUCKET
@@ -31,9 +31,9 @@ def scene() -> Scene:
 
 
 def refusal(scene: Scene, *due: Due, **given: Any) -> Why:
-    """Why the first ledger is not released; nothing may have happened to it."""
+    """Why the copy of the first ledger is not deleted; nothing may have happened to it."""
     version, sent = scene.cluster.zookeeper.stat(scene.path), scene.waiting
-    said = scene.release(*(due or [scene.proven(scene.due[0])]), **given)[scene.due[0]]
+    said = scene.begin_deletions(*(due or [scene.proven(scene.due[0])]), **given)[scene.due[0]]
     assert said.outcome == Outcome.REFUSED
     assert (scene.cluster.zookeeper.stat(scene.path), scene.waiting, scene.rows) == (version, sent, [])
     return said.why
@@ -44,7 +44,7 @@ def test_the_lag_must_have_passed(scene: Scene) -> None:
     assert timestamp
     age = scene.cluster.clock.now_ms() - timestamp
     assert refusal(scene, lag=age + 1_000_000).code is Code.LAG
-    assert outcomes(scene.release(lag=age - 1)) == dict.fromkeys(scene.due, Outcome.RELEASED)
+    assert outcomes(scene.begin_deletions(lag=age - 1)) == dict.fromkeys(scene.due, Outcome.BOOKKEEPER_DELETED)
 
 
 @pytest.mark.parametrize("lag", [None, -1])
@@ -52,7 +52,10 @@ def test_without_a_lag_nothing_goes_by_itself(scene: Scene, lag: int | None) -> 
     assert refusal(scene, lag=lag).code is Code.LAG
     scene.change(scene.due[0], bookkeeper_deleted=True)
     scene.cluster.wait(1)
-    assert outcomes(scene.release(lag=lag)) == {scene.due[0]: Outcome.RELEASED, scene.due[1]: Outcome.REFUSED}
+    assert outcomes(scene.begin_deletions(lag=lag)) == {
+        scene.due[0]: Outcome.BOOKKEEPER_DELETED,
+        scene.due[1]: Outcome.REFUSED,
+    }
 
 
 @pytest.mark.parametrize("timestamp", [None, 0, 1 << 60])
@@ -170,24 +173,27 @@ def test_a_topic_that_cannot_be_read(scene: Scene) -> None:
     due = scene.proven(scene.due[0])
     scene.cluster.put(scene.path, BROKEN)
     with refused_by(Code.TOPIC_UNREAD):
-        scene.release(due)
+        scene.begin_deletions(due)
 
 
 def test_a_loaded_topic_that_the_policy_does_not_name_gets_no_message() -> None:
     scene = Scene(loaded=True)
     scene.loaded_topics = False
-    said = scene.release()
+    said = scene.begin_deletions()
     assert outcomes(said) == dict.fromkeys(scene.due, Outcome.LEFT_TO_BROKER)
-    assert (scene.released_ids, scene.waiting, scene.left_pending) == ([], 0, [])
+    assert (scene.deleted_ids, scene.waiting, scene.left_pending) == ([], 0, [])
     scene.change(scene.due[0], bookkeeper_deleted=True)
-    assert outcomes(scene.release()) == {scene.due[0]: Outcome.RELEASED, scene.due[1]: Outcome.LEFT_TO_BROKER}
+    assert outcomes(scene.begin_deletions()) == {
+        scene.due[0]: Outcome.BOOKKEEPER_DELETED,
+        scene.due[1]: Outcome.LEFT_TO_BROKER,
+    }
 
 
 def test_no_loaded_topic_without_an_unload_left() -> None:
     scene = Scene(loaded=True)
     scene.limit = 0
-    assert outcomes(scene.release()) == dict.fromkeys(scene.due, Outcome.LEFT_TO_BROKER)
-    assert scene.released_ids == []
+    assert outcomes(scene.begin_deletions()) == dict.fromkeys(scene.due, Outcome.LEFT_TO_BROKER)
+    assert scene.deleted_ids == []
     scene.scan()
     assert {d.outcome for d in scene.delete()} == {Outcome.RETRYING}
     assert scene.left == scene.due
