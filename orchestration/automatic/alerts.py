@@ -49,7 +49,7 @@ def of_no_step(run: dg.DagsterRun, message: str | None) -> str:
 def failed_runs_sensor(cluster: str, loaded: Settings | None) -> dg.SensorDefinition:
     """Posts every failed run of this code location to ``automation.alert_webhook``.
 
-    ``loaded``: the settings with which the location was loaded; a file that is wrong by now silences no alert.
+    ``loaded``: the settings with which the location was loaded; a file that is wrong by now hides no alert.
     """
 
     @dg.run_failure_sensor(

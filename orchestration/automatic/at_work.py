@@ -73,8 +73,8 @@ def at_work(instance: dg.DagsterInstance, cluster: str, now: int) -> list[dg.Dag
 def without_dead(instance: dg.DagsterInstance, where: Cluster, cluster: str, now: int) -> dict[str, dg.DagsterRun]:
     """:func:`at_work` by lease; runs that died with their host are ended, if nobody has it. Raises LifecycleError."""
     found = {lease_of(run): run for run in at_work(instance, cluster, now)}
-    silent = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED], tags={CLUSTER: cluster}))
-    for run in silent:
+    begun = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED], tags={CLUSTER: cluster}))
+    for run in begun:
         lease = lease_of(run)
         if lease in found or not may_be_dead(instance, run, now):
             continue

@@ -61,7 +61,7 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
         description="The one switch of what changes the cluster by itself. Applies plans as far as `[automation]` of "
         f"the settings file lets it, and starts `{DELETING}` when an intent of the deletion or retry topic is due. "
         "Each tick says what becomes of the newest plan of each kind, by a code, of the bookies, and of the queue. "
-        "Silent while the cluster is paused, and launches nothing until a restore of the metadata store is accepted. "
+        "It launches nothing while the cluster is paused, nor until a restore of the metadata store is accepted. "
         "Switched off, it lets runs go on that have begun, and those of a person: `pulsar-lifecycle pause` stops all.",
     )
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:

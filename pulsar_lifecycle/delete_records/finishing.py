@@ -93,10 +93,10 @@ def finish(
 
 
 def make_covered(cluster: Cluster, run_id: str, progress: Callable[[str], None]) -> None:
-    """Scan once more where the newest scan is not covered, as one made while a broker was silent; nobody acts on it.
+    """Scan once more where the newest scan is not covered, as one made while a broker did not answer.
 
-    Whoever finished while a broker was down has made such a scan. Raises Refused for what keeps everybody from acting,
-    also while a broker is silent yet: another scan would not be covered either.
+    Nobody acts on such a scan. Whoever finished while a broker was down has made such a scan. Raises Refused for what
+    keeps everybody from acting, also while a broker does not answer yet: another scan would not be covered either.
     """
     with cluster.ports(read_only=True) as ports:
         fingerprint = evidence.check_may_act(cluster, ports.store)
@@ -138,24 +138,24 @@ class _Finishing:
         return max(0, self._deadline - self._clock.now_ms())
 
     def delete(self, again: Again) -> None:
-        """Scans and deletion runs until none would take anything more, and no partition is silent."""
+        """Scans and deletion runs until none would take anything more, and no partition has timed out."""
         due: int | None = None
         next_try = self._clock.now_ms() + TRIED_AGAIN_AFTER_MS
         last_try = self._clock.now_ms() + min(TRIED_FOR_MS, self.left_ms // 2)
         while self.left_ms:
-            silent = self._timed_out() if next_try <= last_try else []
-            if silent and self._clock.now_ms() >= next_try:
-                if self._try_again(again, silent):
+            unanswered = self._timed_out() if next_try <= last_try else []
+            if unanswered and self._clock.now_ms() >= next_try:
+                if self._try_again(again, unanswered):
                     last_try = 0
                 next_try = self._clock.now_ms() + TRIED_AGAIN_AFTER_MS
-                if len(self._timed_out()) < len(silent):
+                if len(self._timed_out()) < len(unanswered):
                     due = None  # a deletion run goes once the last messages are delivered
                 continue
-            until = min(self._deadline, next_try) if silent else self._deadline
+            until = min(self._deadline, next_try) if unanswered else self._deadline
             waiting = self.not_deleted()
             sent = sent_at(self._cluster, waiting)
             if not sent or (due is not None and _nothing_waits(self._cluster)):  # no deletion run will take any of them
-                if not silent:
+                if not unanswered:
                     return
                 self._sleep(until)
                 continue
@@ -167,7 +167,7 @@ class _Finishing:
                 self._progress(f"{len(waiting)} ledgers are to be deleted: {begins}")
                 self._sleep(min(due, until))
                 continue
-            self._trouble = _silence(self._cluster)
+            self._trouble = _unanswered(self._cluster)
             if self._trouble:
                 due = self._clock.now_ms() + TRIED_AGAIN_AFTER_MS
                 continue
@@ -205,20 +205,20 @@ class _Finishing:
         return {**found, **{t: replace(found[t], reason=f"{found[t].reason}; {self._trouble}") for t in waiting}}
 
     def _timed_out(self) -> list[Row]:
-        """Those that an apply began with, or did not come to, while their broker, or another server, was silent."""
+        """Those that an apply began with, or did not come to, while their broker, or another server, did not answer."""
         found = [(row, self._refused.get(Topic.parse(row["topic"]))) for row in self._rows]
         return [row for row, refusal in found if refusal and refusal.error is RecordsError.TIMEOUT]
 
-    def _try_again(self, again: Again, silent: Sequence[Row]) -> bool:
+    def _try_again(self, again: Again, unanswered: Sequence[Row]) -> bool:
         """Whether that was the last try, as after a pause. What hinders it is said.
 
         Each of these partitions keeps what it was refused for.
         """
-        first = silent[0]["topic"]
-        self._progress(f"{len(silent)} partitions that timed out are tried again, the first: {first}")
+        first = unanswered[0]["topic"]
+        self._progress(f"{len(unanswered)} partitions that timed out are tried again, the first: {first}")
         try:
             make_covered(self._cluster, self._next_run(), self._progress)
-            again(silent, self.left_ms / 1000)
+            again(unanswered, self.left_ms / 1000)
         except LifecycleError as error:
             self._progress(f"they were not tried again: {error}")
             return isinstance(error, STOPPING)
@@ -258,7 +258,7 @@ def _comes_again_after(cluster: Cluster) -> int:
     return max(AT_LEAST_MS, int(again * 1000))
 
 
-def _silence(cluster: Cluster) -> str:
+def _unanswered(cluster: Cluster) -> str:
     """Why a scan would not be covered now, so that no deletion run would take anything; empty if all brokers answer."""
     try:
         with topic_ports(cluster, read_only=True) as ports:
@@ -267,8 +267,8 @@ def _silence(cluster: Cluster) -> str:
         return f"no deletion run goes until brokers answer: {error}"
     if unknown := answers.brokers.unknown:
         return f"no deletion run goes until brokers answer: {unknown}"
-    silent = answers.unanswered.items()
-    return "; ".join(f"no deletion run goes until broker {one} answers: {why}" for one, why in silent)
+    unanswered = answers.unanswered.items()
+    return "; ".join(f"no deletion run goes until broker {one} answers: {why}" for one, why in unanswered)
 
 
 def _delete(cluster: Cluster, run_id: str) -> str:

@@ -101,7 +101,7 @@ def _without_in_flight(cluster: Cluster, rows: pa.Table, now: int) -> pa.Table:
     """Plan rows without those whose intent was sent, or tried again, while the plan that sent it is valid.
 
     An older one may be lost, and so is any that was sent before a restore that was accepted, or where the queue is
-    empty, not whole or silent: sending it again is harmless.
+    empty, not whole or does not answer: sending it again is harmless.
     """
     valid = int(cluster.settings.orphans.plan_valid_for * 1000)
     since = max(now - valid, cluster.lake.set_aside_until(cluster.settings.cluster))

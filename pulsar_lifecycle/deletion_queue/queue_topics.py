@@ -84,7 +84,7 @@ class KeptTopics(Protocol):
 
 
 def stored_subscriptions(store: MetadataStore, configuration: MetadataStore) -> Subscriptions:
-    """Who has the subscription, by the z-nodes alone: no broker is asked, and a silent one hides nothing.
+    """Who has the subscription, by the z-nodes alone: no broker is asked, and one that does not answer hides nothing.
 
     A durable cursor's z-node is there as long as its subscription, loaded or not. Raises Unavailable where z-nodes
     cannot be read, CorruptFormat.

@@ -241,11 +241,11 @@ def _layers(cluster: Cluster, namespace: str) -> tuple[Layers, tuple[str, ...]]:
     """What policies and the brokers that answer say, and why that is not sure; nothing where none of these answers."""
     try:
         with cluster.ports(read_only=True) as ports:
-            answered, silent = load_state.ask_configurations(ports.admin)
+            answered, failed = load_state.ask_configurations(ports.admin)
         layers, differing = policies_now(cluster, [namespace], ROLLOVER_NAMES | BROKER_NAMES, answered)
     except LifecycleError as error:
         return Layers({}, {}), (str(error),)
-    return layers, (*differing, *(f"what broker {name} is set to is not known: {why}" for name, why in silent.items()))
+    return layers, (*differing, *(f"what broker {name} is set to is not known: {why}" for name, why in failed.items()))
 
 
 def _reading(ports: ClusterPorts, info: ManagedLedgerInfo) -> IndexPorts:

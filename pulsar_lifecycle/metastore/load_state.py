@@ -72,7 +72,7 @@ class Brokers:
 
 
 NO_WORD = (Unavailable, StoreError)
-"""How a broker fails that says nothing of itself: it is silent, or it or a proxy before it refuses."""
+"""How a broker fails that says nothing of itself: it does not answer, or it or a proxy before it refuses."""
 
 BROKERS_ROOT = "/loadbalance/brokers"
 """One child per broker that lives, named by its id (LoadManager.LOADBALANCE_BROKERS_ROOT)."""

@@ -73,7 +73,7 @@ class GapCode(StrEnum):
     """Another version found it: it kept the sentence alone, or a code that this one does not know."""
 
 
-BROKERS_SILENT = (GapCode.BROKERS_UNANSWERED, GapCode.BROKERS_DENIED)
+BROKERS_NOT_ANSWERING = (GapCode.BROKERS_UNANSWERED, GapCode.BROKERS_DENIED)
 """The scan does not know which topics brokers had loaded."""
 
 
@@ -122,7 +122,7 @@ def _broken_of_any_version(value: Any) -> Any:
 
 
 def brokers_gap(code: GapCode, error: str) -> Gap:
-    """A code of :data:`BROKERS_SILENT`, with why."""
+    """A code of :data:`BROKERS_NOT_ANSWERING`, with why."""
     return Gap(code, "", f"the brokers did not say what they have loaded: {error}")
 
 

@@ -51,7 +51,7 @@ SELDOM = 3600.0
 """Seconds between two collections of a bookie: none comes unless it is forced."""
 SHARED = {
     "production": (
-        *("test_production", "test_inactive_topics", "test_load_silent", "test_load_subscriptions"),
+        *("test_production", "test_inactive_topics", "test_load_unanswered", "test_load_subscriptions"),
         *("test_load_inactive", "test_retention_changes", "test_retention_plan", "test_storage_report"),
     ),
     "offloading": ("test_offload_kills", "test_broker_offloader_schedules", "test_broker_offloader"),

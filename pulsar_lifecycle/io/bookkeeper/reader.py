@@ -120,7 +120,8 @@ class BookieReader:
     def find_traces(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Traces]:
         """Ask every bookie of every segment of ledgers whether it has any entry of them, in order.
 
-        A bookie that fails once is not asked again in the same call: it is silent for all that was left to ask.
+        A bookie that fails once is not asked again in the same call: it counts as unanswered for all that was left to
+        ask.
         """
         return traces.find_traces(self._bookies, ledgers)
 

@@ -222,7 +222,7 @@ class PulsarSession:
     def _opened(self, topic: Topic, open_it: Callable[[pulsar.Client], Opened]) -> Opened:
         try:
             return open_it(self._clients[-1])
-        except _SILENCE as error:
+        except _NO_ANSWER as error:
             self._refuse_expired(error)
             if not self._go_to_one_that_answers(topic):
                 raise
@@ -246,7 +246,7 @@ class PulsarSession:
             client = _client(self._settings, url)
             try:
                 client.get_topic_partitions(str(topic))
-            except _SILENCE:
+            except _NO_ANSWER:
                 _close(client)
                 continue
             except pulsar.exceptions.PulsarException:
@@ -268,8 +268,8 @@ class _Sending:
         self._slots = threading.BoundedSemaphore(IN_FLIGHT)
         self._patience = patience
         self.timed_out: set[Topic] = set()
-        silent = Receipt(b"", f"no receipt came for {patience:g} s", unanswered=True)
-        self._receipts = [silent] * count
+        unanswered = Receipt(b"", f"no receipt came for {patience:g} s", unanswered=True)
+        self._receipts = [unanswered] * count
         self._ended = False
         self._confirming = threading.Lock()
 
@@ -282,10 +282,10 @@ class _Sending:
             if result == _pulsar.Result.Ok:
                 self.confirm(index, Receipt(_told(message_id, topic)))
                 return
-            silent = result == _pulsar.Result.Timeout
-            if silent:
+            unanswered = result == _pulsar.Result.Timeout
+            if unanswered:
                 self.timed_out.add(topic)
-            self.confirm(index, Receipt(b"", str(result).removeprefix("Result."), silent))
+            self.confirm(index, Receipt(b"", str(result).removeprefix("Result."), unanswered))
 
         return receipt
 
@@ -311,7 +311,7 @@ def _told(found: Any, topic: Topic) -> bytes:
     return own.serialize()
 
 
-_SILENCE = (pulsar.exceptions.Timeout, pulsar.exceptions.ConnectError)
+_NO_ANSWER = (pulsar.exceptions.Timeout, pulsar.exceptions.ConnectError)
 """What the client raises where a broker takes a connection and says nothing, and where none takes it."""
 
 

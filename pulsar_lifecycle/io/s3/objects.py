@@ -60,20 +60,20 @@ class S3ObjectStore:
     def head_many(self, bucket: str, keys: Sequence[str]) -> list[ObjectHead | LifecycleError | None]:
         """HeadObject over every connection of the pool; not of the rest, once all of these were without an answer."""
         self._check(bucket)
-        silent: list[Unavailable] = []
+        unanswered: list[Unavailable] = []
 
         def one(key: str) -> ObjectHead | LifecycleError | None:
-            seen = silent.copy()  # another thread may clear it
+            seen = unanswered.copy()  # another thread may clear it
             if len(seen) >= self._settings.connections:
                 return seen[-1]  # each of them took all its tries, and the next ones would
             try:
                 found = self.head(bucket, key)
             except Unavailable as error:
-                silent.append(error)
+                unanswered.append(error)
                 return error
             except LifecycleError as error:
                 return error
-            silent.clear()
+            unanswered.clear()
             return found
 
         return list(self._pool.map(one, keys))

@@ -56,7 +56,7 @@ from pulsar_lifecycle.metastore.topics import partition_counts
 from pulsar_lifecycle.ports import Connect, Lake, MetadataStore, Node
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import BROKERS_SILENT, GapCode
+from pulsar_lifecycle.records.gaps import BROKERS_NOT_ANSWERING, GapCode
 from pulsar_lifecycle.records.plans.inactive_plan import INACTIVE_CURSORS, INACTIVE_TOPICS
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS, TOPICS
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -177,8 +177,8 @@ def previous_activity(cluster: Cluster, epoch: Epoch) -> Epoch | None:
 
 def brokers_answered(lake: Lake, epoch: Epoch) -> bool:
     """Whether brokers said what they had loaded at the scan, and who was connected at its report."""
-    silent = any(gap.code in BROKERS_SILENT for gap in epoch.gaps)
-    return not silent and stored(lake, epoch.epoch_id, CLIENTS)
+    unanswered = any(gap.code in BROKERS_NOT_ANSWERING for gap in epoch.gaps)
+    return not unanswered and stored(lake, epoch.epoch_id, CLIENTS)
 
 
 def stored(lake: Lake, epoch_id: str, table: str) -> bool:

@@ -306,7 +306,7 @@ class _LoadRun:
         unlocked = lockless(answers.configurations)
         owners = Owners(unlocked)
         owned = {topic: owners.of(self.ports.store, brokers, topic) for topic in topics}
-        silent = self._silent(owned, answers)
+        unanswered = self._unanswered(owned, answers)
         policies, monitors = policies_in_force(layers), monitors_in_force(layers)
         fresh = read_now(self.ports.store, self.ports.reader, self.run.ledgers_root, topics)
         chosen, end = choice_of(self.cluster.settings), now + int(self._settings.timeout * 1000) * STEPS
@@ -319,7 +319,7 @@ class _LoadRun:
         named = {str(topic): load_plan.inactive(self._together.going(topic)) for topic in topics}
         inactive = Inactive(unused_subscriptions.chosen(self.cluster.settings, named), planned=True)
         rows, later = (_by_topic(topics_to_load(tables, monitors, chosen, at, inactive)) for at in (now, end))
-        left: dict[Topic, Why] = dict(silent)
+        left: dict[Topic, Why] = dict(unanswered)
         for topic in topics:
             if topic in left:
                 continue
@@ -337,20 +337,21 @@ class _LoadRun:
         found = fresh.topics, owned, since, policies, monitors, ordered, trims, may_trim
         return _Judged(left, *found, weights, brokers, owners)
 
-    def _silent(self, owned: Mapping[Topic, str], answers: BrokerAnswers) -> dict[Topic, Why]:
+    def _unanswered(self, owned: Mapping[Topic, str], answers: BrokerAnswers) -> dict[Topic, Why]:
         """Topics that a broker which does not answer has, or may take; all, if nobody knows what it is configured with.
 
         When the plan was made all brokers had said so, and agreed. One that was registered before then says the same.
         """
         if not answers.unanswered:
             return {}
-        silent = sorted(answers.unanswered)
-        if new := [name for name in silent if answers.registered.get(name, self.planned_at) >= self.planned_at]:
+        unanswered = sorted(answers.unanswered)
+        if new := [name for name in unanswered if answers.registered.get(name, self.planned_at) >= self.planned_at]:
             text = f"broker {new[0]} began after the plan was made, and does not answer: {answers.unanswered[new[0]]}"
             return dict.fromkeys(owned, Why(LoadKept.MONITORS_UNKNOWN, text))
         return {
             topic: Why(
-                LoadKept.BROKER_UNANSWERED, f"{_whose(broker)}; broker {silent[0]}: {answers.unanswered[silent[0]]}"
+                LoadKept.BROKER_UNANSWERED,
+                f"{_whose(broker)}; broker {unanswered[0]}: {answers.unanswered[unanswered[0]]}",
             )
             for topic, broker in owned.items()
             if broker not in answers.configurations

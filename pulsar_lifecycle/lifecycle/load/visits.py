@@ -81,7 +81,7 @@ class Visits:
 
     ``monitors_now``: those in force in namespaces, as they are when asked; None where brokers do not agree. And the
     brokers that did not say theirs. ``protected``: what protects a topic by now, such as a hold that was set meanwhile.
-    ``silent``: brokers that have not answered in this wave.
+    ``not_answering``: brokers that have not answered in this wave.
     """
 
     writer: Writer
@@ -94,7 +94,7 @@ class Visits:
     monitors_now: Callable[[Collection[str]], tuple[Monitors | None, Collection[str]]]
     protected: Callable[[Visit], Why | None]
     timeout_ms: int
-    silent: set[str] = field(default_factory=set[str])
+    not_answering: set[str] = field(default_factory=set[str])
 
     def make(self, visits: Sequence[Visit]) -> list[LoadedTopic]:
         """Load, expire, trim and unload these topics together. Raises Paused, LeaseLost, Overloaded at once.
@@ -171,7 +171,7 @@ class Visits:
         """Tell its broker, unless something protects the topic: what that is."""
         self.guard.check(self.ports.store)
         visit.told_at = self.ports.clock.now_ms()
-        if visit.broker in self.silent:
+        if visit.broker in self.not_answering:
             text = f"broker {visit.broker} did not answer at another topic: it was not asked; its unload stays pending"
             visit.failure, visit.unanswered = Why(LoadKept.BROKER_UNANSWERED, text), True
             return None
@@ -183,11 +183,11 @@ class Visits:
         except STOPPING:
             raise
         except LifecycleError as error:
-            silent = isinstance(error, OutcomeUnknown | Unavailable)
-            later = "; its unload stays pending, as its broker may do that later" if silent else ""
-            visit.failure, visit.unanswered = Why(Code.SERVER_FAILED, f"{error}{later}"), visit.unanswered or silent
-            if silent and not self._answers(visit.broker):
-                self.silent.add(visit.broker)
+            unanswered = isinstance(error, OutcomeUnknown | Unavailable)
+            later = "; its unload stays pending, as its broker may do that later" if unanswered else ""
+            visit.failure, visit.unanswered = Why(Code.SERVER_FAILED, f"{error}{later}"), visit.unanswered or unanswered
+            if unanswered and not self._answers(visit.broker):
+                self.not_answering.add(visit.broker)
         return None
 
     def _answers(self, broker: str) -> bool:
@@ -277,7 +277,7 @@ class Visits:
             unsubscribing.delete(visit, name)
             if visit.unanswered:
                 if not self._answers(visit.broker):
-                    self.silent.add(visit.broker)
+                    self.not_answering.add(visit.broker)
                 return
 
     def _expire(self, visit: Visit) -> None:
@@ -331,18 +331,18 @@ class Visits:
         asked = [visit for visit in visits if not visit.untouched]  # an unload of the others would load them first
         self._journal(Phase.UNLOAD, asked, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "unload next"))
         found: list[LoadedTopic] = []
-        silent: set[str] = set()  # each may answer again by now
+        unanswered: set[str] = set()  # each may answer again by now
         for visit in asked:
             self.guard.check(store)
             assert visit.pending is not None
             gone = partial(is_gone, store, self.ports.admin, self.ports.clock, visit.pending)
-            if visit.broker in silent:
+            if visit.broker in unanswered:
                 text = f"it could not be unloaded: broker {visit.broker} did not answer at another topic"
                 visit.failure = Why(Code.NOT_UNLOADED, text)
             elif failure := self.guard.unloads.unload(self.ports.admin, visit.topic, gone, UnloadAfter.LOAD):
                 visit.failure = Why(Code.NOT_UNLOADED, f"it could not be unloaded: {failure}")
                 if not self._answers(visit.broker):
-                    silent.add(visit.broker)
+                    unanswered.add(visit.broker)
         unloaded = [visit for visit in asked if not (visit.failure and visit.failure.code is Code.NOT_UNLOADED)]
         closed = self._closed(unloaded)
         for visit in visits:

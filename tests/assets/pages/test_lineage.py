@@ -329,13 +329,13 @@ def test_a_run_executed_again_does_not_keep_the_plan_of_the_run_before(scene: Re
 
 def test_every_action_changes_something_or_is_known_not_to() -> None:
     """A new action of the journal has to say which asset it changes."""
-    silent = [
+    unchanging = [
         action
         for action in Action
         if action not in (*NO_EFFECTS, Action.DELETE_LEDGER, Action.DELETE_OFFLOADED)
         and Effect("", action, "another", "", "", 1, 0).changed is None
     ]
-    assert silent == []
+    assert unchanging == []
     assert Effect("", Action.DELETE_LEDGER, Phase.SEND, "sent", "", 1, 0).changed is Changed.QUEUE
 
 

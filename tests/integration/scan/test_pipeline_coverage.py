@@ -121,7 +121,7 @@ def test_brokers_that_do_not_answer(
 def test_a_broker_that_says_of_no_topic_what_it_holds_in_memory(
     sandbox: Cluster, pipelines: Callable[..., Pipeline]
 ) -> None:
-    topic = f"persistent://{new_namespace(sandbox, 'silent')}/compacted"
+    topic = f"persistent://{new_namespace(sandbox, 'unanswered')}/compacted"
     with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
         topics.publish(client, topic, topics.payloads(10), keys=["key"] * 10)
         admin.compact(topic)

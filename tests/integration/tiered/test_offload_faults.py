@@ -70,8 +70,8 @@ def everywhere(fault: Fault, times: int) -> tuple[tuple[Fault, str, str, int], .
 CASES = {
     "busy for a while": Case(everywhere(SLOW_DOWN, 2), settings={"attempts": 5}),
     "busy for good": Case(((SLOW_DOWN, "PUT", "", FOREVER),), "SlowDown"),
-    "silent for a while": Case(everywhere(Hang(), 1), settings={"read_timeout": "3s", "attempts": 5}),
-    "silent for good": Case(
+    "does not answer for a while": Case(everywhere(Hang(), 1), settings={"read_timeout": "3s", "attempts": 5}),
+    "never answers": Case(
         ((Hang(), "PUT", "partNumber", FOREVER),), "Read timeout", {"read_timeout": "3s", "attempts": 1}
     ),
     "cuts connections for a while": Case(
@@ -86,7 +86,7 @@ CASES = {
 }
 PERSISTENCE = {"rotten": (3, 3, 2), "lost": (3, 3, 2), "bookie": (3, 3, 2), "striped": (3, 2, 2)}
 """Ensemble, write quorum and ack quorum where they matter."""
-THREE_BLOCKS = ("silent for good", "cuts connections for a while", "loses a part", "flipped")
+THREE_BLOCKS = ("never answers", "cuts connections for a while", "loses a part", "flipped")
 """Where the first ledger has so many; all others have one."""
 SCENES = (*CASES, "refused", "short", "flipped", "flipped later", *PERSISTENCE)
 

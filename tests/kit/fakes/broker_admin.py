@@ -235,8 +235,8 @@ class FakeBrokerAdmin:
     def _answer(self, *brokers: str) -> None:
         if self.failure:
             raise self.failure
-        if silent := self.unreachable.intersection(brokers):
-            raise Failed(f"{silent.pop()}: timed out")
+        if unanswered := self.unreachable.intersection(brokers):
+            raise Failed(f"{unanswered.pop()}: timed out")
         if refusing := self.refusing.intersection(brokers):
             raise AccessDenied(f"{refusing.pop()}: 403")
 

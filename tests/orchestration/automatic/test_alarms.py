@@ -127,7 +127,7 @@ def test_a_run_that_fails_is_posted_to_the_webhook(
         assert "not told" not in str(document)
 
 
-def test_a_settings_file_that_is_wrong_by_now_silences_no_alert(
+def test_a_settings_file_that_is_wrong_by_now_hides_no_alert(
     scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, hook: Posted
 ) -> None:
     """It is why the run failed, perhaps."""

@@ -260,7 +260,7 @@ def started(instance: dg.DagsterInstance, at: int, tags: Mapping[str, str] | Non
     return run.run_id
 
 
-def silent(bell: Bell, instance: dg.DagsterInstance, tags: Mapping[str, str] | None = None) -> str:
+def long_started(bell: Bell, instance: dg.DagsterInstance, tags: Mapping[str, str] | None = None) -> str:
     """A run that has said nothing for days, while a message is due."""
     run_id = started(instance, NOW, tags)
     bell.wait(0)
@@ -288,7 +288,7 @@ def test_a_run_that_died_with_its_host_is_ended_and_rung_after_some_hours(
 
 def test_a_run_that_still_reports_is_at_work(bell: Bell, instance: dg.DagsterInstance) -> None:
     """Without the lease: it scans, or counts what it did."""
-    run_id = silent(bell, instance)
+    run_id = long_started(bell, instance)
     kind, said = dg.DagsterEventType.ENGINE_EVENT.value, EngineEventData()
     event = dg.DagsterEvent(kind, "delete_pending", message="50 of 100 tasks", event_specific_data=said)
     instance.report_dagster_event(event, run_id, timestamp=NOW / 1000 + 10 * DEAD_AFTER_SECONDS)
@@ -297,20 +297,20 @@ def test_a_run_that_still_reports_is_at_work(bell: Bell, instance: dg.DagsterIns
 
 
 def test_another_clusters_run_is_left_alone(bell: Bell, instance: dg.DagsterInstance) -> None:
-    run_id = silent(bell, instance, {CLUSTER: "west"})
+    run_id = long_started(bell, instance, {CLUSTER: "west"})
     bell.run_key()
     assert status_of(instance, run_id) is dg.DagsterRunStatus.STARTED
 
 
 def test_a_long_run_that_has_the_lease_is_at_work(bell: Bell, instance: dg.DagsterInstance) -> None:
-    run_id = silent(bell, instance)
+    run_id = long_started(bell, instance)
     control.take_lease(bell.store, "east run 1", FakeClock(), 0)
     assert "east run 1" in bell.skipped()
     assert status_of(instance, run_id) is dg.DagsterRunStatus.STARTED
 
 
 def test_a_lease_that_cannot_be_read_is_held(bell: Bell, instance: dg.DagsterInstance) -> None:
-    run_id = silent(bell, instance)
+    run_id = long_started(bell, instance)
     control.take_lease(bell.store, "east run 1", FakeClock(), 0)
     bell.zookeeper.unreadable.add(control.holder_of(control.LEASE))
     assert "another run is at it: who (no permission" in bell.skipped()
@@ -376,7 +376,7 @@ def test_a_paused_cluster_is_not_rung_until_it_is_resumed(bell: Bell) -> None:
     assert bell.run_key().startswith(JOB)
 
 
-def test_a_silent_metadata_store_is_not_rung(bell: Bell) -> None:
+def test_nothing_rings_where_the_metadata_store_does_not_answer(bell: Bell) -> None:
     bell.wait(0)
     bell.no_answer = Unavailable("no session")
     assert "no session" in bell.skipped()

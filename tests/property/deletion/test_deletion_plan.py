@@ -84,7 +84,7 @@ def test_whatever_stays_unread_makes_the_plan_report_only(drawn: Drawn, trouble:
         held = [i for i in drawn.live if cluster.reader.payloads[i] != [b"x" * 10]]
         assume(held)
         for ledger in held:
-            cluster.reader.failures[ledger] = Unavailable("every bookie is silent")
+            cluster.reader.failures[ledger] = Unavailable("no bookie answers")
     elif trouble == "no brokers":
         cluster.admin.failure = Unavailable("503")
     if "/managed-ledgers" in cluster.zookeeper.unreadable:  # then not even which cluster it is

@@ -25,7 +25,7 @@ MANAGED_LEDGER = "t/ns/persistent/topic"
 class Step:
     """What happens before a scan, ``hours`` after the one before.
 
-    ``silent``: the brokers do not answer; ``unread``: nor do the bookies.
+    ``unanswered``: the brokers do not answer; ``unread``: nor do the bookies.
     """
 
     hours: int
@@ -33,7 +33,7 @@ class Step:
     acknowledged: int
     connected: int
     recreated: bool
-    silent: bool
+    unanswered: bool
     unread: bool
 
 
@@ -45,7 +45,7 @@ steps = st.lists(
         acknowledged=st.sampled_from([0, 0, 0, 1]),
         connected=st.sampled_from([0, 0, 0, 1]),
         recreated=st.sampled_from([False] * 9 + [True]),
-        silent=st.sampled_from([False] * 9 + [True]),
+        unanswered=st.sampled_from([False] * 9 + [True]),
         unread=st.sampled_from([False] * 4 + [True]),
     ),
     max_size=12,
@@ -98,11 +98,11 @@ def test_no_cursor_with_use_within_the_period_is_inactive_and_any_other_is_once_
         seen = None if fresh else seen
         moved = not fresh and not step.unread and seen != (entry, last)
         seen = seen if step.unread else (entry, last)
-        if step.silent or step.connected or moved:
+        if step.unanswered or step.connected or moved:
             used = now
         rows = [{"topic": TOPIC, "subscription": None, "connected": 0, "published": 0}]
         rows += [{"topic": TOPIC, "subscription": "s", "connected": step.connected, "published": None}]
-        said = None if step.silent else pa.Table.from_pylist(rows, CONNECTIONS)
+        said = None if step.unanswered else pa.Table.from_pylist(rows, CONNECTIONS)
         state = pa.array(["loaded"]), pa.array(["listed"])
         clients = Clients.of(pa.array([TOPIC]), *state, said)
         before = cursor_activity(cursor(entry, last, czxid, created, unread=step.unread), topics, clients, before, now)

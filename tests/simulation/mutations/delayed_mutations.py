@@ -123,10 +123,10 @@ def discard_whatever_is_new() -> AbstractContextManager[Any]:
 def see_no_loss() -> Iterator[None]:
     """Messages that a bitmap has and no segment are no finding."""
     real = levels.level_of
-    silent = {IndexFinding.LOST, IndexFinding.MERGED_AND_LOST, IndexFinding.BITMAP_UNLIKE_SEGMENTS}
+    unseen = {IndexFinding.LOST, IndexFinding.MERGED_AND_LOST, IndexFinding.BITMAP_UNLIKE_SEGMENTS}
 
     def deaf(codes: Any, *more: Any, **options: Any) -> Any:
-        return real(set(codes) - silent, *more, **options)
+        return real(set(codes) - unseen, *more, **options)
 
     with patch.object(repair_planning, "level_of", deaf):
         yield

@@ -38,7 +38,7 @@ NOW = 1_700_000_000_000
 
 
 class Reader:
-    """What waits in front of each partition, as delays in ms since ``NOW``, and dead letters; silent when told so."""
+    """What waits in front of each partition, as delays in ms since ``NOW``, and dead letters; it fails when told so."""
 
     def __init__(self, admin: FakeBrokerAdmin) -> None:
         self.admin = admin

@@ -1,4 +1,4 @@
-"""Whether deleted ledgers are gone: what each server says, what a silent one is worth, and waiting."""
+"""Whether deleted ledgers are gone: what each server says, what no answer is worth, and waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Applying a plan to delete records: brokers that fail, forbid or are silent, and topics that are created again."""
+"""Applying a plan to delete records: brokers that fail, forbid or do not answer, and topics that are created again."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_a_topic_that_is_created_again_while_it_is_written_gets_no_low_watermark
     assert (result.error, scene.properties()) == (RecordsError.REPLACED, {})
 
 
-def test_a_silent_broker_fails_its_own_partitions_alone() -> None:
+def test_a_broker_that_does_not_answer_fails_its_own_partitions_alone() -> None:
     scene = RecordsScene(3)
     scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
     for topic, broker in zip(scene.topics, ["broker-1:8080", "broker-1:8080", "broker-2:8080"], strict=True):
@@ -245,13 +245,13 @@ def test_one_command_tries_again_what_timed_out(comes_back: bool) -> None:
     results = scene.apply(Patience(answers=1200, finish=True), heard=said)
     if comes_back:
         assert results == [DeleteRecordsResult(scene.at(2, 0, topic)) for topic in scene.topics]
-    else:  # nobody deletes while a broker is silent
+    else:  # nobody deletes while a broker does not answer
         assert [one.code for one in results] == [Lacks.DELETION, RecordsError.TIMEOUT]
         assert scene.cluster.clock.now_ms() - began >= 1_200_000
         assert 5 < len(tries) <= 10
 
 
-def test_a_partition_whose_broker_was_silent_at_the_plan_takes_another_plan() -> None:
+def test_a_partition_whose_broker_did_not_answer_at_the_plan_takes_another_plan() -> None:
     scene = RecordsScene()
     scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
     scene.owned_by("broker-2:8080")

@@ -321,13 +321,13 @@ def test_one_command_ends_with_the_answer() -> None:
     assert "until everything is proven gone" in last
 
 
-def test_one_command_scans_again_where_the_newest_scan_was_made_while_a_broker_was_silent() -> None:
+def test_one_command_scans_again_where_the_newest_scan_was_made_while_a_broker_did_not_answer() -> None:
     """The command that was to finish then has made that scan: its rerun completes the request."""
     scene = RecordsScene()
     scene.plan(scene.at(2, 3))
     admin = scene.cluster.admin
     admin.broker_ids, admin.unreachable = ["broker-1:8080", "broker-2:8080"], {"broker-2:8080"}
-    judged_scan.scan(scene.where, "while-it-was-silent")
+    judged_scan.scan(scene.where, "while-it-did-not-answer")
     admin.unreachable = set()
     with refused_by(RefusalCode.SCAN_NOT_COVERED):
         scene.apply()

@@ -47,8 +47,8 @@ def test_a_ledger_that_nothing_deletes_keeps_no_other_partition_from_its_answer(
     assert scene.cluster.clock.now_ms() - began < 3_600_000
 
 
-def with_a_silent_broker() -> RecordsScene:
-    """Each of two brokers has one of two topics, and the second is silent once the plan is made."""
+def with_a_broker_that_does_not_answer() -> RecordsScene:
+    """Each of two brokers has one of two topics, and the second does not answer once the plan is made."""
     scene = RecordsScene(2)
     scene.cluster.admin.broker_ids = ["broker-1:8080", "broker-2:8080"]
     for topic, broker in zip(scene.topics, scene.cluster.admin.broker_ids, strict=True):
@@ -56,9 +56,9 @@ def with_a_silent_broker() -> RecordsScene:
     return scene
 
 
-def test_nothing_scans_while_a_broker_is_silent() -> None:
+def test_nothing_scans_while_a_broker_does_not_answer() -> None:
     """Such a scan would not be covered, so that no deletion run would take anything."""
-    scene = with_a_silent_broker()
+    scene = with_a_broker_that_does_not_answer()
     scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
     scene.cluster.admin.unreachable = {"broker-2:8080"}
     before = len(scene.where.lake.epochs())
@@ -86,7 +86,7 @@ def test_nothing_scans_while_brokers_deny_what_they_have_loaded() -> None:
 
 
 def test_a_deletion_run_goes_soon_after_the_last_broker_answers() -> None:
-    scene = with_a_silent_broker()
+    scene = with_a_broker_that_does_not_answer()
     scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
     scene.cluster.admin.unreachable = {"broker-2:8080"}
     began = scene.cluster.clock.now_ms()
@@ -101,7 +101,7 @@ def test_a_deletion_run_goes_soon_after_the_last_broker_answers() -> None:
 
 
 def test_a_pause_ends_the_trying() -> None:
-    scene = with_a_silent_broker()
+    scene = with_a_broker_that_does_not_answer()
     scene.plan(*(scene.at(2, 0, topic) for topic in scene.topics))
     scene.cluster.admin.unreachable = {"broker-2:8080"}
 
@@ -118,7 +118,7 @@ def test_a_pause_ends_the_trying() -> None:
 
 
 def test_what_is_tried_again_takes_unloads_of_the_same_budget() -> None:
-    scene = with_a_silent_broker()
+    scene = with_a_broker_that_does_not_answer()
     scene.max_unloads = 2
     admin, unloads = scene.cluster.admin, 0
     admin.topics = {topic: {} for topic in scene.topics}

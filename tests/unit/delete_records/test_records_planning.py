@@ -159,7 +159,7 @@ def test_a_ledger_without_entries_hides_no_part_above_a_position() -> None:
         (AccessDenied("who are you"), RecordsError.UNREAD),
     ],
 )
-def test_a_lost_entry_beside_a_position_does_not_keep_it_and_a_silent_bookie_does(
+def test_a_lost_entry_beside_a_position_does_not_keep_it_and_a_bookie_that_does_not_answer_does(
     failure: LifecycleError, error: RecordsError | None
 ) -> None:
     scene = RecordsScene()

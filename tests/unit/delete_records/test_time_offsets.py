@@ -306,7 +306,7 @@ def test_a_topic_whose_ledger_is_nowhere_says_so(topic):
     assert isinstance(fine, tuple)
 
 
-def test_a_ledger_whose_z_node_is_damaged_or_whose_bookies_are_silent_says_so(topic):
+def test_a_ledger_whose_z_node_is_damaged_or_whose_bookies_do_not_answer_says_so(topic):
     topic.reader.failures[9] = Unavailable("bookie b1: timed out")
     assert readable_ledgers(topic.ports, ROOT, [ManagedLedgerInfo((LedgerInfo(9),))]) == [topic.reader.failures[9]]
     topic.store.create("/ledgers/00/0000/L0077", b"\x00nonsense")

@@ -224,13 +224,13 @@ def test_a_broker_that_never_says_what_it_holds_of_a_topic_keeps_all_of_it(scene
     scene.cluster.topic(NEW, [scene.cluster.ledger(data_tags(NEW), state=LedgerState.OPEN)])
     scene.cluster.load(NEW)
     scene.cluster.cursor(TOPIC, "__compaction")
-    silent = {TOPIC: Failed("GET internalStats: 500")}
+    unanswered = {TOPIC: Failed("GET internalStats: 500")}
 
     def no_answer(ports: Ports) -> Ports:
-        scene.cluster.admin.unanswered = silent
+        scene.cluster.admin.unanswered = unanswered
         return ports
 
-    scene.cluster.admin.unanswered = silent if since == "the scan" else {}
+    scene.cluster.admin.unanswered = unanswered if since == "the scan" else {}
     scene.again()
     assert scene.now.epoch.gaps == ()
     found = {d.info.ledger_id: d.outcome for d in scene.delete(no_answer)}
@@ -265,7 +265,7 @@ def test_an_owner_that_cannot_be_read_keeps(scene: Scene, name: str) -> None:
     }[name]
     cluster.zookeeper.unreadable.add(path)
     if not path:
-        cluster.reader.failures[held] = Unavailable("every bookie is silent")
+        cluster.reader.failures[held] = Unavailable("no bookie answers")
     assert {d.info.ledger_id: d.outcome for d in scene.delete()}[ledger] == Outcome.RETRYING
     cluster.zookeeper.unreadable.clear()
     cluster.reader.failures.clear()

@@ -223,11 +223,11 @@ def test_what_was_deleted_is_journalled_though_the_retry_topic_cannot_be_asked(s
     scene.publish(scene.intent(scene.data), scene.intent(scene.cursor))
     scene.cluster.zookeeper.unreadable.add(scene.cluster.path(scene.cursor))
 
-    def silent(step: str) -> None:
+    def unanswered(step: str) -> None:
         if step == "before queue.reconsume_later":
             raise Unavailable("the admin API does not answer")
 
-    outcomes = {d.info.ledger_id: d.outcome for d in scene.delete(watched(silent))}
+    outcomes = {d.info.ledger_id: d.outcome for d in scene.delete(watched(unanswered))}
     assert outcomes == {scene.data: Outcome.DELETED, scene.cursor: Outcome.WAITING}
     assert {row.ledger_id: row.outcome for row in scene.cluster.journal.rows[-2:]} == outcomes
     assert scene.waiting == 1

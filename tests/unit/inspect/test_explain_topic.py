@@ -359,11 +359,11 @@ def test_a_broker_that_does_not_answer_is_warned_of(scene: RetentionScene) -> No
     scene.scan()
     admin, topic = scene.servers.admin, Topic.parse(f"persistent://{NAMESPACE}/a")
     said = Brokers({}, admin.stats_interval_ms())
-    admin.broker_ids = [*admin.broker_ids, "silent:8080"]
-    admin.unreachable = {"silent:8080"}
+    admin.broker_ids = [*admin.broker_ids, "unanswered:8080"]
+    admin.unreachable = {"unanswered:8080"}
     found = explain_topic(scene.cluster, topic, said)
     assert codes(found) == [RetentionVerdict.EXPIRED_BY_TIME, "last_ledger"]
-    assert [one for one in found.warnings if "silent:8080" in one]
+    assert [one for one in found.warnings if "unanswered:8080" in one]
     admin.unreachable = {*admin.broker_ids}
     found = explain_topic(scene.cluster, topic, said)
     assert codes(found)[0] == RetentionVerdict.UNKNOWN_POLICY

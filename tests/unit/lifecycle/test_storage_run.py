@@ -195,11 +195,11 @@ def test_policies_that_nobody_tells_leave_what_hangs_on_them_unjudged(scene: Ret
     scene.servers.wait(1)
     epoch = judged_scan.scan(scene.cluster, "run")
 
-    def silent(operation: Operation) -> None:
+    def unanswered(operation: Operation) -> None:
         if any(path.startswith("/admin/policies") for path in operation.paths):
             raise Unavailable("the configuration store does not answer")
 
-    scene.before = silent
+    scene.before = unanswered
     rows, problems = build_storage_report(scene.cluster, epoch)
     assert problems == ("the configuration store does not answer",)
     found = by_reason(rows)

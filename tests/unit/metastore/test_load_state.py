@@ -18,7 +18,7 @@ from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 TOPIC = Topic.parse("persistent://acme/orders/placed")
 
 
-def silent(topic: Topic) -> CompactionStatus:
+def unanswered(topic: Topic) -> CompactionStatus:
     raise Unavailable("503")
 
 
@@ -27,7 +27,7 @@ def silent(topic: Topic) -> CompactionStatus:
     [
         (lambda topic: CompactionStatus.RUNNING, ("RUNNING", None)),
         (lambda topic: CompactionStatus.NOT_RUN, ("NOT_RUN", None)),
-        (silent, ("UNKNOWN", "503")),
+        (unanswered, ("UNKNOWN", "503")),
     ],
 )
 def test_a_broker_that_says_nothing_of_compaction_leaves_it_unknown_and_its_error_beside_it(

@@ -172,7 +172,7 @@ def test_a_word_alone_is_the_mode_and_plan_is_the_default() -> None:
     ],
 )
 def test_a_minimum_above_its_maximum_is_refused_by_both_names(least: dict[str, int], most: dict[str, int]) -> None:
-    """No plan could ever go, in silence."""
+    """No plan could ever go, and nothing would say so."""
     (name,) = least
     with pytest.raises(ValidationError, match=rf"{name} .* above {name.replace('min_', 'max_')} "):
         KindAutomation(**least, **most)  # pyrefly: ignore[bad-argument-type]

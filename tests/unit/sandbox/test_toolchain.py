@@ -56,25 +56,25 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-def silent(_: str) -> None: ...
+def quiet(_: str) -> None: ...
 
 
 def test_a_missing_java_is_named_with_what_to_do(machine: Machine) -> None:
     with pytest.raises(SandboxError, match=r"no java in the PATH: install Java 17 or later, or set JAVA_HOME"):
-        find_tools(silent)
+        find_tools(quiet)
 
 
 def test_an_old_java_is_named_with_its_version(machine: Machine) -> None:
     machine.install("java", JAVA_8)
     with pytest.raises(SandboxError, match=r"bin/java is Java 8: install Java 17 or later"):
-        find_tools(silent)
+        find_tools(quiet)
 
 
 def test_java_home_comes_before_the_path(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine.install("java", JAVA_17)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
     with pytest.raises(SandboxError, match="no java in JAVA_HOME"):
-        find_tools(silent)
+        find_tools(quiet)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_missing_old_or_failing_maven_is_one_line(machine: Machine, script: st
     if script:
         machine.install("mvn", script)
     with pytest.raises(SandboxError, match=said) as refused:
-        find_tools(silent)
+        find_tools(quiet)
     assert "\n" not in str(refused.value)
 
 
@@ -98,7 +98,7 @@ def test_the_jars_are_fetched_once_however_many_start(machine: Machine) -> None:
     machine.install("java", JAVA_17)
     machine.install("mvn", MAVEN)
     with ThreadPoolExecutor(4) as starters:
-        found = list(starters.map(find_tools, [silent] * 4))
+        found = list(starters.map(find_tools, [quiet] * 4))
     assert machine.fetches.read_text().splitlines() == ["fetch"]
     assert len(set(found)) == 1
     assert (Path(found[0].pulsar).parent / "a.jar").exists()
@@ -108,16 +108,16 @@ def test_a_failed_fetch_is_tried_again(machine: Machine) -> None:
     machine.install("java", JAVA_17)
     machine.install("mvn", BROKEN_MAVEN)
     with pytest.raises(SandboxError):
-        find_tools(silent)
+        find_tools(quiet)
     machine.install("mvn", MAVEN)
-    assert (Path(find_tools(silent).s3proxy).parent / "b.jar").exists()
+    assert (Path(find_tools(quiet).s3proxy).parent / "b.jar").exists()
 
 
 def test_the_offloader_is_built_once_as_brokers_look_for_it(machine: Machine) -> None:
     machine.install("java", COMPILER)
     tools = Tools(str(machine.bin / "java"), f"{machine.cache}/pulsar/*", "")
-    folder = offloader_folder(tools, silent)
-    assert offloader_folder(tools, silent) == folder
+    folder = offloader_folder(tools, quiet)
+    assert offloader_folder(tools, quiet) == folder
     assert machine.fetches.read_text() == "compile\n"
     (plugin,) = folder.iterdir()
     assert plugin.name == "offloader.nar"
@@ -130,4 +130,4 @@ def test_without_a_compiler_it_says_what_is_needed(machine: Machine) -> None:
     machine.install("java", "echo 'Module jdk.compiler not found' >&2; exit 1")
     tools = Tools(str(machine.bin / "java"), f"{machine.cache}/pulsar/*", "")
     with pytest.raises(SandboxError, match="a JDK is needed: Module"):
-        offloader_folder(tools, silent)
+        offloader_folder(tools, quiet)

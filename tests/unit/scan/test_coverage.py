@@ -223,8 +223,8 @@ def test_small_listings_may_shrink_and_the_newest_earlier_epoch_counts() -> None
 
 
 def test_an_epoch_survives_json() -> None:
-    silent = brokers_gap(GapCode.BROKERS_DENIED, "GET /topics: 403")
-    epoch = with_census("schemas", unread=(("/x", "why"),), mismatched=("y",), broker_error=silent)
+    unanswered = brokers_gap(GapCode.BROKERS_DENIED, "GET /topics: 403")
+    epoch = with_census("schemas", unread=(("/x", "why"),), mismatched=("y",), broker_error=unanswered)
     epoch = replace(epoch, gaps=(*proof(epoch), A_GAP), shared_with=None, ids_issued=7, lease=(3, 4), broken=A_GAP)
     document = json.loads(json.dumps(epoch.to_json()))
     assert Epoch.from_json(document) == epoch
@@ -239,8 +239,8 @@ def test_an_epoch_survives_json() -> None:
     assert earlier.census[3].unread == (("", "/x: why"),)
     assert earlier.census[0].broker_error is None
     assert earlier.census[1].broker_error == brokers_gap(GapCode.BROKERS_UNANSWERED, "GET /topics: 403")
-    document["gaps"] = [{"code": "brokers_unreachable", "where": "b", "text": "silent"}]  # as a code was called
-    assert Epoch.from_json(document).gaps == (Gap(GapCode.EARLIER_VERSION, "b", "silent"),)
+    document["gaps"] = [{"code": "brokers_unreachable", "where": "b", "text": "unanswered"}]  # as a code was called
+    assert Epoch.from_json(document).gaps == (Gap(GapCode.EARLIER_VERSION, "b", "unanswered"),)
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,9 @@ def test_a_broker_that_does_not_answer_says_nothing(cluster: SimulatedCluster) -
 
 
 def test_nobody_is_asked_any_more_after_some_did_not_answer(cluster: SimulatedCluster) -> None:
-    silent = [Topic.parse(f"persistent://acme/orders/silent-{n}") for n in range(snapshot_inquiry.PATIENCE)]
-    assert memory(cluster, *map(row, silent[1:]), row(ONE), most=100)[-1] == Memory.NOTHING
-    assert memory(cluster, *map(row, silent), row(TWO), most=100)[-1] == Memory.UNANSWERED
+    unanswered = [Topic.parse(f"persistent://acme/orders/unanswered-{n}") for n in range(snapshot_inquiry.PATIENCE)]
+    assert memory(cluster, *map(row, unanswered[1:]), row(ONE), most=100)[-1] == Memory.NOTHING
+    assert memory(cluster, *map(row, unanswered), row(TWO), most=100)[-1] == Memory.UNANSWERED
     assert cluster.admin.touched == [ONE]
 
 

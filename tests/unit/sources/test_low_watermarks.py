@@ -190,10 +190,10 @@ def test_a_property_that_is_no_position_is_named_with_its_topic(scene, source, o
 
 
 def test_without_a_metadata_store_a_bucket_is_read_whole_or_not_at_all(scene):
-    def silent(paths):
+    def unanswered(paths):
         raise Unavailable("no session")
 
-    scene.store.read = silent
+    scene.store.read = unanswered
     with pytest.raises(Unavailable, match="below_low_watermark=true"):
         scene.shown(OffloadedReader, bucket=BUCKET)
     assert scene.shown(OffloadedReader, bucket=BUCKET, below_low_watermark="true") == ALL

@@ -256,18 +256,18 @@ def test_a_topic_that_was_deleted(scene: Scene) -> None:
     assert (scene.open_attempts, scene.keys, scene.left_pending) == ([], set(), [])
 
 
-@pytest.mark.parametrize("silent", [False, True])
-def test_a_topic_without_a_z_node_that_a_broker_may_have(scene: Scene, silent: bool) -> None:
+@pytest.mark.parametrize("unanswered", [False, True])
+def test_a_topic_without_a_z_node_that_a_broker_may_have(scene: Scene, unanswered: bool) -> None:
     _, proven = begun(scene)
     scene.cluster.remove(scene.path)
     keys = scene.keys
-    if silent:
+    if unanswered:
         scene.error = "timed out"
     else:
         scene.cluster.load(TOPIC)
     _, found = scene.session_again().finish_attempts()
     assert {one.outcome for one in found} == {Outcome.FAILED}
-    assert found[0].why.code is (LoadReason.BROKERS_UNANSWERED if silent else LoadReason.LISTED)
+    assert found[0].why.code is (LoadReason.BROKERS_UNANSWERED if unanswered else LoadReason.LISTED)
     assert (len(scene.open_attempts), scene.keys) == (len(proven), keys)
 
 

@@ -259,7 +259,7 @@ def lost(scene: Scene) -> None:
     scene.cluster.reader.failures[scene.listed[0]] = NotFound("every replica says that the ledger is gone")
 
 
-def silent(scene: Scene) -> None:
+def unanswered(scene: Scene) -> None:
     scene.cluster.reader.failures[scene.listed[0]] = Unavailable("timed out")
 
 
@@ -323,7 +323,7 @@ def no_view(scene: Scene) -> None:
         (unread, Unreadable.UNREAD),
         (unlisted, Unreadable.UNREAD),
         (lost, Unreadable.UNREAD),
-        (silent, Unreadable.UNREAD),
+        (unanswered, Unreadable.UNREAD),
         (deleted, Unreadable.UNREAD),
         (unclosed, Unreadable.UNREAD),
         (recovering, Unreadable.UNREAD),

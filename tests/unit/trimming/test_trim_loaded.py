@@ -55,7 +55,7 @@ def test_a_loaded_topic_is_left_to_its_broker_where_caps_were_checked(scene: Sce
     assert scene.listed == scene.ids
 
 
-@pytest.mark.parametrize("why", ["written", "silent", "open"])
+@pytest.mark.parametrize("why", ["written", "unanswered", "open"])
 def test_what_may_be_loaded_counts_as_loaded(scene: Scene, why: str) -> None:
     if why == "written":
         scene.cluster.topic(TOPIC, scene.ids)
@@ -64,10 +64,10 @@ def test_what_may_be_loaded_counts_as_loaded(scene: Scene, why: str) -> None:
         scene.cluster.topic(TOPIC, scene.ids)
         scene.cluster.wait(1)
     work = trimming_trim.trim_topics
-    silent = Brokers.not_heard(Unavailable("no answer"))
+    unanswered = Brokers.not_heard(Unavailable("no answer"))
 
     def trim(run: TopicRun, ports: Ports, guard: RunGuard) -> list[LedgerOutcome]:
-        run = replace(run, brokers=silent) if why == "silent" else run
+        run = replace(run, brokers=unanswered) if why == "unanswered" else run
         return work(run, ports, guard, [TrimOrder(TOPIC, up_to=scene.ids[2])])
 
     assert set(outcomes(scene.act(trim)).values()) == {Outcome.LEFT_TO_BROKER}

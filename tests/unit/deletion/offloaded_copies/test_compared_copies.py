@@ -95,7 +95,7 @@ def test_an_entry_that_bookkeeper_cannot_give_keeps_a_copy(scene: Scene) -> None
     scene.one(Outcome.KEPT, Code.LAST_COPY, "one of them cannot be read: entry 3:1234")
 
 
-def test_a_bookie_that_is_silent_while_entries_are_read_is_asked_again(scene: Scene) -> None:
+def test_a_bookie_that_does_not_answer_while_entries_are_read_is_asked_again(scene: Scene) -> None:
     copies(scene, MANY, MANY, offloaded=False)
     scene.cluster.reader.failures[scene.gone] = Unavailable("bookie-1: timed out")
     scene.one(Outcome.RETRYING, Code.OBJECTS_UNREAD)

@@ -231,7 +231,7 @@ def dropped(scene: Scene) -> None:
     scene.cluster.reader.collected["bookie-1:3181"] = {scene.gone}
 
 
-def silent(scene: Scene) -> None:
+def unanswered(scene: Scene) -> None:
     scene.cluster.reader.unanswered.add("bookie-1:3181")
 
 
@@ -251,7 +251,7 @@ def unread(scene: Scene) -> None:
     ("what", "reason"),
     [
         (dropped, "of 1 entries that its bookies were asked for, 1 are on none of them and 0 not shown"),
-        (silent, "of 1 entries that its bookies were asked for, 0 are on none of them and 1 not shown"),
+        (unanswered, "of 1 entries that its bookies were asked for, 0 are on none of them and 1 not shown"),
         (another, "says that it is of acme/orders/persistent/other"),
         (opened, "never closed"),
         (unread, "its z-node in BookKeeper could not be read"),

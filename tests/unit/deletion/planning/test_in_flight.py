@@ -74,7 +74,7 @@ def test_what_was_sent_before_a_restore_was_accepted_is_planned_again(scene: Sce
     assert scene.planned() == scene.orphans
 
 
-@pytest.mark.parametrize("lost", ["empty", "not whole", "silent"])
+@pytest.mark.parametrize("lost", ["empty", "not whole", "unanswered"])
 def test_what_the_queue_may_have_lost_is_planned_again(scene: Scene, lost: str) -> None:
     scene.said(scene.orphans[0], Outcome.SENT)
     assert scene.planned() == scene.orphans[1:]
@@ -84,10 +84,10 @@ def test_what_the_queue_may_have_lost_is_planned_again(scene: Scene, lost: str) 
         scene.admin.topics[scene.parts[1]].clear()
     else:
 
-        def silent(*_: object) -> int:
+        def unanswered(*_: object) -> int:
             raise Unavailable("no answer")
 
-        scene.admin.backlog = silent
+        scene.admin.backlog = unanswered
     assert scene.planned() == scene.orphans
 
 

@@ -121,7 +121,7 @@ def test_what_one_bookie_lost_is_restored_and_said_to_be_under_replicated(scene:
     assert thin.thin > 0
 
 
-def test_a_silent_bookie_is_refused_unless_the_operator_allows_it(scene: Scene) -> None:
+def test_a_bookie_that_does_not_answer_is_refused_unless_the_operator_allows_it(scene: Scene) -> None:
     scene.cluster.reader.unanswered = {C}
     assert outcomes(scene.undo()) == [Outcome.UNKNOWN] * 3
     assert not any(map(scene.exists, scene.ids))
@@ -132,7 +132,7 @@ def test_a_silent_bookie_is_refused_unless_the_operator_allows_it(scene: Scene) 
     assert set(checked(done[scene.ids[0]]).unanswered) == {C}
 
 
-def test_entries_that_only_silent_bookies_may_hold_are_never_said_to_be_restored(scene: Scene) -> None:
+def test_entries_that_only_bookies_that_do_not_answer_may_hold_are_never_said_to_be_restored(scene: Scene) -> None:
     scene.cluster.reader.unanswered = {B, C}
     done = scene.undo(accept_unknown=True)
     assert outcomes(done) == [Outcome.UNCONFIRMED] * 3

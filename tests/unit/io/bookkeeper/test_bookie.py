@@ -1,4 +1,4 @@
-"""BookieReader against bookies in memory, which can be silent, broken, old or wrong as no real one is on demand."""
+"""BookieReader against bookies in memory, which do not answer, are broken, old or wrong as no real one is on demand."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_what_is_raised_when_no_replica_has_the_entry(
         assert type(raised.value) is error
 
 
-def test_an_unregistered_bookie_counts_as_silent(cluster: ThreeBookies) -> None:
+def test_an_unregistered_bookie_counts_as_unanswered(cluster: ThreeBookies) -> None:
     metadata = cluster.metadata(1, 1, 1, last=3, segments=(Segment(0, ("elsewhere",)),))
 
     with pytest.raises(Unavailable, match="elsewhere"):
@@ -191,24 +191,24 @@ def test_an_open_ledger_whose_last_segment_is_empty_ends_in_the_one_before(clust
 
 
 @pytest.mark.parametrize(
-    ("ensemble", "write", "ack", "silent", "known"),
+    ("ensemble", "write", "ack", "unanswered", "known"),
     [
         (3, 3, 2, [0], True),  # an acknowledged entry is on two of three
         (3, 3, 2, [0, 1], False),
         (3, 2, 2, [0], True),
         (3, 2, 2, [0, 1], False),
-        (3, 2, 1, [0], False),  # acknowledged by one bookie alone, and that may be the silent one
+        (3, 2, 1, [0], False),  # acknowledged by one bookie alone, and that may be the one that does not answer
         (2, 2, 2, [1], True),
         (2, 2, 1, [1], False),
         (1, 1, 1, [0], False),
     ],
 )
 def test_an_open_ledger_needs_enough_answers(
-    cluster: ThreeBookies, ensemble: int, write: int, ack: int, silent: list[int], known: bool
+    cluster: ThreeBookies, ensemble: int, write: int, ack: int, unanswered: list[int], known: bool
 ) -> None:
     metadata = cluster.metadata(ensemble, write, ack)
     cluster.fill(metadata, 30)
-    for i in silent:
+    for i in unanswered:
         cluster.bookies[i].stop()
 
     if known:

@@ -94,9 +94,7 @@ def test_a_ledger_collected_everywhere_is_lost_and_costs_one_question_a_bookie(c
 
 @pytest.mark.parametrize("ensemble", [2, 3])
 @pytest.mark.parametrize("trouble", ["stopped", "refuses", "not registered"])
-def test_a_bookie_that_does_not_answer_is_silent_and_never_gone(
-    cluster: ThreeBookies, ensemble: int, trouble: str
-) -> None:
+def test_a_bookie_that_does_not_answer_is_never_gone(cluster: ThreeBookies, ensemble: int, trouble: str) -> None:
     metadata = cluster.metadata(ensemble, 2, 2, last=29)
     cluster.fill(metadata, 30)
     for i in (0, 1):

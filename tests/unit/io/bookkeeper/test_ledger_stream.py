@@ -124,7 +124,7 @@ def test_streams_take_turns_and_an_abandoned_one_is_forgotten(cluster: FiveBooki
     assert found[0] == found[1] == payloads
 
 
-def test_a_consumer_that_takes_its_time_is_not_a_silent_bookie(cluster: FiveBookies) -> None:
+def test_a_consumer_that_takes_its_time_is_not_a_bookie_that_does_not_answer(cluster: FiveBookies) -> None:
     cluster.reader = cluster.connect(read_timeout=4)
     payloads = [b"x" * 10_000] * 2_000
     metadata = cluster.write(payloads, 2, 2)

@@ -1,4 +1,4 @@
-"""A stream of entries from bookies that fail, lie or keep silent: what comes, and what is raised."""
+"""A stream of entries from bookies that fail, lie or do not answer: what comes, and what is raised."""
 
 from __future__ import annotations
 

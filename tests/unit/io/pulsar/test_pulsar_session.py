@@ -18,10 +18,10 @@ BROKERS = ("b1:6650", "b2:6650", "b3:6650")
 
 
 class Brokers:
-    """What clients of some brokers see: ``silent`` ones take connections and never answer. Lookups go to all."""
+    """What clients of some brokers see: ``not_answering`` ones take connections and never answer. Lookups go to all."""
 
-    def __init__(self, silent=(), no_owner=False, failure=None):
-        self.silent, self.no_owner, self.failure = set(silent), no_owner, failure
+    def __init__(self, not_answering=(), no_owner=False, failure=None):
+        self.not_answering, self.no_owner, self.failure = set(not_answering), no_owner, failure
         self.clients = []
         self.sent = []
 
@@ -39,7 +39,7 @@ class _Client:
         self.brokers, self.hosts, self.options, self.closed = brokers, hosts, options, False
 
     def get_topic_partitions(self, topic):
-        if self.brokers.silent.intersection(self.hosts):
+        if self.brokers.not_answering.intersection(self.hosts):
             raise pulsar.Timeout("t")
         if self.brokers.failure:
             raise self.brokers.failure
@@ -78,8 +78,8 @@ def session_of(monkeypatch):
     return open_session
 
 
-def test_what_a_silent_broker_holds_up_is_opened_through_the_first_that_answers(session_of):
-    brokers = Brokers(silent=["b1:6650"])
+def test_what_a_broker_that_does_not_answer_holds_up_is_opened_through_the_first_that_answers(session_of):
+    brokers = Brokers(not_answering=["b1:6650"])
     session = session_of(brokers)
     session.open_producer(DELETION_TOPIC)
     session.subscribe([DELETION_TOPIC, RETRY_TOPIC], "s")
@@ -89,7 +89,7 @@ def test_what_a_silent_broker_holds_up_is_opened_through_the_first_that_answers(
 
 
 def test_where_no_broker_answers_each_was_asked_once(session_of):
-    brokers = Brokers(silent=BROKERS)
+    brokers = Brokers(not_answering=BROKERS)
     session = session_of(brokers)
     with pytest.raises(Unavailable, match="open the producer: Timeout"):
         session.open_producer(DELETION_TOPIC)
@@ -97,7 +97,7 @@ def test_where_no_broker_answers_each_was_asked_once(session_of):
     assert brokers.open_clients == [list(BROKERS)]
 
 
-def test_a_partition_whose_owner_is_silent_is_asked_for_through_one_more_broker(session_of):
+def test_a_partition_whose_owner_does_not_answer_is_asked_for_through_one_more_broker(session_of):
     brokers = Brokers(no_owner=True)
     session = session_of(brokers)
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_an_answer_that_says_no_goes_nowhere_else(session_of):
 
 
 def test_of_one_broker_there_is_no_other(session_of):
-    brokers = Brokers(silent=["b1:6650"])
+    brokers = Brokers(not_answering=["b1:6650"])
     with pytest.raises(Unavailable):
         session_of(brokers, ["b1:6650"]).open_producer(DELETION_TOPIC)
     assert len(brokers.clients) == 1
@@ -143,11 +143,11 @@ def jwt(claims) -> str:
     return f"head.{base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b'=').decode()}.signature"
 
 
-def test_an_expired_token_is_no_silence_of_brokers(session_of, tmp_path):
+def test_an_expired_token_is_not_taken_for_brokers_that_do_not_answer(session_of, tmp_path):
     """They close the connection, and the client says that nothing came in time."""
     file = tmp_path / "token"
     file.write_text(jwt({"sub": "ops", "exp": time.time() - 60}))
-    session = session_of(brokers := Brokers(silent=BROKERS), token=SecretRef(file=str(file)))
+    session = session_of(brokers := Brokers(not_answering=BROKERS), token=SecretRef(file=str(file)))
     with pytest.raises(AccessDenied, match=r"pulsar\.token expired at 20"):
         session.subscribe([DELETION_TOPIC], "s")
     (receipt,) = session.send_all([Outgoing(DELETION_TOPIC, b"x")])

@@ -143,7 +143,7 @@ def test_no_answer_is_unavailable_and_a_deletion_without_one_has_an_error(server
         closed.head(BUCKET, "k")
 
 
-def test_a_service_that_is_silent_is_not_asked_for_each_of_many_keys(server, open_store):
+def test_a_service_that_does_not_answer_is_not_asked_for_each_of_many_keys(server, open_store):
     server.answer = 0, ""
     store = open_store(server.server_port, connections=4)
     found = store.head_many(BUCKET, [f"k{number}" for number in range(100)])

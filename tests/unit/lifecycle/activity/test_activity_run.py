@@ -15,7 +15,7 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import brokers_answered, b
 from pulsar_lifecycle.lifecycle.activity.activity_tables import UseEvidence
 from pulsar_lifecycle.lifecycle.activity.partition_check import PartitionFinding, partition_findings
 from pulsar_lifecycle.model import Position
-from pulsar_lifecycle.records.gaps import BROKERS_SILENT, Gap, GapCode
+from pulsar_lifecycle.records.gaps import BROKERS_NOT_ANSWERING, Gap, GapCode
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.scenes.lifecycle.activity_scene import DAY, ActivityScene, kept
@@ -131,7 +131,7 @@ def test_connected_clients_are_use(scene: ActivityScene, clients: dict[str, int]
     assert kept(report.cursors) == ({} if "s" in clients else {"old/s": None})
 
 
-def _silent(scene: ActivityScene) -> None:
+def _unanswered(scene: ActivityScene) -> None:
     scene.servers.admin.connections = lambda: (_ for _ in ()).throw(Unavailable("no"))  # type: ignore[method-assign]
 
 
@@ -145,7 +145,7 @@ def test_a_broker_that_does_not_answer_may_have_clients(scene: ActivityScene) ->
     before, scene.epoch = scene.epoch, scene.scan()
     assert scene.epoch
     build_activity(scene.cluster, scene.epoch)
-    _silent(scene)
+    _unanswered(scene)
     report = build_activity(scene.cluster, scene.epoch)  # over the other
     assert report.problems == ("no",)
     assert scene.row("loaded")["client_evidence"] == scene.row("loaded", "s")["read_evidence"] == UseEvidence.UNKNOWN
@@ -159,17 +159,19 @@ def test_a_broker_that_does_not_answer_may_have_clients(scene: ActivityScene) ->
     assert kept(report.cursors) == {"loaded/s": None, "rests/s": None}
 
 
-@pytest.mark.parametrize("silent", ["report", *BROKERS_SILENT])
-def test_the_history_begins_anew_where_brokers_are_silent_for_too_long(scene: ActivityScene, silent: str) -> None:
+@pytest.mark.parametrize("unanswered", ["report", *BROKERS_NOT_ANSWERING])
+def test_the_history_begins_anew_where_brokers_do_not_answer_for_too_long(
+    scene: ActivityScene, unanswered: str
+) -> None:
     scene.used("old", "s")
     scene.days(8)
-    if silent == "report":
-        _silent(scene)
+    if unanswered == "report":
+        _unanswered(scene)
     for _ in range(2):
         scene.servers.wait(23)
-        scene.epoch = scene.scan(*([] if silent == "report" else [Gap(GapCode(silent), "", "no")]))
+        scene.epoch = scene.scan(*([] if unanswered == "report" else [Gap(GapCode(unanswered), "", "no")]))
         build_activity(scene.cluster, scene.epoch)
-    if silent == "report":
+    if unanswered == "report":
         del scene.servers.admin.connections
     scene.servers.wait(1)
     report = scene.report()

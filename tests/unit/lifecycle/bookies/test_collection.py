@@ -25,7 +25,7 @@ def test_each_bookie_is_chosen_or_named_with_why_not():
     said = {
         "full": full("full"),
         "little": full("little", live=5 * GB, logs=5),
-        "silent": Unavailable("no answer"),
+        "unanswered": Unavailable("no answer"),
         "mute": replace(full("mute"), directories=None),
         "busy": replace(full("busy"), collecting=True),
     }
@@ -33,7 +33,7 @@ def test_each_bookie_is_chosen_or_named_with_why_not():
     assert found == {
         "full": (CollectionChoice.COLLECT, 30 * GB),
         "little": (CollectionChoice.LITTLE_TO_FREE, 0),
-        "silent": (CollectionChoice.UNKNOWN_DISK, None),
+        "unanswered": (CollectionChoice.UNKNOWN_DISK, None),
         "mute": (CollectionChoice.UNKNOWN_DISK, None),
         "busy": (CollectionChoice.AT_IT, 30 * GB),
     }

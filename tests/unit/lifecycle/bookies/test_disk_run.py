@@ -121,13 +121,13 @@ def test_the_forecast_is_of_bookies_that_are_there_and_by_their_own_threshold(di
             {"bookie": "a", "free": free} | limit,
             {"bookie": "default", "free": free, "entry_log_ids": [day, day + 1]},
             {"bookie": "replaced", "free": free, "entry_log_ids": [0, 7] if day < 2 else [0]},
-            {"bookie": "silent", "free": free if day < 2 else None},
+            {"bookie": "unanswered", "free": free if day < 2 else None},
             {"bookie": "down", "free": free if day < 2 else None, **({} if day < 2 else {"verdict": "not_registered"})},
             *([{"bookie": "removed", "free": free}] if day < 2 else []),
         )
     age = 23 / 24  # since the last of them was asked
     found = forecasts(scene.cluster)
-    expected = {"a": 4.0 - age, "default": 7.0 - age, "silent": 8.0 - 1 - age}
+    expected = {"a": 4.0 - age, "default": 7.0 - age, "unanswered": 8.0 - 1 - age}
     assert found == {bookie: pytest.approx(days) for bookie, days in expected.items()}
 
 

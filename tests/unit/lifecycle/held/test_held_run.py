@@ -231,7 +231,7 @@ def test_a_loaded_topics_broker_ends_it(scene: ActivityScene) -> None:
     assert (row["loaded"], row["ends"]) == (True, BacklogEnds.BROKER)
 
 
-def test_brokers_that_are_silent_leave_it_unknown(scene: ActivityScene) -> None:
+def test_brokers_that_do_not_answer_leave_it_unknown(scene: ActivityScene) -> None:
     ids = scene.topic("a", 300, 200)
     scene.at("a", "s", Position(ids[0], -1))
     epoch = judged_scan.scan(scene.cluster, "run")

@@ -352,10 +352,10 @@ def test_a_broker_that_does_not_answer_deletes_nothing(scene: LoadScene) -> None
     abandoned(scene)
     made = planned(scene, "a")
 
-    def silent(topic: Topic, name: str) -> int | None:
+    def unanswered(topic: Topic, name: str) -> int | None:
         raise Unavailable("no answer")
 
-    scene.servers.admin.last_use = silent  # pyrefly: ignore[bad-assignment]
+    scene.servers.admin.last_use = unanswered  # pyrefly: ignore[bad-assignment]
     (one,) = applied(scene, made)
     assert one.outcome is Outcome.FAILED
     assert names(scene) == {"s", "live"}

@@ -78,7 +78,7 @@ def test_a_broker_that_does_not_answer_keeps_its_own_topics_alone(two: LoadScene
     assert by_name(applied(two, plan))[UPPER].outcome is Outcome.DONE
 
 
-def test_a_bundle_that_nobody_is_known_to_own_is_not_offered_to_a_silent_broker(two: LoadScene) -> None:
+def test_a_bundle_that_nobody_is_known_to_own_is_not_offered_to_a_broker_that_does_not_answer(two: LoadScene) -> None:
     plan = plan_of(two, LOWER, UPPER)
     two.servers.open_store().delete(f"/namespace/{NAMESPACE}/{HALVES[0]}", -1)
     two.servers.admin.unreachable = {OTHER}
@@ -86,7 +86,7 @@ def test_a_bundle_that_nobody_is_known_to_own_is_not_offered_to_a_silent_broker(
     assert two.servers.admin.touched == []
 
 
-def test_a_silent_broker_that_is_newer_than_the_plan_keeps_all(two: LoadScene) -> None:
+def test_a_broker_that_does_not_answer_that_is_newer_than_the_plan_keeps_all(two: LoadScene) -> None:
     """Nobody knows by which settings it would treat a topic that moves to it."""
     plan = plan_of(two, LOWER)
     two.servers.wait(1)
@@ -109,7 +109,7 @@ def test_a_run_is_refused_where_no_broker_answers(two: LoadScene) -> None:
         applied(two, plan)
 
 
-def test_a_broker_that_falls_silent_before_messages_expire_keeps_its_own_topics(two: LoadScene) -> None:
+def test_a_broker_that_stops_answering_before_messages_expire_keeps_its_own_topics(two: LoadScene) -> None:
     """The TTL is looked at again once all topics of a wave are loaded."""
     for name in (LOWER, UPPER):
         ids = two.topic(name, 330, 240, 0)
@@ -119,7 +119,7 @@ def test_a_broker_that_falls_silent_before_messages_expire_keeps_its_own_topics(
     admin, load, told = two.servers.admin, two.servers.admin.on_load, list[Topic]()
     expire = admin.on_expire
 
-    def falls_silent(topic: Topic) -> None:
+    def stops_answering(topic: Topic) -> None:
         load(topic)
         if len(admin.loaded) == 1:  # this one is not among them yet: both are loaded
             admin.unreachable = {OTHER}
@@ -128,7 +128,7 @@ def test_a_broker_that_falls_silent_before_messages_expire_keeps_its_own_topics(
         told.append(topic)
         expire(topic, name, seconds)
 
-    admin.on_load, admin.on_expire = falls_silent, noted
+    admin.on_load, admin.on_expire = stops_answering, noted
     found = by_name(applied(two, plan))
     assert found[LOWER].outcome is Outcome.DONE, found
     assert found[UPPER].outcome is Outcome.FAILED
@@ -162,7 +162,7 @@ def test_a_broker_that_begins_to_refuse_amid_a_wave_does_not_end_the_run(two: Lo
     assert pending(two) == []
 
 
-def test_topics_of_a_broker_that_fell_silent_are_not_tried_one_by_one(two: LoadScene) -> None:
+def test_topics_of_a_broker_that_stopped_answering_are_not_tried_one_by_one(two: LoadScene) -> None:
     """Each would cost a time-out; and their unloads do not end the run for the topics of the other broker."""
     uppers, lowers = ([named(half, n) for n in range(4)] for half in (True, False))
     plan = plan_of(two, *uppers, *lowers)
@@ -170,7 +170,7 @@ def test_topics_of_a_broker_that_fell_silent_are_not_tried_one_by_one(two: LoadS
     admin, asked, trim = two.servers.admin, list[Topic](), two.servers.admin.on_trim
     unload = type(admin).unload
 
-    def falls_silent(topic: Topic) -> None:
+    def stops_answering(topic: Topic) -> None:
         admin.unreachable.add(OTHER)
         trim(topic)
 
@@ -178,7 +178,7 @@ def test_topics_of_a_broker_that_fell_silent_are_not_tried_one_by_one(two: LoadS
         asked.append(topic)
         unload(admin, topic)
 
-    admin.on_trim, admin.unload = falls_silent, counted  # type: ignore[method-assign]
+    admin.on_trim, admin.unload = stops_answering, counted  # type: ignore[method-assign]
     found = by_name(applied(two, plan))
     assert {found[name].why.code for name in uppers} == {Code.NOT_UNLOADED}
     assert len({topic for topic in asked if topic in admin.owners}) == 1

@@ -15,14 +15,14 @@ def deaf(scene, bookie, looks):
     """``bookie`` answers no question for so many looks, registered as it is."""
     status, asked = scene.bookies.status, []
 
-    def silent(one):
+    def unanswered(one):
         if one == bookie:
             asked.append(one)
             if len(asked) <= looks:
                 raise Unavailable("503")
         return status(one)
 
-    scene.bookies.status = silent
+    scene.bookies.status = unanswered
 
 
 @pytest.mark.parametrize("looks", [1, 10])

@@ -29,7 +29,7 @@ from tests.integration.pipeline import listed, new_namespace, wait_unlisted, wai
 pytestmark = pytest.mark.integration
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
-SILENT = "broker-2"
+NOT_ANSWERING = "broker-2"
 TOPICS = 2
 """Of each broker, each in a namespace of its own, which is one bundle: a broker needs nothing of the other for them."""
 
@@ -42,23 +42,23 @@ def sandbox(production: Cluster) -> Cluster:
 @pytest.fixture(scope="module")
 def relay(sandbox: Cluster) -> Iterator[Relay]:
     """Where the second broker's HTTP port is known to be."""
-    main, http = (sandbox.state.servers[SILENT].ports[name] for name in ("main", "http"))
+    main, http = (sandbox.state.servers[NOT_ANSWERING].ports[name] for name in ("main", "http"))
     with relaying((ELSEWHERE, main), (HERE, main)), relaying((ELSEWHERE, http), (HERE, http)) as relay:
         # A broker that hangs keeps its bundles for as long as its session lasts.
-        sandbox.restart(SILENT, {"advertisedAddress": ELSEWHERE, "metadataStoreSessionTimeoutMillis": "60000"})
+        sandbox.restart(NOT_ANSWERING, {"advertisedAddress": ELSEWHERE, "metadataStoreSessionTimeoutMillis": "60000"})
         try:
             yield relay
         finally:
-            sandbox.restart(SILENT, {})
+            sandbox.restart(NOT_ANSWERING, {})
 
 
 @contextmanager
 def hanging(sandbox: Cluster) -> Iterator[None]:
-    sandbox.kill(SILENT, signal.SIGSTOP)
+    sandbox.kill(NOT_ANSWERING, signal.SIGSTOP)
     try:
         yield
     finally:
-        sandbox.kill(SILENT, signal.SIGCONT)
+        sandbox.kill(NOT_ANSWERING, signal.SIGCONT)
 
 
 @contextmanager
