@@ -191,7 +191,7 @@ class ObjectStoreSettings(Section):
     """For a connection."""
     read_timeout: Seconds = 30.0
     """For an answer."""
-    attempts: int = Field(default=5, gt=0)
+    tries: int = Field(default=5, gt=0)
     """Tries of one request, waiting longer before each."""
     connections: int = Field(default=16, gt=0)
     """Requests at a time, of each executor core."""

@@ -81,9 +81,9 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
             if isinstance(decided, str) or not decided[0].goes or decided[1] is None:
                 continue
             lease = lease_of_job(launch.job)
-            attempt = next_attempt(context.instance, cluster, f"{kind.name}-{decided[1].plan_id}", now, look_every)
-            if isinstance(attempt, Spent):
-                said[kind.name] = attempt.text
+            run_key = next_run_key(context.instance, cluster, f"{kind.name}-{decided[1].plan_id}", now, look_every)
+            if isinstance(run_key, Spent):
+                said[kind.name] = run_key.text
             elif by_hand := launch.by_hand(context.instance, decided[1].plan_id):
                 said[kind.name] += f", but run {by_hand}, launched by hand, is to apply it"
             elif lease in busy:
@@ -92,7 +92,7 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
                 said[kind.name] += f", once {asked[lease]} has gone"
             else:
                 asked[lease] = kind.name
-                requests.append(_request(where, cluster, kind, attempt, decided[1]))
+                requests.append(_request(where, cluster, kind, run_key, decided[1]))
         bookies = (
             f"once run {busy[COLLECTION]} is over"
             if COLLECTION in busy
@@ -140,17 +140,17 @@ class Spent:
     text: str
 
 
-def next_attempt(instance: dg.DagsterInstance, cluster: str, key: str, now: int, look_every: float) -> str | Spent:
+def next_run_key(instance: dg.DagsterInstance, cluster: str, key: str, now: int, look_every: float) -> str | Spent:
     """The run key with which a plan is launched at ``now`` (ms).
 
     A run that failed is repeated, as what ailed it may be over: another had the lease, a server did not answer. One
     that somebody ended is not, nor one that ended well, but for one that was not to begin: it is no try, as long as
     not :data:`IN_VAIN` have come to that.
     """
-    failed = in_vain = attempt = 0
+    failed = in_vain = tried = 0
     while True:
-        attempt += 1
-        run_key = key if attempt == 1 else f"{key}-again-{attempt}"
+        tried += 1
+        run_key = key if tried == 1 else f"{key}-again-{tried}"
         records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: run_key, CLUSTER: cluster}), limit=1)
         if not records:
             return run_key
@@ -184,15 +184,15 @@ def _collection(
 ) -> dg.RunRequest | str:
     """Bookies collect once in each window, or why they do not now: which of them, the run finds out.
 
-    A collection is refused while a run deletes or restores ledgers, so it waits: its attempts would be spent before.
+    A collection is refused while a run deletes or restores ledgers, so it waits: its tries would be spent before.
     """
     window = where.settings.automation.bookies.window
     opened = window.opened_at(now) if window else None
     if why := bookies_wait(where):
         return why
-    attempt = next_attempt(instance, cluster, f"{BOOKIES}-{opened}", now, look_every)
-    if isinstance(attempt, Spent):
-        return attempt.text
+    run_key = next_run_key(instance, cluster, f"{BOOKIES}-{opened}", now, look_every)
+    if isinstance(run_key, Spent):
+        return run_key.text
     try:
         with where.ports(read_only=True) as ports:
             if is_held(ports.store, LEASE):
@@ -200,7 +200,7 @@ def _collection(
     except LifecycleError as error:
         return str(error)
     config = {"ops": {"collect": {"config": {"dry_run": False}}}}
-    return dg.RunRequest(attempt, config, {CLUSTER: cluster, BY_ITSELF: BOOKIES}, job_name=COLLECT)
+    return dg.RunRequest(run_key, config, {CLUSTER: cluster, BY_ITSELF: BOOKIES}, job_name=COLLECT)
 
 
 class ApprovalConfig(dg.Config):

@@ -55,11 +55,11 @@ def hold(store: MetadataStore, where: OffloadLocation, run_id: str, error: str) 
     named = dict(zip(NAMES, where, strict=True))
     data = json.dumps({**named, "run": run_id, "said": error[:MAX_TEXT]}).encode()
     over = b""
-    for attempt in range(TRIES):
+    for tried in range(TRIES):
         with contextlib.suppress(OutcomeUnknown, Conflict, NotFound):
             found = look(store, where)
             there = found.data if found else b""
-            if not attempt or there != data:  # else an earlier try of this call has arrived
+            if not tried or there != data:  # else an earlier try of this call has arrived
                 over = there
             if found is None:
                 return Hold(store.create(path, data, parents=True).mzxid, over)

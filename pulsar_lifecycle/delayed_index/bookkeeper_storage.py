@@ -61,17 +61,17 @@ class BookKeeperBucketStorage:
     def create_bucket_snapshot(self, entries: Sequence[bytes], bucket_key: str, topic: str, cursor: str) -> int:
         """Write the ledger of a snapshot, whole or not at all; its id. Raises as ``LedgerWriter.write``."""
         shape = LedgerShape(*self._bookies, tags(bucket_key, topic, cursor))
-        for attempt in range(1, _TRIES + 1):
+        for tried in range(1, _TRIES + 1):
             ledger_id = self._reserve()
             self._reserved(ledger_id)
             try:
                 self._writer.write(ledger_id, entries, shape)
             except Conflict:
-                if attempt == _TRIES:
+                if tried == _TRIES:
                     raise
             else:
                 return ledger_id
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def get_bucket_snapshot_metadata(self, bucket_id: int) -> bytes:
         """Entry 0."""
@@ -100,13 +100,13 @@ class BookKeeperBucketStorage:
             self._store.delete(node.path, node.stat.version)
 
     def _reserve(self) -> int:
-        for attempt in range(1, _TRIES + 1):
+        for tried in range(1, _TRIES + 1):
             try:
                 return self._writer.reserve()
             except OutcomeUnknown:
-                if attempt == _TRIES:
+                if tried == _TRIES:
                     raise
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def _read(self, bucket_id: int, first: int, last: int) -> list[bytes]:
         _, metadata = self._metadata(bucket_id)

@@ -147,7 +147,7 @@ class Lake(Protocol):
     def write_part(self, epoch_id: str, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
         """Write one part of a table, which nobody sees before :meth:`publish`; returns its name.
 
-        An attempt that is repeated makes another part, so that whoever collects the names decides which one counts.
+        A task that is repeated makes another part, so that whoever collects the names decides which one counts.
         """
         ...
 

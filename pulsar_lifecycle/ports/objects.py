@@ -69,7 +69,7 @@ class ObjectStore(Protocol):
     """Buckets of an S3 service; only those that the settings name, any other raises Refused. Threads may share one.
 
     Every method raises NotFound for a bucket that is not there, AccessDenied, and Unavailable after the configured
-    attempts.
+    tries.
     """
 
     def head(self, bucket: str, key: str) -> ObjectHead | None:

@@ -203,7 +203,7 @@ class _Trim:
     def run(self) -> list[LedgerOutcome]:
         try:
             for _ in range(TRIES):
-                if self._attempt():
+                if self._try():
                     break
             else:
                 why = f"its topic's z-node changed {TRIES} times while it was judged; run again"
@@ -220,11 +220,11 @@ class _Trim:
         self._journal_outcomes(still_pending)
         return [self._outcomes[i] for i in sorted(self._outcomes)]
 
-    def _attempt(self) -> bool:
+    def _try(self) -> bool:
         """Judge from the start and act; False when the z-node changed under us."""
         ports = self._ports
         self._guard.check(ports.store)
-        reading, self._reading = self._reading, None  # another attempt begins anew
+        reading, self._reading = self._reading, None  # another try begins anew
         view = _look(self._run, ports, self._order, reading or _read(self._run, ports, self._order))
         if self._account_for_lost_write(view):
             return True
@@ -266,7 +266,7 @@ class _Trim:
         return replace(view, verdicts=[v for v in view.verdicts if not v.goes or v.ledger_id in counted])
 
     def _account_for_lost_write(self, view: TrimView) -> bool:
-        """Forget what an earlier attempt found, except what left meanwhile; True if all that was marked did."""
+        """Forget what an earlier try found, except what left meanwhile; True if all that was marked did."""
         self._outcomes.clear()
         self._write.seen(view.node.stat.version)
         gone = {i: one for i, one in self._marked.items() if i not in view.listed}

@@ -72,7 +72,7 @@ class LakeFiles:
     def write_part(self, epoch_id: str, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
         """Write one part of a table, which nobody sees before :meth:`publish`; returns its name.
 
-        An attempt that is repeated makes another part, so that whoever collects the names decides which one counts.
+        A task that is repeated makes another part, so that whoever collects the names decides which one counts.
         """
         name = f"_{uuid4().hex}.parquet"
         folder = f"{self._root}/epochs/{epoch_id}/{table}"

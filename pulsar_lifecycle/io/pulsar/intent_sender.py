@@ -42,14 +42,14 @@ class IntentSender:
         properties = {DELAY_TIME: str(deliver_after_ms)} if deliver_after_ms else {}
         found = [Sent(info, b"", "not sent") for info in infos]
         todo = list(range(len(infos)))
-        for attempt in range(TRIES):
+        for tried in range(TRIES):
             if not todo:
                 break
             try:
                 before = self._subscribed.of_deletion_topic()
                 parts = self._open(sorted(before, key=str))
             except LifecycleError:
-                if attempt == 0:
+                if tried == 0:
                     raise
                 break
             todo = self._send_some(todo, found, parts, before, properties, deliver_after_ms)

@@ -50,7 +50,7 @@ def open_client(settings: ObjectStoreSettings) -> Any:
     config = Config(
         s3=s3,
         signature_version="s3v4",
-        retries={"mode": "standard", "total_max_attempts": settings.attempts},
+        retries={"mode": "standard", "total_max_attempts": settings.tries},
         connect_timeout=settings.connect_timeout,
         read_timeout=settings.read_timeout,
         max_pool_connections=settings.connections,

@@ -204,7 +204,7 @@ class S3ObjectStore:
         if length == 0:
             return
         at, end, broken = start, None if length is None else start + length, ""
-        for _ in range(self._settings.attempts):
+        for _ in range(self._settings.tries):
             found = self._open(what, bucket, key, at, end, if_match)
             if found is None and at > start:
                 raise Conflict(f"{what}: now ends before byte {at}, it had {end}")
@@ -220,7 +220,7 @@ class S3ObjectStore:
                     yield piece
             if at == end:
                 return
-        tries = self._settings.attempts
+        tries = self._settings.tries
         raise Unavailable(f"{what}: the answer broke off at byte {at} of {end}, after {tries} tries: {broken}")
 
     def _open(self, what: str, bucket: str, key: str, start: int, end: int | None, if_match: str) -> _Answer | None:

@@ -34,7 +34,7 @@ def through(proxy, open_store, s3) -> Callable[..., S3ObjectStore]:
         s3.abort_multipart_upload(Bucket=BUCKET, Key=found["Key"], UploadId=found["UploadId"])
 
     def make(**changes):
-        return open_store(endpoint=f"http://127.0.0.1:{proxy.port}", **{"attempts": 3, "addressing": "path"} | changes)
+        return open_store(endpoint=f"http://127.0.0.1:{proxy.port}", **{"tries": 3, "addressing": "path"} | changes)
 
     return make
 
@@ -235,7 +235,7 @@ def test_a_service_that_asks_for_less_is_unavailable_after_the_tries(proxy, thro
     if ask in ("begin_upload", "complete_upload"):
         method = "POST"
     proxy.next(SLOW_DOWN, method, times=9)
-    store = through(attempts=2)
+    store = through(tries=2)
     with pytest.raises(Unavailable, match=r"SlowDown|503"):
         list(getattr(store, ask)(BUCKET, *ASKED[ask]))
     assert asked(proxy, method) == 2

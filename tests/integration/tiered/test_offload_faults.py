@@ -68,15 +68,15 @@ def everywhere(fault: Fault, times: int) -> tuple[tuple[Fault, str, str, int], .
 
 
 CASES = {
-    "busy for a while": Case(everywhere(SLOW_DOWN, 2), settings={"attempts": 5}),
+    "busy for a while": Case(everywhere(SLOW_DOWN, 2), settings={"tries": 5}),
     "busy for good": Case(((SLOW_DOWN, "PUT", "", FOREVER),), "SlowDown"),
-    "does not answer for a while": Case(everywhere(Hang(), 1), settings={"read_timeout": "3s", "attempts": 5}),
+    "does not answer for a while": Case(everywhere(Hang(), 1), settings={"read_timeout": "3s", "tries": 5}),
     "never answers": Case(
-        ((Hang(), "PUT", "partNumber", FOREVER),), "Read timeout", {"read_timeout": "3s", "attempts": 1}
+        ((Hang(), "PUT", "partNumber", FOREVER),), "Read timeout", {"read_timeout": "3s", "tries": 1}
     ),
     "cuts connections for a while": Case(
         ((CutRequest(100_000), "PUT", "partNumber", 2), (CutAnswer(1_000), "GET", "", 2), (Replace(0), "POST", "", 2)),
-        settings={"attempts": 5},
+        settings={"tries": 5},
     ),
     "cuts connections for good": Case(((CutAnswer(1_000), "GET", "", FOREVER),), "broke off"),
     "cuts uploads for good": Case(((CutRequest(100_000), "PUT", "partNumber", FOREVER),), "part 1"),
@@ -200,7 +200,7 @@ class Tried:
 
 def through(proxy: FaultyHttpProxy, operator: Operator, **settings: Any) -> Pipeline:
     """A pipeline that reaches the object store through the proxy."""
-    return operator(endpoint=f"http://127.0.0.1:{proxy.port}", **{"attempts": 3} | settings)
+    return operator(endpoint=f"http://127.0.0.1:{proxy.port}", **{"tries": 3} | settings)
 
 
 # ---------------------------------------------------------------------------------------------------- the object store

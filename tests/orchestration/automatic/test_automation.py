@@ -248,14 +248,14 @@ def test_a_run_that_failed_before_it_did_anything_is_repeated_but_not_for_ever(
     planned(scene)
     keys: list[str] = []
     with dg.DagsterInstance.ephemeral() as instance:
-        for attempt in range(TRIES):
+        for tried in range(TRIES):
             (request,) = rung(instance).run_requests
             keys.append(str(request.run_key))
             ended(instance, request, dg.DagsterRunStatus.FAILURE)
             now_is(scene, 60)
             monkeypatch.setattr("orchestration.automatic.automation.decision_of", decision_anyway)
             assert "failed" in rung(instance).skip_message
-            now_is(scene, 600 * (attempt + 1))
+            now_is(scene, 600 * (tried + 1))
         assert len(set(keys)) == TRIES
         assert f"failed {TRIES} times" in rung(instance).skip_message
 

@@ -28,7 +28,7 @@ ENTRIES = st.one_of(st.integers(0, 300), st.integers(0, 70_000), st.integers(0, 
 TRIPLES = st.lists(st.tuples(TIMES, LEDGERS, ENTRIES), max_size=40)
 
 
-def attempt(decode, data):
+def outcome_of(decode, data):
     """What it gives, or what it says is wrong where."""
     try:
         return decode(data), None
@@ -60,9 +60,9 @@ def test_mutated_segments_are_read_or_refused_as_objects_are(seed):
     few = delayed_indexes.decode_segment(BUCKET[1])[: rng.randint(1, 6)]
     data = mutated(delayed_indexes.encode_segment(few), rng)
     payloads = [BUCKET[1], data, BUCKET[2]] if rng.random() < 0.5 else [data]
-    _, refusal = attempt(delayed_bucket.decode_segment, data)
+    _, refusal = outcome_of(delayed_bucket.decode_segment, data)
     if refusal:
-        assert attempt(delayed_indexes.decode_segments, payloads)[1] == refusal
+        assert outcome_of(delayed_indexes.decode_segments, payloads)[1] == refusal
         return
     expected = [delayed_bucket.decode_segment(payload).indexes for payload in payloads]
     triples = [(one.timestamp, one.ledger_id, one.entry_id) for segment in expected for one in segment]
@@ -151,8 +151,8 @@ def assert_described(table, data, indexes, bounds):
 @settings(max_examples=300)
 def test_mutated_metadata_is_read_or_refused_as_objects_are(seed):
     data = mutated(BUCKET[0], random.Random(seed))
-    expected, refusal = attempt(delayed_bucket.decode_metadata, data)
-    found, refused = attempt(delayed_table.decode_table, data)
+    expected, refusal = outcome_of(delayed_bucket.decode_metadata, data)
+    found, refused = outcome_of(delayed_table.decode_table, data)
     assert refused == refusal
     assert refusal or [dict(one.delayed_index_bit_map) for one in expected.segments] == [
         {ledger: FrozenBitMap(bitmap) for ledger, bitmap in bitmaps.items()} for bitmaps in found.bitmaps
@@ -178,9 +178,9 @@ ELEMENTS_FALL = bytes.fromhex(
 
 @pytest.mark.parametrize("cutoff", [0, 1 << 62])
 def test_elements_that_do_not_increase_are_refused(cutoff):
-    refusal = attempt(delayed_table.decode_table, ELEMENTS_FALL)[1]
+    refusal = outcome_of(delayed_table.decode_table, ELEMENTS_FALL)[1]
     assert refusal is not None
-    assert attempt(lambda data: delayed_table.decode_whole(data, cutoff), ELEMENTS_FALL)[1] == refusal
+    assert outcome_of(lambda data: delayed_table.decode_whole(data, cutoff), ELEMENTS_FALL)[1] == refusal
 
 
 @given(
@@ -196,8 +196,8 @@ def test_a_table_taken_up_whole_is_the_table_of_its_segments(buckets, seed, cuto
     indexes = Indexes.of(triples)
     data = seal(indexes, 300_000, 7).entries[0]
     for each in (data, mutated(data, random.Random(seed))):
-        table, refusal = attempt(delayed_table.decode_table, each)
-        whole, other = attempt(lambda data: delayed_table.decode_whole(data, cutoff), each)
+        table, refusal = outcome_of(delayed_table.decode_table, each)
+        whole, other = outcome_of(lambda data: delayed_table.decode_whole(data, cutoff), each)
         assert refusal == other
         if table is None:
             continue

@@ -70,7 +70,7 @@ SEEDS = {
 }
 
 
-def attempt(name, data):
+def outcome_of(name, data):
     decode, _ = SEEDS[name]
     with contextlib.suppress(CorruptFormat):
         decode(data)
@@ -84,16 +84,16 @@ def attempt(name, data):
 @settings(max_examples=300)
 def test_mutated_bytes(name, seed):
     rng = random.Random(seed)
-    attempt(name, mutated(rng.choice(SEEDS[name][1]), rng))
+    outcome_of(name, mutated(rng.choice(SEEDS[name][1]), rng))
 
 
 @pytest.mark.parametrize("name", SEEDS)
 @given(data=st.binary(max_size=200))
 @settings(max_examples=100)
 def test_random_bytes(name, data):
-    attempt(name, data)
-    attempt(name, b"BookieMetadataFormatVersion\t" + data)
-    attempt(name, b"\x47\x78\x00\x00\x00\x04\x08" + data)
+    outcome_of(name, data)
+    outcome_of(name, b"BookieMetadataFormatVersion\t" + data)
+    outcome_of(name, b"\x47\x78\x00\x00\x00\x04\x08" + data)
 
 
 @given(st.lists(st.integers(0, 1 << 32), max_size=8))

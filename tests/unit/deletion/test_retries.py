@@ -49,7 +49,7 @@ def test_what_fails_is_retried_and_after_the_last_retry_dead_lettered(scene: Sce
     scene.publish(scene.intent(scene.data))
     unreadable, path = scene.cluster.zookeeper.unreadable, scene.cluster.topic_path(TOPIC)
 
-    def attempt() -> Decision:
+    def fresh() -> Decision:
         unreadable.add(path)
         (decision,) = scene.delete()
         unreadable.remove(path)
@@ -57,10 +57,10 @@ def test_what_fails_is_retried_and_after_the_last_retry_dead_lettered(scene: Sce
         return decision
 
     for times in range(1, MAX_RETRIES + 1):
-        decision = attempt()
+        decision = fresh()
         assert (decision.outcome, scene.cluster.journal.rows[-1].outcome) == (Outcome.RETRYING, Outcome.RETRYING)
         assert json.loads(scene.cluster.journal.rows[-1].detail)["reconsume_times"] == times
-    decision = attempt()
+    decision = fresh()
     assert decision.outcome == Outcome.DEAD_LETTERED
     assert decision.code is Code.UNREAD
     assert str(MAX_RETRIES) in decision.reason

@@ -44,7 +44,7 @@ def ask_broker(port: int, tls: Tls) -> None:
 
 def ask_object_store(port: int, tls: Tls) -> None:
     url = f"https://127.0.0.1:{port}"
-    settings = {"endpoint": url, "buckets": ["b"], "attempts": 1, "tls": tls.model_dump()}
+    settings = {"endpoint": url, "buckets": ["b"], "tries": 1, "tls": tls.model_dump()}
     with closing(S3ObjectStore(ObjectStoreSettings.model_validate(settings))) as store:
         store.head("b", "k")
 

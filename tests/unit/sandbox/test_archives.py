@@ -65,7 +65,7 @@ def test_servers_say_what_they_load_until_the_archive_is_there(cache: Path, tmp_
 def test_servers_start_without_where_no_archive_can_be_made(cache: Path, tmp_path: Path) -> None:
     binary = java(tmp_path, "exit 1")
     archives.make(str(binary), JARS, lists(tmp_path))
-    wait_for("the attempt to end", lambda: list(cache.glob("*.jsa")))
+    wait_for("the try to end", lambda: list(cache.glob("*.jsa")))
     assert archives.options(str(binary), JARS, tmp_path / "classes") == []
 
 

@@ -40,8 +40,8 @@ def test_a_part_is_seen_once_it_is_published_and_not_before(lake: Lake) -> None:
 
 def test_publishing_replaces_the_table_and_drops_what_no_task_answered_for(lake: Lake) -> None:
     lake.publish("e1", "t", [write(lake, 1), write(lake, 2)])
-    attempts = [write(lake, 3), write(lake, 3)]
-    lake.publish("e1", "t", attempts[:1])
+    parts = [write(lake, 3), write(lake, 3)]
+    lake.publish("e1", "t", parts[:1])
     late = write(lake, 3)
     assert stored(lake) == [3]
     assert lake.read_epoch_table("e1", "t").num_rows == 1

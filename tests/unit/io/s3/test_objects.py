@@ -87,7 +87,7 @@ def settings(port: int, **changes: object) -> ObjectStoreSettings:
         "secret_key": {"env": "TEST_S3_SECRET"},
         "buckets": (BUCKET,),
         "addressing": "path",
-        "attempts": 1,
+        "tries": 1,
         "read_timeout": 5,
     }
     return ObjectStoreSettings.model_validate(values | changes)
@@ -154,7 +154,7 @@ def test_a_service_that_does_not_answer_is_not_asked_for_each_of_many_keys(serve
 
 def test_requests_go_where_the_settings_say_and_are_retried_as_often(server, open_store):
     server.answer = 503, "<Error><Code>SlowDown</Code></Error>"
-    store = open_store(server.server_port, attempts=2)
+    store = open_store(server.server_port, tries=2)
     with pytest.raises(Unavailable):
         store.head(BUCKET, "k")
     assert [(command, path) for command, path, _, _ in server.seen] == [("HEAD", f"/{BUCKET}/k")] * 2
