@@ -86,5 +86,5 @@ def main(arguments: Sequence[str] | None = None, connect: Connect = Connections)
             if given.verbose:
                 raise
             code = f"refused ({error.code.value}): " if isinstance(error, RefusedBy) else ""
-            show.aside(f"{code}{error}")
+            show.note(f"{code}{error}")
             sys.exit(2 if isinstance(error, ConfigError | UsageError) else 1)

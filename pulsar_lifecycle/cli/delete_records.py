@@ -180,10 +180,10 @@ def _apply(where: Cluster, plan_id: str, digest: str, patience: Any, *, as_json:
     run_id = f"delete-records-{where.ids.token(4)}"
     try:
         results = apply_delete_records(
-            where, run_id, Order(plan_id, digest), dry_run=False, patience=patience, progress=show.aside
+            where, run_id, Order(plan_id, digest), dry_run=False, patience=patience, progress=show.note
         )
     except KeyboardInterrupt:
-        show.aside(f"interrupted: with the same options this goes on from there: {_command(plan_id, digest)}")
+        show.note(f"interrupted: with the same options this goes on from there: {_command(plan_id, digest)}")
         raise
     if as_json:
         document = [_document(topic, result) for topic, result in results.items()]

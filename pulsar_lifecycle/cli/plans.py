@@ -40,9 +40,9 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
     settings, lake = where.settings, where.lake
     found, unknown = every_plan(lake)
     for broken in lake.broken_plans():
-        show.aside(f"left out: {broken}")
+        show.note(f"left out: {broken}")
     for one in unknown:
-        show.aside(f"left out: plan {one.plan_id}: of a kind that this version does not know")
+        show.note(f"left out: plan {one.plan_id}: of a kind that this version does not know")
     if as_json:
         show.json_document([plan.to_json() for plan in found])
         return
@@ -111,7 +111,7 @@ def plan(
         _print_plan(page, summary, rows, refusal, done, settled, end, settings, now)
     if refusal:
         if run_config:
-            show.aside(f"applying it would be refused: {refusal.text}")
+            show.note(f"applying it would be refused: {refusal.text}")
         raise typer.Exit(1)
 
 
@@ -142,7 +142,7 @@ def journal(
     rows = every.filter(pc.field("cluster") == settings.cluster)
     if rows.num_rows < every.num_rows:
         others = show.counted(every.num_rows - rows.num_rows, "row")
-        show.aside(f"{others} of other clusters in this lake left out")
+        show.note(f"{others} of other clusters in this lake left out")
     if as_json:
         show.json_document(rows.to_pylist())
         return

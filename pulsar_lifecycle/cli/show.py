@@ -35,7 +35,7 @@ def json_document(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def aside(line: str) -> None:
+def note(line: str) -> None:
     """One line to stderr, at once: how far a command is, or what it leaves out."""
     print(f"pulsar-lifecycle: {printable(line)}", file=sys.stderr, flush=True)
 

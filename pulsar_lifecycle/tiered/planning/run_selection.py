@@ -41,8 +41,8 @@ Row = Mapping[str, Any]
 T = TypeVar("T")
 
 
-class SetAside:
-    """What a run sets aside before it reads or copies anything: rows of topics that it may not write now.
+class LeftToBrokers:
+    """What a run leaves to brokers before it reads or copies anything: rows of topics that it may not write now.
 
     ``rows`` are those met so far. A ledger whose copy in BookKeeper its topic lists as deleted never waits: nothing is
     written.

@@ -19,8 +19,8 @@ from pulsar_lifecycle.tiered.offload_run import carry_out
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.planning.run_selection import (
     LOOKED_AT,
+    LeftToBrokers,
     Row,
-    SetAside,
     chosen,
     held_back,
     in_agreement,
@@ -183,9 +183,9 @@ def test_what_changed_since_the_plan_was_made_is_left_alone(
 # ------------------------------------------------------------------------------------------------------- loaded topics
 
 
-def waiting(scene: Scene) -> SetAside:
+def waiting(scene: Scene) -> LeftToBrokers:
     session = scene.session_again()
-    return SetAside(session.run, scene.store, lambda: session.guard.check(scene.store))
+    return LeftToBrokers(session.run, scene.store, lambda: session.guard.check(scene.store))
 
 
 @pytest.mark.parametrize("action", [OffloadChoice.OFFLOAD, OffloadChoice.DELETE_COPY])
@@ -194,12 +194,12 @@ def test_rows_of_a_loaded_topic_that_the_policy_does_not_name_wait(action: str) 
     scene.loaded_topics = False
     scene.cluster.topic(OTHER, [scene.cluster.ledger(data_tags(OTHER)) for _ in range(2)])
     scene.cluster.wait(1)
-    aside = waiting(scene)
+    left = waiting(scene)
     rows = [row(i, action) for i in scene.wanted] + [row(99, action, topic=str(OTHER))]
-    assert ids(aside.without(rows)) == [99]
-    assert ids(aside.rows) == scene.wanted
-    (said,) = aside.outcomes(action)
-    assert aside.outcomes(OffloadChoice.DELETE_COPY if action == OffloadChoice.OFFLOAD else OffloadChoice.OFFLOAD) == []
+    assert ids(left.without(rows)) == [99]
+    assert ids(left.rows) == scene.wanted
+    (said,) = left.outcomes(action)
+    assert left.outcomes(OffloadChoice.DELETE_COPY if action == OffloadChoice.OFFLOAD else OffloadChoice.OFFLOAD) == []
     assert (said.topic, said.ledger_id, said.outcome) == (str(TOPIC), -1, Outcome.LEFT_TO_BROKER)
     assert (said.ledgers, said.bytes) == (3, 30)
     assert said.why.code is Code.TOPIC_LOADED
@@ -210,15 +210,15 @@ def test_rows_of_a_loaded_topic_that_the_policy_does_not_name_wait(action: str) 
 def test_a_topic_that_was_just_written_waits() -> None:
     scene = Scene()
     scene.write(scene.ids[0], None)
-    aside = waiting(scene)
-    assert aside.without([row(i) for i in scene.wanted]) == []
-    assert aside.outcomes(OffloadChoice.OFFLOAD)[0].why.code is Code.TOPIC_LOADED
+    left = waiting(scene)
+    assert left.without([row(i) for i in scene.wanted]) == []
+    assert left.outcomes(OffloadChoice.OFFLOAD)[0].why.code is Code.TOPIC_LOADED
 
 
 def test_rows_of_a_loaded_topic_that_the_policy_names_do_not_wait() -> None:
-    aside = waiting(Scene(loaded=True))
-    assert ids(aside.without([row(7)])) == [7]
-    assert (aside.rows, aside.outcomes(OffloadChoice.OFFLOAD)) == ([], [])
+    left = waiting(Scene(loaded=True))
+    assert ids(left.without([row(7)])) == [7]
+    assert (left.rows, left.outcomes(OffloadChoice.OFFLOAD)) == ([], [])
 
 
 def test_a_copy_that_is_listed_as_deleted_goes_whoever_has_the_topic() -> None:
@@ -243,7 +243,7 @@ def test_a_pause_stops_the_look() -> None:
 
     session = Scene().session()
     with pytest.raises(Paused):
-        SetAside(session.run, session.ports.store, paused).without([row(1)])
+        LeftToBrokers(session.run, session.ports.store, paused).without([row(1)])
 
 
 # ------------------------------------------------------------------------------------------------------------ the order
