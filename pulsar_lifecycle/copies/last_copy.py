@@ -29,7 +29,7 @@ from pulsar_lifecycle.topics import listed_ledgers
 
 
 @dataclass(frozen=True, slots=True)
-class OtherCopy:
+class UnnamedCopy:
     """An offloaded copy that nothing names: its ledger, its topic, and the ledger as that lists it now, if it does.
 
     ``delisted``: our own first phase took the ledger off its topic's list.
@@ -55,7 +55,7 @@ class CopyEvidence:
 
 
 def why_last(
-    other_copies: Sequence[OtherCopy],
+    unnamed: Sequence[UnnamedCopy],
     evidence: CopyEvidence,
     *,
     store: MetadataStore,
@@ -70,30 +70,30 @@ def why_last(
     A ledger that a scan found listed and nothing lists now is not confirmed: metadata that is taken away and put back
     lists it again, and while it is away nobody can say which copy it reads.
     """
-    found: list[Why | LifecycleError | None] = [None] * len(other_copies)
+    found: list[Why | LifecycleError | None] = [None] * len(unnamed)
     read, rest = list[int](), list[int]()
-    for n, one in enumerate(other_copies):
+    for n, one in enumerate(unnamed):
         if _read_offload(one):
             read.append(n)
         elif is_listed(one, evidence):
             rest.append(n)
         elif not one.delisted and one.ledger_id in evidence.earlier:
             found[n] = Why(Code.NOT_CONFIRMED, "not confirmed: an earlier scan still found its ledger listed")
-    for n, why in zip(read, why_not_there([other_copies[n] for n in read], evidence.buckets, objects), strict=True):
+    for n, why in zip(read, why_not_there([unnamed[n] for n in read], evidence.buckets, objects), strict=True):
         found[n] = why
-    for n, why in zip(rest, _not_in_bookkeeper([other_copies[n] for n in rest], evidence, store, reader), strict=True):
+    for n, why in zip(rest, _not_in_bookkeeper([unnamed[n] for n in rest], evidence, store, reader), strict=True):
         if why:
             found[n] = Why(Code.LAST_COPY, f"some topic lists its ledger, and no other copy of it is known: {why}")
     return found
 
 
-def is_listed(other_copy: OtherCopy, evidence: CopyEvidence) -> bool:
+def is_listed(unnamed: UnnamedCopy, evidence: CopyEvidence) -> bool:
     """Whether some topic lists the ledger of a copy, so that another copy must be there."""
-    return bool(other_copy.item) or other_copy.ledger_id in evidence.referenced
+    return bool(unnamed.item) or unnamed.ledger_id in evidence.referenced
 
 
 def why_unlike(
-    other_copy: OtherCopy,
+    unnamed: UnnamedCopy,
     location: Location,
     evidence: CopyEvidence,
     *,
@@ -109,7 +109,7 @@ def why_unlike(
     compared, and the other copy is read all the same. None at once where no topic lists the ledger. A LifecycleError
     for what could not be read now; raises what ``pace`` raises. In memory: some pieces of each.
     """
-    if not is_listed(other_copy, evidence):
+    if not is_listed(unnamed, evidence):
         return None
     try:
         heads = objects.head_many(location.bucket, [location.data_key, location.index_key])
@@ -117,16 +117,16 @@ def why_unlike(
             if isinstance(head, LifecycleError):
                 return head
         data, index = (head if isinstance(head, ObjectHead) else None for head in heads)
-        if offload := _read_offload(other_copy):
+        if offload := _read_offload(unnamed):
             assert offload.uuid
-            there = Location(offload.driver_metadata.get("bucket", ""), offload.uuid, other_copy.ledger_id)
+            there = Location(offload.driver_metadata.get("bucket", ""), offload.uuid, unnamed.ledger_id)
             what, other = "the copy that its topic reads", whole_copies.in_bucket(objects, there, pace)
         else:
-            (node,) = store.read([ledger_path.ledger_path(other_copy.ledger_id, evidence.ledgers_root)])
+            (node,) = store.read([ledger_path.ledger_path(unnamed.ledger_id, evidence.ledgers_root)])
             if not isinstance(node, Node):
                 return Why(Code.LAST_COPY, "its z-node in BookKeeper is not there, or cannot be read")
             metadata = ledger_metadata.decode(node.data)
-            what, other = "BookKeeper", whole_copies.in_bookkeeper(reader, other_copy.ledger_id, metadata, pace)
+            what, other = "BookKeeper", whole_copies.in_bookkeeper(reader, unnamed.ledger_id, metadata, pace)
         if data is None:
             entries, unlike = whole_copies.read_whole(other), ""
         else:
@@ -142,7 +142,7 @@ def why_unlike(
         return Why(Code.LAST_COPY, text)
     except LifecycleError as error:
         return error
-    listed = other_copy.item.entries if other_copy.item else None
+    listed = unnamed.item.entries if unnamed.item else None
     if not unlike and listed and entries != listed:
         unlike = f"its topic lists {listed} entries, {what} has {entries}"
     return (
@@ -180,19 +180,19 @@ def _half(head: ObjectHead | LifecycleError | None) -> StoredObject | None:
     return StoredObject(head.size, head.last_modified) if isinstance(head, ObjectHead) else None
 
 
-def _read_offload(other_copy: OtherCopy) -> OffloadContext | None:
-    offload = other_copy.item.offload if other_copy.item else None
+def _read_offload(unnamed: UnnamedCopy) -> OffloadContext | None:
+    offload = unnamed.item.offload if unnamed.item else None
     return offload if offload and offload.complete else None
 
 
 def why_not_there(
-    other_copies: Sequence[OtherCopy], buckets: Collection[str], objects: ObjectStore
+    unnamed: Sequence[UnnamedCopy], buckets: Collection[str], objects: ObjectStore
 ) -> list[Why | LifecycleError | None]:
     """Of each copy whose topic reads another one why that is not known to be there whole; None if it is."""
     elsewhere = Why(Code.LAST_COPY, "it lies in none of object_store.buckets")
-    found: list[Why | LifecycleError | None] = [elsewhere] * len(other_copies)
+    found: list[Why | LifecycleError | None] = [elsewhere] * len(unnamed)
     asked: dict[str, list[tuple[int, ObjectPair, OffloadReference]]] = {}
-    for n, one in enumerate(other_copies):
+    for n, one in enumerate(unnamed):
         offload = _read_offload(one)
         assert one.item
         assert offload
@@ -214,16 +214,16 @@ def why_not_there(
 
 
 def _not_in_bookkeeper(
-    other_copies: Sequence[OtherCopy], evidence: CopyEvidence, store: MetadataStore, reader: LedgerReader
+    unnamed: Sequence[UnnamedCopy], evidence: CopyEvidence, store: MetadataStore, reader: LedgerReader
 ) -> list[Why | None]:
     """Why BookKeeper's copy of each one's ledger cannot be relied on; None if its bookies have it."""
-    nodes = store.read([ledger_path.ledger_path(one.ledger_id, evidence.ledgers_root) for one in other_copies])
+    nodes = store.read([ledger_path.ledger_path(one.ledger_id, evidence.ledgers_root) for one in unnamed])
     there = [node for node in nodes if isinstance(node, Node)]
     known = bookkeeper_ledgers.ledger_rows(there, evidence.ledgers_root).to_pylist() if there else []
     rows = {row["ledger_id"]: row for row in known}
     found: list[Why | None] = []
     asked: dict[int, LedgerMetadata] = {}
-    for one, node in zip(other_copies, nodes, strict=True):
+    for one, node in zip(unnamed, nodes, strict=True):
         why = listed_ledgers.copy_of(one.ledger_id, rows.get(one.ledger_id), one.topic).problem
         if one.item and one.item.offload and one.item.offload.bookkeeper_deleted:
             why = Why(Code.LAST_COPY, "its copy in BookKeeper is listed as deleted")
@@ -233,7 +233,7 @@ def _not_in_bookkeeper(
             asked[one.ledger_id] = ledger_metadata.decode(node.data)
         found.append(why)
     checks = dict(zip(asked, reader.check_replicas(list(asked.items())), strict=True)) if asked else {}
-    return [why or _not_held(checks[one.ledger_id]) for one, why in zip(other_copies, found, strict=True)]
+    return [why or _not_held(checks[one.ledger_id]) for one, why in zip(unnamed, found, strict=True)]
 
 
 def _not_held(check: ReplicaCheck) -> Why | None:

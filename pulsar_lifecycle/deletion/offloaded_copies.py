@@ -18,7 +18,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import BrokenAttempt
-from pulsar_lifecycle.copies.last_copy import STOPPING, CopyEvidence, OtherCopy, is_listed, why_last, why_unlike
+from pulsar_lifecycle.copies.last_copy import STOPPING, CopyEvidence, UnnamedCopy, is_listed, why_last, why_unlike
 from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS, foreign
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion.decision import Decision, ObjectSeen, Run
@@ -257,8 +257,8 @@ def _look_for_another_copy(run: Run, ports: Ports, live: Sequence[Decision]) -> 
 
     A broker that loads a topic forgets the attempt of its last ledger: these objects may then be all that is left.
     """
-    other_copies = [_other_copy(run, d) for d in live]
-    last = why_last(other_copies, _copy_evidence(run), store=ports.store, reader=ports.reader, objects=_objects(ports))
+    unnamed = [_unnamed_copy(run, d) for d in live]
+    last = why_last(unnamed, _copy_evidence(run), store=ports.store, reader=ports.reader, objects=_objects(ports))
     for d, why in zip(live, last, strict=True):
         if isinstance(why, LifecycleError):
             _not_shown(d, why, "the objects that its topic reads")
@@ -275,8 +275,8 @@ def _compare_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> bool:
     pace = _Watch(run, ports)
     read = 0
     for n, d in enumerate(live):
-        other_copy, location = _other_copy(run, d), Location(bucket_of(d.info), _uuid(d), d.info.ledger_id)
-        if not is_listed(other_copy, _copy_evidence(run)):
+        unnamed, location = _unnamed_copy(run, d), Location(bucket_of(d.info), _uuid(d), d.info.ledger_id)
+        if not is_listed(unnamed, _copy_evidence(run)):
             continue
         if read and read + d.length > COMPARED_AT_ONCE:
             d.wait(Waiting.TURN, "other copies of its batch were compared whole first")
@@ -284,7 +284,7 @@ def _compare_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> bool:
         read += max(d.length, 1)
         try:
             why = why_unlike(
-                other_copy,
+                unnamed,
                 location,
                 _copy_evidence(run),
                 store=ports.store,
@@ -340,9 +340,9 @@ def _look_again(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
             d.decide(Outcome.RETRYING, Code.CHANGED_MEANWHILE, why)
 
 
-def _other_copy(run: Run, d: Decision) -> OtherCopy:
+def _unnamed_copy(run: Run, d: Decision) -> UnnamedCopy:
     delisted = _marked_at(run, d) is not None
-    return OtherCopy(d.info.ledger_id, Topic.parse(d.info.topic_name), d.listed, delisted)
+    return UnnamedCopy(d.info.ledger_id, Topic.parse(d.info.topic_name), d.listed, delisted)
 
 
 def _copy_evidence(run: Run) -> CopyEvidence:

@@ -202,7 +202,7 @@ class Code(StrEnum):
     """BookKeeper's copy is missing, damaged, never closed, unreadable or another's."""
     UNLIKE_BOOKKEEPER = "unlike_bookkeeper"
     """Its topic, or its offloaded copy, has other entries or bytes than BookKeeper says."""
-    OTHER_COPY = "other_copy"
+    OTHER_OFFLOAD = "other_offload"
     """Its topic names another offloaded copy, or another location for it."""
     FROM_BOOKKEEPER = "from_bookkeeper"
     """Its topic reads it from BookKeeper again."""

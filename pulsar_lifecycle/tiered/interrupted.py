@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt, BrokenAttempt
-from pulsar_lifecycle.copies.last_copy import CopyEvidence, OtherCopy, why_not_there, why_unlike
+from pulsar_lifecycle.copies.last_copy import CopyEvidence, UnnamedCopy, why_not_there, why_unlike
 from pulsar_lifecycle.copies.location import OffloadedCopy, namespace_location
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, StoreError
@@ -198,7 +198,7 @@ def _state_of(run: TopicRun, ports: Ports, topic: Topic, attempt: Attempt) -> tu
     if item is None:
         return None, Why(Code.DELISTED, "its topic does not list its ledger any more")
     if item.offload and item.offload.complete:
-        other = Why(Code.OTHER_COPY, f"it is offloaded as {item.offload.uuid}")
+        other = Why(Code.OTHER_OFFLOAD, f"it is offloaded as {item.offload.uuid}")
         return item, None if item.offload.uuid == attempt.uuid else other
     return item, None
 
@@ -270,10 +270,10 @@ def _without_another_copy(
     offload = item.offload
     data, _ = _heads(_objects(ports), attempt.bucket, attempt.uuid, item.ledger_id)
     if offload and offload.complete:
-        other_copy = OtherCopy(item.ledger_id, topic, item)
-        (unproven,) = why_not_there([other_copy], run.context.offload_buckets, _objects(ports))
+        unnamed = UnnamedCopy(item.ledger_id, topic, item)
+        (unproven,) = why_not_there([unnamed], run.context.offload_buckets, _objects(ports))
         if not unproven and data:
-            unproven = _unlike(run, ports, guard, other_copy, attempt)
+            unproven = _unlike(run, ports, guard, unnamed, attempt)
         if not unproven:
             return None
         if offload.bookkeeper_deleted:
@@ -287,7 +287,7 @@ def _without_another_copy(
 
 
 def _unlike(
-    run: TopicRun, ports: Ports, guard: RunGuard, other_copy: OtherCopy, attempt: Attempt
+    run: TopicRun, ports: Ports, guard: RunGuard, unnamed: UnnamedCopy, attempt: Attempt
 ) -> Why | LifecycleError | None:
     """Why the copy that a topic reads is not an attempt's own, entry by entry; None if it is."""
     looked = ports.clock.now_ms()
@@ -300,7 +300,7 @@ def _unlike(
             looked = ports.clock.now_ms()
 
     return why_unlike(
-        other_copy,
+        unnamed,
         Location(attempt.bucket, attempt.uuid, attempt.ledger_id),
         CopyEvidence(run.context.offload_buckets, run.ledgers_root, Referenced()),
         store=ports.store,

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
-from pulsar_lifecycle.copies.last_copy import CopyEvidence, OtherCopy, heads_of, why_last
+from pulsar_lifecycle.copies.last_copy import CopyEvidence, UnnamedCopy, heads_of, why_last
 from pulsar_lifecycle.copies.object_pairs import (
     CLOCK_SKEW_MS,
     ObjectKind,
@@ -228,7 +228,7 @@ def _owned(
 ) -> Iterator[Row]:
     """Copies that are ours: what their topics' z-nodes say now, and whether they are the last copy of a ledger."""
     topics = store.read([f"{MANAGED_LEDGERS_ROOT}/{whose.managed_ledger}" for _, whose in owned])
-    unneeded: list[tuple[ObjectPair, bucket_rules.CopyOwner, OtherCopy]] = []
+    unneeded: list[tuple[ObjectPair, bucket_rules.CopyOwner, UnnamedCopy]] = []
     for (one, whose), node in zip(owned, topics, strict=True):
         info = _decoded(node)
         if isinstance(info, Why):
@@ -238,9 +238,9 @@ def _owned(
             yield one.row(ObjectKind.IN_FLIGHT, why, whose.topic, whose.namespace)
         else:
             item = next((item for item in info.ledgers if item.ledger_id == one.ledger_id), None)
-            unneeded.append((one, whose, OtherCopy(one.ledger_id, Topic.parse(whose.topic), item)))
+            unneeded.append((one, whose, UnnamedCopy(one.ledger_id, Topic.parse(whose.topic), item)))
     evidence = CopyEvidence(inventory.buckets, inventory.ledgers_root, inventory.referenced, inventory.listed_earlier)
-    last = why_last([other_copy for *_, other_copy in unneeded], evidence, store=store, reader=reader, objects=objects)
+    last = why_last([unnamed for *_, unnamed in unneeded], evidence, store=store, reader=reader, objects=objects)
     for (one, whose, _), found in zip(unneeded, last, strict=True):
         why = found
         if isinstance(found, LifecycleError):

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from pulsar_lifecycle.copies.last_copy import CopyEvidence, OtherCopy, why_last, why_unlike
+from pulsar_lifecycle.copies.last_copy import CopyEvidence, UnnamedCopy, why_last, why_unlike
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -77,12 +77,12 @@ def test_every_entry_of_a_large_ledger_counts(sandbox: Cluster, tmp_path: Path) 
             copy_ledger(altered, objects, source, Target(location, CLUSTER, topic.managed_ledger, 5 << 20))
             return location
 
-        def why(other_copy: OtherCopy, location: Location) -> object:
+        def why(unnamed: UnnamedCopy, location: Location) -> object:
             """By what is there at a glance it may go; then by every entry."""
-            assert why_last([other_copy], evidence, store=store, reader=reader, objects=objects) == [None]
+            assert why_last([unnamed], evidence, store=store, reader=reader, objects=objects) == [None]
             read: list[int] = []
             told = why_unlike(
-                other_copy,
+                unnamed,
                 location,
                 evidence,
                 store=store,
@@ -94,13 +94,13 @@ def test_every_entry_of_a_large_ledger_counts(sandbox: Cluster, tmp_path: Path) 
             return told
 
         same, differs = stored(-1), stored(21)
-        in_bookkeeper = OtherCopy(ledger_id, topic, item)
+        in_bookkeeper = UnnamedCopy(ledger_id, topic, item)
         assert why(in_bookkeeper, same) is None
         found = why(in_bookkeeper, differs)
         assert isinstance(found, Why)
         assert (found.code, "entry 21 " in found.text) == (Code.LAST_COPY, True)
         context = OffloadContext(same.uuid, True, True, 1, "aws-s3", {"bucket": BUCKET})
-        named = OtherCopy(ledger_id, topic, managed_ledger.LedgerInfo(ledger_id, item.entries, item.size, 1, context))
+        named = UnnamedCopy(ledger_id, topic, managed_ledger.LedgerInfo(ledger_id, item.entries, item.size, 1, context))
         found = why(named, differs)
         assert isinstance(found, Why)
         assert (found.code, "entry 21 " in found.text) == (Code.LAST_COPY, True)

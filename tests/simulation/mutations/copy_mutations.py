@@ -78,9 +78,9 @@ def compare_small_copies() -> Iterator[None]:
     """A large copy is not read before it goes."""
     real = offloaded_copies.why_unlike
 
-    def hasty(other_copy: Any, location: Location, places: Any, **ports: Any) -> Any:
+    def hasty(unnamed: Any, location: Location, places: Any, **ports: Any) -> Any:
         head = ports["objects"].head(location.bucket, location.data_key)
-        return None if head and head.size > LARGE else real(other_copy, location, places, **ports)
+        return None if head and head.size > LARGE else real(unnamed, location, places, **ports)
 
     with patch.object(offloaded_copies, "why_unlike", hasty):
         yield
