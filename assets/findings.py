@@ -26,7 +26,7 @@ _SHOWS: dict[str, tuple[str, tuple[Finding, ...]]] = {
         (Finding.ORPHAN,),
     ),
     "offload_leftovers": (
-        "Offloaded ledgers whose BookKeeper copy is marked deleted and still exists. Reported.",
+        "Offloaded ledgers whose BookKeeper copy is listed as deleted and still exists. Reported.",
         (Finding.OFFLOAD_LEFTOVER,),
     ),
     "dangling_references": (

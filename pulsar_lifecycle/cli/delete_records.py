@@ -195,11 +195,11 @@ def _apply(where: Cluster, plan_id: str, digest: str, patience: Any, *, as_json:
 
 
 def _document(topic: TopicPartition, result: DeleteRecordsResult) -> dict[str, Any]:
-    mark = result.low_watermark if isinstance(result.low_watermark, int) else str(result.low_watermark)
+    watermark = result.low_watermark if isinstance(result.low_watermark, int) else str(result.low_watermark)
     first = str(result.first_readable) if result.first_readable else None
     return {
         "partition": str(topic),
-        "low_watermark": mark,
+        "low_watermark": watermark,
         "first_readable": first,
         "error": result.error,
         "code": result.code or None,

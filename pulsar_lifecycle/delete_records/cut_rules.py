@@ -113,9 +113,9 @@ def outrun(planned: Mapping[str, Any], refusal: Refusal) -> Refusal:
     """``refusal``, with its way out where a plan was exact as its position was the end, and the end has moved on."""
     if refusal.error is not RecordsError.NOT_EXACT or not planned["rolls"]:
         return refusal
-    mark = MessagePosition.parse(planned["low_watermark"])
+    watermark = MessagePosition.parse(planned["low_watermark"])
     text = (
-        f"messages came behind {mark}, its end when the plan was made: ledger {mark.ledger_id} stays for them, and "
+        f"messages came behind {watermark}, its end at the plan: ledger {watermark.ledger_id} stays for them, and "
         "--exact allows no message below to stay readable; plan again while nobody publishes, or without --exact"
     )
     return Refusal(refusal.error, refusal.why.put(text))
@@ -150,39 +150,39 @@ def cut_at(view: PartitionView, asked: MessagePosition | int, options: Options) 
         nothing = first or MessagePosition(0, 0)
         return Cut(nothing, False, (), nothing)
     position = asked if isinstance(asked, MessagePosition) else end
-    mark = highest(first, view.canonical(position))
+    watermark = highest(first, view.canonical(position))
     followed = view.info.terminated is None  # no ledger comes after the last one of a terminated topic
-    rolls = followed and mark >= end and view.extents[-1].entries > 0 and (asked == END or options.exact)
-    going = whole_below(view, mark, rolled=rolls)
-    remaining = next((MessagePosition(e.ledger_id, 0) for e in view.extents if e.ledger_id not in going), mark)
-    behind = cursors_behind(view, mark)
-    return Cut(mark, rolls, going, remaining, tuple(sorted(behind.items())))
+    rolls = followed and watermark >= end and view.extents[-1].entries > 0 and (asked == END or options.exact)
+    going = whole_below(view, watermark, rolled=rolls)
+    remaining = next((MessagePosition(e.ledger_id, 0) for e in view.extents if e.ledger_id not in going), watermark)
+    behind = cursors_behind(view, watermark)
+    return Cut(watermark, rolls, going, remaining, tuple(sorted(behind.items())))
 
 
-def whole_below(view: PartitionView, mark: MessagePosition, *, rolled: bool = False) -> tuple[int, ...]:
+def whole_below(view: PartitionView, watermark: MessagePosition, *, rolled: bool = False) -> tuple[int, ...]:
     """Ledgers with nothing at or above a position, oldest first; the last one only if it is ``rolled``."""
     ledgers = view.extents if rolled else view.extents[:-1]
-    return tuple(e.ledger_id for e in ledgers if MessagePosition(e.ledger_id, e.entries) <= mark)
+    return tuple(e.ledger_id for e in ledgers if MessagePosition(e.ledger_id, e.entries) <= watermark)
 
 
-def cursors_behind(view: PartitionView, mark: MessagePosition) -> dict[str, Position]:
+def cursors_behind(view: PartitionView, watermark: MessagePosition) -> dict[str, Position]:
     """Durable cursors that have not acknowledged all entries below a position, where they stand."""
     found: dict[str, Position] = {}
     for name, at in view.positions.items():
         following = view.canonical(MessagePosition(max(at.ledger_id, 0), at.entry_id + 1))
-        if following.entry < mark.entry:
+        if following.entry < watermark.entry:
             found[name] = at
     return found
 
 
-def entries_behind(view: PartitionView, at: Position, mark: MessagePosition) -> int:
+def entries_behind(view: PartitionView, at: Position, watermark: MessagePosition) -> int:
     """Entries that a cursor has before it, below a position."""
     first = MessagePosition(max(at.ledger_id, 0), at.entry_id + 1)
     total = 0
     for extent in view.extents:
-        upto = extent.entries if extent.ledger_id < mark.ledger_id else mark.entry_id
+        upto = extent.entries if extent.ledger_id < watermark.ledger_id else watermark.entry_id
         since = first.entry_id if extent.ledger_id == first.ledger_id else 0
-        if first.ledger_id <= extent.ledger_id <= mark.ledger_id:
+        if first.ledger_id <= extent.ledger_id <= watermark.ledger_id:
             total += max(0, upto - since)
     return total
 

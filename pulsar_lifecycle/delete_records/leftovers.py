@@ -280,8 +280,8 @@ def low_watermarks_of_others(cluster: Cluster, rows: Sequence[Row]) -> dict[str,
             raised.add((topic, detail.low_watermark))
     raised |= _planned_marks(cluster, begun - ended)
     for topic, row in going.items():
-        if (mark := row["old_low_watermark"]) and (topic, mark) not in raised:
-            others.setdefault(topic, mark)
+        if (watermark := row["old_low_watermark"]) and (topic, watermark) not in raised:
+            others.setdefault(topic, watermark)
     return others
 
 

@@ -135,7 +135,7 @@ def answers(
 def _below(results: Mapping[TopicPartition, DeleteRecordsResult | None]) -> dict[TopicPartition, MessagePosition]:
     """Before which position nothing may be readable anywhere, of each partition that has no error."""
     done = [(topic, one, one.low_watermark) for topic, one in results.items() if one]
-    return {t: min(mark, one.first_readable or mark) for t, one, mark in done if isinstance(mark, MessagePosition)}
+    return {t: min(at, one.first_readable or at) for t, one, at in done if isinstance(at, MessagePosition)}
 
 
 def any_awaited(rows: Sequence[Row], refused: Mapping[TopicPartition, Refusal | None]) -> bool:
@@ -383,13 +383,13 @@ def _kept_by(
     row: Row, asked: MessagePosition, info: ManagedLedgerInfo, ledgers: Sequence[ReadableLedger] | LifecycleError
 ) -> _Kept:
     try:
-        mark = low_watermark.of(info.properties)
+        watermark = low_watermark.of(info.properties)
     except CorruptFormat as error:
         return _Kept(asked, Why(Code.TOPIC_UNREAD, str(error)))
     if row["end"] is None:
         return _Kept(asked)  # it had no ledger: nothing is below, and nothing is kept with the topic
-    if mark is None or mark < asked:
-        text = f"its low watermark is {mark or 'not kept yet'}, {asked} is asked for"
+    if watermark is None or watermark < asked:
+        text = f"its low watermark is {watermark or 'not kept yet'}, {asked} is asked for"
         return _Kept(asked, Why(Lacks.NOT_KEPT, text))
     if isinstance(ledgers, LifecycleError):
         text = f"whether ledger {asked.ledger_id} may go is not known: {ledgers}"

@@ -215,10 +215,10 @@ class DeleteRecordsResult:
     @property
     def readable_below(self) -> str:
         """That messages below the low watermark can still be read, as a sentence; empty if none can."""
-        mark = self.low_watermark
-        if isinstance(mark, int) or self.first_readable is None or self.first_readable >= mark:
+        watermark = self.low_watermark
+        if isinstance(watermark, int) or self.first_readable is None or self.first_readable >= watermark:
             return ""
-        return f"messages from {self.first_readable} up to {mark} remain readable: ledgers go whole"
+        return f"messages from {self.first_readable} up to {watermark} remain readable: ledgers go whole"
 
 
 def failed(error: RecordsError, why: Why, remaining: Sequence[Absence] = ()) -> DeleteRecordsResult:

@@ -40,7 +40,7 @@ class Finding(StrEnum):
     ORPHAN = "orphan"
     """Nothing refers to it, and every rule agrees that it may go."""
     OFFLOAD_LEFTOVER = "offload_leftover"
-    """Offloaded and marked deleted in BookKeeper, yet still there."""
+    """Offloaded and listed as deleted in BookKeeper, yet still there."""
     OPEN_ORPHAN = "open_orphan"
     """Nothing refers to it, past the grace period, and never closed: reported, not deleted."""
     DANGLING = "dangling_reference"

@@ -217,7 +217,7 @@ REFERENCES = pa.schema(
     ]
 )
 """Who refers to a ledger: ``kind`` is one of ``references.KINDS``, ``referrer`` a z-node path or a broker's word.
-``keeps_bookkeeper_copy`` is false only for an offloaded ledger whose BookKeeper copy is marked deleted. A row with a
+``keeps_bookkeeper_copy`` is false only for an offloaded ledger whose BookKeeper copy is listed as deleted. A row with a
 ``problem`` stands for references that could not be read: ``gone``, ``damaged`` and ``unanswered`` keep their owner,
 ``unread`` blocks; ``error`` says more. ``held_in`` and ``entry_id`` are then the entry that holds them, if one does, -1
 for the last one of an open ledger."""

@@ -164,7 +164,7 @@ def _obstacles(run: TopicRun, ports: Ports, topic: Topic, ledger_ids: Collection
 
 
 def of_context(item: LedgerInfo) -> Why | None:
-    """Why what its topic says of a ledger's offload leaves no place for another; None if it does."""
+    """Why what its topic says of a ledger's offload leaves no room for another; None if it does."""
     offload = item.offload
     if offload and offload.complete:
         return Why(Code.OFFLOADED_ALREADY, f"offloaded already, as {offload.uuid}")

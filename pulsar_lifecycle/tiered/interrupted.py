@@ -60,7 +60,7 @@ def finish_attempts(
     """What earlier runs left open: attempts to be finished (of ``wanted`` ledgers), and what became of the others.
 
     An attempt that its topic names as complete is done once its broker reads it, if no other ledger was read for it;
-    what brokers cannot read is reverted. One that its topic's metadata has no place for, that the plan wants
+    what brokers cannot read is reverted. One that its topic's metadata has no room for, that the plan wants
     somewhere else, or that no plan has wanted for the grace period, is aborted: its objects and uploads are removed,
     if they are proven its own. Comes after ``unloads.finish_unloads``. An error that concerns one attempt is its
     outcome. Raises Paused, LeaseLost, Overloaded.
@@ -118,7 +118,7 @@ def _may_be_requested_yet(run: TopicRun, ports: Ports, attempt: Attempt, wanted:
 
 
 def _why_not_requested(attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -> Why | None:
-    """Why an attempt that its topic has a place for is not to be finished; None if it is."""
+    """Why an attempt that its topic has room for is not to be finished; None if it is."""
     if attempt.aborting:
         return Why(Code.ABORT_BEGUN, "an earlier run had begun to remove its objects")
     asked = wanted.get(attempt.ledger_id)

@@ -93,8 +93,8 @@ def _lock(store: MetadataStore, topic: Topic) -> Node | None:
     listing = store.children([root])[0]
     if listing is None or isinstance(listing, Unread):
         return None
-    place = zlib.crc32(str(topic).encode())
-    found = next((name for name in listing.names if _covers(name, place)), "")
+    hashed = zlib.crc32(str(topic).encode())
+    found = next((name for name in listing.names if _covers(name, hashed)), "")
     node = store.read([f"{root}/{found}"])[0] if found else None
     return node if isinstance(node, Node) else None
 
@@ -108,12 +108,12 @@ def _locked(store: MetadataStore, topic: Topic) -> str:
         return ""
 
 
-def _covers(name: str, place: int) -> bool:
+def _covers(name: str, hashed: int) -> bool:
     try:
         low, high = (int(end, 16) for end in name.split("_"))
     except ValueError:
         return False
-    return low <= place < high or place == high == _LAST
+    return low <= hashed < high or hashed == high == _LAST
 
 
 def would_be_loaded(
@@ -151,8 +151,8 @@ def _others(store: MetadataStore, topic: Topic, going: Collection[Topic]) -> lis
     if named is None:
         return [f"topics that cannot be listed ({topic.namespace}/{topic.domain})"]
     theirs = [one for one in named if one not in going and one != topic and not _loaded_anyhow(one)]
-    place = bundles(store, [topic, *theirs])
-    return [one for one in theirs if place[one] == place[topic]]
+    bundle = bundles(store, [topic, *theirs])
+    return [one for one in theirs if bundle[one] == bundle[topic]]
 
 
 def _loaded_anyhow(topic: Topic) -> bool:

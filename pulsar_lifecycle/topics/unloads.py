@@ -40,7 +40,7 @@ WATCHED_FOR = 2
 """Statistics intervals after which no broker may list a topic that was written as unloaded."""
 
 BUNDLES_ROOT = "/admin/local-policies"
-"""Bundle boundaries by namespace (LocalPolicies); a topic's place is the CRC-32 of its full name."""
+"""Bundle boundaries by namespace (LocalPolicies); a topic's hash is the CRC-32 of its full name."""
 
 
 _USED_UP = "this run's budget of unloads is used up (trimming.max_unloads)"

@@ -41,7 +41,7 @@ TOPIC_DELETED = Why(Code.TOPIC_DELETED, "its topic is deleted")
 """Why of outcome ``removed``: the broker deleted the topic, and of its ledgers those that it could."""
 
 BROKER_ALONE = Why(Code.MAY_GO, "its broker alone deletes it, with its topic: no message can be sent about it")
-"""Why of outcome ``goes`` of a listed ledger whose tags, or whose copy's place, allow no message."""
+"""Why of outcome ``goes`` of a listed ledger whose tags, or whose copy's location, allow no message."""
 
 SHOWN_NAMES = 10
 """Subscriptions that a dry run names, in the order of their names."""
@@ -69,7 +69,7 @@ def plan_topic_deletion(run: TopicRun, ports: Ports, topic: Topic, rule: Rule = 
         rows = snapshot.ledger_rows(ports.store, [one.ledger_id for one in alone], run.ledgers_root)
         stored = {i: BookKeeperCopy(i, row).on_disk for i, row in rows.items()}
         return [
-            *_marked(topic, named, Outcome.GOES, Why(Code.MAY_GO, "its topic is to be deleted")),
+            *_outcomes(topic, named, Outcome.GOES, Why(Code.MAY_GO, "its topic is to be deleted")),
             *(
                 LedgerOutcome(
                     str(topic), one.ledger_id, Outcome.GOES, BROKER_ALONE, one.size or 0, data, stored[one.ledger_id]
@@ -215,7 +215,7 @@ def _named(run: TopicRun, ports: Ports, topic: Topic, rule: Rule) -> tuple[Node,
     return node, named
 
 
-def _marked(topic: Topic, named: Mapping[int, _Named], outcome: Outcome, why: Why) -> list[LedgerOutcome]:
+def _outcomes(topic: Topic, named: Mapping[int, _Named], outcome: Outcome, why: Why) -> list[LedgerOutcome]:
     return [
         LedgerOutcome(str(topic), i, outcome, why, length, messages[0].component.value, BookKeeperCopy(i, row).on_disk)
         for i, (row, messages, length) in named.items()
@@ -237,12 +237,12 @@ def _journalled(
     ``deleted``: ledgers that the broker deleted all the same.
     """
     now = ports.clock.now_ms()
-    marked = [replace(m, why=deleted.get(m.ledger_id, why)) for m in _marked(topic, named, outcome, why)]
+    outcomes = [replace(m, why=deleted.get(m.ledger_id, why)) for m in _outcomes(topic, named, outcome, why)]
     rows: list[JournalRow] = []
-    for one, (_, messages, _) in zip(marked, named.values(), strict=True):
+    for one, (_, messages, _) in zip(outcomes, named.values(), strict=True):
         rows.append(journal_row(run, one, messages[0].ledger_type, (mark_of(messages),), now))
     ports.journal.record(rows)
     return [
-        *marked,
+        *outcomes,
         LedgerOutcome(str(topic), -1, outcome if outcome == Outcome.REMOVED else Outcome.FAILED, of_all or why),
     ]

@@ -144,7 +144,7 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
             if loaded and not run.writes_loaded(order.topic)
             else (Outcome.GOES, Why(code, "; ".join(texts)))
         )
-        return [view.marked(v.ledger_id, *goes) if v.goes else view.stays(v) for v in view.verdicts]
+        return [view.outcome(v.ledger_id, *goes) if v.goes else view.stays(v) for v in view.verdicts]
 
     return guarded(order.topic, planned)
 
@@ -233,7 +233,7 @@ class _Trim:
         for v in view.verdicts:
             if not v.goes and v.ledger_id not in self._outcomes:
                 left = v.ledger_id in self._marked
-                self._outcomes[v.ledger_id] = view.marked(v.ledger_id, Outcome.LEFT, v.why) if left else view.stays(v)
+                self._outcomes[v.ledger_id] = view.outcome(v.ledger_id, Outcome.LEFT, v.why) if left else view.stays(v)
         if not view.goes:
             return True
         loaded = view.why_loaded(self._run)
@@ -248,7 +248,7 @@ class _Trim:
         if stays:
             for ledger_id in view.goes:
                 outcome = Outcome.LEFT if ledger_id in self._marked else Outcome.LEFT_TO_BROKER
-                self._outcomes[ledger_id] = view.marked(ledger_id, outcome, stays)
+                self._outcomes[ledger_id] = view.outcome(ledger_id, outcome, stays)
             return True
         leaving = self._send(view)
         return self._remove(view, leaving, bool(loaded)) if leaving else True
@@ -260,7 +260,7 @@ class _Trim:
             return view
         for ledger_id in view.goes:
             if ledger_id not in counted:
-                self._outcomes[ledger_id] = view.marked(
+                self._outcomes[ledger_id] = view.outcome(
                     ledger_id, Outcome.REFUSED, Why(Stays.NOT_COUNTED, f"it {NOT_COUNTED}")
                 )
         return replace(view, verdicts=[v for v in view.verdicts if not v.goes or v.ledger_id in counted])
@@ -276,7 +276,7 @@ class _Trim:
             return False
         next_run = Why(Code.MAY_GO, "its turn comes with the next run")
         self._outcomes |= {
-            v.ledger_id: view.marked(v.ledger_id, Outcome.REFUSED, v.stays or next_run)
+            v.ledger_id: view.outcome(v.ledger_id, Outcome.REFUSED, v.stays or next_run)
             for v in view.verdicts
             if v.ledger_id not in gone
         }
@@ -297,7 +297,7 @@ class _Trim:
             why = Why(Stays.NOT_PREFIX, "a ledger before it stays")
             if failed := [one for one in errors if one is not None]:
                 why = Why(Code.NOT_SENT, f"its message was not acknowledged: {failed[0]}")
-            self._outcomes[ledger_id] = view.marked(ledger_id, Outcome.LEFT, why)
+            self._outcomes[ledger_id] = view.outcome(ledger_id, Outcome.LEFT, why)
         return leaving
 
     def _acknowledged(self, message: PendingDeleteLedgerInfo) -> bool:
@@ -316,11 +316,11 @@ class _Trim:
         if again.node.stat.version != view.node.stat.version or not set(leaving) <= set(again.goes):
             return False
         removed = {
-            i: view.marked(i, Outcome.REMOVED, Why(Code.TAKEN_OFF, "taken off its topic's list")) for i in leaving
+            i: view.outcome(i, Outcome.REMOVED, Why(Code.TAKEN_OFF, "taken off its topic's list")) for i in leaving
         }
         about_to = Why(Code.ABOUT_TO, "about to be taken off its topic's list")
         marks = {i: self._mark(i) for i in leaving}
-        self._journal([view.marked(i, Outcome.MARKED, about_to) for i in leaving if self._marks.get(i) != marks[i]])
+        self._journal([view.outcome(i, Outcome.MARKED, about_to) for i in leaving if self._marks.get(i) != marks[i]])
         self._marks |= marks
         self._marked |= removed
         self._guard.check(store)

@@ -61,7 +61,7 @@ class TrimView:
         store, root = self.reading.store, run.ledgers_root
         return why_loaded(store, root, run.brokers, run.now, self.topic, self.node, self.info)
 
-    def marked(self, ledger_id: int, outcome: Outcome, why: Why) -> LedgerOutcome:
+    def outcome(self, ledger_id: int, outcome: Outcome, why: Why) -> LedgerOutcome:
         """What becomes of a ledger."""
         copy, component = self.copies.get(ledger_id), LedgerComponent.MANAGED_LEDGER.value
         on_disk = copy.on_disk if copy else 0
@@ -82,12 +82,12 @@ class TrimView:
         """
         first = min(self.listed, default=-1)
         if verdict.ledger_id >= first:
-            return self.marked(verdict.ledger_id, Outcome.REFUSED, verdict.why)
+            return self.outcome(verdict.ledger_id, Outcome.REFUSED, verdict.why)
         copy = self.copies[verdict.ledger_id]
         if copy.row and copy.row["managed_ledger"] != self.topic.managed_ledger:
-            return self.marked(verdict.ledger_id, Outcome.REFUSED, verdict.why.put(f"{verdict.why}: {copy.problem}"))
+            return self.outcome(verdict.ledger_id, Outcome.REFUSED, verdict.why.put(f"{verdict.why}: {copy.problem}"))
         why = verdict.why.put(f"{verdict.why}: it begins with ledger {first}")
-        return self.marked(verdict.ledger_id, Outcome.NOTHING, why)
+        return self.outcome(verdict.ledger_id, Outcome.NOTHING, why)
 
 
 def look(

@@ -89,7 +89,9 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     for row in np.flatnonzero(problem == Problem.CORRUPT):  # each with its own error
         number[row] = len(verdicts)
         verdicts.append(_Verdict(Finding.UNDECODABLE, Finding.UNDECODABLE, error[row]))
-    decide(_in(ids, refs.offloaded), Finding.OFFLOAD_LEFTOVER, "offloaded, and its BookKeeper copy is marked deleted")
+    decide(
+        _in(ids, refs.offloaded), Finding.OFFLOAD_LEFTOVER, "offloaded, and its BookKeeper copy is listed as deleted"
+    )
     decide(~tagged, Finding.FOREIGN, "not tagged application=pulsar", Code.NOT_TAGGED)
     decide(~_in(text["component"], COMPONENTS), Finding.KEPT, "unknown component", Code.UNKNOWN_COMPONENT)
     decide(text["topic"] == "", Finding.KEPT, "its tags name no owner", Protection.UNNAMED_OWNER)

@@ -22,8 +22,8 @@ MAX_BLOCK = 5 << 20
 """Bytes; the smallest blocks that offloaders write."""
 
 
-def place(sandbox: Cluster) -> dict[str, str]:
-    """What broker.conf says of the place, and no API shows."""
+def location(sandbox: Cluster) -> dict[str, str]:
+    """What broker.conf says of the location, and no API shows."""
     return {
         "s3ManagedLedgerOffloadBucket": BUCKET,
         "s3ManagedLedgerOffloadRegion": "us-east-1",
@@ -33,7 +33,7 @@ def place(sandbox: Cluster) -> dict[str, str]:
 
 def with_offloader(sandbox: Cluster, **offload: Any) -> dict[str, dict[str, Any]]:
     """Sections of settings: driver and lag are asked of the brokers, and one must read what is committed."""
-    return with_bucket(sandbox, **{"brokers": place(sandbox), "waive_read_check": False, **offload})
+    return with_bucket(sandbox, **{"brokers": location(sandbox), "waive_read_check": False, **offload})
 
 
 def set_policy(sandbox: Cluster, namespace: str, lag_ms: int, **more: Any) -> None:
@@ -41,7 +41,7 @@ def set_policy(sandbox: Cluster, namespace: str, lag_ms: int, **more: Any) -> No
     body = {
         "managedLedgerOffloadDriver": "aws-s3",
         "managedLedgerOffloadDeletionLagInMillis": lag_ms,
-        **place(sandbox),
+        **location(sandbox),
         **more,
     }
     with Admin(sandbox.admin_url) as admin:

@@ -114,14 +114,14 @@ def forget_leftovers(sandbox: Cluster, s3: Any) -> None:
 
 
 @pytest.fixture
-def place(sandbox: Cluster, s3: Any) -> Iterator[NamespaceLocation]:
+def location(sandbox: Cluster, s3: Any) -> Iterator[NamespaceLocation]:
     forget_leftovers(sandbox, s3)
     made = NamespaceLocation(sandbox, s3)
     yield made
     made.clean()
 
 
-def prepared(pipeline: Pipeline, place: NamespaceLocation, ledger_id: int, uuid: UUID) -> None:
+def prepared(pipeline: Pipeline, location: NamespaceLocation, ledger_id: int, uuid: UUID) -> None:
     """What an offload run wrote two days ago, before it began to upload."""
     row = JournalRow(
         run_id="offload",
@@ -129,7 +129,7 @@ def prepared(pipeline: Pipeline, place: NamespaceLocation, ledger_id: int, uuid:
         plan_id="",
         ledger_id=ledger_id,
         component="Managed-Ledger",
-        topic=str(place.topic),
+        topic=str(location.topic),
         action="offload",
         phase="offload",
         outcome="prepared",
@@ -150,23 +150,25 @@ def inventory(pipeline: Pipeline) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def test_exactly_what_is_leaked_and_ours_goes(
-    place: NamespaceLocation, pipelines: Callable[..., Pipeline], sandbox: Cluster, s3: Any
+    location: NamespaceLocation, pipelines: Callable[..., Pipeline], sandbox: Cluster, s3: Any
 ) -> None:
     pipeline = pipelines(offloads.with_bucket(sandbox))
     began = time.time()
-    live, under_way, lost = place.copy(), place.copy(), place.copy(data=False, index=False)
-    leaked, lone_index, lone_data = place.copy(), place.copy(data=False), place.copy(index=False)
-    foreign, young, ours = place.copy(cluster="another"), place.copy(old=False), place.copy()
-    place.list((live, True), (under_way, False), (lost, True))
+    live, under_way, lost = location.copy(), location.copy(), location.copy(data=False, index=False)
+    leaked, lone_index, lone_data = location.copy(), location.copy(data=False), location.copy(index=False)
+    foreign, young, ours = location.copy(cluster="another"), location.copy(old=False), location.copy()
+    location.list((live, True), (under_way, False), (lost, True))
     strange = ("README.txt", str(uuid4()), f"{uuid4()}-index", "0", "é/x")
     for key in strange:
-        place.put(key, b"x")
+        location.put(key, b"x")
     metadata = (("bucket", BUCKET), ("managedLedgerOffloadDriver", "AWS_S3"), ("region", ""), ("serviceEndpoint", ""))
-    attempt = Attempt(ours[0], str(place.topic), ours[1], "aws-s3", metadata, 5 << 20, "offload", int(began * 1000))
-    left_behind, somebodys = (place.ledger(), uuid4()), (place.ledger(), uuid4())
+    attempt = Attempt(ours[0], str(location.topic), ours[1], "aws-s3", metadata, 5 << 20, "offload", int(began * 1000))
+    left_behind, somebodys = (location.ledger(), uuid4()), (location.ledger(), uuid4())
     for one in (ours, left_behind):
-        prepared(pipeline, place, *one)
-    uploads = {name: place.upload(*one) for name, one in (("open", ours), ("left", left_behind), ("else", somebodys))}
+        prepared(pipeline, location, *one)
+    uploads = {
+        name: location.upload(*one) for name, one in (("open", ours), ("left", left_behind), ("else", somebodys))
+    }
     driving.wait_until_unloaded_counts(time.time())
     with KazooStore(pipeline.where.settings.zookeeper) as store:
         attempts.begin(store, attempt)
@@ -218,7 +220,7 @@ def test_exactly_what_is_leaked_and_ours_goes(
         "else": (ObjectKind.DANGLING_UPLOAD, ""),
     }
     going = {leaked[0], lone_index[0], lone_data[0], left_behind[0]}
-    mine = {row["ledger_id"] for row in rows.to_pylist() if row["topic"] == str(place.topic)}
+    mine = {row["ledger_id"] for row in rows.to_pylist() if row["topic"] == str(location.topic)}
     assert mine == going
     order = Order(summary.plan_id, summary.digest, NO_CAPS)
     before = {one["Key"] for one in s3.list_objects_v2(Bucket=BUCKET)["Contents"]}
@@ -245,12 +247,12 @@ def test_exactly_what_is_leaked_and_ours_goes(
 
 
 def test_an_operator_reads_the_inventory_is_alarmed_and_sweeps_what_the_page_says(
-    place: NamespaceLocation, pipelines: Callable[..., Pipeline], sandbox: Cluster
+    location: NamespaceLocation, pipelines: Callable[..., Pipeline], sandbox: Cluster
 ) -> None:
     pipeline = pipelines({**offloads.with_bucket(sandbox), "apply": {"max_share": 1.0}})
-    live, lost, leaked, half = place.copy(), place.copy(index=False), place.copy(), place.copy(data=False)
-    place.list((live, True), (lost, True))
-    place.put("README.txt", b"x" * 7)
+    live, lost, leaked, half = location.copy(), location.copy(index=False), location.copy(), location.copy(data=False)
+    location.list((live, True), (lost, True))
+    location.put("README.txt", b"x" * 7)
     driving.wait_until_unloaded_counts(time.time())
     with dg.DagsterInstance.ephemeral() as instance:
         jobs = Jobs(pipeline, instance)

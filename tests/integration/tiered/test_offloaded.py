@@ -117,7 +117,7 @@ class NamespaceLocation:
 
 
 @pytest.fixture
-def place(sandbox: Cluster) -> Iterator[NamespaceLocation]:
+def location(sandbox: Cluster) -> Iterator[NamespaceLocation]:
     secret = {name: (sandbox.data / f"s3-{name}-key").read_text() for name in ("access", "secret")}
     client = boto3.client(
         "s3",
@@ -157,34 +157,34 @@ def mark(pipeline: Pipeline, attempt: Attempt) -> None:
     FileJournal(pipeline.lake).record([row])
 
 
-def test_exactly_the_unreferenced_objects_go(place: NamespaceLocation, pipeline: Pipeline) -> None:
+def test_exactly_the_unreferenced_objects_go(location: NamespaceLocation, pipeline: Pipeline) -> None:
     began = time.time()
-    a, b, shadow, empty = (place.topic(name) for name in ("a b+é", "b", "shadow", "empty"))
-    live, leaked, under_way, listed_elsewhere = (place.attempt(a) for _ in range(4))
-    trimmed = place.attempt(b)
-    forged = place.attempt(a)
-    foreign = place.attempt(a, cluster="another")
-    unknown = place.attempt(a, origin=False)
-    no_topic = place.attempt(empty)
-    elsewhere = place.attempt(a)
-    last = place.attempt(b)
-    place.list(a, (live.ledger_id, live.uuid, True), (under_way.ledger_id, under_way.uuid, False))
-    place.list(b, (trimmed.ledger_id, trimmed.uuid, True), (last.ledger_id, None, False))
-    place.list(shadow, (listed_elsewhere.ledger_id, listed_elsewhere.uuid, True))
+    a, b, shadow, empty = (location.topic(name) for name in ("a b+é", "b", "shadow", "empty"))
+    live, leaked, under_way, listed_elsewhere = (location.attempt(a) for _ in range(4))
+    trimmed = location.attempt(b)
+    forged = location.attempt(a)
+    foreign = location.attempt(a, cluster="another")
+    unknown = location.attempt(a, origin=False)
+    no_topic = location.attempt(empty)
+    elsewhere = location.attempt(a)
+    last = location.attempt(b)
+    location.list(a, (live.ledger_id, live.uuid, True), (under_way.ledger_id, under_way.uuid, False))
+    location.list(b, (trimmed.ledger_id, trimmed.uuid, True), (last.ledger_id, None, False))
+    location.list(shadow, (listed_elsewhere.ledger_id, listed_elsewhere.uuid, True))
     pipeline.scan()
     mark(pipeline, trimmed)
-    place.list(b, (last.ledger_id, None, False))
+    location.list(b, (last.ledger_id, None, False))
     messages = [
         one.message() for one in (live, leaked, under_way, listed_elsewhere, trimmed, foreign, unknown, no_topic)
     ]
     messages.append(replace(forged, topic=b).message())
     messages.append(replace(elsewhere, bucket="not-declared").message())
-    driving.send(place.sandbox, messages)
+    driving.send(location.sandbox, messages)
     driving.wait_until_unloaded_counts(max(began, time.time()))
     pipeline.scan_and_delete()
     rows = {row["ledger_id"]: row for row in pipeline.journal()}
     found = {
-        name: (rows[one.ledger_id]["outcome"], rows[one.ledger_id]["code"], len(place.there(one)))
+        name: (rows[one.ledger_id]["outcome"], rows[one.ledger_id]["code"], len(location.there(one)))
         for name, one in {
             "live": live,
             "leaked": leaked,
@@ -212,24 +212,24 @@ def test_exactly_the_unreferenced_objects_go(place: NamespaceLocation, pipeline:
     }
     intended = [row for row in journal_rows(FileJournal(pipeline.lake)).to_pylist() if row["outcome"] == "deleting"]
     assert {row["ledger_id"] for row in intended} == {one.ledger_id for one in (leaked, trimmed, no_topic)}
-    assert driving.emptied(place.sandbox)
-    _clean(place, [live, under_way, listed_elsewhere, foreign, unknown, forged, elsewhere])
+    assert driving.emptied(location.sandbox)
+    _clean(location, [live, under_way, listed_elsewhere, foreign, unknown, forged, elsewhere])
 
 
-def _clean(place: NamespaceLocation, attempts: list[Attempt]) -> None:
+def _clean(location: NamespaceLocation, attempts: list[Attempt]) -> None:
     for key in {key for one in attempts for key in one.keys}:
-        place.s3.delete_object(Bucket=BUCKET, Key=key)
+        location.s3.delete_object(Bucket=BUCKET, Key=key)
 
 
 def test_a_message_waits_where_no_object_store_is_declared(
-    place: NamespaceLocation, pipelines: Callable[..., Pipeline], tmp_path: Path
+    location: NamespaceLocation, pipelines: Callable[..., Pipeline], tmp_path: Path
 ) -> None:
     pipeline = pipelines()
-    leaked = place.attempt(place.topic("a"))
+    leaked = location.attempt(location.topic("a"))
     pipeline.scan()
-    driving.send(place.sandbox, [leaked.message()])
+    driving.send(location.sandbox, [leaked.message()])
     outcomes = pipeline.scan_and_delete()
     assert [(one.outcome, one.code) for one in outcomes] == [("waiting", Waiting.NO_OBJECT_STORE)]
-    assert place.there(leaked) == leaked.keys
-    driving.drain(place.sandbox)
-    _clean(place, [leaked])
+    assert location.there(leaked) == leaked.keys
+    driving.drain(location.sandbox)
+    _clean(location, [leaked])

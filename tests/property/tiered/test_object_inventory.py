@@ -94,8 +94,10 @@ def test_nothing_needed_young_or_foreign_is_ever_planned(data: st.DataObject) ->
         ledger: draw(st.sampled_from(UUIDS)) for ledger in draw(st.lists(st.sampled_from(LEDGERS), unique=True))
     }
     for ledger, uuid in open_ones.items():
-        place = (("bucket", BUCKET),)
-        one = Attempt(ledger, str(TOPICS[0]), uuid, "aws-s3", place, 5 << 20, "run", offloading.cluster.clock.now_ms())
+        location = (("bucket", BUCKET),)
+        one = Attempt(
+            ledger, str(TOPICS[0]), uuid, "aws-s3", location, 5 << 20, "run", offloading.cluster.clock.now_ms()
+        )
         attempts.begin(store, one)
     late = write(draw, offloading) if draw(st.integers(0, 3)) == 0 else {}
     exclusive = draw(st.integers(0, 4)) > 0

@@ -77,7 +77,7 @@ class Truth(SimulatedCluster):
         self.forgetful = False
         self.tiered = False
         self.blind = False
-        """Whether the brokers' offloader looks for every object in the wrong place."""
+        """Whether the brokers' offloader looks for every object at the wrong location."""
         self.corrupted: dict[str, bytes] = {}
         self.damaged: set[int] = set()
         """Ledgers with an entry that nobody can read any more."""

@@ -17,13 +17,13 @@ from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.records.codes import Code
 from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
 
-PLACE = (
+LOCATION = (
     ("bucket", "tiered"),
     ("managedLedgerOffloadDriver", "AWS_S3"),
     ("region", ""),
     ("serviceEndpoint", "http://s3:1/é"),
 )
-ONE = Attempt(7, "persistent://t/n/a+b c~é-partition-0", UUID(int=9 << 120), "aws-s3", PLACE, 5 << 20, "run", 12)
+ONE = Attempt(7, "persistent://t/n/a+b c~é-partition-0", UUID(int=9 << 120), "aws-s3", LOCATION, 5 << 20, "run", 12)
 
 
 @pytest.fixture

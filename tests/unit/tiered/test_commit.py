@@ -33,7 +33,7 @@ from tests.kit.crash import raising
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.refused import refused_by
 from tests.kit.scenes.tiered.commit_cases import Off, begun, fill
-from tests.kit.scenes.tiered.offload_scene import BUCKET, PLACE, context
+from tests.kit.scenes.tiered.offload_scene import BUCKET, LOCATION, context
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
 from tests.kit.scenes.topic_scene import TOPIC, outcomes
 from tests.kit.simulated.cluster import ENTRY_BYTES
@@ -59,7 +59,7 @@ def test_a_whole_run_leaves_complete_contexts_and_nothing_else(loaded: bool) -> 
     for i in scene.wanted:
         offload = scene.items[i].offload
         assert offload
-        assert (offload.driver_name, offload.driver_metadata) == ("aws-s3", dict(PLACE))
+        assert (offload.driver_name, offload.driver_metadata) == ("aws-s3", dict(LOCATION))
         assert not offload.bookkeeper_deleted
         assert offload.timestamp
     assert scene.keys == set().union(*(scene.pair(scene.items[i]) for i in scene.wanted))

@@ -143,9 +143,9 @@ def test_a_shadow_topic(scene: Scene, source: str) -> None:
     assert refused(scene, scene.ids[0]).code is code
 
 
-@pytest.mark.parametrize("place", [(), (("bucket", ""),), (("region", "r"),)])
-def test_a_place_without_a_bucket(scene: Scene, place: tuple[tuple[str, str], ...]) -> None:
-    assert refused(scene, scene.ids[0], metadata=place).code is Code.NO_BUCKET
+@pytest.mark.parametrize("location", [(), (("bucket", ""),), (("region", "r"),)])
+def test_a_location_without_a_bucket(scene: Scene, location: tuple[tuple[str, str], ...]) -> None:
+    assert refused(scene, scene.ids[0], metadata=location).code is Code.NO_BUCKET
 
 
 def test_a_ledger_with_an_open_attempt(scene: Scene) -> None:

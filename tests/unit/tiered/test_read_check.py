@@ -44,7 +44,7 @@ from tests.kit.scenes.tiered.commit_cases import (
     unreadable_bookkeeper,
     words,
 )
-from tests.kit.scenes.tiered.offload_scene import BUCKET, PLACE, context
+from tests.kit.scenes.tiered.offload_scene import BUCKET, LOCATION, context
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
 from tests.kit.simulated.cluster import data_tags
@@ -82,7 +82,7 @@ def test_its_broker_is_asked_for_entries_that_rest_can_show(
     """It writes a message's metadata into headers, and decompresses a chunk as if it were the whole message."""
     fill(scene, scene.ids[0], entries)
     session = scene.session()
-    copy = OffloadedCopy(scene.ids[0], len(entries), uuid4(), "aws-s3", PLACE)
+    copy = OffloadedCopy(scene.ids[0], len(entries), uuid4(), "aws-s3", LOCATION)
     if asked:
         assert entries_to_ask(session.run, session.ports, copy) == asked
         return
@@ -92,7 +92,7 @@ def test_its_broker_is_asked_for_entries_that_rest_can_show(
 
 def test_which_entries_can_be_asked_for_may_not_be_known(scene: Scene) -> None:
     session = scene.session()
-    copy = OffloadedCopy(scene.ids[0], 5, uuid4(), "aws-s3", PLACE)
+    copy = OffloadedCopy(scene.ids[0], 5, uuid4(), "aws-s3", LOCATION)
     scene.cluster.reader.failures[scene.ids[0]] = Unavailable("no bookie answers")
     with pytest.raises(InconclusiveRead, match="no bookie answers"):
         entries_to_ask(session.run, session.ports, copy)
@@ -124,7 +124,7 @@ def test_bookies_that_are_away_decide_nothing(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_ledger_that_rest_cannot_show_is_checked_by_another_of_its_place(scene: Scene, shown: bool) -> None:
+def test_a_ledger_that_rest_cannot_show_is_checked_by_another_of_its_location(scene: Scene, shown: bool) -> None:
     """The run was killed between the commit and the end of the attempts."""
     interrupted_after_the_commit(scene)
     for ledger_id in scene.wanted[:1] if shown else scene.wanted:

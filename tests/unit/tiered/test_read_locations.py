@@ -33,7 +33,7 @@ from pulsar_lifecycle.topics.write import EditOutcome
 from tests.kit.crash import Crash, raising
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.tiered.commit_cases import HERE, SITE, Off, begun, interrupted_after_the_commit, reverted, words
-from tests.kit.scenes.tiered.offload_scene import PLACE, Session
+from tests.kit.scenes.tiered.offload_scene import LOCATION, Session
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
 from tests.kit.simulated.cluster import data_tags
@@ -91,7 +91,7 @@ def test_a_read_of_bookkeeper_stands_for_no_topic_that_reads_the_bucket_first(sc
         tiered_commit.commit_topic(session.run, session.ports, session.guard, OTHER, proven, session.read_check)
 
 
-def test_the_place_of_a_read_check_is_in_the_journal(scene: Scene) -> None:
+def test_the_location_of_a_read_check_is_in_the_journal(scene: Scene) -> None:
     scene.proceed()
     (row,) = words(scene)
     now, at = scene.cluster.clock.now_ms(), row["at"]
@@ -217,7 +217,7 @@ def test_what_no_broker_can_read_is_not_deleted(scene: Scene) -> None:
     assert location_unread(scene, scene.session_again(), "max_unloads")
 
 
-def test_a_read_that_fails_ends_what_was_shown_of_its_place(scene: Scene) -> None:
+def test_a_read_that_fails_ends_what_was_shown_of_its_location(scene: Scene) -> None:
     interrupted_after_the_commit(scene)
     scene.broker.reads = False
     scene.seen = {HERE: scene.cluster.clock.now_ms()}
@@ -264,7 +264,7 @@ def test_what_is_read_and_shows_nothing_leaves_the_read_check_due(scene: Scene) 
     interrupted_after_the_commit(scene)
     session = scene.session_again()
     session.finish_attempts(())
-    attempt = Attempt(scene.ids[3], str(TOPIC), uuid4(), "aws-s3", PLACE, 5 << 20, "", 0)
+    attempt = Attempt(scene.ids[3], str(TOPIC), uuid4(), "aws-s3", LOCATION, 5 << 20, "", 0)
     assert session.read_check.due(TOPIC, attempt)
 
 

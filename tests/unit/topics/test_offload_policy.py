@@ -197,25 +197,25 @@ OWN = {
 }
 
 
-def place(found: OffloadPolicy) -> tuple[str, str, str, int | None]:
+def location(found: OffloadPolicy) -> tuple[str, str, str, int | None]:
     return found.bucket, found.region, found.endpoint, found.block_size
 
 
 @pytest.mark.parametrize("driver", ["aws-s3", "AWS-S3", "Aws-s3"])
 def test_aws_s3_has_keys_of_its_own_which_come_first(driver: str) -> None:
-    assert place(in_force(None, None, {DRIVER: driver, **OWN, **GENERIC})) == ("own", "own-r", "http://own", 12)
-    assert place(in_force(None, None, {DRIVER: driver, **GENERIC})) == ("generic", "generic-r", "http://generic", 11)
+    assert location(in_force(None, None, {DRIVER: driver, **OWN, **GENERIC})) == ("own", "own-r", "http://own", 12)
+    assert location(in_force(None, None, {DRIVER: driver, **GENERIC})) == ("generic", "generic-r", "http://generic", 11)
 
 
 @pytest.mark.parametrize("driver", ["S3", "s3", "azureblob", "aliyun-oss"])
 def test_other_drivers_know_the_generic_keys_alone(driver: str) -> None:
-    assert place(in_force(None, None, {DRIVER: driver, **OWN, **GENERIC})) == (
+    assert location(in_force(None, None, {DRIVER: driver, **OWN, **GENERIC})) == (
         "generic",
         "generic-r",
         "http://generic",
         11,
     )
-    assert place(in_force(None, None, {DRIVER: driver, **OWN})) == ("", "", "", None)
+    assert location(in_force(None, None, {DRIVER: driver, **OWN})) == ("", "", "", None)
 
 
 def test_an_own_key_of_the_brokers_comes_before_a_topics_generic_one() -> None:

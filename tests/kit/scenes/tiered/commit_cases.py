@@ -20,7 +20,7 @@ from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.commit import Proven
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from tests.kit.crash import Crash
-from tests.kit.scenes.tiered.offload_scene import BUCKET, PLACE, Session
+from tests.kit.scenes.tiered.offload_scene import BUCKET, LOCATION, Session
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
 from tests.kit.scenes.topic_scene import TOPIC
 
@@ -92,5 +92,5 @@ def words(scene: Scene) -> list[dict[str, Any]]:
     return [asdict(row) for row in scene.cluster.journal.rows if row.action == "read-check"]
 
 
-HERE: NamespaceLocation = (str(TOPIC.namespace), "aws-s3", tuple(sorted(PLACE)))
+HERE: NamespaceLocation = (str(TOPIC.namespace), "aws-s3", tuple(sorted(LOCATION)))
 SITE: OffloadLocation = ("aws-s3", BUCKET, "r", "http://s3")

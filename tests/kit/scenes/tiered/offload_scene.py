@@ -35,7 +35,7 @@ from tests.kit.scenes.topic_scene import OTHER, TOPIC, TopicBroker, TopicScene
 from tests.kit.simulated.cluster import ENTRY_BYTES, data_tags
 
 BUCKET = "tiered"
-PLACE = (
+LOCATION = (
     ("bucket", BUCKET),
     ("managedLedgerOffloadDriver", "AWS_S3"),
     ("region", "r"),
@@ -221,7 +221,7 @@ class Session:
     @staticmethod
     def asked(ledger_ids: Collection[int], **changes: Any) -> list[OffloadRequest]:
         """Rows of a plan."""
-        return [replace(OffloadRequest(i, "aws-s3", PLACE, 5 << 20), **changes) for i in ledger_ids]
+        return [replace(OffloadRequest(i, "aws-s3", LOCATION, 5 << 20), **changes) for i in ledger_ids]
 
     def copy(self, attempt: Attempt) -> Proven:
         """What ``tiered/upload.py`` and ``tiered/proof.py`` do, in short."""

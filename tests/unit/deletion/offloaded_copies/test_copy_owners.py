@@ -68,8 +68,10 @@ def test_a_topic_that_a_broker_lists_without_a_z_node_is_asked_again(scene: Scen
 
 
 def begin(scene: Scene, uuid: UUID, ledger_id: int) -> Attempt:
-    place = (("bucket", BUCKET),)
-    open_attempt = Attempt(ledger_id, str(TOPIC), uuid, "aws-s3", place, 5 << 20, "run", scene.cluster.clock.now_ms())
+    location = (("bucket", BUCKET),)
+    open_attempt = Attempt(
+        ledger_id, str(TOPIC), uuid, "aws-s3", location, 5 << 20, "run", scene.cluster.clock.now_ms()
+    )
     attempts.begin(scene.cluster.open_store(), open_attempt)
     return open_attempt
 

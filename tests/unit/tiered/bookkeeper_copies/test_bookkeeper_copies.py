@@ -141,7 +141,7 @@ def test_other_ledgers_are_asked_for_in_the_next_run() -> None:
 
 @pytest.mark.parametrize("spoil", ["reverted", "offloaded anew", "the last"])
 def test_a_ledger_that_its_broker_may_read_in_bookkeeper_is_not_asked_for(spoil: str) -> None:
-    """What it reads would stand for all that is in the place, and none of it would be read."""
+    """What it reads would stand for all that is at the location, and none of it would be read."""
     scene = Scene()
     first, second = scene.due
     proven = scene.proven(first, scene.uuids[first]), scene.proven(second, scene.uuids[second])

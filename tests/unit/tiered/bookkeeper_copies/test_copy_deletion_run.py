@@ -65,7 +65,7 @@ class Driver(OffloadWork):
         return {str(name): [one for one in some if one.ledger_id in wanted] for name, some in self.due.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        place = {
+        location = {
             "driver": "aws-s3",
             "bucket": BUCKET,
             "region": "",
@@ -74,7 +74,9 @@ class Driver(OffloadWork):
             "action": OffloadChoice.DELETE_COPY,
         }
         return [
-            {"topic": str(name), "ledger_id": one.ledger_id, **place} for name, some in self.due.items() for one in some
+            {"topic": str(name), "ledger_id": one.ledger_id, **location}
+            for name, some in self.due.items()
+            for one in some
         ]
 
     def begin_all(self) -> dict[int, str]:
