@@ -266,9 +266,9 @@ class LoadSettings(Section):
     """Of these, where subscriptions past ``subscriptionExpirationTimeMinutes`` are deleted: those that the plan names,
     others perhaps by a broker meanwhile. Elsewhere a topic with one that is past it within a day is not loaded."""
     inactive_subscriptions: tuple[str, ...] = ()
-    """Of these, where inactive subscriptions are deleted that the scan's plan has, and ``inactivity.subscriptions``
-    names too: each topic is loaded for that, whatever the subscription keeps. Elsewhere they stay where no broker has
-    their topic."""
+    """Of these, where the inactive subscriptions of the scan's plan are deleted. ``inactivity.subscriptions`` must name
+    the topic, too. Each topic is loaded for that, whatever the subscription keeps. Elsewhere such subscriptions stay
+    while no broker has their topic."""
     topic_deletion: tuple[str, ...] = ()
     """Of these, where a broker may delete inactive topics meanwhile. Elsewhere a topic that could be deleted is not
     loaded."""

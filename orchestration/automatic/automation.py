@@ -143,9 +143,9 @@ class Spent:
 def next_run_key(instance: dg.DagsterInstance, cluster: str, key: str, now: int, look_every: float) -> str | Spent:
     """The run key with which a plan is launched at ``now`` (ms).
 
-    A run that failed is repeated, as what ailed it may be over: another had the lease, a server did not answer. One
-    that somebody ended is not, nor one that ended well, but for one that was not to begin: it is no try, as long as
-    not :data:`IN_VAIN` have come to that.
+    A run that failed is launched again, :data:`TRIES` times in all: a server may answer by now, a lease be free. A run
+    that somebody ended, or that ended well, is not repeated. A run that was not to begin counts as no try; after
+    :data:`IN_VAIN` of those no more is launched.
     """
     failed = in_vain = tried = 0
     while True:

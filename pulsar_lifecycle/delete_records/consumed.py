@@ -73,7 +73,7 @@ def consumed_offsets(cluster: Cluster) -> Consumed:
 def stopped_since(
     cluster: Cluster, topics: Iterable[TopicPartition]
 ) -> tuple[dict[TopicPartition, Refusal], Mapping[TopicPartition, tuple[str, ...]]]:
-    """Of topics of a plan by this policy, those that it stops by now; and the subscriptions that each must have.
+    """Topics of a plan that this policy leaves alone by now, with why, and the subscriptions that each must have.
 
     Somebody may have deleted a subscription since the plan was made, or taken the topic out of the settings.
     """

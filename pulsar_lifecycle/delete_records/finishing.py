@@ -272,7 +272,7 @@ def _unanswered(cluster: Cluster) -> str:
 
 
 def _delete(cluster: Cluster, run_id: str) -> str:
-    """A scan, which must be younger than the messages, those sent again too, and a deletion run; what hindered it."""
+    """Scan, so that the scan is younger than all messages, then run a deletion; returns what hindered that."""
     try:
         judged_scan.scan(cluster, run_id)
         ended = delete_pending(cluster, run_id)

@@ -110,10 +110,11 @@ def add_leftovers(
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What left lists by our journal, what BookKeeper has of the topics, and what brokers ``trimmed``.
+    """Ledgers that left their topics' lists, by who says so; :meth:`of` leaves out what a topic lists now.
 
-    Of the latter two, only what topics do not list. ``trimmed`` lacks those of which not all is known.
-    ``ours``: each topic with a ledger that our runs took off its list.
+    ``journalled``: our journal says that they left. ``tagged``: BookKeeper has them, tagged with the topic.
+    ``trimmed``: brokers trimmed them; topics are missing of which not all is known. ``ours``: each topic with a ledger
+    that our runs took off its list.
     """
 
     journalled: Mapping[str, Ledgers]
@@ -355,10 +356,10 @@ def _asked_topic(row: Row) -> AskedTopic:
 def _trimmed_by_brokers(
     cluster: Cluster, rows: Sequence[Row], ours: Collection[tuple[str, int]], listed: ListedBefore
 ) -> dict[str, Ledgers]:
-    """By topic, all that brokers took off its list below the low watermark that a row plans; ``ours`` is what we did.
+    """What brokers took off each topic's list below the low watermark that a row plans; ``ours`` is what we took.
 
-    Topics are missing of which not every ledger is known, or every offloaded copy: one that no list names is found
-    where the newest scan has an inventory of the buckets and lists its ledger no more.
+    A topic is missing if not all of its ledgers and offloaded copies are known. A copy that no list names is known if
+    the newest scan has an inventory of the buckets.
     """
     left: dict[str, dict[int, ListedLedger]] = {}
     for row in rows:

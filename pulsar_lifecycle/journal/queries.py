@@ -163,7 +163,7 @@ def read_intent_states(
 
 
 def unsent(journal: JournalReader, cluster: str, rows: pa.Table, since: int) -> pa.Table:
-    """Plan rows without the ledgers whose intent is in flight, and of which the journal says so since then (ms)."""
+    """Plan rows without the ledgers whose intent is in flight by journal rows of ``since`` (ms) or later."""
     ids = rows.column("ledger_id").combine_chunks()
     return to_send(rows, read_intent_states(journal, cluster, ids, since))
 

@@ -197,7 +197,7 @@ def _exact(
 
 
 OTHER_TOPICS = 20
-"""Of how many other topics a broker is asked at most that failed at answering for one."""
+"""A broker that could not answer for one topic is asked about at most so many others."""
 
 
 def broker_references(

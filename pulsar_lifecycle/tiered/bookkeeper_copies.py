@@ -314,7 +314,7 @@ def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> Why | 
 
 
 def _another(item: LedgerInfo | None, due: Due | FailedProof) -> Why | None:
-    """Why what was looked at is not the copy that a topic's own metadata names; None if it is."""
+    """Why a topic's metadata names another copy than the one that was looked at; None if it names that."""
     offload = item.offload if item else None
     if item is None:
         return Why(Code.DELISTED, "its topic does not list it any more")

@@ -127,7 +127,7 @@ class Unloads:
         self._works: set[str] = set()
         """Tenants of which one worked, and none of what this run wrote failed since."""
         self._tried: dict[str, list[str]] = {}
-        """By tenant: how topics could not be unloaded before they were to be written, since one worked."""
+        """By tenant: why topics could not be unloaded before a write. An unload that works empties it."""
         self._unloaded: set[Topic] = set()
 
     def share(self, shares: int) -> Unloads:

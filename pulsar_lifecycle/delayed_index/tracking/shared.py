@@ -61,7 +61,7 @@ class SharedIndex:
         self._views[subscription] = _View(self._view(subscription).acknowledged)
 
     def unsubscribe(self, subscription: str) -> None:
-        """It is gone; after the last one nothing is kept."""
+        """A subscription is deleted. The index keeps nothing after the last one."""
         self._views.pop(subscription, None)
         if self._views:
             self._forget_passed()
@@ -143,7 +143,7 @@ class SharedIndex:
         return view.owed.pop_first(max_messages)
 
     def take_unread(self, subscription: str) -> EntrySet:
-        """As the tracker's, of one subscription: to be read again, and added, before it is asked for anything else."""
+        """Entries that one subscription must have read again, and added, before anything else is asked for it."""
         view = self._view(subscription)
         found, view.unread = view.unread, EntrySet()
         return found

@@ -128,7 +128,7 @@ def _across(
 
 
 def _beside(view: PartitionView, position: MessagePosition) -> ManagedLedgerInfo:
-    """Of what a partition lists, the ledgers of the two entries that a position lies between: no other has a say."""
+    """The list of a partition, cut down to the ledgers of the two entries that a position lies between."""
     below = [e.ledger_id for e in view.extents if e.entries and MessagePosition(e.ledger_id, 0) < position]
     above = [e.ledger_id for e in view.extents if e.entries and MessagePosition(e.ledger_id, e.entries) > position]
     beside = {*below[-1:], *above[:1]}

@@ -157,7 +157,7 @@ _COMPACTED = _Verdict(
 
 
 def _held(memory: str) -> _Verdict:
-    """A snapshot that stays, by what its topic's broker can hold of it."""
+    """Why a snapshot stays: its topic's broker may hold it in memory, or was not asked."""
     if memory not in KEPT_BECAUSE:
         return _Verdict(Finding.KEPT, Code.NOT_ASKED, NOT_ASKED)
     return _Verdict(Finding.KEPT, memory, KEPT_BECAUSE[Memory(memory)])

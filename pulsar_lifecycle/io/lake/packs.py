@@ -151,7 +151,7 @@ class _Reading:
 
     @property
     def _columns(self) -> bytes:
-        """Another version's objects may have columns that its packs lack, or have."""
+        """The columns of this version, as bytes: packs of another version may have others."""
         return self._schema.to_string(show_field_metadata=False, show_schema_metadata=False).encode()
 
     def _dataset(self, paths: Sequence[tuple[str, str]]) -> ds.FileSystemDataset:

@@ -78,9 +78,9 @@ class PulsarDeletionQueue:
     def reconsume_later(self, messages: Sequence[Received], delay_ms: int, max_times: int) -> list[Postponed]:
         """Send copies to the retry topic or, after ``max_times`` retries, to the dead-letter topic; waits for receipts.
 
-        Properties, keys and times are those of ``ConsumerImpl.reconsumeLater`` (pulsar-client 4.0.7). A count that no
-        client writes is dead-lettered as one that was just used up. The dead-letter topic has no consumer that keeps
-        its subscription, so that is made sure of before each dead letter.
+        Properties, keys and times are those of ``ConsumerImpl.reconsumeLater`` (pulsar-client 4.0.7). A message
+        with a count that no client writes becomes a dead letter. No consumer keeps the subscription of the dead-letter
+        topic, so each call makes sure of that before it sends there.
         """
         outgoing: list[Outgoing] = []
         counts: list[tuple[int, bool]] = []

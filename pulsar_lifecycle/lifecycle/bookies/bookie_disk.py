@@ -165,7 +165,7 @@ class BookieDisk:
 
     @property
     def bytes_to_collect(self) -> int | None:
-        """Live bytes of its last collection that metadata places there no more, at least."""
+        """What a collection would free at least: bytes that its last one kept, and metadata places there no more."""
         return None if self.live_bytes is None else max(0, self.live_bytes - self.placed.bytes)
 
     @property

@@ -284,7 +284,7 @@ def _with_opened(inputs: pa.Table, opened: pa.Table) -> pa.Table:
 
 
 def _on_disk(ledgers: Any, tables: TopicTables) -> Any:
-    """What the replicas of ledgers take; of those that are not closed, as bookies say."""
+    """Bytes of each ledger's replicas on disk. Bookies say them of a ledger that is not closed."""
     ids = pa.array(ledgers, pa.int64())
     place = pc.index_in(ids, whole(tables.opened.column("ledger_id")))
     known = whole(tables.opened.column("physical_bytes")).take(place)

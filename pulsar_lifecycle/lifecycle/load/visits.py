@@ -329,7 +329,9 @@ class Visits:
     def _unload_all(self, visits: Sequence[Visit]) -> list[LoadedTopic]:
         store = self.ports.store
         asked = [visit for visit in visits if not visit.untouched]  # an unload of the others would load them first
-        self._journal(Phase.UNLOAD, asked, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "unload next"))
+        self._journal(
+            Phase.UNLOAD, asked, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "its broker is told to unload it next")
+        )
         found: list[LoadedTopic] = []
         unanswered: set[str] = set()  # each may answer again by now
         for visit in asked:
