@@ -300,7 +300,7 @@ class Cluster:
                     f"port {taken} of {server.name} is in use by another process: end that one, "
                     f"or give the sandbox new ports with `pulsar-lifecycle sandbox stop --purge`"
                 )
-            if server.kind == "bookie":
+            if server.kind in ("bookie", "broker"):
                 self._forget_registration(server)
             self._progress(f"starting {server.name} on {server.address}")
             self._write_configuration(state, server, tools)
@@ -312,10 +312,10 @@ class Cluster:
             started.append(server.name)
             state.save(self.state_file)
 
-    def _forget_registration(self, bookie: Server) -> None:
-        """Remove what the session of a killed bookie left; until it expires, a bookie of that id refuses to start."""
+    def _forget_registration(self, server: Server) -> None:
+        """Remove what the session of a killed one left; until it expires, a server of that address refuses to start."""
         with self.metadata() as client, suppress(NoNodeError):
-            client.delete(_registrations(bookie)[0])
+            client.delete(_registrations(server)[0])
 
     def _wait(self, wanted: list[Server]) -> None:
         for server in wanted:
@@ -432,9 +432,11 @@ class Cluster:
         return f"{(errors or lines or ['no output'])[-1].strip()[:300]} (log: {self._log(name)})"
 
 
-def _registrations(bookie: Server) -> tuple[str, str]:
-    """Where a bookie is registered: as one that takes entries, or as read-only."""
-    return f"/ledgers/available/{bookie.address}", f"/ledgers/available/readonly/{bookie.address}"
+def _registrations(server: Server) -> tuple[str, ...]:
+    """Where a server is registered; a bookie as one that takes entries, or as read-only."""
+    if server.kind == "broker":
+        return (f"/loadbalance/brokers/{processes.LOOPBACK}:{server.ports['http']}",)
+    return f"/ledgers/available/{server.address}", f"/ledgers/available/readonly/{server.address}"
 
 
 def _runs(server: Server) -> bool:

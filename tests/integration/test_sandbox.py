@@ -108,6 +108,18 @@ def test_a_killed_server_comes_back_alone_with_its_ports_and_data(own: Cluster, 
     assert read_back(own, [Live(topic, len(contents), topics.digest(contents))]) == []
 
 
+def test_a_killed_broker_comes_back_while_its_session_is_open(own: Cluster) -> None:
+    """One that finds its address registered by another session, and not just as it would, refuses to start."""
+    broker = own.state.servers["broker-1"]
+    with own.metadata() as client:
+        path = f"/loadbalance/brokers/127.0.0.1:{broker.ports['http']}"
+        registered, _ = client.get(path)
+        own.kill(broker.name)
+        client.delete(path)
+        client.create(path, registered + b" ", ephemeral=True)
+        assert own.start() == [broker.name]
+
+
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's socket tables")
 def test_nothing_listens_beyond_the_loopback_address(own: Cluster) -> None:
     inodes = {inode for pid in pids(own).values() for inode in sockets_of(pid)}
