@@ -29,7 +29,7 @@ from pulsar_lifecycle.journal.approvals import (
     withdrawals,
 )
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.outcomes import Action
+from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.plans import check_digest, delete_records_plan
 from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
@@ -290,7 +290,9 @@ def _largest_applied(where: Cluster, kind: AutomatedKind, plan: Plan, now: int, 
         ]
         begun = max(since, min((one.created_at for one in others), default=now) - CLOCKS_APART_MS)
         ids = [one.plan_id for one in others]
-        applied = applied_plans(where.journal_reader, where.settings.cluster, ids, begun, kind.effects)
+        applied = applied_plans(
+            where.journal_reader, where.settings.cluster, ids, begun, kind.effects, but=[Outcome.REFUSED]
+        )
         largest = max(applied.values(), default=0)
         if enough and largest >= enough:
             break
@@ -393,7 +395,7 @@ def after_withdrawal(where: Cluster, plan_id: str) -> list[str]:
     said: list[str] = []
     for kind in (one for one in KINDS if one.kind is kind_of(plan_id)):
         mine, (first, _) = decision_of(where, kind, plan_id)[0], decision_of(where, kind)
-        (first,) = unless_stopped(where, [first])
+        mine, first = unless_stopped(where, [mine, first])
         text = f"{mine.code}: {mine.text}"
         if mine.code is AutomationCode.TAKEN:
             text = f"too late: {mine.text}; while it is at it, `pulsar-lifecycle pause` stops it"

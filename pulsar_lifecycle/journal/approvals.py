@@ -85,18 +85,24 @@ def rows_about(
 
 
 def applied_plans(
-    journal: JournalReader, cluster: str, plan_ids: Collection[str], since: int, only: Collection[Action] = ()
+    journal: JournalReader,
+    cluster: str,
+    plan_ids: Collection[str],
+    since: int,
+    only: Collection[Action] = (),
+    but: Collection[Outcome] = (),
 ) -> dict[str, int]:
     """Those of the plans by which something was done, or begun, at ``since`` (ms) or later: to how many ledgers.
 
-    Or to how many topics, where it is about no ledgers. ``only``: these actions; empty: all that change something. A
-    proof of an offloaded copy changes nothing: an offload has other rows as well, and a copy deletion proves it, too.
+    Or to how many topics, where it is about no ledgers. ``only``: these actions; empty: all that change something.
+    ``but``: what has one of these outcomes does not count. A proof of an offloaded copy changes nothing: an offload has
+    other rows as well, and a copy deletion proves it, too.
     """
     if not plan_ids:
         return {}
     named = pc.field("plan_id").isin(pa.array(sorted(plan_ids), pa.string()))
     actions = pc.field("action").isin(pa.array(sorted(only or NO_EFFECTS), pa.string()))
-    changes = (actions if only else ~actions) & (pc.field("outcome") != Outcome.VERIFIED)
+    changes = (actions if only else ~actions) & ~pc.field("outcome").isin([Outcome.VERIFIED, *but])
     effects = named & changes & filed_since(since)
     rows = journal.find((pc.field("cluster") == cluster) & effects, ["plan_id", "ledger_id", "topic"])
     counted = rows.group_by("plan_id").aggregate([("ledger_id", "count_distinct"), ("topic", "count_distinct")])

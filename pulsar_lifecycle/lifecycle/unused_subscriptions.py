@@ -118,7 +118,7 @@ class Together:
         all, whatever else of it a broker refused to delete.
         """
         row, pairs = self.planned[topic], self._pairs(topic)
-        staying = {pair for pair in pairs if pair in self._stays}
+        staying = {pair for pair in pairs if self._stays.get(pair, str(topic)) != str(topic)}
         rest = ((one, name) for owner, name in pairs - staying for one in self._on[owner, name] if one != topic)
         if not staying or all(self.there(one, name) for one, name in rest):
             return row
@@ -126,9 +126,9 @@ class Together:
         some = {name: czxid for name, czxid in load_plan.inactive(row).items() if name not in names}
         return {**row, "inactive_subscriptions": list(some), "inactive_czxids": list(some.values())}
 
-    def apart(self, topic: Topic) -> dict[str, Why]:
-        """Its planned subscriptions that :meth:`going` is without, and why each stays."""
-        pairs = inactive_pairs(self.planned[topic]) - inactive_pairs(self.going(topic))
+    def apart(self, topic: Topic, row: Mapping[str, Any]) -> dict[str, Why]:
+        """Its planned subscriptions that ``row``, which :meth:`going` gave, is without, and why each stays."""
+        pairs = inactive_pairs(self.planned[topic]) - inactive_pairs(row)
         return {pair[1]: Why(LoadKept.PARTITION_STAYS, f"it stays on {self._stays[pair]}") for pair in pairs}
 
     def names(self, topic: Topic) -> set[str]:

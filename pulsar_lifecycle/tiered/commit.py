@@ -128,9 +128,8 @@ def begin_topic(
             )
         else:
             begun.append(attempt)
-    telling = [one for one in outcomes if one.outcome in (Outcome.LEFT_TO_BROKER, Outcome.FOREIGN_ATTEMPT)]
     opened = Why(Code.ATTEMPT_OPEN, "its attempt is open")
-    record(run, ports, [*(outcome_of(attempt, Outcome.PREPARED, opened) for attempt in begun), *telling])
+    record(run, ports, [*(outcome_of(attempt, Outcome.PREPARED, opened) for attempt in begun), *outcomes])
     return begun, outcomes
 
 

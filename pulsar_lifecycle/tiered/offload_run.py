@@ -173,12 +173,11 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             )
             competing = {name for name, policy in in_use.items() if policy.brokers_delete}
             work = OffloadWork(cluster, run, ports, guard, lease, read_check, ownership, competing, unread)
-            work.outcomes += against
             for action, name in (
                 (OffloadChoice.OFFLOAD, Action.OFFLOAD),
                 (OffloadChoice.DELETE_COPY, Action.COPY_DELETION),
             ):
-                left = waiting.outcomes(action)
+                left = [*against[action], *waiting.outcomes(action)]
                 if action == OffloadChoice.DELETE_COPY:
                     left += held_back(agreed, some, waiting.rows, unread)
                 record_topics(run, ports, left, name)

@@ -30,7 +30,7 @@ from pulsar_lifecycle.tiered import bookkeeper_copies, commit, revert
 from pulsar_lifecycle.tiered.commit import OffloadRequest, Proven, ReadCheckFailed
 from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts
 from pulsar_lifecycle.tiered.offload_tasks import Item, TaskResult, as_attempt, offload_request, spread
-from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record, writer_of
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record, record_topics, writer_of
 from pulsar_lifecycle.tiered.planning.run_selection import (
     Row,
     by_topic,
@@ -133,7 +133,6 @@ class OffloadWork:
                 self._run, self._ports, self._guard, topic, new, self._cluster.ids.uuid
             )
             begun.extend(opened)
-            record(self._run, self._ports, outcomes)
             return outcomes
 
         self._guarded(topic, begin)
@@ -162,7 +161,7 @@ class OffloadWork:
                 topic = Topic.parse(some[0]["topic"])
                 due = [one for one in whole.get(str(topic), []) if one.ledger_id in {row["ledger_id"] for row in some}]
                 if due:
-                    self._guarded(topic, lambda topic=topic, due=due: self._read(topic, due))
+                    self._guarded(topic, lambda topic=topic, due=due: self._read(topic, due), Action.COPY_DELETION)
 
     def _read(self, topic: Topic, due: Sequence[bookkeeper_copies.Due]) -> list[OffloadOutcome]:
         bookkeeper_copies.read_first(
@@ -187,6 +186,7 @@ class OffloadWork:
                 lambda topic=topic, some=whole[name]: bookkeeper_copies.begin_deletions(
                     self._run, self._ports, self._guard, topic, some, self._lag_ms(topic), self._read_check
                 ),
+                Action.COPY_DELETION,
             )
 
     def _proven(self, rows: Sequence[Row], progress: Callable[[str], None]) -> dict[str, list[bookkeeper_copies.Due]]:
@@ -215,7 +215,9 @@ class OffloadWork:
                 self.outcomes.append(unproven)
         for name, some in wrong.items():
             self._guarded(
-                Topic.parse(name), lambda name=name, some=some: self._record_failed_proofs(Topic.parse(name), some)
+                Topic.parse(name),
+                lambda name=name, some=some: self._record_failed_proofs(Topic.parse(name), some),
+                Action.COPY_DELETION,
             )
         return whole
 
@@ -270,8 +272,10 @@ class OffloadWork:
         left = finish_unloads(self._ports.store, self._ports.admin, self._ports.clock, self._guard, wait=True)
         self.outcomes += still_pending(left)
 
-    def _guarded(self, topic: Topic, work: Callable[[], Sequence[OffloadOutcome]]) -> None:
-        """``work`` about one topic; an error that concerns it alone becomes its outcome.
+    def _guarded(
+        self, topic: Topic, work: Callable[[], Sequence[OffloadOutcome]], action: Action = Action.OFFLOAD
+    ) -> None:
+        """``work`` about one topic; an error that concerns it alone becomes its outcome, and a refusal is journalled.
 
         A failed read check stops all, and so does a failed read of which deletion runs could not be told.
         """
@@ -280,7 +284,9 @@ class OffloadWork:
         except (*STOPPING, ReadCheckFailed, Unheld):
             raise
         except RefusedBy as refusal:
-            self.outcomes.append(OffloadOutcome(str(topic), -1, Outcome.REFUSED, why_refused(refusal)))
+            refused = OffloadOutcome(str(topic), -1, Outcome.REFUSED, why_refused(refusal))
+            record_topics(self._run, self._ports, [refused], action)
+            self.outcomes.append(refused)
         except LifecycleError as error:
             self.outcomes.append(OffloadOutcome(str(topic), -1, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error))))
 

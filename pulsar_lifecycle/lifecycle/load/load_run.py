@@ -118,8 +118,12 @@ def _acting(cluster: Cluster, run_id: str, planned_at: int) -> Iterator[tuple[To
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """Topics as they are now: why one is left alone, or what a visit of it needs. And by which policies."""
+    """Topics as they are now: why one is left alone, or what a visit of it needs. And by which policies.
 
+    ``going``: the planned rows as they were judged, by ``Together.going``.
+    """
+
+    going: Mapping[Topic, Mapping[str, Any]]
     left: Mapping[Topic, Why]
     now: Mapping[Topic, TopicNow]
     owners: Mapping[Topic, str]
@@ -175,9 +179,9 @@ class _LoadRun:
         """What would become of each topic."""
         found: list[LoadedTopic] = []
         for topics in self._waves():
-            left = self._judge(topics).left
-            would = Why(Code.MAY_GO, "nothing keeps it from being loaded")
-            going = {one: tuple(load_plan.leaving(self._together.going(one))) for one in topics if one not in left}
+            judged = self._judge(topics)
+            left, would = judged.left, Why(Code.MAY_GO, "nothing keeps it from being loaded")
+            going = {one: tuple(load_plan.leaving(judged.going[one])) for one in topics if one not in left}
             said = [LoadedTopic(str(one), Outcome.LEFT, why) for one, why in left.items()]
             said += [LoadedTopic(str(one), Outcome.GOES, would, unsubscribed=some) for one, some in going.items()]
             report(said)
@@ -226,7 +230,7 @@ class _LoadRun:
         return None if differing else monitors_in_force(layers), unanswered
 
     def _visit(self, topic: Topic, judged: _Judged) -> Visit:
-        row = self._together.going(topic)
+        row = judged.going[topic]
         return Visit(
             topic,
             judged.owners[topic],
@@ -240,7 +244,7 @@ class _LoadRun:
             may_be_deleted=topic in judged.may_be_deleted,
             trims=judged.trims.get(topic, ()),
             may_trim=judged.may_trim.get(topic, ()),
-            stays=self._together.apart(topic),
+            stays=self._together.apart(topic, row),
         )
 
     def _left(self, left: Mapping[Topic, Why]) -> list[LoadedTopic]:
@@ -276,7 +280,6 @@ class _LoadRun:
     def _judge(self, topics: Sequence[Topic]) -> _Judged:
         """What is left now, with what bundles, brokers and this launch's caps and, last, its budget keep."""
         while True:
-            going = list(map(self._together.going, topics))
             judged = self._examine(topics)
             left = dict(judged.left)
             left |= self._grown({topic: own for topic, own in judged.weights.items() if topic not in left})
@@ -284,7 +287,7 @@ class _LoadRun:
             while apart := self._together.look(topics, left, self._others):
                 left |= apart
                 left |= whole_or_nothing([one for one in topics if one not in judged.left], judged.owners, left)
-            if going == list(map(self._together.going, topics)):
+            if judged.going == {topic: self._together.going(topic) for topic in topics}:
                 break
         left |= self._budget.spent(topics, left, judged.owners)
         return replace(judged, left=left)
@@ -299,6 +302,7 @@ class _LoadRun:
         return self._budget.crowded(topics, left, judged.owners, judged.owned_since, judged.brokers, judged.asked)
 
     def _examine(self, topics: Sequence[Topic]) -> _Judged:
+        going = {topic: self._together.going(topic) for topic in topics}
         now = self.ports.clock.now_ms()
         answers = load_state.ask_brokers(self.ports.store, self.ports.admin)
         brokers, namespaces = answers.brokers, {str(topic.namespace) for topic in topics}
@@ -316,14 +320,16 @@ class _LoadRun:
             return open_sizes(self.ports.store, self.ports.reader, self.run.ledgers_root, ids)
 
         tables = fresh.for_loading(policies, self.run.context, brokers, now, opened)
-        named = {str(topic): load_plan.inactive(self._together.going(topic)) for topic in topics}
+        named = {str(topic): load_plan.inactive(row) for topic, row in going.items()}
         inactive = Inactive(unused_subscriptions.chosen(self.cluster.settings, named), planned=True)
         rows, later = (_by_topic(topics_to_load(tables, monitors, chosen, at, inactive)) for at in (now, end))
         left: dict[Topic, Why] = dict(unanswered)
         for topic in topics:
             if topic in left:
                 continue
-            why = self._why_left(topic, rows.get(topic), later.get(topic), fresh.topics.get(topic), differing)
+            why = self._why_left(
+                topic, going[topic], rows.get(topic), later.get(topic), fresh.topics.get(topic), differing
+            )
             if why:
                 left[topic] = why
         since = {topic: owned_since(self.ports.store, topic) for topic in topics if topic not in left}
@@ -335,7 +341,7 @@ class _LoadRun:
         may_trim = {topic: row["may_trim"] for topic, row in later.items()}
         weights = {topic: row["weights"] for topic, row in later.items()}
         found = fresh.topics, owned, since, policies, monitors, ordered, trims, may_trim
-        return _Judged(left, *found, weights, brokers, owners)
+        return _Judged(going, left, *found, weights, brokers, owners)
 
     def _unanswered(self, owned: Mapping[Topic, str], answers: BrokerAnswers) -> dict[Topic, Why]:
         """Topics that a broker which does not answer has, or may take; all, if nobody knows what it is configured with.
@@ -378,13 +384,13 @@ class _LoadRun:
     def _why_left(
         self,
         topic: Topic,
+        planned: Mapping[str, Any],
         row: Mapping[str, Any] | None,
         end: Mapping[str, Any] | None,
         now: TopicNow | None,
         differing: Sequence[str],
     ) -> Why | None:
         """``row``: as it is judged now, ``end``: as it will be once its visit is over at the latest."""
-        planned = self._together.going(topic)
         if now is None:
             if all(missing(self.ports.store, [topic.managed_ledger])):
                 return Why(Code.TOPIC_GONE, "it does not exist any more")

@@ -117,22 +117,20 @@ def _readable(node: object) -> tuple[Node, ManagedLedgerInfo] | None:
 
 def in_agreement(
     rows: pa.Table, policies: Mapping[str, OffloadPolicy | Why], *, ours: bool
-) -> tuple[pa.Table, list[OffloadOutcome]]:
-    """The rows that nothing in force now speaks against, and one outcome for each topic and reason of the others.
+) -> tuple[pa.Table, dict[OffloadChoice, list[OffloadOutcome]]]:
+    """The rows that nothing in force now speaks against; of the others an outcome for each choice, topic and reason.
 
     ``policies``: topic -> its policy as it is now, or why it is not to be touched. ``ours``: whether copies in
     BookKeeper are ours to delete.
     """
     parts = (rows.column(name).to_pylist() for name in ("topic", "action", "driver", "bucket", "region", "endpoint"))
     against = [_against(policies.get(topic), ours, *place) for topic, *place in zip(*parts, strict=True)]
-    counts = Counter(zip(rows.column("topic").to_pylist(), against, strict=True))
-    outcomes = [
-        OffloadOutcome(
-            name, -1, Outcome.REFUSED, why.put(f"{count} of its ledgers are left alone: {why}"), ledgers=count
-        )
-        for (name, why), count in counts.items()
-        if why
-    ]
+    counts = Counter(zip(*(rows.column(name).to_pylist() for name in ("action", "topic")), against, strict=True))
+    outcomes: dict[OffloadChoice, list[OffloadOutcome]] = {choice: [] for choice in OffloadChoice}
+    for (choice, name, why), count in counts.items():
+        if why:
+            said = why.put(f"{count} of its ledgers are left alone: {why}")
+            outcomes[OffloadChoice(choice)].append(OffloadOutcome(name, -1, Outcome.REFUSED, said, ledgers=count))
     return rows.filter(pa.array([not why for why in against], pa.bool_())), outcomes
 
 

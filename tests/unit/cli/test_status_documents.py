@@ -138,7 +138,7 @@ def test_the_documents_have_these_keys_and_values_in_this_order(
             "words": [],
             "broken_plans": [],
             "queue": {"pending": 0},
-            "lake": {"location": settings.lake.path},
+            "lake": {"location": settings.lake.path, "exists": True},
         }
     )
     assert printed == json.dumps(json.loads(printed), indent=2) + "\n"

@@ -173,4 +173,4 @@ def test_some_ledgers_of_a_topic_are_begun_and_others_refused(scene: Scene) -> N
     begun, (one,) = scene.session().begin([scene.ids[0], scene.ids[3]])
     assert [attempt.ledger_id for attempt in begun] == scene.open_attempts == [scene.ids[0]]
     assert (one.ledger_id, one.outcome) == (scene.ids[3], Outcome.REFUSED)
-    assert scene.rows == [(scene.ids[0], Outcome.PREPARED)]
+    assert scene.rows == [(scene.ids[0], Outcome.PREPARED), (scene.ids[3], Outcome.REFUSED)]

@@ -18,22 +18,47 @@ from tests.kit.scenes.topic_scene import TOPIC
 from tests.kit.simulated.offloaded import BUCKET
 
 
-def test_a_plan_whose_ledgers_were_offloaded_meanwhile_is_taken_once_a_run_has_refused_them() -> None:
-    """Its scan saw them before another run offloaded them; no row said that a run was over, and it was to go still."""
-    scene = CopyDeletionScene()
+def offload(scene: CopyDeletionScene) -> tuple[Any, ...]:
+    """Work off a plan of what is due; what the journal is asked for then, as ``applied_plans`` takes it."""
     run, ports, guard = scene.begin()
     cluster: Any = SimpleNamespace(settings=SimpleNamespace(offload=OffloadSettings()), ids=SimpleNamespace(uuid=None))
     lease: Any = SimpleNamespace(guard=guard)
     work = OffloadWork(cluster, run, ports, guard, lease, scene.read_check, Ownership("s", OffloadUuids()), (), ())
-    work._spread = lambda *_: []  # type: ignore[method-assign]
+    work._spread = lambda *_: []
     place = {"driver": "aws-s3", "bucket": BUCKET, "region": "", "endpoint": "", "block_size": 0}
     planned = [
         {"topic": str(TOPIC), "ledger_id": i, "action": OffloadChoice.OFFLOAD, "bytes": 1, **place} for i in scene.due
     ]
     work.offload(planned, print)
-    journal = scene.cluster.journal
-    rows = [row for row in journal.find().to_pylist() if row["ledger_id"] in scene.due]
-    assert {row["ledger_id"]: (row["outcome"], row["code"]) for row in rows} == dict.fromkeys(
-        scene.due, (Outcome.REFUSED, Code.OFFLOADED_ALREADY)
-    )
-    assert applied_plans(journal, run.cluster, [run.plan_id], 0, [Action.OFFLOAD]) == {run.plan_id: len(scene.due)}
+    return scene.cluster.journal, run.cluster, [run.plan_id], 0, [Action.OFFLOAD]
+
+
+def refused(scene: CopyDeletionScene) -> list[tuple[int, str, str]]:
+    rows = scene.cluster.journal.find().to_pylist()
+    return sorted((row["ledger_id"], row["outcome"], row["code"]) for row in rows if row["action"] == Action.OFFLOAD)
+
+
+def test_a_plan_whose_ledgers_were_offloaded_meanwhile_is_taken_once_a_run_has_refused_them() -> None:
+    """Its scan saw them before another run offloaded them; no row said that a run was over, and it was to go still."""
+    scene = CopyDeletionScene()
+    asked = offload(scene)
+    assert refused(scene) == [(i, Outcome.REFUSED, Code.OFFLOADED_ALREADY) for i in sorted(scene.due)]
+    assert applied_plans(*asked) == {asked[2][0]: len(scene.due)}
+    assert applied_plans(*asked, [Outcome.REFUSED]) == {}
+
+
+def test_so_is_one_whose_topic_has_gone() -> None:
+    scene = CopyDeletionScene()
+    scene.cluster.remove(scene.path)
+    asked = offload(scene)
+    assert refused(scene) == [(-1, Outcome.REFUSED, Code.TOPIC_GONE)]
+    assert applied_plans(*asked) == {asked[2][0]: 1}
+
+
+def test_what_brokers_have_begun_is_journalled_once() -> None:
+    scene = CopyDeletionScene()
+    scene.change(scene.due[0], complete=False)
+    asked = offload(scene)
+    assert [(i, outcome) for i, outcome, _ in refused(scene)].count((scene.due[0], Outcome.FOREIGN_ATTEMPT)) <= 1
+    assert len(refused(scene)) == len({i for i, *_ in refused(scene)}) == len(scene.due), refused(scene)
+    assert applied_plans(*asked)

@@ -14,6 +14,7 @@ from pulsar_lifecycle.errors import Failed, Paused, StoreError
 from pulsar_lifecycle.lifecycle.load import load_run
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep
+from pulsar_lifecycle.lifecycle.unused_subscriptions import Together
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.records.outcomes import Outcome
@@ -315,3 +316,18 @@ def test_what_is_done_is_reported_before_anything_else_is_read(
             scene.cluster, "run", Order(made.plan_id, made.digest), dry_run=False, report=reported.extend
         )
     assert list(said(reported)) == [PARTITIONS[0]]
+
+
+def test_what_a_partition_keeps_by_itself_is_not_the_reason_for_which_it_is_left() -> None:
+    """The first has lost s and keeps t; the second is left for a reason of its own, judged for s alone."""
+    first, second = (Topic.parse(f"persistent://tenant/ns/t-partition-{number}") for number in (0, 1))
+    rows = {
+        topic: {"topic": str(topic), "inactive_subscriptions": ["s", "t"], "inactive_czxids": [1, 2]}
+        for topic in (first, second)
+    }
+    together = Together(rows, rows, lambda topic, name: (topic, name) != (first, "s"))
+    together.stays(first)
+    assert together.going(second)["inactive_subscriptions"] == ["s"]
+    together.stays(second)
+    assert together.going(second)["inactive_subscriptions"] == ["s"]
+    assert set(together.apart(second, together.going(second))) == {"t"}

@@ -49,6 +49,7 @@ def test_an_expired_last_ledger_goes_in_a_second_visit(scene: LoadScene) -> None
         "expiry_minutes": 0,
         "expired_subscriptions": [],
         "inactive_subscriptions": [],
+        "inactive_czxids": [],
         "durable_cursors": 1,
         "slowest_ledger_id": ids[-1],
         "slowest_entry_id": 0,
