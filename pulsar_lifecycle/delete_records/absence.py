@@ -8,7 +8,7 @@ in an entry log, where no read finds them, until it compacts that log. A version
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.delete_records.request import Absence, Presence
@@ -45,6 +45,16 @@ def without_entries(node: Node | Unread | None) -> LedgerMetadata | None:
     except CorruptFormat:
         return None
     return metadata if metadata.state is LedgerState.CLOSED and metadata.last_entry_id < 0 else None
+
+
+def had_others(version: int, metadata: LedgerMetadata) -> bool:
+    """Whether bookies that the metadata of a ledger does not name may have had it, by how often it was written.
+
+    After it was created it is written once for each further segment, and once to close it. Where another bookie took
+    the place of one within a segment, as by replication, that was a write more. So is a recovery, which changes none.
+    A z-node that an undo created counts anew: it does not tell.
+    """
+    return version > len(metadata.segments)
 
 
 def look(ports: Ports, root: str, ledgers: Sequence[DeletedLedger], *, bookies: bool) -> list[Absence]:
@@ -101,51 +111,41 @@ _ORDER = {presence: place for place, presence in enumerate(Presence)}
 
 def _places(ports: Ports, root: str, ledgers: Sequence[DeletedLedger], bookies: bool) -> Iterator[dict[int, Absence]]:
     """What is left, by place, by the ledger's index; nothing of a ledger stands for nothing left there."""
-    deleted: list[int] = []
+    deleted: dict[int, DeletedLedger] = {}
     in_metadata: dict[int, Absence] = {}
-    empty: dict[int, LedgerMetadata] = {}
+    empty: dict[int, DeletedLedger] = {}
     ports.store.sync("/")
     paths = [ledger_path.ledger_path(one.ledger_id, root) for one in ledgers]
-    for index, (path, node) in enumerate(zip(paths, ports.store.read(paths), strict=True)):
-        if ledgers[index].tagged and (metadata := without_entries(node)):
-            empty[index] = metadata
+    for index, (one, path, node) in enumerate(zip(ledgers, paths, ports.store.read(paths), strict=True)):
+        if one.tagged and isinstance(node, Node) and (metadata := without_entries(node)):
+            empty[index] = replace(one, metadata=metadata, others=had_others(node.stat.version, metadata))
         elif isinstance(node, Node | Unread):
             presence = Presence.Z_NODE if isinstance(node, Node) else Presence.Z_NODE_UNREAD
-            in_metadata[index] = Absence(ledgers[index].ledger_id, presence, (path,))
+            in_metadata[index] = Absence(one.ledger_id, presence, (path,))
         else:
-            deleted.append(index)
+            deleted[index] = one
     yield in_metadata
-    if bookies and empty:
-        yield _unconfirmed(ports, ledgers, empty)
     if bookies:
-        yield _on_bookies(ports, root, ledgers, deleted)
+        yield _on_bookies(ports, root, deleted)
+    if bookies and empty:
+        yield _unconfirmed(ports, root, empty)
     yield _in_buckets(ports.objects, ledgers)
 
 
-def _unconfirmed(
-    ports: Ports, ledgers: Sequence[DeletedLedger], empty: Mapping[int, LedgerMetadata]
-) -> dict[int, Absence]:
+def _unconfirmed(ports: Ports, root: str, empty: Mapping[int, DeletedLedger]) -> dict[int, Absence]:
     """Of those closed without an entry: a bookie may have one that was never confirmed, and keeps it as they are."""
-    answers = ports.reader.find_traces([(ledgers[index].ledger_id, metadata) for index, metadata in empty.items()])
-    found: dict[int, Absence] = {}
-    for index, traces in zip(empty, answers, strict=True):
-        if traces.holding:
-            found[index] = Absence(ledgers[index].ledger_id, Presence.Z_NODE, tuple(traces.holding))
-        elif traces.unanswered:
-            found[index] = Absence(ledgers[index].ledger_id, Presence.BOOKIE_UNANSWERED, tuple(traces.unanswered))
-    return found
+    found = _on_bookies(ports, root, empty)
+    held = {index: one for index, one in found.items() if one.presence is Presence.ON_BOOKIE}
+    return found | {index: replace(one, presence=Presence.Z_NODE) for index, one in held.items()}
 
 
-def _on_bookies(
-    ports: Ports, root: str, ledgers: Sequence[DeletedLedger], deleted: Sequence[int]
-) -> dict[int, Absence]:
-    """Of those whose z-node is gone: the others may be given entries, and what a bookie says of them tells nothing."""
+def _on_bookies(ports: Ports, root: str, ledgers: Mapping[int, DeletedLedger]) -> dict[int, Absence]:
+    """Of those that no client writes any more: others may be given entries, and what a bookie says tells nothing."""
     found: dict[int, Absence] = {}
     asked: list[tuple[int, int, LedgerMetadata]] = []
-    anywhere = {index for index in deleted if ledgers[index].metadata is None or ledgers[index].others}
+    anywhere = {index for index, one in ledgers.items() if one.metadata is None or one.others}
     any_bookie = _on_any_bookie(ports, root) if anywhere else None
-    for index in deleted:
-        one = ledgers[index]
+    for index, one in ledgers.items():
         if index in anywhere and any_bookie is None:
             found[index] = Absence(one.ledger_id, Presence.BOOKIES_UNKNOWN)
         for metadata in filter(None, (one.metadata, any_bookie if index in anywhere else None)):

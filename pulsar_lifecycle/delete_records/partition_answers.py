@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.delete_records import cut_rules
-from pulsar_lifecycle.delete_records.absence import DeletedLedger, look, wait_until_gone
+from pulsar_lifecycle.delete_records.absence import DeletedLedger, had_others, look, wait_until_gone
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.leftovers import (
     Earlier,
@@ -47,14 +47,13 @@ from pulsar_lifecycle.delete_records.times.compacted_views import holding_views
 from pulsar_lifecycle.delete_records.times.readable_ledgers import ReadableLedger, readable_ledgers
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
-from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.journal.archive import as_deleted, brought_back, last_archived, restored_ever
 from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.queries import dead_letter_reasons, filed_since, read_intent_states
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
-from pulsar_lifecycle.ports import Archived, Node, Unread
+from pulsar_lifecycle.ports import Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
@@ -435,16 +434,6 @@ def _with_metadata(cluster: Cluster, rows: Sequence[Row], planned_at: int, ledge
         except LifecycleError:
             continue
         one = found[node.ledger_id]
-        others = node.ledger_id in restored or _had_others(node, metadata)
+        others = node.ledger_id in restored or had_others(node.version, metadata)
         found[node.ledger_id] = DeletedLedger(one.ledger_id, metadata, one.copies, others)
     return found
-
-
-def _had_others(node: Archived, metadata: LedgerMetadata) -> bool:
-    """Whether bookies that the metadata of a ledger does not name may have had it, by how often it was written.
-
-    After it was created it is written once for each further segment, and once to close it. Where another bookie took
-    the place of one within a segment, as by replication, that was a write more. So is a recovery, which changes none.
-    A z-node that an undo created counts anew: it does not tell.
-    """
-    return node.version > len(metadata.segments)

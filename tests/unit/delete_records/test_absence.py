@@ -12,7 +12,7 @@ from pulsar_lifecycle.delete_records.absence import DeletedLedger, look, wait_un
 from pulsar_lifecycle.delete_records.request import Absence, Presence
 from pulsar_lifecycle.errors import Paused, Unavailable
 from pulsar_lifecycle.formats import ledger_path
-from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment, encode
 from pulsar_lifecycle.ports.bundle import Ports
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.ledger_reader import FakeLedgerReader
@@ -144,6 +144,23 @@ def test_a_z_node_that_is_there_comes_before_all_else(scene):
     path = ledger_path.ledger_path(1, ROOT)
     scene.store.create(path, b"", parents=True)
     assert scene.look()[0] == (Presence.Z_NODE, (path,))
+
+
+@pytest.mark.parametrize("times_written", [1, 2])
+def test_every_bookie_is_asked_for_an_entry_that_was_never_confirmed_if_others_had_the_ledger(scene, times_written):
+    """Another bookie took the place of b1 before anything was confirmed: the metadata does not name b1 any more."""
+    closed = replace(METADATA, segments=(Segment(0, ("b2", "b3")),), last_entry_id=-1, length=0)
+    path = ledger_path.ledger_path(1, ROOT)
+    scene.store.create(path, b"", parents=True)
+    for version in range(times_written):
+        scene.store.write(path, encode(closed), version)
+    scene.ledgers = [DeletedLedger(1, None, tagged=True)]
+    scene.cookies("b1", "b2", "b3")
+    scene.collect("b2", "b3")
+    assert scene.look() == [GONE if times_written == 1 else (Presence.Z_NODE, ("b1",))]
+    scene.reader.unanswered = {"b1"}
+    assert scene.look() == [GONE if times_written == 1 else (Presence.BOOKIE_UNANSWERED, ("b1",))]
+    assert scene.look(bookies=False) == [GONE]
 
 
 @pytest.mark.parametrize("role", ["data_key", "index_key"])
